@@ -1,7 +1,7 @@
-"""Strategies: how one update is computed. The loop holds one and does not know which.
+"""Strategies: how one optimizer step is computed. The training loop holds one strategy and does not know which.
 
-Takes nothing at import: torch enters with the first name that is asked for, so that a check before a run can read what
-the settings of a strategy mean.
+Importing the package does not import torch; the first access to a name does. A check before a run can therefore read
+what the settings of a strategy mean.
 """
 
 from __future__ import annotations

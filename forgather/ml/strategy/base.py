@@ -1,8 +1,8 @@
-"""The protocol between the loop and the way an update is computed.
+"""The protocol between the training loop and a strategy, which computes optimizer steps.
 
-Takes a `Recipe` (how to make model, loss rule and optimizer) and windows of micro-batches; gives losses
-and updates. Keeps true: a loss is this process's share of a sum divided by a global number of targets,
-so shares add up; `update` is clip, step and zero as one act, after the loss was found finite.
+A strategy takes a `Recipe` (how to make the model, the loss rule and the optimizer) and windows of micro-batches. A
+loss is the share of this process in a sum that is divided by the number of valid targets of all processes, so that
+shares can be added. `update` clips, steps and zeroes in one call, after the loss was found to be finite.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from forgather.ml.types import Topology, Update, Window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How to make what is trained.
+    """How to make the model, its loss rule and its optimizer.
 
     Args:
-        make_model: gives the model, on whatever device.
-        make_rule: gives the loss rule of the model.
-        make_optimizer: gives the optimizer of the model where it lies.
-        prepare: applied to the model where it lies, in order (checkpointing, compilation).
-        autocast: the type of forward passes under autocast; None for that of the weights.
-        model_is_made_anew: True where `make_model` makes a model each time, so that it can be made without memory
-            on the meta device and filled later; False where it returns one that exists.
-        model_key: gives a key that names all that the weights, and the random numbers after them, depend on, so that
-            a later run need not make them again; None where nobody knows.
+        make_model: returns the model, on any device.
+        make_rule: returns the loss rule of the model.
+        make_optimizer: returns the optimizer of the model, after its weights were placed on devices.
+        prepare: functions applied to the placed model, in order (activation checkpointing, compilation).
+        autocast: dtype of forward passes under autocast; None for the dtype of the weights.
+        model_is_made_anew: True if each call of `make_model` makes a new model, so that it can be made without memory
+            on the meta device and filled later; False if it returns an existing one.
+        model_key: returns a key that covers everything that the initial weights, and the random numbers drawn after
+            them, depend on, so that a later run can read them from the cache; None if such a key is not known.
     """
 
     make_model: Callable[[], nn.Module]
@@ -49,12 +49,15 @@ class Recipe:
 
 
 class Strategy(Protocol):
-    """How one update is computed.
+    """How one optimizer step is computed.
 
-    These attributes are valid after `build` (the optimizer after `build_optimizer`): `topology` is the place of this
-    process, `layout` has the sizes of the axes, `model` is the model or the part of it on this process, `rule` counts
-    and sums losses, `optimizer` has the parameters of this process. `view` is what callbacks see as the model: called
-    on every process at once, it computes as the whole model does, and has its `config`.
+    These attributes are valid after `build` (the optimizer after `build_optimizer`): `topology` is the position of this
+    process, `layout` has the sizes of the axes, `model` is the model or its part on this process, `rule` counts and
+    sums losses, `optimizer` has the parameters of this process. `view` is the model that callbacks get: called on every
+    process at once, it computes what the whole model computes, and has its `config`.
+
+    Shapes:
+        Every loss, loss sum and gradient norm is a scalar tensor.
     """
 
     topology: Topology
@@ -66,36 +69,39 @@ class Strategy(Protocol):
 
     @property
     def title(self) -> str:
-        """The name of the strategy for people; "" for one process."""
+        """The name of the strategy for people; "" for a single process."""
         ...
 
     @property
     def builds_on_meta(self) -> bool:
-        """True where `build` makes the model on the meta device first, so that a dry run can call it."""
+        """True if `build` makes the model on the meta device first, so that a dry run can call it."""
         ...
 
     @property
     def slices_per_weight(self) -> int:
-        """Over how many processes each weight is split, beside what a DTensor says of itself."""
+        """The number of processes over which each weight is split, in addition to the placements of a DTensor."""
         ...
 
     def build(self, recipe: Recipe) -> None:
-        """Makes the model and its loss rule, places and prepares it."""
+        """Makes the model and its loss rule, and places and prepares the model."""
         ...
 
     def build_optimizer(self) -> Optimizer:
-        """Makes the optimizer of the model as it was built."""
+        """Makes the optimizer of the model after `build`."""
         ...
 
     def forward_backward(
         self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
     ) -> Tensor:
-        """Adds the gradients of a window; returns this process's share of its loss.
+        """Adds the gradients of a window, and returns this process's share of its loss.
 
         Args:
-            window: micro-batches of one update.
+            window: micro-batches of one optimizer step.
             denom: number of valid targets over all processes and micro-batches.
-            after_micro_batch: called after each micro-batch but the last.
+            after_micro_batch: called after each micro-batch except the last.
+
+        Shapes:
+            Returns a scalar.
         """
         ...
 
@@ -107,15 +113,15 @@ class Strategy(Protocol):
         before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
-        """Clips, steps and zeroes, as one act; tells whether the update was left out.
+        """Clips, steps and zeroes in one call, and returns whether the optimizer step was skipped.
 
         Args:
-            max_norm: clip to this norm; 0 leaves gradients as they are.
-            want_norm: measure the norm where it is not clipped.
-            before_step: called before the weights change, with the norm before clipping (None where only the
-                step itself measures it); an exception leaves the weights untouched, and so does an answer that is
-                true, after which gradients are dropped and the optimizer is as it was.
-            after_step: called after the step; before gradients are zeroed, where these are two acts.
+            max_norm: clip to this norm; 0 leaves the gradients unchanged.
+            want_norm: measure the norm even if it is not clipped.
+            before_step: called before the weights change, with the norm before clipping (None if only the step itself
+                measures it). If it raises, the weights are unchanged. If it returns True, the gradients are dropped and
+                the step is skipped.
+            after_step: called after the step, and before the gradients are zeroed if these are two acts.
         """
         ...
 
@@ -124,42 +130,46 @@ class Strategy(Protocol):
         ...
 
     def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
-        """Returns the loss sum and the number of valid targets of a batch, without gradients."""
+        """Returns the loss sum and the number of valid targets of a batch, without gradients.
+
+        Shapes:
+            Returns a scalar, and a number or scalar.
+        """
         ...
 
     def reduce(self, value: Any) -> Any:
-        """Returns the sum of a value over the processes that hold a share of the loss, on every process.
+        """Returns, on every process, the sum of a value over the processes that compute the loss.
 
-        The value of a process without a share (the first stages of a pipeline) counts as zero, so a number of
-        targets is counted once, however many processes see the same rows.
+        The value of a process that does not compute it (the first stages of a pipeline) counts as zero, so a number of
+        targets is counted once, however many processes read the same rows.
         """
         ...
 
     def capture(self) -> LocalState:
-        """Returns what of the state lies here, under names and shapes that no layout of processes changes.
+        """Returns the local state, under names and with shapes that do not depend on the layout of processes.
 
-        Every process calls it. What several hold alike may be in each of theirs; together it is all.
+        Collective. State that several processes hold may be in the local state of each; together it is complete.
         """
         ...
 
     def restore(self, saved: CheckpointReader) -> None:
-        """Goes on with the weights of a checkpoint, reading what lies here; every process calls it.
+        """Restores the weights of a checkpoint; each process reads its own part. Collective.
 
         Raises:
-            CheckpointError: FG605, on every process, where they are those of another model; nothing has changed then.
+            CheckpointError: FG605, on every process, for the weights of another model; nothing has changed then.
         """
         ...
 
     def restore_optimizer(self, saved: CheckpointReader) -> None:
-        """Goes on with the optimizer of a checkpoint, after `restore`; every process calls it.
+        """Restores the optimizer state of a checkpoint, after `restore`. Collective.
 
         Raises:
-            CheckpointError: FG605, on every process, where it is the state of another one.
+            CheckpointError: FG605, on every process, for the state of another optimizer.
         """
         ...
 
     def export(self) -> Iterator[tuple[str, Any]]:
-        """Yields the state of the model by name, each weight whole, one at a time; every process iterates over it."""
+        """Yields (name, value) of the model's state, each weight whole, one at a time. Collective."""
         ...
 
 
@@ -168,4 +178,4 @@ def _build(strategy: Strategy, recipe: Recipe) -> None:
 
 
 build_strategy: ContextVar[Callable[[Strategy, Recipe], None]] = ContextVar("build_strategy", default=_build)
-"""How a trainer has its strategy built; a dry run has it built without memory."""
+"""The function by which a trainer builds its strategy; a dry run replaces it to build without memory."""

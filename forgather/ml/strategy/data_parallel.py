@@ -1,8 +1,8 @@
-"""Copies of the model on every process, whose gradients are added: DistributedDataParallel, through Accelerate.
+"""Data parallelism with replicated models: DistributedDataParallel, wrapped by Accelerate.
 
-Takes a recipe and this process's rows; gives losses and updates of all. Keeps true: gradients are those of the sum over
-all rows divided by all targets, and are added once an update, with its last micro-batch; what Accelerate was asked for
-is compared with what it became; no environment variable of Accelerate changes the run.
+Gradients are those of the sum of losses over the rows of all ranks, divided by the number of valid targets of all
+ranks. They are reduced once per optimizer step, with its last micro-batch. The engine that Accelerate chose is compared
+with the one that was requested; environment variables of Accelerate do not change the run.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from forgather.ml.strategy.model_strategy import ModelStrategy, topology_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallelSettings:
-    """How copies are kept alike.
+    """Settings of replicated training.
 
     Args:
         ddp: settings of DistributedDataParallel, and its communication hook.
         scaling: settings of the loss scale of float16.
-        sync_each_batch: add gradients with every micro-batch, as little memory as that saves.
+        sync_each_batch: reduce gradients with every micro-batch, which may save memory.
     """
 
     ddp: DistributedDataParallelKwargs = field(default_factory=DistributedDataParallelKwargs)
@@ -52,16 +52,16 @@ class DataParallelSettings:
 
 
 class DataParallel(ModelStrategy):
-    """The strategy of processes that each hold the whole model.
+    """The strategy of processes that each hold a replica of the whole model.
 
     Args:
-        environment: who this process is.
-        layout: sizes; data parallelism alone.
-        settings: how copies are kept alike.
-        use_cpu: compute on the CPU though there is an accelerator.
+        environment: rank of this process, and the process group.
+        layout: sizes; data parallelism only.
+        settings: of DistributedDataParallel and the loss scale.
+        use_cpu: compute on the CPU even if there is an accelerator.
 
     Raises:
-        DistributedError: FG722 where Accelerate became something else than what was asked for.
+        DistributedError: FG722 if Accelerate runs another engine than the requested one.
     """
 
     def __init__(
@@ -88,22 +88,23 @@ class DataParallel(ModelStrategy):
         return "DDP"
 
     def build(self, recipe: Recipe) -> None:
-        """Makes the model and its loss rule; places, prepares and wraps it."""
+        """Makes the model and its loss rule; places, prepares and wraps the model."""
         super().build(recipe)
         require_equal_weights({name: weight.shape for name, weight in self.model.named_parameters()})
         ddp = self._settings.ddp
         self._graph_is_known = not ddp.static_graph
-        # Each sync of accumulated gradients would add earlier sums again: then only the mean is right.
+        # Each reduction of accumulated gradients includes those of earlier micro-batches again, which are already equal
+        # on all ranks: a mean leaves them unchanged, a sum would count them once per rank.
         syncs_again = self._settings.sync_each_batch or ddp.static_graph
         self._sums = not syncs_again and ddp.comm_hook == DDPCommunicationHookType.NO
         self.engine = self._wrapped()
 
     def _wrapped(self) -> nn.Module:
-        """Returns what forward passes go through, so that gradients are added."""
+        """Returns the module that forward passes call, so that gradients are reduced."""
         if self.topology.world_size == 1 or not self._parameters:
             return self.model
         with exported_facts(self._facts), warnings.catch_warnings():
-            # Accelerate hands the setting on under the name that it has in all releases of torch.
+            # Accelerate passes the setting under the name that all releases of torch know.
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
             engine: nn.Module = self._accelerator.prepare_model(self.model)
         if not isinstance(engine, DistributedDataParallel):
@@ -115,7 +116,7 @@ class DataParallel(ModelStrategy):
         return engine
 
     def _gradient_sync(self, *, is_last: bool) -> contextlib.AbstractContextManager[Any]:
-        # A static graph is learned in the first backward pass, which must add gradients for that.
+        # DDP records a static graph in the first backward pass, and for that it must reduce gradients.
         syncs = is_last or self._settings.sync_each_batch or not self._graph_is_known
         self._graph_is_known = True
         if syncs or not isinstance(self.engine, DistributedDataParallel):
@@ -123,7 +124,7 @@ class DataParallel(ModelStrategy):
         return self.engine.no_sync()
 
     def _backward(self, loss: Tensor) -> None:
-        # DDP's own way takes the mean over processes, which undoes this factor.
+        # Without our hook DDP takes the mean over processes, which undoes this factor.
         super()._backward(loss if self._sums else loss * self.topology.dp_size)
 
 
@@ -135,17 +136,18 @@ def data_parallel_strategy(
     sync_each_batch: bool,
     ddp: Callable[[], DistributedDataParallelKwargs],
 ) -> DataParallel:
-    """Returns the strategy of arguments that ask for whole copies of the model.
+    """Returns the strategy of arguments that ask for replicated training.
 
     Args:
-        environment: the rank of this process, and the process group.
+        environment: rank of this process, and the process group.
         args: the training arguments.
         scaling: settings of the loss scale of float16.
-        sync_each_batch: add gradients with every micro-batch.
-        ddp: gives the settings of DistributedDataParallel.
+        sync_each_batch: reduce gradients with every micro-batch.
+        ddp: returns the settings of DistributedDataParallel.
 
     Raises:
-        DistributedError: FG704 for sizes that do not make the processes, FG722 for another engine of Accelerate.
+        DistributedError: FG704 for sizes whose product is not the number of processes, FG722 for another engine of
+            Accelerate.
     """
     layout = Layout.of(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
     settings = DataParallelSettings(ddp=ddp(), scaling=scaling, sync_each_batch=sync_each_batch)
@@ -153,12 +155,18 @@ def data_parallel_strategy(
 
 
 def make_accelerator(device: torch.device, world_size: int, ddp: DistributedDataParallelKwargs) -> Accelerator:
-    """Returns an Accelerator that does what it is told here, and nothing of its own.
+    """Returns an Accelerator with these settings, whatever its environment variables and configuration file say.
+
+    Args:
+        device: on which this process computes.
+        world_size: number of processes.
+        ddp: settings of DistributedDataParallel.
 
     Raises:
-        DistributedError: FG722 where it became something else.
+        DistributedError: FG722 if it runs another engine than the requested one.
     """
     _forget_earlier_state(device, world_size)
+    # Accelerate sets the number of threads in a CPU run of several processes, which the launcher or the user decides.
     threads = torch.get_num_threads()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
@@ -178,7 +186,8 @@ def make_accelerator(device: torch.device, world_size: int, ddp: DistributedData
 
 
 def _forget_earlier_state(device: torch.device, world_size: int) -> None:
-    """Drops what Accelerate keeps for the process where it is not that of this run; who took it keeps what it took."""
+    """Drops Accelerate's state of this process if it is not that of this run; earlier Accelerators keep theirs."""
+    # Accelerate keeps one state for the life of a process, and a new Accelerator takes it over without a comparison.
     kept = PartialState._shared_state
     if kept and (kept.get("num_processes") != world_size or kept["device"].type != device.type):
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -187,11 +196,17 @@ def _forget_earlier_state(device: torch.device, world_size: int) -> None:
 
 
 def check_engine(accelerator: Accelerator, device: torch.device, world_size: int) -> None:
-    """Compares what Accelerate became with what was asked for.
+    """Compares what Accelerate runs with what was requested.
+
+    Args:
+        accelerator: to be checked.
+        device: that was requested.
+        world_size: number of processes that was requested.
 
     Raises:
-        DistributedError: FG722 for other processes, another device or another engine.
+        DistributedError: FG722 for another number of processes, another device or another engine.
     """
+    # Without this check each rank would silently train alone, for example under `accelerate launch --cpu`.
     if accelerator.num_processes != world_size:
         raise _became(f"{accelerator.num_processes} process(es)", f"{world_size}")
     if accelerator.device.type != device.type:

@@ -1,7 +1,7 @@
-"""The layout of a run, in lines for people.
+"""The layout of a run in lines for people.
 
-Takes a strategy that is built; gives the sizes of its axes and the lines that a run begins with. Keeps true: nothing is
-sent, and a dry run describes its strategy in the same words.
+Takes a strategy after `build`; gives the sizes of its axes and the lines that are printed when a run starts. Nothing
+is communicated, so a dry run describes its strategy in the same words.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def axes_of(strategy: Strategy) -> dict[str, int]:
 
 
 def description(strategy: Strategy) -> list[str]:
-    """Returns the lines that tell who holds what in a run of several processes; none for one process.
+    """Returns the lines that describe which rank holds which part of the model; none for a single process.
 
-    As in `layout     replicate 2  (DDP)`; a pipeline has a line for each stage.
+    For example `layout     replicate 2  (DDP)`; a pipeline has one further line per stage.
     """
     if strategy.topology.world_size == 1:
         return []

@@ -1,8 +1,8 @@
-"""The norm of all gradients, clipping by it, and sums over processes.
+"""The global gradient norm, clipping by it, and sums over processes.
 
-Takes parameters (plain tensors, or DTensors of one or several meshes) and process groups; gives the norm that one
-process would have measured, and sums of gradients, losses and counts. Keeps true: every rank gets the same number, bit
-for bit; a weight that several ranks hold counts once in the norm; a sum does not wait for an accelerator.
+Takes parameters (plain tensors, or DTensors on one or several meshes) and process groups; gives the norm that a single
+process would compute, and sums of gradients, losses and counts. Every rank gets the same number bit for bit. A weight
+that several ranks hold counts once in the norm. A sum does not wait for an accelerator.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from torch.nn.utils import get_total_norm
 def grad_norm(
     parameters: Iterable[nn.Parameter], *, pp_group: Any = None, weights_counted_once: Collection[nn.Parameter] = ()
 ) -> Tensor:
-    """Returns the 2-norm of the gradients; collective over the ranks that share the parameters.
+    """Returns the 2-norm of all gradients. Collective over the ranks that hold parts of the parameters.
 
     Args:
-        parameters: those that lie here; each is counted once however often it is given.
-        pp_group: the ranks that hold the other stages of a pipeline.
-        weights_counted_once: parameters of which another stage counts its copy; they are left out here.
+        parameters: of this process; each is counted once, also if it is given several times.
+        pp_group: ranks that hold the other stages of a pipeline.
+        weights_counted_once: tied parameters that are left out here, since another stage counts its copy of them.
+
+    Shapes:
+        Returns a scalar.
     """
     left_out = {id(parameter) for parameter in weights_counted_once}
     by_mesh: dict[Any, list[Tensor]] = {}
@@ -37,9 +40,9 @@ def grad_norm(
         if parameter.grad is not None and id(parameter) not in left_out:
             mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
             by_mesh.setdefault(mesh, []).append(parameter.grad)
-    # Norms of one mesh at a time: torch refuses to stack those of several.
+    # Norms are computed per mesh: torch refuses to stack DTensors of different meshes.
     norms = [_whole(get_total_norm(grads)) for grads in by_mesh.values()]
-    # A stage without gradients does not know the type of the others.
+    # A stage without gradients does not know the dtype of the others, and all ranks must send the same one.
     unknown = not norms and pp_group is not None
     kind = torch.float64 if unknown or any(norm.dtype == torch.float64 for norm in norms) else torch.float32
     if len(norms) == 1 and pp_group is None:
@@ -48,14 +51,26 @@ def grad_norm(
     for norm in norms:
         squares += norm.to(device, kind).square()
     if pp_group is not None:
-        squares = squares.to(torch.float64)  # stages may hold weights of different types
+        squares = squares.to(torch.float64)  # stages may hold weights of different dtypes
         dist.all_reduce(squares, group=pp_group)
     return squares.sqrt().to(kind)
 
 
 @torch.no_grad()
 def clip_grads(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float) -> None:
-    """Scales the gradients so that a norm above `max_norm` becomes `max_norm`, as `clip_grads_with_norm_` does."""
+    """Scales the gradients so that a larger norm becomes `max_norm`.
+
+    Args:
+        parameters: of this process; each is scaled once.
+        norm: of all gradients.
+        max_norm: the largest norm; infinity leaves the gradients unchanged.
+
+    Shapes:
+        norm: scalar.
+
+    Source:
+        `torch.nn.utils.clip_grads_with_norm_`, which refuses DTensors of different meshes.
+    """
     if math.isinf(max_norm):
         return
     coefficient = (max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -73,7 +88,8 @@ def _whole(norm: Tensor) -> Tensor:
         return norm
     mesh = norm.device_mesh
     local = norm.to_local()
-    if local.device.type != mesh.device_type:  # of offloaded weights: the group cannot reduce where they lie
+    # Gradients of offloaded weights are on the CPU, where the group of an accelerator cannot reduce.
+    if local.device.type != mesh.device_type:
         norm = DTensor.from_local(local.to(mesh.device_type), mesh, norm.placements, run_check=False)
     whole: Tensor = norm.full_tensor()
     return whole
@@ -89,9 +105,17 @@ _BUCKET_BYTES = 64 * 2**20
 
 
 def sum_over_group(value: Any, group: Any, device: torch.device) -> Any:
-    """Returns the sum of a number or tensor over a group, of the type that it has.
+    """Returns the sum of a number or tensor over a group, in the type of the value.
 
-    A number comes back as a number from the CPU; from an accelerator as a tensor, so that nobody waits for it.
+    A number is returned as a number from the CPU, and as a tensor from an accelerator, so that the host does not wait.
+
+    Args:
+        value: of this rank.
+        group: to sum over; None for all processes.
+        device: on which the group communicates.
+
+    Shapes:
+        value: any shape, the same on every rank. Returns the same shape.
     """
     if isinstance(value, Tensor):
         total = value.detach().to(device, copy=True)
@@ -106,9 +130,16 @@ def sum_over_group(value: Any, group: Any, device: torch.device) -> Any:
 
 
 def sum_bucket_async(gradients: Tensor, group: Any) -> torch.futures.Future[Tensor]:
-    """Adds gradients over a group, meanwhile; torch's own way takes their mean.
+    """Starts the sum of a bucket of gradients over a group, and returns its future; DDP itself takes the mean.
 
-    A mean that is multiplied again rounds, wherever the number of processes is no power of two.
+    A mean that is multiplied by the number of processes again is rounded, unless that number is a power of two.
+
+    Args:
+        gradients: flat gradients of one DDP bucket, summed in place.
+        group: the process group of DDP.
+
+    Shapes:
+        gradients: (N,).
     """
     work: Any = dist.all_reduce(gradients, group=group, async_op=True)
     sums: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
@@ -117,12 +148,12 @@ def sum_bucket_async(gradients: Tensor, group: Any) -> torch.futures.Future[Tens
 
 @torch.no_grad()
 def sum_gradients(parameters: Iterable[nn.Parameter], group: Any, device: torch.device) -> None:
-    """Adds the gradients of all ranks of a group; a gradient that is missing here counts as zero.
+    """Sums the gradients of all ranks of a group, in place; a missing gradient counts as zero.
 
     Args:
         parameters: the same ones, in the same order, on every rank.
-        group: of replicas or slices.
-        device: where the group adds.
+        group: of data-parallel or tensor-parallel ranks.
+        device: on which the group communicates.
     """
     buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for parameter in parameters:
@@ -149,6 +180,10 @@ def _sum_bucket(gradients: Sequence[Tensor], group: Any, device: torch.device) -
 
 
 def local_part(gradient: Tensor | None) -> Tensor:
-    """Returns what of a gradient lies here."""
+    """Returns the local part of a gradient.
+
+    Shapes:
+        gradient: any shape. Returns the local shape of a DTensor, and any other tensor unchanged.
+    """
     assert gradient is not None, "missing gradients were filled in"  # noqa: S101
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient

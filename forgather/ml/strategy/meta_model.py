@@ -1,7 +1,7 @@
-"""A model without memory: shapes, names and modules as they are, every tensor on the meta device.
+"""Models without memory: modules, names and shapes are kept, and every tensor is on the meta device.
 
-Takes a model, or what makes one; gives it without values, and its tensors by name. Keeps true: a weight that two
-modules share stays shared; random numbers stay as they were.
+Takes a model, or a function that makes one; gives the model without values, and its tensors by name. Tied weights stay
+tied, and the random state is not changed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from forgather.ml.log import get_logger
 _log = get_logger(__name__)
 
 _PLAIN = (nn.Parameter, nn.Buffer, Tensor)
-# What wrappers put into the names of the modules they wrap.
+# Parts that wrappers (activation checkpointing, compilation) insert into names.
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 def meta_model(make_model: Callable[[], nn.Module]) -> nn.Module:
-    """Returns what `make_model` makes with every tensor on the meta device; random numbers stay as they were.
+    """Returns the model of `make_model` with every tensor on the meta device; the random state is not changed.
 
-    A model whose construction looks at values (and so cannot be made without them) is made whole and emptied.
+    A model whose constructor reads values, and therefore cannot be made without them, is made with values and emptied.
     """
     before = capture_rng()
     try:
@@ -37,7 +37,7 @@ def meta_model(make_model: Callable[[], nn.Module]) -> nn.Module:
 
 
 def without_memory(make_model: Callable[[], nn.Module]) -> nn.Module | None:
-    """Returns the model of tensors that have shapes and no values; None where its construction needs values."""
+    """Returns the model made of fake tensors, which have shapes and no values; None if its constructor needs values."""
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             return make_model()
@@ -47,7 +47,7 @@ def without_memory(make_model: Callable[[], nn.Module]) -> nn.Module | None:
 
 
 def tensors_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """Yields (fqn, owner, name, tensor) of each parameter, buffer and tensor attribute, under each of its names."""
+    """Yields (fqn, owner, name, tensor) of each parameter, buffer and tensor attribute, once for each of its names."""
     for prefix, owner in module.named_modules(remove_duplicate=False):
         for kind in (owner._parameters, owner._buffers, vars(owner)):
             for name, value in list(kind.items()):
@@ -59,7 +59,17 @@ def tensors_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]
 
 
 def set_tensor(owner: nn.Module, name: str, value: Tensor) -> None:
-    """Sets a parameter, a buffer or a tensor attribute of a module."""
+    """Sets a parameter, a buffer or a tensor attribute of a module.
+
+    Args:
+        owner: the module.
+        name: of the attribute.
+        value: the new tensor.
+
+    Shapes:
+        value: any shape.
+    """
+    # Not by `setattr`, which refuses a plain tensor where a parameter is registered.
     for kind in (owner._parameters, owner._buffers):
         if name in kind:
             kind[name] = value  # type: ignore[assignment]
@@ -68,12 +78,16 @@ def set_tensor(owner: nn.Module, name: str, value: Tensor) -> None:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Tells whether a tensor is one of torch's own, and no subclass that holds several."""
+    """Returns whether a tensor is of one of torch's own classes, and not a subclass that wraps several tensors.
+
+    Shapes:
+        tensor: any shape.
+    """
     return type(tensor) in _PLAIN or isinstance(tensor, FakeTensor)
 
 
 def move_to_meta(model: nn.Module) -> dict[str, Tensor]:
-    """Moves every tensor to the meta device; returns what they were, by each of their names."""
+    """Moves every tensor of a model to the meta device, and returns the former tensors by each of their names."""
     values: dict[str, Tensor] = {}
     done: dict[int, tuple[Tensor, Tensor]] = {}
     for fqn, owner, name, old in list(tensors_of(model)):
@@ -84,6 +98,7 @@ def move_to_meta(model: nn.Module) -> dict[str, Tensor]:
             new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device="meta")
             if isinstance(old, nn.Parameter):
                 new = nn.Parameter(new, requires_grad=old.requires_grad)
+                # Attributes that a user's code set on a parameter (a learning rate, a tag) stay on its successor.
                 new.__dict__.update(vars(old) if not isinstance(old, FakeTensor) else {})
             done[id(old)] = (old, new)
         set_tensor(owner, name, done[id(old)][1])

@@ -1,8 +1,7 @@
-"""What strategies have in common: the passes of a window, one update, evaluation and state, over hooks.
+"""The common part of all strategies but DeepSpeed's: passes of a window, update, evaluation and state, over hooks.
 
-Takes a recipe and windows; gives losses and updates of the model on this process. Keeps true: `update` is clip, step
-and zero as one act, and this is its only implementation outside DeepSpeed's engine; by default an update equals that of
-a plain torch loop, bit for bit, and nothing waits for the device.
+By default an update equals that of a plain torch loop bit for bit, and no method waits for the device. `update` is
+implemented here only; strategies of several processes replace the hooks that it calls.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from forgather.ml.types import PaddingBatch, Topology, Update, Window
 class ModelStrategy:
     """The base class of strategies that call `backward` themselves.
 
-    A subclass sets `topology` (and `layout` and `mesh`, if there are several processes) when it is made. It extends or
-    replaces `build`, and replaces the hooks `_gradient_sync`, `_backward`, `_reduce_gradients`, `_grad_norm` and
-    `_clip_gradients` where its gradients need more than those of one process.
+    A subclass sets `topology` (and `layout` and `mesh`, if there are several processes) in its constructor. It extends
+    or replaces `build`, and replaces the hooks `_gradient_sync`, `_backward`, `_reduce_gradients`, `_grad_norm` and
+    `_clip_gradients` if its gradients need more than those of one process.
     """
 
     topology: Topology
@@ -44,7 +43,7 @@ class ModelStrategy:
     model: nn.Module
     view: nn.Module
     engine: nn.Module
-    """What training calls: the model, or the wrapper around it that adds gradients over processes."""
+    """The module that training calls: the model, or the wrapper around it that reduces gradients over processes."""
     rule: LossRule
     precision: Precision
     optimizer: Optimizer | None = None
@@ -54,21 +53,21 @@ class ModelStrategy:
 
     @property
     def title(self) -> str:
-        """The name of the strategy for people; "" for one process."""
+        """The name of the strategy for people; "" for a single process."""
         return ""
 
     @property
     def builds_on_meta(self) -> bool:
-        """True where `build` makes the model on the meta device first, so that a dry run can call it."""
+        """True if `build` makes the model on the meta device first, so that a dry run can call it."""
         return False
 
     @property
     def slices_per_weight(self) -> int:
-        """Over how many processes each weight is split, beside what a DTensor says of itself."""
+        """The number of processes over which each weight is split, in addition to the placements of a DTensor."""
         return 1
 
     def build(self, recipe: Recipe) -> None:
-        """Makes the model and its loss rule, places and prepares it."""
+        """Makes the model and its loss rule, and places and prepares the model."""
         self._recipe = recipe
         self.model = self.view = self.engine = recipe.make_model().to(self.topology.device)
         self.rule = recipe.make_rule(self.model)
@@ -77,7 +76,7 @@ class ModelStrategy:
         self._set_precision(recipe.autocast)
 
     def _set_precision(self, autocast: torch.dtype | None, *, overflow_group: Any = None) -> None:
-        """Collects the trainable parameters and makes their `precision`; see `Precision` for the arguments."""
+        """Collects the trainable parameters and makes `precision`; see `Precision` for the arguments."""
         self._parameters = [parameter for parameter in self.local.parameters() if parameter.requires_grad]
         self.precision = Precision(self.topology.device, autocast, scaling=self._scaling, overflow_group=overflow_group)
         self.precision.check(self._parameters)
@@ -88,7 +87,7 @@ class ModelStrategy:
         return self.model
 
     def build_optimizer(self) -> Optimizer:
-        """Makes the optimizer of the model as it was built."""
+        """Makes the optimizer of the model after `build`."""
         self.optimizer = self._recipe.make_optimizer(self.local)
         return self.optimizer
 
@@ -97,7 +96,11 @@ class ModelStrategy:
     def forward_backward(
         self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
     ) -> Tensor:
-        """Adds the gradients of a window; returns this process's share of its loss, a scalar."""
+        """Adds the gradients of a window, and returns this process's share of its loss.
+
+        Shapes:
+            Returns a scalar.
+        """
         if not self.local.training:
             self.engine.train()
         total = torch.zeros((), device=self.topology.device)
@@ -110,7 +113,7 @@ class ModelStrategy:
         return total
 
     def _micro_step(self, batch: Any, denom: float | Tensor, *, is_last: bool) -> Tensor | None:
-        """Adds the gradients of a micro-batch; returns its loss, None on a process that does not compute it."""
+        """Adds the gradients of a micro-batch, and returns its loss; None on a process that does not compute it."""
         with self._gradient_sync(is_last=is_last):
             try:
                 with self.precision.autocast():
@@ -123,7 +126,7 @@ class ModelStrategy:
         return loss.detach()
 
     def _gradient_sync(self, *, is_last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Returns the context of a micro-batch, which decides whether its backward pass adds over processes."""
+        """Returns the context of a micro-batch, which decides whether its backward pass reduces gradients."""
         return contextlib.nullcontext()
 
     def _backward(self, loss: Tensor) -> None:
@@ -137,8 +140,9 @@ class ModelStrategy:
         before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
-        """Clips, steps and zeroes, as one act; skips the update where float16 gradients overflowed."""
+        """Clips, steps and zeroes in one call; skips the step if float16 gradients overflowed."""
         assert self.optimizer is not None, "build_optimizer comes first"  # noqa: S101
+        # Before the norm: it must be that of the complete gradients, and all ranks must reach the same verdict on it.
         self._reduce_gradients()
         if self.precision.unscale(self.optimizer):
             self.discard()
@@ -158,11 +162,15 @@ class ModelStrategy:
         return Update(grad_norm=norm)
 
     def _reduce_gradients(self) -> None:
-        """Adds over processes what the backward passes left to the update."""
+        """Reduces over processes what the backward passes did not reduce."""
 
     def _grad_norm(self) -> Tensor:
-        """Returns the norm of all gradients, the same on every process."""
-        # Here every process holds the same gradients, so each one finds the same norm and decides alike.
+        """Returns the norm of all gradients, the same on every process.
+
+        Shapes:
+            Returns a scalar.
+        """
+        # Every process holds the same gradients here, so all compute the same norm and make the same decision.
         return get_total_norm([parameter.grad for parameter in self._parameters if parameter.grad is not None])
 
     def _clip_gradients(self, norm: Tensor, max_norm: float) -> None:
@@ -177,48 +185,59 @@ class ModelStrategy:
 
     @torch.no_grad()
     def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
-        """Returns the loss sum and the number of valid targets of this process's batch, without gradients."""
+        """Returns the loss sum and the number of valid targets of this process's batch, without gradients.
+
+        Shapes:
+            Returns a scalar, and a number or scalar.
+        """
         if self.model.training:
             self.model.eval()
         with self.precision.autocast():
-            # The model and not the engine: a process must not wait for others, which may have fewer batches.
+            # The model and not the engine, whose collectives would wait for processes that have fewer batches.
             total = self.rule.total(self.model, to_device(batch, self.topology.device))
         return total, self.rule.count(batch)
 
     def reduce(self, value: Any) -> Any:
-        """Returns the sum of a value over the replicas, on every process."""
+        """Returns the sum of a value over the data-parallel ranks, on every process."""
         return sum_over_group(value, self.mesh.dp_group, self.topology.device) if self.topology.dp_size > 1 else value
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def capture(self) -> LocalState:
-        """Returns the local state: weights of this process, buffers of the first replica alone."""
+        """Returns the local state: the weights of this process; buffers from the first data-parallel rank only."""
         optimizer = local_optimizer_state(self.model, self.optimizer, self.precision)
         return local_state(self.model.state_dict(keep_vars=True), optimizer, is_first=self.topology.dp_rank == 0)
 
     def restore(self, saved: CheckpointReader) -> None:
-        """Continues with the weights of a checkpoint; this process reads its own part of each.
+        """Restores the weights of a checkpoint; this process reads its own part of each. Collective.
 
         Raises:
-            CheckpointError: FG605, on every process, where they are those of another model.
+            CheckpointError: FG605, on every process, for the weights of another model.
         """
         restore_weights(class_name(self.model), self.model.state_dict(), [self.model], saved)
 
     def restore_optimizer(self, saved: CheckpointReader) -> None:
-        """Continues with the optimizer of a checkpoint; this process reads its own part of the state.
+        """Restores the optimizer state of a checkpoint; this process reads its own part of it. Collective.
 
         Raises:
-            CheckpointError: FG605, on every process, where it is the state of another one.
+            CheckpointError: FG605, on every process, for the state of another optimizer.
         """
         restore_optimizer(self.local, self.optimizer, saved, self.precision)
 
     def export(self) -> Iterator[tuple[str, Any]]:
-        """Yields the state of the model by name, each weight whole, one at a time; every process iterates over it."""
+        """Yields (name, value) of the model's state, each weight whole, one at a time. Collective."""
         yield from self.model.state_dict().items()
 
 
 def topology_of(environment: DistributedEnvironment, layout: Layout, device: torch.device, **further: Any) -> Topology:
-    """Returns the place of this process in a layout; `further` are fields that only some strategies have."""
+    """Returns the position of this process in a layout.
+
+    Args:
+        environment: rank and world size.
+        layout: sizes of the axes.
+        device: on which this process computes.
+        **further: fields of `Topology` that only some strategies have.
+    """
     return Topology(
         rank=environment.rank,
         world_size=environment.world_size,
@@ -232,7 +251,13 @@ def topology_of(environment: DistributedEnvironment, layout: Layout, device: tor
 
 
 def note_sizes(error: IndexError, model: nn.Module, batch: Any) -> None:
-    """Adds to an embedding's "index out of range" the ids of the batch and the sizes of the model."""
+    """Adds to an "index out of range" of an embedding the token ids of the batch and the sizes of the model.
+
+    Args:
+        error: gets the note.
+        model: whose configuration gives the sizes.
+        batch: whose largest token id is named.
+    """
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     config: Any = getattr(model, "config", None)
     if isinstance(ids, Tensor) and ids.numel() and config is not None:
@@ -244,7 +269,7 @@ def note_sizes(error: IndexError, model: nn.Module, batch: Any) -> None:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Returns the batch with every tensor on `device`; copies from pinned memory do not wait."""
+    """Returns the batch with every tensor on `device`; copies from pinned memory do not block the host."""
     if device.type == "cpu":  # where batches are collated
         return batch
     if isinstance(batch, Tensor):

@@ -1,8 +1,8 @@
-"""The types that forward and backward passes compute in, and the scale of a float16 loss.
+"""The dtype of forward and backward passes, and the loss scale of float16.
 
-Takes a device and a type; gives the context of a forward pass and, for float16, a scaled loss. Keeps true: bfloat16
-and full precision scale nothing; all ranks agree on whether gradients overflowed, so that none steps alone; the
-autocast of a pass is torch's own, the same under every strategy.
+Takes a device and a dtype; gives the autocast context of a forward pass and, for float16, a scaled loss. With bfloat16
+and full precision nothing is scaled. All ranks agree on whether gradients overflowed, so that either all ranks step or
+none.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch.optim import Optimizer
 from forgather.errors import TrainingError
 
 LEAST_SCALE = 2.0**-14
-"""Where the scale falls below this, gradients overflow though they are scaled down: the run has diverged."""
+"""If the scale falls below this value, gradients overflow although they are scaled down: the run has diverged."""
 
 
 class Precision:
-    """How one process computes passes.
+    """The precision of the passes of one process.
 
     Args:
-        device: where passes run.
-        dtype: of autocast; None for the type of the weights.
-        scaling: settings of `torch.amp.GradScaler`; used with float16 alone.
-        overflow_group: ranks that hold different gradients of one update, which must agree on an overflow; None where
-            all ranks hold the same ones.
+        device: on which passes run.
+        dtype: of autocast; None for the dtype of the weights.
+        scaling: settings of `torch.amp.GradScaler`; used with float16 only.
+        overflow_group: ranks that hold different gradients of one update, and therefore must agree on an overflow; None
+            if all ranks hold the same gradients.
 
     Example:
         >>> Precision(torch.device("cpu"), None).scale(torch.ones(()))
@@ -53,7 +53,7 @@ class Precision:
 
     @property
     def scales(self) -> bool:
-        """True where losses are scaled, and an update may be left out."""
+        """True if losses are scaled, so that an update may be skipped."""
         return self.scaler is not None
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -63,7 +63,7 @@ class Precision:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def check(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Refuses weights whose gradients cannot be scaled back.
+        """Refuses weights whose gradients cannot be unscaled.
 
         Raises:
             TrainingError: FG720 for trainable weights in float16.
@@ -76,27 +76,32 @@ class Precision:
             )
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Returns the loss as `backward` should start from it."""
+        """Returns the loss from which `backward` starts.
+
+        Shapes:
+            loss: scalar. Returns a scalar.
+        """
         return loss if self.scaler is None else self.scaler.scale(loss)
 
     def unscale(self, optimizer: Optimizer) -> bool:
-        """Scales the gradients back; tells whether they overflowed, on every rank alike. Waits for the device."""
+        """Unscales the gradients, and returns whether they overflowed, the same on every rank. Waits for the device."""
         if self.scaler is None:
             return False
         self.scaler.unscale_(optimizer)
         found = list(self.scaler._found_inf_per_device(optimizer).values())
         if self._overflow_group is not None:
             for flag in found:
-                there = flag.to(self.device)  # of offloaded gradients: the group cannot reduce where they lie
+                # Flags of offloaded gradients are on the CPU, where the group of an accelerator cannot reduce.
+                there = flag.to(self.device)
                 dist.all_reduce(there, op=dist.ReduceOp.MAX, group=self._overflow_group)
                 flag.copy_(there)
         return any(bool(flag) for flag in found)
 
     def update_scale(self) -> None:
-        """Updates the scale after an update, taken or skipped.
+        """Updates the scale after an update that was taken or skipped.
 
         Raises:
-            TrainingError: FG721 where the scale cannot fall any further.
+            TrainingError: FG721 if the scale cannot be lowered any further.
         """
         if self.scaler is None:
             return
@@ -110,16 +115,16 @@ class Precision:
             )
 
     def keep_scale(self) -> None:
-        """Keeps the scale as it was before gradients that no update followed."""
+        """Keeps the scale of before, for gradients that were dropped for another reason than an overflow."""
         if self.scaler is not None:
-            # A scale that is given counts as no step without an overflow.
+            # `update()` would count a step without an overflow and may raise the scale; a given scale is kept.
             self.scaler.update(self.scaler.get_scale())
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a resumed run goes on from; nothing where nothing is scaled."""
+        """Returns the state for a checkpoint; empty if nothing is scaled."""
         return {} if self.scaler is None else dict(self.scaler.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state; that of a run in another precision is left aside."""
+        """Restores the state of a checkpoint; that of a run in another precision is ignored."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(dict(state))

@@ -1,8 +1,7 @@
-"""The strategies: one table of the arguments that ask for each, its name for people, and the function that makes it.
+"""The strategies: one table of the arguments that ask for each, its name in messages, and the function that makes it.
 
-Takes training arguments; gives an entry of the table, or the strategy. Keeps true: this is the only place that names a
-strategy outside its own module, so a strategy is added by a module, a row here and a template; a module of a strategy
-is imported only when the arguments ask for it.
+A strategy is named here and in its own module only, so a new one needs a module, a row here and a template. The module
+of a strategy is imported only when the arguments ask for it.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ class StrategyEntry(NamedTuple):
     """One strategy.
 
     Args:
-        make: "module:function" under `forgather.ml.strategy`; called with the environment, the arguments and what
-            `accelerator_args` gives.
-        engine: the engine, as messages call it.
-        is_asked_by: tells whether arguments ask for it.
-        launcher_variable: set by `accelerate launch` where it asks for this engine; "" for none.
+        make: "module:function" under `forgather.ml.strategy`; called with the environment, the arguments and the
+            keyword arguments of `make_strategy`.
+        engine: name of the engine in messages.
+        is_asked_by: returns whether arguments ask for it.
+        launcher_variable: set by `accelerate launch` if it asks for this engine; "" for none.
         hint: how the training arguments ask for it.
     """
 
@@ -59,11 +58,11 @@ STRATEGIES = (
     # What remains, also for a single process, where DDP wraps nothing.
     StrategyEntry("data_parallel:data_parallel_strategy", DDP, lambda args: True),
 )
-"""The strategies; the first one that the arguments ask for is taken."""
+"""The strategies in order of precedence: the first one that the arguments ask for is used."""
 
 
 def entry_of(args: Any) -> StrategyEntry:
-    """Returns the entry that training arguments ask for."""
+    """Returns the entry of the strategy that training arguments ask for."""
     return next(entry for entry in STRATEGIES if entry.is_asked_by(args))
 
 
@@ -71,9 +70,9 @@ def make_strategy(environment: DistributedEnvironment, args: Any, **accelerator:
     """Returns the strategy that training arguments ask for.
 
     Args:
-        environment: the rank of this process, and the process group.
+        environment: rank of this process, and the process group.
         args: the training arguments.
-        **accelerator: `scaling`, `sync_each_batch` and `ddp`, a function that gives the settings of DDP.
+        **accelerator: `scaling`, `sync_each_batch` and `ddp`, a function that returns the settings of DDP.
 
     Raises:
         DistributedError: for sizes or settings that this strategy refuses.

@@ -1,8 +1,4 @@
-"""One process, one device.
-
-Takes a recipe and windows; gives losses and updates of the model on the device. Keeps true: nothing here waits for the
-device, and an update equals the one a plain torch loop would make, bit for bit.
-"""
+"""The strategy of a single process on a single device."""
 
 from __future__ import annotations
 
@@ -17,14 +13,14 @@ from forgather.ml.types import Topology
 
 
 class SingleDevice(ModelStrategy):
-    """The strategy of one process.
+    """The strategy of a single process.
 
     Args:
-        environment: who this process is.
-        use_cpu: compute on the CPU though there is an accelerator.
+        environment: rank and world size of this process.
+        use_cpu: compute on the CPU even if there is an accelerator.
 
     Raises:
-        DistributedError: FG703 where several processes were started.
+        DistributedError: FG703 if several processes were started.
     """
 
     def __init__(self, environment: DistributedEnvironment, *, use_cpu: bool = False) -> None:
@@ -40,5 +36,9 @@ class SingleDevice(ModelStrategy):
 
 
 def single_strategy(environment: DistributedEnvironment, args: Any) -> SingleDevice:
-    """Returns the strategy of `TrainingArguments`."""
+    """Returns the strategy of `TrainingArguments`.
+
+    Raises:
+        DistributedError: FG703 if several processes were started.
+    """
     return SingleDevice(environment, use_cpu=args.use_cpu)

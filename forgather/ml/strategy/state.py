@@ -1,9 +1,9 @@
-"""State of a model and an optimizer by the names of the parameters, as it lies here; and back to where it lies.
+"""Local state of models and optimizers by parameter names, and its restoration from a checkpoint.
 
-Takes modules and optimizers whose tensors may be sharded (DTensors); gives what lies here under the names of the whole
-model, and reads a checkpoint as far as it lies here. Keeps true: names and shapes say nothing of the layout, so what
-one layout wrote another reads; tensors that several names share are one tensor; the optimizer is not stepped to find
-out what its state looks like; a checkpoint of another model is refused on every process before anything is changed.
+Takes modules and optimizers whose tensors may be sharded (DTensors); gives the local state under the names of the whole
+model, and reads the local part of a checkpoint. Names and shapes do not depend on the layout of processes, so one
+layout can read what another wrote. Tied tensors stay one tensor. The optimizer is not stepped to learn the form of its
+state. A checkpoint of another model is refused on every process before anything changes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,16 @@ from forgather.ml.strategy.precision import Precision
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Returns a tensor as one process would hold it; collective over its mesh where it is a DTensor."""
+    """Returns a tensor as a single process would hold it. Collective over the mesh of a DTensor.
+
+    Shapes:
+        tensor: any shape. Returns the global shape.
+    """
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     mesh, local = tensor.device_mesh, tensor.to_local().detach()
-    if local.device.type != mesh.device_type:  # offloaded: the group cannot gather where it lies
+    # An offloaded tensor is on the CPU, where the group of an accelerator cannot gather.
+    if local.device.type != mesh.device_type:
         local = local.to(mesh.device_type)
     there = DTensor.from_local(
         local, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
@@ -42,7 +47,15 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 
 def local_slice(whole: Tensor, like: Tensor) -> Tensor:
-    """Returns the part of a whole tensor that lies here, in the shape in which `like` (perhaps a DTensor) lies."""
+    """Returns the part of a whole tensor that belongs to this rank.
+
+    Args:
+        whole: the whole tensor.
+        like: a tensor of the same global shape, whose placements decide; a plain tensor takes the whole.
+
+    Shapes:
+        whole: the global shape of `like`. Returns the local shape of `like`.
+    """
     if not isinstance(like, DTensor):
         return whole
     sizes, offsets = compute_local_shape_and_global_offset(whole.shape, like.device_mesh, like.placements)
@@ -50,8 +63,9 @@ def local_slice(whole: Tensor, like: Tensor) -> Tensor:
 
 
 def whole_model_state(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yields the state of a model by name, each tensor whole, one at a time; collective."""
+    """Yields (name, value) of a model's state, each tensor whole, one at a time. Collective."""
     state = model.state_dict(keep_vars=True)
+    # A tied weight is gathered once and kept for its other names; all others are freed by the caller one by one.
     times = Counter(id(value) for value in state.values())
     shared: dict[int, Tensor] = {}
     for name, value in state.items():
@@ -66,10 +80,10 @@ def whole_model_state(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def on_host(weights: Iterable[tuple[str, Any]], *, keep: bool) -> dict[str, Any]:
-    """Returns weights by name, on the host; what several names share stays shared.
+    """Returns weights by name on the CPU; tied weights stay one tensor.
 
     Args:
-        weights: of all processes together; each of them iterates over it.
+        weights: (name, value), from a collective iteration; every process iterates to the end.
         keep: False returns nothing, on processes that do not write.
     """
     kept: dict[str, Any] = {}
@@ -80,7 +94,8 @@ def on_host(weights: Iterable[tuple[str, Any]], *, keep: bool) -> dict[str, Any]
             continue
         memory = identity_of(value)
         earlier = moved.get(memory)
-        # Weights may come one at a time: the memory of one that is gone is used again by the next.
+        # Weights may come one at a time, and the memory of a freed one may be used again by the next. The weak
+        # reference distinguishes a tied weight from a new one at the same address.
         if earlier is None or earlier[0]() is None:
             earlier = moved[memory] = (weakref.ref(value), value.detach().cpu())
         kept[name] = earlier[1]
@@ -94,13 +109,14 @@ def local_state(
     is_first: bool = True,
     aliases: Mapping[str, str] | None = None,
 ) -> LocalState:
-    """Returns what of a state lies here.
+    """Returns the local state as checkpoints store it.
 
     Args:
-        state: the model's or a part's, by names of the whole model, its tensors as they lie here (`keep_vars`).
-        optimizer: as `local_optimizer_state` gives it; None where there is none.
-        is_first: whether this is the first replica: buffers, which may differ between replicas, are its own.
-        aliases: further names of weights that `state` has under their first name alone.
+        state: of the model or of a part of it, by names of the whole model, with local tensors (`keep_vars`).
+        optimizer: as returned by `local_optimizer_state`; None if there is none.
+        is_first: True on the first data-parallel rank: only its buffers are stored, since they may differ between
+            replicas.
+        aliases: further names of tied weights that `state` has under their first name only.
     """
     tensors, shared, extra = split_tensors(state)
     weights = {name: value for name, value in tensors.items() if is_first or isinstance(value, nn.Parameter)}
@@ -115,12 +131,12 @@ def local_state(
 def refuse_other_model(
     kind: str, names: Iterable[str], shapes: Mapping[str, Sequence[int]], saved: CheckpointReader
 ) -> None:
-    """Raises where a checkpoint is that of another model.
+    """Raises if a checkpoint is that of another model.
 
     Args:
-        kind: what the model is called.
+        kind: name of the model class.
         names: of the state of the whole model.
-        shapes: of the weights that lie here, each that of the whole weight.
+        shapes: global shapes of the weights of this process.
         saved: the checkpoint.
 
     Raises:
@@ -148,20 +164,21 @@ def _first(said: Sequence[str], limit: int = 3) -> str:
 
 
 def restore_weights(kind: str, names: Iterable[str], modules: Sequence[nn.Module], saved: CheckpointReader) -> None:
-    """Puts the weights of a checkpoint where they lie in this process; every process calls it.
+    """Reads the weights of a checkpoint into the modules of this process. Collective.
 
     Args:
-        kind: what the model is called.
+        kind: name of the model class.
         names: of the state of the whole model.
-        modules: the model, or the parts of it that lie here, with the names of the whole.
+        modules: the model, or the parts of it on this process, with the names of the whole model.
         saved: the checkpoint.
 
     Raises:
-        CheckpointError: FG605, on every process, where it is that of another model.
+        CheckpointError: FG605, on every process, for the weights of another model.
     """
     states = [module.state_dict(keep_vars=True) for module in modules]
     here = {name: value for state in states for name, value in state.items()}
     shapes = {name: value.shape for name, value in here.items() if isinstance(value, Tensor)}
+    # In two steps: no process may have changed a weight when another one refuses.
     collectives.run_collectively(lambda: refuse_other_model(kind, names, shapes, saved))
     collectives.run_collectively(lambda: _read_weights(modules, states, saved))
 
@@ -174,7 +191,7 @@ def _read_weights(modules: Sequence[nn.Module], states: Sequence[Mapping[str, An
         for name, value in state.items():
             if not isinstance(value, Tensor):
                 others[name] = saved.extra[name]
-            elif id(value) not in own:  # computed for the state: only the module knows where it goes
+            elif id(value) not in own:  # made by a state_dict hook: only the module can put it back
                 others[name] = saved.whole(saved.weights[name])
             elif id(value) not in done:
                 saved.read(saved.weights[name], value)
@@ -187,22 +204,22 @@ LAYOUT_KEYS = ("fused", "foreach")
 
 
 def names_of(model: nn.Module) -> dict[int, str]:
-    """Returns the name of each parameter by its id; the first name of one that is shared."""
+    """Returns the name of each parameter by its id; for a tied parameter, its first name."""
     return {id(parameter): name for name, parameter in model.named_parameters()}
 
 
 def local_optimizer_state(
     model: nn.Module, optimizer: Optimizer | None, precision: Precision | None = None
 ) -> dict[str, Any] | None:
-    """Returns {"state": {name: {...}}, "param_groups": [{"params": names, ...}]} of what lies here.
+    """Returns the local optimizer state, {"state": {name: {...}}, "param_groups": [{"params": names, ...}]}.
 
-    What no process alone can tell (a sum over processes that is not taken yet) is made whole: collective over the
-    mesh of the weight.
+    Values that no process has alone (a partial sum over processes) are made whole, which is collective over the mesh of
+    the weight.
 
     Args:
-        model: tells the names.
+        model: gives the names.
         optimizer: of parameters of the model; None for none.
-        precision: whose scale of losses goes with it, as "scaler"; None where nothing is scaled.
+        precision: whose loss scale is included as "scaler"; None if nothing is scaled.
     """
     if optimizer is None:
         return None
@@ -230,26 +247,27 @@ def _known(value: Any) -> Any:
 def restore_optimizer(
     model: nn.Module, optimizer: Optimizer | None, saved: CheckpointReader, precision: Precision | None = None
 ) -> None:
-    """Gives an optimizer its state out of a checkpoint, as far as it lies here; every process calls it.
+    """Restores the local part of an optimizer state from a checkpoint. Collective.
 
-    Settings of a group come from the saved group that holds its first parameter, but for those that say how a step is
-    computed: one fused operation takes no whole weights beside sliced ones.
+    The settings of a group are those of the saved group of its first parameter, except `fused` and `foreach`: a fused
+    operation does not accept whole and sliced weights together, so they follow the layout of this run.
 
     Args:
-        model: tells the names.
+        model: gives the names.
         optimizer: of parameters of the model; None for none.
         saved: the checkpoint.
-        precision: whose scale of losses goes on with it; None where nothing is scaled.
+        precision: whose loss scale is restored too; None if nothing is scaled.
 
     Raises:
-        CheckpointError: FG605, on every process, where it is the state of another optimizer, of other parameters, or of
-            other groups of them.
+        CheckpointError: FG605, on every process, for the state of another optimizer, of other parameters, or of groups
+            with other settings.
     """
     tree = saved.optimizer
     if tree is None or optimizer is None:
         return
     names = names_of(model)
     groups = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+    # A stage of a pipeline trains some of the parameters: only the names of all ranks are those of the checkpoint.
     every = {name for rank in collectives.all_gather(sum(groups, [])) for name in rank}
     collectives.run_collectively(lambda: refuse_other_optimizer(type(optimizer).__name__, every, groups, tree))
     collectives.run_collectively(lambda: _read_optimizer(names, optimizer, tree, saved))
@@ -327,7 +345,7 @@ def _read_optimizer(
 
 
 def _placed(value: Any, parameter: nn.Parameter, saved: CheckpointReader) -> Any:
-    """Returns a value of the state as it belongs beside its parameter."""
+    """Returns a value of the state as it is stored next to its parameter."""
     if isinstance(value, Mapping):
         return {key: _placed(item, parameter, saved) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -343,7 +361,8 @@ def _room(stored: StoredTensor, parameter: nn.Parameter) -> Tensor:
     if not isinstance(parameter, DTensor):
         return torch.empty(stored.shape, dtype=stored.dtype, device=parameter.device)
     mesh, device = parameter.device_mesh, parameter.to_local().device
-    if stored.shape != parameter.shape:  # factored: torch computes it from sharded tensors and keeps it whole
+    # A factored state (Adafactor's row and column means): torch computes it from sharded tensors and keeps it whole.
+    if stored.shape != parameter.shape:
         local = torch.empty(stored.shape, dtype=stored.dtype, device=device)
         return DTensor.from_local(local, mesh, [Replicate()] * mesh.ndim, run_check=False)
     local = torch.empty(parameter.to_local().shape, dtype=stored.dtype, device=device)
