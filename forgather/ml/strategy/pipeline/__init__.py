@@ -1,5 +1,5 @@
-"""Pipeline parallelism: stages of a model over torch's schedules.
+"""Pipeline parallelism: a model cut into stages that run under torch's schedules.
 
-Takes a model on the meta device and where it is to be cut; gives the part that each stage holds, with the names of its
-parameters kept. Keeps true: chained stages compute what the whole model computes, through the model's own forward.
+Takes a model on the meta device and the cuts; gives the stages of each rank, with the model's own parameter names. The
+chained stages compute what the whole model computes, since each runs the model's own forward.
 """

@@ -1,7 +1,8 @@
-"""The one repeated list of blocks of a model, and what lies before and after it.
+"""The repeated list of blocks of a model, and the modules used before and after it.
 
-Takes a model, best on the meta device; gives a `BlockList`. Keeps true: the model is not changed, what lies where is
-seen in a forward pass on the meta device where one can be made, and a model that cannot be cut is refused by name.
+Takes a model, preferably on the meta device; gives a `BlockList`. The model is not changed. Where modules are used is
+observed in a forward pass on the meta device if one is possible, and otherwise follows from the order of registration.
+A model that cannot be cut is refused by name.
 """
 
 from __future__ import annotations
@@ -22,23 +23,24 @@ class Entry(StrEnum):
     """How hidden states enter a stage that is not the first."""
 
     EMBEDS = "inputs_embeds"  # a keyword of the model's forward, as in transformers
-    IDS = "ids"  # the forward takes token ids alone: ids of the same shape stand for them
-    VALUES = "values"  # the forward takes numbers: the hidden states stand for them
+    IDS = "ids"  # the forward takes only token ids: zeros of the right shape are passed
+    VALUES = "values"  # the forward takes floating-point inputs: NaN of the shape of the hidden states is passed
     CHAIN = "chain"  # an nn.Sequential, whose children are the blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockList:
-    """Where a model can be cut.
+    """The places where a model can be cut.
 
     Args:
-        name: the container of the blocks; "" where the model itself is an `nn.Sequential`.
+        name: the container of the blocks; "" if the model itself is an `nn.Sequential`.
         keys: names of the blocks in their container, in order.
         before: modules and parameters that are used before the first block, in order.
         after: modules and parameters that are used after the last block, in order.
         entry: how hidden states enter a later stage.
-        num_outputs: length of the tuple that a block returns; None where it returns a tensor.
-        flops: of what lies before, of each block, of what lies after, for one small batch; None where not measured.
+        num_outputs: length of the tuple that a block returns; None if it returns a tensor.
+        flops: of the modules before, of each block, and of the modules after, for one small batch; None if not
+            measured.
     """
 
     name: str
@@ -66,8 +68,8 @@ def find_blocks(model: nn.Module) -> BlockList:
     """Returns the repeated list of blocks of a model.
 
     Raises:
-        TrainingError: FG750 for a model without one such list, or with several; FG754 for one whose blocks hand on
-            more than hidden states.
+        TrainingError: FG750 for a model without such a list, or with several; FG754 if the blocks pass on more than
+            hidden states.
     """
     kind = type(model).__name__
     config = getattr(model, "config", None)
@@ -110,7 +112,7 @@ def find_blocks(model: nn.Module) -> BlockList:
 
 
 def _is_repeated(module: nn.Module) -> bool:
-    """Tells whether a module is a list in which one class occurs at least twice, with parameters."""
+    """Returns whether a module is a list in which one class with parameters occurs at least twice."""
     if not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
         return False
     kinds = Counter(type(child) for child in module.children() if next(child.parameters(), None) is not None)
@@ -138,6 +140,7 @@ def _the_list(model: nn.Module, kind: str) -> str:
     found = sorted(_lists(model), key=lambda item: -item[1])
     if not found:
         raise _no_list(kind)
+    # A second list of at most half the length does not make the choice ambiguous.
     if len(found) > 1 and found[1][1] * 2 > found[0][1]:
         shown = ", ".join(f"{name!r} ({length})" for name, length in found[:4])
         raise TrainingError(
@@ -157,9 +160,9 @@ def _ancestors(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, st
 
 
 def _units(model: nn.Module, name: str) -> Iterator[str]:
-    """Yields what lies beside the blocks and must be held by the stages that use it.
+    """Yields the names of modules and parameters outside the blocks, which the stages that use them must hold.
 
-    Modules without parameters (rotary embeddings) are cheap and may be used by every block: each stage has them.
+    Modules without parameters (rotary embeddings) are cheap and may be used by every block, so every stage has them.
     """
     for prefix, module, way in _ancestors(model, name):
         yield from (prefix + own for own, value in module._parameters.items() if value is not None)
@@ -190,12 +193,12 @@ def _registered_after(model: nn.Module, name: str, unit: str) -> bool:
 
 
 def _innermost_first(after: list[str]) -> tuple[str, ...]:
-    """What lies nearer to the blocks in the tree is used earlier: a final norm before a head."""
+    """Sorts by depth in the module tree: a module closer to the blocks is used earlier, as a norm before a head."""
     return tuple(sorted(after, key=lambda unit: -unit.count(".")))
 
 
 def _by_registration(model: nn.Module, name: str, units: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns what lies before and after, by the order in which the modules were made."""
+    """Returns the units before and after the blocks, by the order in which the modules were registered."""
     modules = dict(model.named_modules())
     bare = [unit for unit in units if unit not in modules]
     if bare:
@@ -212,7 +215,7 @@ def _by_registration(model: nn.Module, name: str, units: Sequence[str]) -> tuple
 def _by_use(
     model: nn.Module, name: str, units: Sequence[str], seen: Observed
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns what lies before and after, as the forward pass used it; what it did not use lies where it was made."""
+    """Returns the units before and after the blocks, by their use in the forward pass; unused ones by registration."""
     last = seen.num_blocks
     before, after = [], []
     for unit in units:

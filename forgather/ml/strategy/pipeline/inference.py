@@ -1,9 +1,13 @@
-"""A forward pass over the stages without gradients, and the model that callbacks see: it computes over all stages.
+"""Forward passes over all stages without gradients, and the model that callbacks call: it computes over all stages.
 
 Takes inputs; gives the output of the last stage, on its rank (`ForwardPass`) or on every rank (`PipelineModel`), and
-generated text. Keeps true: every placement of stages and every shape of inputs works, no buffer of a schedule changes,
-and sharded weights are sharded again afterwards; a rank continues with its next batch while later stages compute. Text
-is greedy and uses no cache of keys and values, so each token is a pass over the whole text so far.
+generated text. Every placement of stages and every shape of inputs works, which torch's own evaluation does not offer
+for V-shaped schedules. No buffer of a schedule changes. Sharded weights are resharded afterwards. A rank continues with
+its next batch while later stages compute. Generation is greedy and uses no key-value cache, so each token is a forward
+pass over the whole text so far.
+
+Shapes:
+    B rows, T positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from forgather.ml.strategy.pipeline.local_stages import LocalStages
 from forgather.ml.strategy.pipeline.microbatch_split import StepInputs, step_inputs
 from forgather.ml.strategy.pipeline.schedules import Placement
 
+# A receiver does not know the shape and dtype of what it gets, so each transfer begins with a header of fixed length.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
 _MAX_DIMS = 6
 _MAX_TENSORS = 4
@@ -30,13 +35,13 @@ _HEADER = 1 + _MAX_TENSORS * (2 + _MAX_DIMS)
 
 
 class ForwardPass:
-    """The stages as one function.
+    """The forward pass over all stages.
 
     Args:
         stages: the stage modules of this rank by number.
-        placement: where all stages lie.
+        placement: of all stages.
         group: the process group of the pipeline.
-        device: where this rank computes.
+        device: on which this rank computes.
     """
 
     def __init__(
@@ -49,7 +54,11 @@ class ForwardPass:
         self._under_way: list[Any] = []
 
     def __call__(self, inputs: StepInputs) -> Any:
-        """Returns the output of the model where the last stage lies, None elsewhere; every rank calls it."""
+        """Returns the model's output on the rank of the last stage, and None elsewhere. Collective.
+
+        Shapes:
+            inputs: (B, T). Returns what the model returns, as (B, T, V) logits.
+        """
         output: Any = None
         carried: tuple[Tensor, ...] = ()
         last = self.placement.num_stages - 1
@@ -69,13 +78,13 @@ class ForwardPass:
         return output
 
     def finish(self) -> None:
-        """Waits until everything sent has arrived."""
+        """Waits until everything that was sent has arrived."""
         for work in self._under_way:
             work.wait()
         self._under_way.clear()
 
     def _send(self, tensors: tuple[Tensor, ...], rank: int) -> None:
-        # One batch under way at most: a fast first stage would otherwise fill the memory.
+        # At most one batch is in transfer: a fast first stage would otherwise fill the memory.
         self.finish()
         header = torch.zeros(_HEADER, dtype=torch.int64)
         header[0] = len(tensors)
@@ -85,7 +94,7 @@ class ForwardPass:
             header[start + 1] = tensor.ndim
             header[start + 2 : start + 2 + tensor.ndim] = torch.tensor(tensor.shape)
         for tensor in (header.to(self.device), *(tensor.detach().contiguous() for tensor in tensors)):
-            # The work does not keep the tensor alive on every backend.
+            # Some backends do not keep the tensor alive until it is sent.
             self._under_way.append(_SentTensor(dist.isend(tensor, group=self.group, group_dst=rank), tensor))
 
     def _receive(self, rank: int) -> tuple[Tensor, ...]:
@@ -125,13 +134,13 @@ class PipelineModel(nn.Module):
     Args:
         local: the stages of this rank.
         run: the forward pass over all stages.
-        model: the whole model without memory; tells configuration and settings of generation.
+        model: the whole model on the meta device; gives configuration and generation settings.
     """
 
     def __init__(self, local: LocalStages, run: ForwardPass, model: nn.Module) -> None:
         super().__init__()
         self.local = local
-        # In a tuple, so that it is no part of the view: it has no memory.
+        # In a tuple, so that it is not registered as a submodule: its parameters are on the meta device.
         self._whole = (model,)
         self.config: Any = getattr(model, "config", None)
         self.generation_config: Any = getattr(model, "generation_config", None)
@@ -141,16 +150,20 @@ class PipelineModel(nn.Module):
 
     @property
     def stands_for(self) -> nn.Module:
-        """The whole model without memory: its class is the one that is saved."""
+        """The whole model on the meta device: its class is the one that a checkpoint names."""
         return self._whole[0]
 
     @property
     def device(self) -> torch.device:
-        """Where inputs belong."""
+        """The device of inputs."""
         return self._run.device
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
-        """Returns the output of the model, the same on every rank; without gradients."""
+        """Returns the output of the model, the same on every rank, without gradients. Collective.
+
+        Shapes:
+            inputs: (B, T). Returns (B, T, V) logits, or what the model returns.
+        """
         batch = inputs if not args else args[0] if not inputs else {self.main_input_name: args[0], **inputs}
         with torch.no_grad():
             given = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
@@ -173,16 +186,19 @@ class PipelineModel(nn.Module):
     def generate(
         self, inputs: Tensor, *, attention_mask: Tensor | None = None, generation_config: Any = None, **settings: Any
     ) -> Tensor:
-        """Returns the prompts with what the model writes after them, the likeliest token each time.
+        """Returns the prompts followed by the text that the model generates greedily. Collective.
 
         Args:
-            inputs: token ids, one row a prompt, all of one length.
-            attention_mask: of the prompts; none of their tokens may be masked.
-            generation_config: `max_new_tokens`, `eos_token_id` and `pad_token_id` count.
-            settings: the same, by name.
+            inputs: token ids of prompts of equal length.
+            attention_mask: of the prompts; no token may be masked.
+            generation_config: its `max_new_tokens`, `eos_token_id` and `pad_token_id` are used.
+            **settings: the same settings by name, which take precedence.
+
+        Shapes:
+            inputs: (B, T); attention_mask: (B, T). Returns (B, T + new tokens).
 
         Raises:
-            TrainingError: FG765 for prompts that are padded.
+            TrainingError: FG765 for padded prompts.
         """
         if attention_mask is not None and not bool(attention_mask.all()):
             raise TrainingError(

@@ -1,9 +1,8 @@
-"""The stages of one rank as one model, their part of the whole state, and tied weights between stages.
+"""The stages of one rank as one model, their part of the state, and tied weights between stages.
 
-Takes stage modules and names of the whole model; gives one module for optimizers and train mode, the local state, whole
-weights on every rank, and summed gradients of tied weights. Keeps true: weights have the names of the whole model, a
-tied weight its first name; a state does not depend on the stages, so every layout can resume from it; each weight that
-several stages hold is listed as tied.
+Takes stage modules and names of the whole model; gives one module for optimizers and training mode, the local state,
+whole weights on every rank, and summed gradients of tied weights. Weights have the names of the whole model, tied
+weights their first name. A state does not depend on the stages, so every layout can resume from it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class LocalStages(nn.Module):
     Args:
         stages: the stage modules by number.
         aliases: further names of tied weights, with their first names.
-        config: that of the whole model.
+        config: of the whole model.
     """
 
     def __init__(self, stages: Mapping[int, nn.Module], aliases: Mapping[str, str], config: Any) -> None:
@@ -43,7 +42,7 @@ class LocalStages(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yields parameters under the names of the whole model."""
+        """Yields parameters under the names of the whole model; arguments as in `nn.Module`."""
         seen: set[int] = set()
         for stage in self.stages.values():
             for name, parameter in stage.named_parameters(prefix, recurse, remove_duplicate):
@@ -53,7 +52,7 @@ class LocalStages(nn.Module):
                 yield self.aliases.get(name, name), parameter
 
     def named_state(self) -> dict[str, Any]:
-        """Returns what of the state of the whole model lies here, a tied weight under its first name alone."""
+        """Returns the state in these stages by names of the whole model, a tied weight under its first name only."""
         held: dict[str, Any] = {}
         for stage in self.stages.values():
             for name, value in stage.state_dict(keep_vars=True).items():
@@ -62,10 +61,15 @@ class LocalStages(nn.Module):
 
 
 def optimizer_of(local: LocalStages, make: Callable[[nn.Module], Optimizer]) -> Optimizer:
-    """Returns the optimizer of the stages of this rank; one of nothing where all of them are frozen."""
+    """Returns the optimizer of the stages of this rank; one without parameters if all of them are frozen.
+
+    Args:
+        local: the stages of this rank.
+        make: returns the optimizer of a module.
+    """
     if any(parameter.requires_grad for parameter in local.parameters()):
         return make(local)
-    # No optimizer of torch begins without a parameter.
+    # Optimizers of torch refuse an empty list of parameters, so the parameter of a dummy module is removed afterwards.
     optimizer = make(nn.ParameterDict({"nothing": nn.Parameter(torch.empty(1, 0))}))
     for group in optimizer.param_groups:
         group["params"] = []
@@ -73,13 +77,13 @@ def optimizer_of(local: LocalStages, make: Callable[[nn.Module], Optimizer]) -> 
 
 
 def whole_state(local: LocalStages, names: Sequence[str], *, group: Any, device: torch.device) -> Iterator[Any]:
-    """Yields (name, tensor) of the whole model, in its order, one at a time; collective.
+    """Yields (name, value) of the whole model's state in its order, one at a time. Collective.
 
     Args:
         local: the stages of this rank.
-        names: names of the state of the whole model.
+        names: of the state of the whole model.
         group: the process group of the pipeline.
-        device: where tensors pass from rank to rank.
+        device: on which the group communicates.
     """
     held = local.named_state()
     everyone = _gathered({name: _spec(value) for name, value in held.items()}, group)
@@ -115,7 +119,7 @@ def _gathered(value: Any, group: Any) -> list[Any]:
 
 
 def _broadcast(value: Any, facts: Any, *, owner: int, group: Any, device: torch.device) -> Any:
-    """Returns what the owner holds, on every rank."""
+    """Returns the value of the owner on every rank."""
     if not isinstance(facts, _TensorSpec):
         return facts
     if value is None:
@@ -129,22 +133,27 @@ def _broadcast(value: Any, facts: Any, *, owner: int, group: Any, device: torch.
 
 @dataclass(frozen=True, slots=True)
 class Tied:
-    """One parameter of the model, and its copies.
+    """One parameter that several stages use, and its copies.
 
     Args:
-        copies: (stage, name on that stage), in order of stages; one for each stage that holds it.
+        copies: (stage, name in that stage) in the order of stages, one for each stage that holds it.
     """
 
     copies: tuple[tuple[int, str], ...]
 
     @property
     def first(self) -> tuple[int, str]:
-        """The copy of the earliest stage: the one that counts in a norm."""
+        """The copy of the earliest stage, which counts in the gradient norm."""
         return self.copies[0]
 
 
 def tied_parameters(model: nn.Module, plan: SplitPlan) -> list[Tied]:
-    """Returns the parameters that more than one stage holds, in the order of the model."""
+    """Returns the parameters that more than one stage holds, in the order of the model.
+
+    Args:
+        model: the whole model.
+        plan: its cuts.
+    """
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -162,11 +171,11 @@ def tied_parameters(model: nn.Module, plan: SplitPlan) -> list[Tied]:
 
 @dataclass(frozen=True, slots=True)
 class TiedWeight:
-    """A weight that several stages use.
+    """The copies of a tied weight on this rank.
 
     Args:
-        copies: the copies that lie here, in the order of their stages.
-        ranks: the ranks of the pipeline that hold copies.
+        copies: on this rank, in the order of their stages.
+        ranks: ranks of the pipeline that hold copies.
     """
 
     copies: tuple[nn.Parameter, ...]
@@ -174,7 +183,12 @@ class TiedWeight:
 
 
 def tie_local_copies(stages: Mapping[int, nn.Module], tied: Sequence[Tied]) -> None:
-    """Makes copies of a tied weight that lie on this rank one parameter."""
+    """Makes the copies of a tied weight on this rank one parameter.
+
+    Args:
+        stages: the stage modules of this rank by number.
+        tied: the parameters that several stages hold.
+    """
     for weight in tied:
         here = [(stages[index], name) for index, name in weight.copies if index in stages]
         for stage, name in here[1:]:
@@ -185,16 +199,16 @@ def tie_local_copies(stages: Mapping[int, nn.Module], tied: Sequence[Tied]) -> N
 def tied_weights(
     stages: Mapping[int, nn.Module], tied: Sequence[Tied], placement: Placement, group: Any
 ) -> tuple[list[TiedWeight], set[nn.Parameter]]:
-    """Returns the tied weights of which copies lie here, and the copies here that another copy counts for; collective.
+    """Returns the tied weights with copies on this rank, and the copies that are not counted in a norm. Collective.
 
     Args:
         stages: the stage modules of this rank by number.
-        tied: the weights that several stages hold.
-        placement: where all stages lie.
+        tied: the parameters that several stages hold.
+        placement: of all stages.
         group: the process group of the pipeline.
 
     Raises:
-        DistributedError: FG766 where two ends of a weight lie in different slices.
+        DistributedError: FG766 if the two ends of a tied weight are sliced differently.
     """
     found: list[TiedWeight] = []
     represented: set[nn.Parameter] = set()
@@ -229,16 +243,17 @@ def _layout_of(parameter: nn.Parameter) -> str:
 
 @torch.no_grad()
 def sum_tied(tied: Sequence[TiedWeight], *, rank: int, group: Any, device: torch.device) -> None:
-    """Gives every copy of each tied weight the sum of the gradients of all copies.
+    """Gives every copy of each tied weight the sum of the gradients of all copies. Collective.
 
     Args:
-        tied: the tied weights of which copies lie here.
-        rank: this rank's position in the pipeline.
+        tied: the tied weights with copies on this rank.
+        rank: position of this rank in the pipeline.
         group: the process group of the pipeline.
-        device: where gradients pass from rank to rank.
+        device: on which the group communicates.
     """
     for weight in tied:
         for copy in weight.copies:
+            # A stage that did not use its copy takes part with zeros: the other ranks wait for it.
             if copy.grad is None:
                 copy.grad = torch.zeros_like(copy)
         own = local_part(weight.copies[0].grad).to(device, copy=True)
@@ -257,7 +272,8 @@ def _sum_among(own: Tensor, ranks: Sequence[int], *, rank: int, group: Any) -> T
     operations += [dist.P2POp(dist.irecv, there, group=group, group_peer=other) for other, there in others.items()]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
-    # One order on every rank: sums in floating point depend on it.
+    # In the same order on every rank: a sum of floating-point numbers depends on the order, and the copies must stay
+    # equal.
     first, *rest = [own if other == rank else others[other] for other in sorted(ranks)]
     total = first.clone()
     for part in rest:

@@ -1,7 +1,10 @@
-"""A batch as a pipeline takes it: inputs of the first stage, inputs of every stage, and the parts that meet the loss.
+"""The split of a batch for a pipeline: inputs of the first stage, inputs of every stage, and parts for the loss.
 
-Takes a batch; gives `StepInputs` and parts of equal numbers of rows. Keeps true: what cannot be split is refused on
-every rank before a stage runs, since all ranks of a replica see the same batch; labels meet the last stage only.
+Takes a batch; gives `StepInputs`, and parts with equal numbers of rows. A batch that cannot be split is refused on
+every rank before a stage runs, since all ranks of a replica get the same batch. Labels are used by the last stage only.
+
+Shapes:
+    B rows, T positions.
 """
 
 from __future__ import annotations
@@ -23,11 +26,14 @@ _FLATTENED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "seq_idx")
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What the stages get of one batch.
+    """The inputs of the stages for one batch.
 
     Args:
         first: positional inputs of the first stage.
         every: keyword inputs of every stage (positions, masks).
+
+    Shapes:
+        each tensor: (B, ...).
     """
 
     first: tuple[Tensor, ...]
@@ -35,19 +41,25 @@ class StepInputs:
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """The number of rows."""
         return int(self.first[0].shape[0])
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """What must be the same for two batches to run over the same buffers."""
+        """A key that is equal for two batches if they can use the same buffers."""
         first = tuple((tuple(tensor.shape), tensor.dtype) for tensor in self.first)
         every = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in sorted(self.every.items()))
         return first, every
 
 
 def step_inputs(batch: Any) -> StepInputs:
-    """Returns what the stages get of a batch: everything but the labels.
+    """Returns the inputs of the stages: everything in a batch except the labels.
+
+    Args:
+        batch: as the collator gave it, or prepared.
+
+    Shapes:
+        each input of a batch: (B, ...), or (1, ...) for all rows. Each input in the result: (B, ...).
 
     Raises:
         TrainingError: FG764 for a batch that a pipeline cannot split by rows.
@@ -94,6 +106,7 @@ def _of_rows(name: str, tensor: Tensor, rows: int) -> Tensor:
     if tensor.shape[0] == rows:
         return tensor
     if tensor.shape[0] == 1:
+        # torch splits keyword inputs by rows as well, so a row that stands for all is repeated, without a copy.
         return tensor.expand(rows, *tensor.shape[1:])
     raise _refusal(
         f"the batch has {rows} rows, and {name!r} has {tensor.shape[0]}",
@@ -106,7 +119,16 @@ def _refusal(message: str, hint: str) -> TrainingError:
 
 
 def part_of(batch: Any, index: int, size: int) -> Any:
-    """Returns rows `index * size` to `(index + 1) * size` of a batch."""
+    """Returns rows `index * size` to `(index + 1) * size` of a batch.
+
+    Args:
+        batch: of any form that a strategy gets.
+        index: number of the part.
+        size: rows of a part.
+
+    Shapes:
+        each tensor of the batch: (B, ...); one with a single row stands for all rows. In the result: (size, ...).
+    """
     if isinstance(batch, PaddingBatch):
         return PaddingBatch(part_of(batch.batch, index, size))
 

@@ -1,8 +1,11 @@
-"""The placement of stages on ranks, and the number of micro-batches, as a schedule allows them.
+"""Pipeline schedules of torch: placement of stages on ranks, number of micro-batches, and the steps that they run.
 
-Takes the name of a schedule and sizes; gives a `Placement` and a number of micro-batches. Keeps true: no process group
-is needed, and sizes that torch would refuse on one rank, while the others wait, are refused on every rank before
-anything runs.
+`Placement` and `num_micro_batches` need no process group: sizes that torch would refuse on one rank while the others
+wait are refused on every rank before anything runs. `ScheduleRunner` runs forward and backward passes over the stages
+of this rank: gradients add up over steps and are never scaled by the schedule. Each shape of inputs has its own
+buffers, since torch fixes shapes in the first step. `StageRNG` gives each stage and each replica its own random
+numbers. The global random state stays equal on all ranks of a replica, since a collator may draw from it; restoring it
+restores the random numbers of every stage.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from forgather.pipeline_schedules import SCHEDULES, ScheduleFacts
 
 
 def facts_of(name: str) -> ScheduleFacts:
-    """Returns what holds for a schedule.
+    """Returns the properties of a schedule.
 
     Raises:
         DistributedError: FG760 for a name that torch does not know.
@@ -38,12 +41,12 @@ def facts_of(name: str) -> ScheduleFacts:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which rank of a pipeline holds which stages.
+    """The stages that each rank of a pipeline holds.
 
     Args:
         num_ranks: ranks of the pipeline.
-        stages_per_rank: stages that each of them holds.
-        v_shaped: the second stages lie in the reverse order of the first ones.
+        stages_per_rank: stages that each rank holds.
+        v_shaped: the second stages of the ranks are in reverse order, so the first rank holds the last stage.
 
     Example:
         >>> Placement(2, 2, v_shaped=False).stages_of(0), Placement(2, 2, v_shaped=True).stages_of(0)
@@ -60,7 +63,7 @@ class Placement:
         return self.num_ranks * self.stages_per_rank
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the stages of a rank, in their order."""
+        """Returns the stages of a rank, in ascending order."""
         return tuple(stage for stage in range(self.num_stages) if self.rank_of(stage) == rank)
 
     def rank_of(self, stage: int) -> int:
@@ -75,16 +78,16 @@ class Placement:
 
 
 def place_stages(name: str, num_ranks: int, *, stages_per_rank: int | None, num_stages: int | None) -> Placement:
-    """Returns which rank holds which stages.
+    """Returns the stages that each rank holds.
 
     Args:
         name: the schedule.
         num_ranks: ranks of the pipeline.
-        stages_per_rank: stages that each rank holds; None for what the number of stages or the schedule says.
-        num_stages: stages that the model is cut into; None where that is left to the schedule.
+        stages_per_rank: stages that each rank holds; None to derive it from the number of stages or the schedule.
+        num_stages: stages that the model is cut into; None to derive it from the schedule.
 
     Raises:
-        DistributedError: FG760 where schedule, stages and ranks do not fit together.
+        DistributedError: FG760 if schedule, stages and ranks do not fit together.
     """
     facts = facts_of(name)
     if stages_per_rank is None:
@@ -121,16 +124,16 @@ def _no_fit(message: str, hint: str) -> DistributedError:
 
 
 def num_micro_batches(name: str, placement: Placement, rows: int, asked: int | None) -> int:
-    """Returns into how many micro-batches the rows of one step go.
+    """Returns the number of micro-batches that the rows of one step are split into.
 
     Args:
         name: the schedule.
-        placement: where the stages lie.
+        placement: of the stages.
         rows: rows of one step of one replica.
-        asked: what the settings say; None for as many as there are stages, where the rows allow it.
+        asked: number in the settings; None for as many as there are stages, if the rows allow it.
 
     Raises:
-        DistributedError: FG761 where the schedule or the rows do not allow it.
+        DistributedError: FG761 if the schedule or the rows do not allow it.
     """
     legal = [chunks for chunks in range(1, rows + 1) if _obstacle(name, placement, rows, chunks) is None]
     is_set = asked is not None
@@ -154,8 +157,9 @@ def num_micro_batches(name: str, placement: Placement, rows: int, asked: int | N
 
 
 def _obstacle(name: str, placement: Placement, rows: int, chunks: int) -> str | None:
-    """Returns why rows cannot go into so many micro-batches; None where they can."""
+    """Returns why rows cannot be split into this number of micro-batches; None if they can."""
     facts = facts_of(name)
+    # With uneven parts the last rank would raise and the others would wait for it until the process group times out.
     if rows % chunks:
         return f"{rows} rows (per_device_train_batch_size) cannot be split evenly into {chunks} micro-batches"
     if facts.chunk_per_stage and chunks < placement.num_stages:
@@ -169,21 +173,21 @@ def _obstacle(name: str, placement: Placement, rows: int, chunks: int) -> str | 
 
 
 _MAX_SHAPES = 16
-"""Shapes whose buffers are kept; the least recently used ones are dropped."""
+"""Number of input shapes whose buffers are kept; the least recently used ones are dropped."""
 
 MicroBatchLoss = Callable[[Any, int], Tensor]
 
 
 class ScheduleRunner:
-    """Forward and backward passes over the stages.
+    """Forward and backward passes over the stages of this rank.
 
     Args:
         stages: the stage modules of this rank by number.
         schedule: name of the schedule.
-        placement: where all stages lie.
+        placement: of all stages.
         parts: number of micro-batches.
         group: the process group of the pipeline.
-        device: where this rank computes.
+        device: on which this rank computes.
     """
 
     def __init__(
@@ -205,16 +209,20 @@ class ScheduleRunner:
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._loss: MicroBatchLoss | None = None
         self._sharded = any(isinstance(stage, FSDPModule) for stage in stages.values())
-        # What splits the backward pass runs parts of a compiled graph twice, from buffers that must not be given away.
+        # Schedules that split the backward pass run parts of a compiled graph twice, and torch refuses that for graphs
+        # whose buffers are donated.
         if facts_of(schedule).splits_backward:
             torch._functorch.config.donated_buffer = False
 
     def run(self, inputs: StepInputs, loss: MicroBatchLoss) -> Tensor | None:
-        """Adds the gradients of one step; returns the sum of its losses where the last stage lies.
+        """Adds the gradients of one step; returns the sum of its losses on the rank of the last stage, None elsewhere.
 
         Args:
-            inputs: what the stages get; rows split evenly.
+            inputs: of the stages; the number of rows is a multiple of `parts`.
             loss: called with the output of the last stage and the number of the micro-batch.
+
+        Shapes:
+            loss: returns a scalar. Returns a scalar.
         """
         self._loss = loss
         made, is_new = self._schedule_for(inputs)
@@ -222,7 +230,8 @@ class ScheduleRunner:
         first = inputs.first if 0 in self.stages else ()
         has_loss = self.placement.num_stages - 1 in self.stages
         losses: list[Tensor] = []
-        # The target of a micro-batch is its number: the loss needs more than one tensor of it.
+        # The target of a micro-batch is its number: torch passes a single tensor to the loss, which needs the whole
+        # batch.
         target = torch.arange(self.parts) if has_loss else None
         try:
             made.step(*first, target=target, losses=losses, return_outputs=False, **inputs.every)
@@ -251,6 +260,7 @@ class ScheduleRunner:
         ]
         held = stages[0] if facts_of(self.schedule).one_stage else stages
         kind = get_schedule_class(self.schedule.removeprefix("Schedule"))
+        # With `scale_grads` torch would divide the accumulated gradients of all earlier steps again in each step.
         return kind(held, self.parts, loss_fn=self._loss_of, scale_grads=False)
 
     def _loss_of(self, output: Any, number: Tensor) -> Tensor:
@@ -258,7 +268,7 @@ class ScheduleRunner:
         return self._loss(output, int(number))
 
     def _take_gradients(self) -> dict[nn.Parameter, Tensor]:
-        """Takes the gradients away; torch drops those of sharded parameters when it makes buffers."""
+        """Removes the gradients and returns them; torch drops those of sharded parameters when it allocates buffers."""
         found = {}
         for stage in self.stages.values():
             for parameter in stage.parameters():
@@ -269,7 +279,7 @@ class ScheduleRunner:
 
 
 class _Stage(PipelineStage):
-    """A stage whose shapes are found out with zeros: torch takes memory as it lies, in which anything may stand."""
+    """A stage that infers its shapes from zeros: torch would pass uninitialized memory, which may hold any values."""
 
     def _compute_outputs(self, *args: Tensor, module: nn.Module, **kwargs: Any) -> Any:
         if not self.is_first:
@@ -280,7 +290,7 @@ class _Stage(PipelineStage):
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Returns what a stage raised: torch wraps it in a RuntimeError that shows tensors, once a stage."""
+    """Returns the exception of a stage: torch wraps it in a RuntimeError that prints tensors, once per stage."""
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -290,9 +300,9 @@ class StageRNG:
     """The random numbers of the passes on one rank.
 
     Args:
-        replica: which replica this is.
-        position: position of this rank in the pipeline.
-        draws: whether the model draws at all; where it does not, nothing is touched.
+        replica: number of the replica.
+        position: of this rank in the pipeline.
+        draws: True if the model draws random numbers; otherwise no state is touched.
     """
 
     def __init__(self, *, replica: int, position: int, draws: bool) -> None:
@@ -302,11 +312,12 @@ class StageRNG:
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
-        """Runs its body with random numbers of this rank; every rank of the pipeline enters as often as the others."""
+        """Runs its body with random numbers of this rank; all ranks of a pipeline enter equally often."""
         if not self.draws:
             yield
             return
-        # One draw from the numbers that all ranks of the replica share: what a checkpoint holds is enough to go on.
+        # One draw from the generator whose state is equal on all ranks of the replica: its state in a checkpoint
+        # determines the random numbers of every stage.
         shared = int(torch.randint(2**62, (), dtype=torch.int64))
         kept = torch.get_rng_state()
         text = f"{shared} {self.replica} {self.position}".encode()
@@ -318,7 +329,12 @@ class StageRNG:
 
 
 def draws_random_numbers(model: nn.Module, config: Any = None) -> bool:
-    """Tells whether a model in training draws: a dropout of more than zero, as a module or in its configuration."""
+    """Returns whether a model draws random numbers in training: a module or its config has a dropout above zero.
+
+    Args:
+        model: whose modules are searched.
+        config: of the model; its floats with "drop", "noise" or "jitter" in their name count.
+    """
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             return True

@@ -1,11 +1,11 @@
-"""Where to cut so that stages weigh the same.
+"""The cuts of a model into stages: balanced by cost, or as the settings name them.
 
-Takes the costs of what lies before the blocks, of each block, and of what lies after; gives cuts. Keeps true: integers
-and sums in one order only, so every rank finds the same cuts; costs are counted on the meta device, not timed, unless
-times are given.
+Takes a model and `split_spec`; gives a `SplitPlan`. Costs are counted on the meta device, not timed, and added in the
+same order everywhere, so every rank finds the same cuts.
 
-A unit weighs the mean of its share of the computation (floating-point operations of a small batch) and its share of
-the parameters (memory, optimizer, gradient traffic): an embedding computes nothing and weighs, a head does both.
+The cost of a module is the mean of its share of the computation (floating-point operations of a small batch) and its
+share of the parameters (memory, optimizer, gradient traffic): an embedding computes nothing and still has a cost, a
+head has both.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from forgather.ml.strategy.pipeline.blocks import BlockList, find_blocks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitCosts:
-    """What the units of a model weigh, in one unit of any kind.
+    """The costs of the parts of a model, as shares of the whole or in any other unit.
 
     Args:
-        before: what lies before the blocks.
-        blocks: each block.
-        after: what lies after the blocks.
+        before: of the modules before the blocks.
+        blocks: of each block.
+        after: of the modules after the blocks.
     """
 
     before: float
@@ -36,7 +36,7 @@ class UnitCosts:
     after: float
 
     def of_stages(self, cuts: Sequence[int]) -> list[float]:
-        """Returns what each stage weighs."""
+        """Returns the cost of each stage."""
         edges = (0, *cuts, len(self.blocks))
         costs = [sum(self.blocks[start:stop]) for start, stop in zip(edges, edges[1:], strict=False)]
         costs[0] += self.before
@@ -45,12 +45,12 @@ class UnitCosts:
 
 
 def unit_costs(model: nn.Module, blocks: BlockList, *, seconds: Sequence[float] | None = None) -> UnitCosts:
-    """Returns what the units of a model weigh.
+    """Returns the costs of the parts of a model.
 
     Args:
         model: the whole model.
         blocks: its list of blocks.
-        seconds: measured times of what lies before, of each block, of what lies after, in place of counted
+        seconds: measured times of the modules before, of each block, and of the modules after, used instead of counted
             operations.
     """
     sizes = [_parameters(model, blocks.before)]
@@ -64,7 +64,7 @@ def unit_costs(model: nn.Module, blocks: BlockList, *, seconds: Sequence[float] 
 
 
 def _parameters(model: nn.Module, names: Sequence[str]) -> int:
-    """Number of parameters below names; a tied copy counts, for each end of a pipeline holds one."""
+    """Returns the number of parameters below names; a tied one counts each time, since both ends hold a copy."""
     modules = dict(model.named_modules(remove_duplicate=False))
     total = 0
     for name in names:
@@ -74,10 +74,14 @@ def _parameters(model: nn.Module, names: Sequence[str]) -> int:
 
 
 def balanced_cuts(costs: UnitCosts, num_stages: int) -> tuple[int, ...]:
-    """Returns the cuts of least cost of the heaviest stage; among those, of the most even stages.
+    """Returns the cuts with the smallest maximal stage cost; among those, the cuts with the most even costs.
 
-    Every stage holds a block where there are enough of them; otherwise what lies before, then what lies after, is a
-    stage of its own.
+    Every stage holds a block if there are enough of them; otherwise the modules before, then the modules after, are a
+    stage of their own.
+
+    Args:
+        costs: of the parts of the model.
+        num_stages: number of stages.
 
     Example:
         >>> balanced_cuts(UnitCosts(before=1.0, blocks=(1.0,) * 6, after=1.0), 4)
@@ -94,7 +98,7 @@ def balanced_cuts(costs: UnitCosts, num_stages: int) -> tuple[int, ...]:
 def _least(
     costs: UnitCosts, num_stages: int, first: int, last: int, limit: float | None
 ) -> tuple[float, tuple[int, ...]]:
-    """Returns the best value and its cuts: the least maximum, or the least sum of squares below a limit."""
+    """Returns the best value and its cuts: the smallest maximum, or the smallest sum of squares below a limit."""
     count = len(costs.blocks)
     total = [0.0]
     for cost in costs.blocks:
@@ -107,7 +111,7 @@ def _least(
 
     if num_stages == 1:
         return costs.of_stages(())[0], ()
-    # best[place] is the best of the stages so far, the last of which ends at `place`.
+    # best[place] is the best value of the stages so far, the last of which ends at `place`.
     best: dict[int, tuple[float, tuple[int, ...]]] = {
         place: (join(0.0, total[place] + costs.before), (place,)) for place in range(first, last + 1)
     }
@@ -136,11 +140,11 @@ _WORDS_FOR_BLOCKS = ("layer", "layers", "block", "blocks", "h")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPlan:
-    """Where a model is cut.
+    """The cuts of a model.
 
     Args:
-        blocks: the list of blocks, and what lies beside it.
-        cuts: for each stage but the last, how many blocks lie in it and before it.
+        blocks: the list of blocks, and the modules before and after it.
+        cuts: for each stage except the last, the number of blocks up to its end.
     """
 
     blocks: BlockList
@@ -148,26 +152,26 @@ class SplitPlan:
 
     @property
     def num_stages(self) -> int:
-        """Number of stages."""
+        """The number of stages."""
         return len(self.cuts) + 1
 
     def span(self, index: int) -> range:
-        """Returns the numbers of the blocks of stage `index`."""
+        """Returns the indices of the blocks of stage `index`."""
         edges = (0, *self.cuts, len(self.blocks))
         return range(edges[index], edges[index + 1])
 
     def held(self, index: int) -> tuple[str, ...]:
-        """Returns the names of what stage `index` holds, in order: what lies before, blocks, what lies after."""
+        """Returns the names of what stage `index` holds: modules before the blocks, blocks, modules after them."""
         before = self.blocks.before if index == 0 else ()
         after = self.blocks.after if index == self.num_stages - 1 else ()
         return (*before, *(self.blocks.block_name(block) for block in self.span(index)), *after)
 
     def holds(self, index: int, fqn: str) -> bool:
-        """Tells whether stage `index` holds the parameter or buffer `fqn`."""
+        """Returns whether stage `index` holds the parameter or buffer `fqn`."""
         return any(fqn == name or fqn.startswith(name + ".") for name in self.held(index))
 
     def describe(self) -> list[str]:
-        """Returns a line per stage: its blocks, and what else it holds."""
+        """Returns one line per stage: its blocks, and its other modules."""
         lines = []
         for index in range(self.num_stages):
             span = self.span(index)
@@ -181,18 +185,18 @@ class SplitPlan:
 def plan_split(
     model: nn.Module, split_spec: Mapping[str, Any] | str | int | None, num_stages: int | None = None
 ) -> SplitPlan:
-    """Returns where a model is cut.
+    """Returns the cuts of a model.
 
     Args:
-        model: the whole model, best on the meta device.
-        split_spec: a mapping of names to "end" or "beginning"; "auto" or None to balance; a number of stages.
-            A name is the model's own name of a block (or of what lies next to the list), or a word for blocks with
-            a number (`layer.4`), which stands for that block of the model's one list.
-        num_stages: stages that the ranks make; None for as many as `split_spec` says.
+        model: the whole model, preferably on the meta device.
+        split_spec: a mapping of names to "end" or "beginning"; "auto" or None for balanced cuts; a number of stages. A
+            name is the model's own name of a block (or of a module next to the list), or a word for blocks with a
+            number (`layer.4`), which means that block of the model's list.
+        num_stages: stages that the ranks hold; None for as many as `split_spec` gives.
 
     Raises:
-        TrainingError: FG750 and FG754 for a model that cannot be cut, FG751 for a name, FG752 for a number out of
-            range, FG753 where the cuts do not make the stages asked for, FG755 for words that mean nothing.
+        TrainingError: FG750 and FG754 for a model that cannot be cut, FG751 for an unknown name, FG752 for a number out
+            of range, FG753 for another number of stages than the ranks hold, FG755 for a value without a meaning.
     """
     blocks = find_blocks(model)
     try:
@@ -289,7 +293,7 @@ def _cuts_of(model: nn.Module, blocks: BlockList, split_spec: Mapping[str, Any])
 
 
 def _side(name: Any, word: Any) -> str:
-    # torch's SplitPoint is accepted by its name.
+    # torch's `SplitPoint` is accepted too, by the name of its member.
     text = str(getattr(word, "name", word)).lower()
     if text not in ("end", "beginning"):
         raise TrainingError(
@@ -301,7 +305,7 @@ def _side(name: Any, word: Any) -> str:
 
 
 def _place(model: nn.Module, blocks: BlockList, name: str, side: str, aliases: dict[str, str]) -> int:
-    """Returns how many blocks lie before the cut that a name makes."""
+    """Returns the number of blocks before the cut of a name."""
     index = _index_of(model, blocks, name, aliases)
     if index is None:
         return _beside(blocks, name, side)
@@ -331,7 +335,7 @@ def _beside(blocks: BlockList, name: str, side: str) -> int:
 
 
 def _index_of(model: nn.Module, blocks: BlockList, name: str, aliases: dict[str, str]) -> int | None:
-    """Returns the number of the block that a name stands for; None for what lies beside the list."""
+    """Returns the index of the block of a name; None for a module next to the list."""
     names = blocks.names
     if name in names:
         return names.index(name)

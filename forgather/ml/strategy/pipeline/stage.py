@@ -1,14 +1,17 @@
-"""One stage of a pipeline: the module tree pruned, the model's own forward kept.
+"""One stage of a pipeline: the model's module tree without the parts of other stages, under the model's own forward.
 
-Takes a model and a plan; gives a module that has the names of the model, and whose forward takes token ids (first
-stage) or hidden states, with the same keywords on every stage, and gives hidden states or logits (last stage). Keeps
-true: masks, rotary embeddings and packing are made by the model's own code on every stage, from the keywords and the
-shape of the hidden states; what a later stage computes before its first block is NaN, and discarded.
+Takes a model and its cuts; gives a module with the parameter names of the model, whose forward takes token ids (first
+stage) or hidden states, and the same keywords on every stage, and returns hidden states or logits (last stage). Masks,
+rotary embeddings and document boundaries are computed on every stage by the model's own code, from the keywords and the
+shape of the hidden states. What a later stage computes before its first block is NaN and is discarded.
 
-How: placeholders without parameters replace the modules of other stages. The first block of a stage is called with the
+Placeholders without parameters replace the modules of other stages. The first block of a stage is called with the
 received hidden states, and ignores what the code before it computed. The first block of the next stage ends the forward
-pass with its arguments. So code between two blocks runs once, on the earlier stage. A placeholder that a correct stage
+pass with its arguments, so code between two blocks runs once, on the earlier stage. A placeholder that a correct stage
 never reaches raises when it is called.
+
+Shapes:
+    B rows, T positions, D features, V vocabulary.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from forgather.ml.strategy.pipeline.trace import first_tensor, with_first_tensor
 
 
 class StageExit(Exception):  # noqa: N818 - not an error: the way out of a forward pass
-    """Hidden states that leave the stage."""
+    """Ends the forward pass of a stage, with the hidden states that it sends on."""
 
     def __init__(self, states: Tensor) -> None:
         super().__init__()
@@ -39,45 +42,65 @@ class StageExit(Exception):  # noqa: N818 - not an error: the way out of a forwa
 
 
 class ContiguousGradient(torch.autograd.Function):
-    """Hidden states as they are; their gradient in one piece, for gloo sends nothing else."""
+    """The identity, with a contiguous gradient: gloo sends no other."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor) -> Tensor:
-        """Returns the hidden states."""
+        """Returns the hidden states.
+
+        Shapes:
+            states: (B, T, D). Returns (B, T, D).
+        """
         return states.view_as(states)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Returns the gradient, laid out without gaps."""
+        """Returns the gradient in contiguous memory.
+
+        Shapes:
+            gradient: (B, T, D). Returns (B, T, D).
+        """
         return gradient.contiguous()
 
 
 class Gate:
-    """Where hidden states wait until the first block is reached."""
+    """Holds the received hidden states until the first block is called."""
 
     def __init__(self) -> None:
         self.close()
         self.unused = math.nan
 
     def open(self, states: Tensor, unused: float) -> None:
-        """Lets hidden states in; `unused` is what is computed with until they are reached."""
+        """Stores the hidden states of a forward pass.
+
+        Args:
+            states: received by the stage.
+            unused: value of the tensors that are computed with before the first block.
+
+        Shapes:
+            states: (B, T, D).
+        """
         self.states, self.like, self.unused = states, states, unused
 
     def take(self) -> Tensor:
-        """Returns the hidden states, once."""
+        """Returns the hidden states, once per forward pass.
+
+        Shapes:
+            Returns (B, T, D).
+        """
         if self.states is None:
             raise RuntimeError("a block was called twice in one forward pass of its stage")
         states, self.states = self.states, None
         return states
 
     def close(self) -> None:
-        """Keeps nothing of the forward pass."""
+        """Drops the hidden states."""
         self.states: Tensor | None = None
         self.like: Tensor | None = None
 
 
 class _Placeholder(nn.Module):
-    """Stands for what another stage holds."""
+    """Takes the place of a module of another stage."""
 
     def __init__(self, name: str, gate: Gate, *, width: int | None = None) -> None:
         super().__init__()
@@ -88,10 +111,15 @@ class _Placeholder(nn.Module):
 
 
 class PlaceholderBefore(_Placeholder):
-    """What lies before the blocks: called on a later stage, where the result is discarded."""
+    """A module before the blocks, on a later stage: its result is discarded."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns something of the right shape that is not a number."""
+        """Returns a tensor of the right shape without meaningful values.
+
+        Shapes:
+            Returns the shape of the first tensor, with a further axis of `width` features if the module is an
+            embedding.
+        """
         like = self.gate.like
         if like is None or self.gate.states is None:
             raise _used_elsewhere(self.name, "after the first block of a later stage")
@@ -103,22 +131,30 @@ class PlaceholderBefore(_Placeholder):
 
 
 class PlaceholderAfter(_Placeholder):
-    """What lies after the blocks: never reached on an earlier stage."""
+    """A module after the blocks, on an earlier stage, where it is never reached."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuses."""
+        """Refuses the call.
+
+        Raises:
+            TrainingError: FG754.
+        """
         raise _used_elsewhere(self.name, "before the last block")
 
 
 class PlaceholderEarlier(_Placeholder):
-    """A block of an earlier stage: hands through what is discarded."""
+    """A block of an earlier stage: passes on tensors that are discarded."""
 
     def __init__(self, name: str, gate: Gate, *, num_outputs: int | None, enters: bool) -> None:
         super().__init__(name, gate)
         self.num_outputs, self.enters = num_outputs, enters
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns its input, or the hidden states that came in where the stage has no block."""
+        """Returns its input, or the received hidden states if the stage has no block of its own.
+
+        Shapes:
+            Returns (B, T, D).
+        """
         states = self.gate.take() if self.enters else first_tensor(args, kwargs)
         if self.num_outputs is None:
             return states
@@ -126,7 +162,7 @@ class PlaceholderEarlier(_Placeholder):
 
 
 class PlaceholderLater(_Placeholder):
-    """A block of a later stage: what it is called with leaves the stage."""
+    """A block of a later stage: its input leaves the stage."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Ends the forward pass."""
@@ -135,7 +171,7 @@ class PlaceholderLater(_Placeholder):
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """Whether hidden states enter at a block, and whether they leave behind it."""
+    """Whether hidden states enter the stage at a block, and whether they leave it after that block."""
 
     gate: Gate
     enters: bool
@@ -143,16 +179,16 @@ class Border:
 
 
 class BorderBlock:
-    """What the class of the first and of the last block of a stage is preceded by.
+    """A base class that is put in front of the class of the first and of the last block of a stage.
 
-    `__call__` and not a hook: a recomputation of the block's forward pass must not see the gate, and FSDP2 casts what a
-    block is called with.
+    It overrides `__call__` instead of registering a hook: activation checkpointing calls the block's forward again and
+    must not take from the gate a second time, and FSDP2 casts the arguments of the block.
     """
 
     _border: Border
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the block with the hidden states that came in."""
+        """Calls the block with the received hidden states."""
         border = self._border
         if border.enters:
             replaced, kwargs = with_first_tensor(args, kwargs, border.gate.take())
@@ -174,13 +210,13 @@ def _used_elsewhere(name: str, when: str) -> TrainingError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePart:
-    """Which part of the model a stage is; the attribute `pipeline_part` of a stage.
+    """The part of the model that a stage is; the attribute `pipeline_part` of a stage.
 
     Args:
         index: number of the stage.
         num_stages: number of stages.
-        blocks: the model's names of the blocks that lie here.
-        held: everything that lies here: modules and parameters beside the blocks, and the blocks.
+        blocks: the model's names of the blocks of this stage.
+        held: names of all modules and parameters of this stage, blocks included.
         entry: how hidden states enter the model's own forward.
     """
 
@@ -192,17 +228,17 @@ class StagePart:
 
     @property
     def is_first(self) -> bool:
-        """True where token ids come in."""
+        """True if the stage receives token ids."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """True where logits come out."""
+        """True if the stage returns logits."""
         return self.index == self.num_stages - 1
 
 
 class _StageForward:
-    """What the class of the model is preceded by in a stage."""
+    """A base class that is put in front of the class of the model in a stage."""
 
     pipeline_part: StagePart
     _gate: Gate
@@ -214,8 +250,11 @@ class _StageForward:
         """Returns hidden states, or logits on the last stage.
 
         Args:
-            states: token ids (what the model takes) on the first stage, hidden states elsewhere.
+            states: the model's input (token ids) on the first stage, hidden states elsewhere.
             **keywords: of the model's forward (`position_ids`, `attention_mask`, ...), the same on every stage.
+
+        Shapes:
+            states: (B, T) on the first stage, else (B, T, D). Returns (B, T, D), or (B, T, V) on the last stage.
         """
         result = self._compute(states, keywords, unused=math.nan)
         if not self._leak_checked:
@@ -223,12 +262,12 @@ class _StageForward:
         return result
 
     def _compute(self, states: Tensor, keywords: dict[str, Any], *, unused: float) -> Tensor:
-        """Runs the model's own forward pass, as far as this stage goes.
+        """Runs the model's own forward up to the end of this stage.
 
         Args:
-            states: what comes in.
+            states: received by the stage.
             keywords: of the model's forward.
-            unused: what is computed with before the first block of a later stage.
+            unused: value of the tensors that are computed with before the first block of a later stage.
         """
         part, gate = self.pipeline_part, self._gate
         forward = super().forward  # type: ignore[misc]
@@ -250,14 +289,15 @@ class _StageForward:
         return output_tensor(output) if part.is_last else output.contiguous()
 
     def _refuse_leak(self, states: Tensor, keywords: dict[str, Any], result: Tensor) -> None:
-        """Looks once whether what is discarded reached the result."""
+        """Checks, once, whether values that should be discarded reached the result."""
         part = self.pipeline_part
-        if type(result) is not Tensor or result.device.type == "meta":  # shapes are being inferred
+        if type(result) is not Tensor or result.device.type == "meta":  # torch infers shapes
             return
         if part.is_first or part.entry is Entry.CHAIN or not bool(result.detach().isnan().all()):
             self._leak_checked = True
             return
-        # What came in may be no numbers by itself: torch infers shapes with whatever lies in memory.
+        # The received tensor may be NaN itself: torch infers shapes from uninitialized memory. Only a result that is
+        # NaN with NaN and not with zeros depends on the discarded values.
         with torch.no_grad():
             again = self._compute(states, keywords, unused=0.0)
         if not bool(again.isnan().all()):
@@ -270,7 +310,7 @@ class _StageForward:
 
 
 def _stand_in_input(entry: Entry, states: Tensor, unused: float) -> Tensor:
-    """Returns what the model's forward is called with on a later stage: the right shape, and no memory."""
+    """Returns the input of the model's forward on a later stage: a tensor of the right shape that takes no memory."""
     if entry is Entry.IDS:
         return torch.zeros((), dtype=torch.long, device=states.device).expand(states.shape[:-1])
     return states.detach().new_full((), unused).expand(states.shape)
@@ -281,13 +321,13 @@ def _with_contiguous_gradient(states: Tensor) -> Tensor:
 
 
 def make_stage(model: nn.Module, plan: SplitPlan, index: int) -> nn.Module:
-    """Returns the part of the model that stage `index` holds; the model stays whole.
+    """Returns the part of the model that stage `index` holds; the model itself is not changed.
 
     Parameters and buffers are those of the model, under their names: on the meta device, fill the stage afterwards.
 
     Args:
         model: the whole model.
-        plan: where it is cut.
+        plan: its cuts.
         index: number of the stage.
     """
     blocks, span = plan.blocks, plan.span(index)
@@ -300,6 +340,7 @@ def make_stage(model: nn.Module, plan: SplitPlan, index: int) -> nn.Module:
         entry=blocks.entry,
     )
     gate = Gate()
+    # With these entries `deepcopy` copies modules and keeps tensors, the config and other stages' modules as they are.
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     if (config := getattr(model, "config", None)) is not None:
         memo[id(config)] = config
@@ -333,14 +374,14 @@ def _stand_ins(
         if index >= span.stop:
             found[id(modules[name])] = PlaceholderLater(name, gate)
         elif index < span.start:
-            # A stage without blocks (norm and head alone) receives the output of the last block.
+            # A stage without blocks (only norm and head) receives the output of the last block.
             enters = not span and index == len(blocks) - 1
             found[id(modules[name])] = PlaceholderEarlier(name, gate, num_outputs=blocks.num_outputs, enters=enters)
     return found
 
 
 def _replace_bare_parameters(stage: nn.Module, blocks: BlockList, held: tuple[str, ...]) -> None:
-    """A parameter of the model itself is a buffer of the same shape where the stage does not hold it."""
+    """Replaces parameters of the model itself that the stage does not hold by buffers of the same shape."""
     for unit in (*blocks.before, *blocks.after):
         owner, _, name = unit.rpartition(".")
         module = stage.get_submodule(owner)
@@ -372,16 +413,22 @@ def _become_stage(stage: nn.Module, part: StagePart, gate: Gate) -> None:
 
 
 def present_blocks(stage: nn.Module) -> dict[str, nn.Module]:
-    """Returns the blocks that lie in a stage, by the model's names: the units to compile, shard or recompute."""
+    """Returns the blocks of a stage by the model's names: the units to compile, shard or recompute."""
     part: Any = stage.pipeline_part
     return {name: stage.get_submodule(name) for name in part.blocks}
 
 
 def output_tensor(output: Any) -> Tensor:
-    """Returns the logits of what a model returned; its first tensor where it has none.
+    """Returns the logits in a model's output, or its first tensor if there are no logits.
+
+    Args:
+        output: of the model.
+
+    Shapes:
+        Returns (B, T, V), or the shape of the first tensor.
 
     Raises:
-        TrainingError: FG754 where there is no tensor.
+        TrainingError: FG754 for an output without a tensor.
     """
     if isinstance(output, Tensor):
         return output

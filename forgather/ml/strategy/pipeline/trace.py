@@ -1,10 +1,13 @@
-"""One forward pass on the meta device, watched: what is used when, and what it costs.
+"""One observed forward pass on the meta device: which modules are used when, and what they cost.
 
-Takes a model and its list of blocks; gives an `Observed`, or None where no input could be made up for the model. Keeps
-true: it works on a copy without memory, the numbers of the copy are never looked at, and it is the same on every rank.
+Takes a model and its list of blocks; gives an `Observed`, or None if no made-up input fits the model. It works on a
+copy without memory, never reads values of the copy, and gives the same result on every rank.
 
-A phase is -1 before the first block, the index of a block inside it and up to the next, and the number of blocks after
-the last. Code between two blocks belongs to the earlier one, as it does in a stage.
+A phase is -1 before the first block, the index of a block from its start to the start of the next, and the number of
+blocks after the last. Code between two blocks belongs to the earlier one, as it does in a stage.
+
+Shapes:
+    B rows, T positions, D features.
 """
 
 from __future__ import annotations
@@ -30,12 +33,12 @@ _ROWS, _TOKENS = 2, 8
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A tensor that depends on weights and goes around the hidden states.
+    """A tensor that depends on weights and bypasses the hidden states.
 
     Args:
         made: phase that computed it.
         used: phase that used it.
-        by: the operation that used it.
+        by: name of the operation that used it.
     """
 
     made: int
@@ -45,14 +48,17 @@ class Crossing:
 
 @dataclass(slots=True)
 class Observed:
-    """What a forward pass showed.
+    """The observations of a forward pass.
 
     Args:
-        num_blocks: length of the list.
-        phases: phases in which each unit beside the blocks was used.
+        num_blocks: number of blocks.
+        phases: phases in which each unit outside the blocks was used.
         num_outputs: length of the tuple that a block returns; None for a tensor.
-        flops: of each phase, from -1 on.
-        crossing: the first tensor that goes around the hidden states.
+        flops: of each phase, starting with -1.
+        crossing: the first tensor that bypasses the hidden states.
+
+    Units:
+        floating-point operations.
     """
 
     num_blocks: int
@@ -63,7 +69,15 @@ class Observed:
 
 
 def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """Returns the hidden states among the arguments of a block: its first tensor."""
+    """Returns the hidden states among the arguments of a block: its first tensor, or the keyword `hidden_states`.
+
+    Args:
+        args: positional arguments of the block.
+        kwargs: keyword arguments of the block.
+
+    Shapes:
+        Returns (B, T, D), or the shape of the first tensor.
+    """
     for value in args:
         if isinstance(value, Tensor):
             return value
@@ -78,7 +92,16 @@ def _states_keyword(kwargs: dict[str, Any]) -> str:
 
 
 def with_first_tensor(args: Sequence[Any], kwargs: dict[str, Any], new: Tensor) -> tuple[list[Any], dict[str, Any]]:
-    """Returns the arguments of a block with other hidden states."""
+    """Returns the arguments of a block with other hidden states.
+
+    Args:
+        args: positional arguments of the block.
+        kwargs: keyword arguments of the block.
+        new: the other hidden states.
+
+    Shapes:
+        new: (B, T, D), as the replaced tensor.
+    """
     replaced, keywords = list(args), dict(kwargs)
     for position, value in enumerate(replaced):
         if isinstance(value, Tensor):
@@ -89,7 +112,14 @@ def with_first_tensor(args: Sequence[Any], kwargs: dict[str, Any], new: Tensor) 
 
 
 def observe(model: nn.Module, name: str, keys: Sequence[str], units: Sequence[str]) -> Observed | None:
-    """Returns what a forward pass over made-up inputs shows; None where none of them fits the model."""
+    """Returns the observations of a forward pass over made-up inputs; None if no input fits the model.
+
+    Args:
+        model: the whole model.
+        name: the container of the blocks.
+        keys: names of the blocks in their container.
+        units: names of the modules and parameters outside the blocks.
+    """
     for inputs in _made_up_inputs(model, name, units):
         try:
             return _observe(model, name, keys, units, inputs)
@@ -119,7 +149,7 @@ def _module_or_none(model: nn.Module, name: str) -> list[nn.Module]:
 def _observe(
     model: nn.Module, name: str, keys: Sequence[str], units: Sequence[str], inputs: dict[str, Tensor]
 ) -> Observed:
-    # A copy: hooks and detached states never touch the model.
+    # A copy, since hooks and detached hidden states must not stay in the user's model.
     replica = on_meta_device(model)
     for parameter in replica.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
@@ -139,7 +169,7 @@ def _observe(
 
 
 def on_meta_device(model: nn.Module) -> nn.Module:
-    """Returns a copy of a model without memory; parameters that are one stay one, which `.to("meta")` would undo."""
+    """Returns a copy of a model on the meta device; tied parameters stay tied, unlike with `.to("meta")`."""
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         empty = torch.empty_like(tensor, device="meta")
@@ -151,10 +181,10 @@ def on_meta_device(model: nn.Module) -> nn.Module:
 
 
 class NumbersUnread(TorchFunctionMode):
-    """Lets code that looks at numbers run on the meta device: it reads zeros."""
+    """Lets code that reads values run on the meta device: every value is read as zero."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operation."""
+        """Runs an operation; a read of a value returns zero."""
         if func is Tensor.__bool__:
             return False
         if func is Tensor.item:
@@ -163,7 +193,7 @@ class NumbersUnread(TorchFunctionMode):
 
 
 class _Watch(NumbersUnread):
-    """Follows the tensors of one forward pass."""
+    """Follows the tensors of one forward pass through its phases."""
 
     def __init__(self, model: nn.Module, units: Sequence[str], seen: Observed, counter: FlopCounterMode) -> None:
         super().__init__()
@@ -173,7 +203,7 @@ class _Watch(NumbersUnread):
         self.flops = [0] * (seen.num_blocks + 2)
         self._counted = 0
         self._counter = counter
-        self._made: dict[int, tuple[int, Tensor]] = {}  # the tensor is kept, so that its id stays its own
+        self._made: dict[int, tuple[int, Tensor]] = {}  # the tensor is kept, so that its id is not reused
         self._holders: dict[int, list[str]] = {}
         modules = dict(model.named_modules())
         for unit in units:
@@ -193,13 +223,17 @@ class _Watch(NumbersUnread):
         return hook
 
     def count_flops(self) -> None:
-        """Adds what was computed since the last call to the phase that is."""
+        """Adds the operations since the last call to the current phase."""
         total = self._counter.get_total_flops()
         self.flops[self.phase + 1] += total - self._counted
         self._counted = total
 
     def mark_block(self, block: nn.Module, index: int, num_blocks: int) -> None:
-        """Makes a block announce itself, and hand on hidden states that begin anew."""
+        """Makes a block report its start, and replaces its hidden states by ones without history.
+
+        The replaced hidden states belong to the current phase: every other tensor of an earlier phase that is used from
+        here on bypasses them.
+        """
 
         def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             if self.entered != list(range(index)):
@@ -230,7 +264,7 @@ class _Watch(NumbersUnread):
         return new
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operation and notes what it used."""
+        """Runs an operation, and records the tensors that it used and made."""
         output = super().__torch_function__(func, types, args, kwargs)
         made = [value for value in _flat(output) if isinstance(value, Tensor)]
         if made:
@@ -251,7 +285,7 @@ class _Watch(NumbersUnread):
             self._made[id(tensor)] = (self.phase, tensor)
 
     def _use(self, unit: str, parameter: int) -> None:
-        # A tied parameter has several holders: where one of them was called in this phase, it is the user.
+        # A tied parameter belongs to several units; the one whose module was called in this phase used it.
         called = [other for other in self._holders[parameter] if self._open.get(other) == self.phase]
         if not called:
             self.seen.phases[unit].add(self.phase)
