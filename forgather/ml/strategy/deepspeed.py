@@ -1,8 +1,8 @@
-"""ZeRO 1, 2 and 3: DeepSpeed's engine shares out optimizer state, gradients and weights among the replicas.
+"""The strategy of DeepSpeed's ZeRO: its engine shards optimizer state, gradients and weights over data-parallel ranks.
 
-Takes a recipe and windows; gives losses and updates that equal those of one process. Keeps true: the engine is
-DeepSpeed's and nothing falls back to another; the trainer owns optimizer, schedule, accumulation and clipping; a
-captured state is the canonical one, so that it goes on under any other strategy.
+Takes a recipe and windows; gives losses and updates that equal those of one process. The engine is always DeepSpeed's;
+there is no fallback to another. The trainer owns optimizer, schedule, accumulation and clipping. A captured state has
+the names and shapes of the whole model, so that any other strategy can resume from it.
 """
 
 from __future__ import annotations
@@ -43,22 +43,25 @@ from forgather.redaction import hidden
 _log = get_logger(__name__)
 
 _WHOLE_TENSORS = ("adafactor", "muon", "lamb", "lars", "shampoo", "soap", "galore", "lbfgs", "sparseadam")
-"""Optimizers that look at a weight as a whole: on the flat slices of ZeRO they would compute something else."""
+"""Optimizers that need whole weights: on the flat slices of ZeRO their updates would be different."""
 
 
 _SAID_BY_DESIGN = ("Setting accelerator to CPU", "**** You are using ZeRO with an untested optimizer")
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Tells whether a line of DeepSpeed's log says something that was not decided here."""
+    """Returns whether a line of DeepSpeed's log reports something that was not decided here."""
     return not record.getMessage().startswith(_SAID_BY_DESIGN)
 
 
 def import_deepspeed(device_type: str) -> Any:
-    """Returns the module, told where this process computes.
+    """Returns the module, set up for a device.
+
+    Args:
+        device_type: of the device on which this process computes.
 
     Raises:
-        DistributedError: FG740 where it is not installed.
+        DistributedError: FG740 if it is not installed.
     """
     logging.getLogger("DeepSpeed").addFilter(_is_news)
     warnings.filterwarnings("ignore", message=r".*torch.distributed.\w+_tensor. is deprecated", category=FutureWarning)
@@ -73,11 +76,11 @@ def import_deepspeed(device_type: str) -> Any:
             code="FG740",
             hint="pip install 'forgather[deepspeed]'",
         ) from None
-    # On a CPU DeepSpeed compiles an operation over shared memory at the first start, in every process at once; a start
-    # that is killed meanwhile leaves a lock that all later ones wait at forever. gloo needs neither.
+    # On a CPU DeepSpeed compiles a shared-memory operation at the first start, in every process at once. If that start
+    # is killed, it leaves a lock that all later ones wait for forever. gloo does not need the operation.
     module.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     for handler in module.utils.logger.handlers:
-        # Its log goes to the standard output, where results go.
+        # Its log goes to the standard output, which is for results.
         if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
             handler.setStream(sys.stderr)
     return module
@@ -86,9 +89,14 @@ def import_deepspeed(device_type: str) -> Any:
 def deepspeed_strategy(environment: DistributedEnvironment, args: Any, **accelerator: Any) -> DeepSpeedZero:
     """Returns the strategy that the training arguments ask for by `deepspeed`.
 
+    Args:
+        environment: rank of this process, and the process group.
+        args: the training arguments.
+        **accelerator: settings of other strategies, which are ignored.
+
     Raises:
         TrainingError: FG741 to FG744 for a config that cannot be used.
-        DistributedError: FG740 where deepspeed is not installed.
+        DistributedError: FG740 if deepspeed is not installed.
     """
     layout = Layout.of(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
     if layout.pipeline_parallel_size * layout.tensor_parallel_size > 1:
@@ -102,7 +110,7 @@ def deepspeed_strategy(environment: DistributedEnvironment, args: Any, **acceler
     try:
         config = zero_config(args.deepspeed, args, processes=layout.data_parallel_size, on_cpu=on_cpu)
     except TrainingError as error:
-        # One that stands in a file has its place there.
+        # An error in a file has a place already: the line of the file.
         raise error if error.span is not None else error.about("args.deepspeed") from None
     return DeepSpeedZero(environment, layout, config=config, use_cpu=args.use_cpu, record_in=args.logging_dir)
 
@@ -111,14 +119,14 @@ class DeepSpeedZero:
     """The strategy of DeepSpeed's ZeRO.
 
     Args:
-        environment: who this process is.
+        environment: rank of this process, and the process group.
         layout: sizes; data parallelism only.
         config: DeepSpeed's config, filled from the arguments.
-        use_cpu: compute on the CPU though there is an accelerator.
-        record_in: folder that the config is written into as the engine got it; None for nowhere.
+        use_cpu: compute on the CPU even if there is an accelerator.
+        record_in: folder for a copy of the config that the engine got; None for no copy.
 
     Raises:
-        DistributedError: FG740 where deepspeed is not installed.
+        DistributedError: FG740 if deepspeed is not installed.
     """
 
     model: nn.Module
@@ -159,11 +167,11 @@ class DeepSpeedZero:
 
     @property
     def slices_per_weight(self) -> int:
-        """All processes at stage 3, where DeepSpeed splits weights by itself."""
+        """The number of all processes at stage 3, where DeepSpeed splits weights without DTensors."""
         return self.topology.dp_size if self.config.stage == 3 else 1
 
     def build(self, recipe: Recipe) -> None:
-        """Makes the model and its loss rule and prepares it; at stage 3 weights get values where the engine starts."""
+        """Makes and prepares the model, and makes its loss rule; at stage 3 the engine's start fills the weights."""
         self._recipe = recipe
         if self.config.stage == 3:
             self._initial = make_initial_weights(recipe, self.topology)
@@ -191,7 +199,7 @@ class DeepSpeedZero:
             )
 
     def build_optimizer(self) -> Optimizer:
-        """Makes the optimizer and the engine; a second training begins with an optimizer that remembers nothing."""
+        """Makes the optimizer and the engine; a second training gets an optimizer without state."""
         if self._engine is None:
             self._start_engine()
         elif self._state is not None:
@@ -260,7 +268,11 @@ class DeepSpeedZero:
     def forward_backward(
         self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
     ) -> Tensor:
-        """Adds the gradients of a window; returns this process's share of its loss."""
+        """Adds the gradients of a window, and returns this process's share of its loss.
+
+        Shapes:
+            Returns a scalar.
+        """
         if not self.model.training:
             self._engine.train()
         total = torch.zeros((), device=self.topology.device)
@@ -268,7 +280,8 @@ class DeepSpeedZero:
         for position, batch in enumerate(window.batches):
             self._engine.set_gradient_accumulation_boundary(position == last)
             loss = self.rule.total(self._engine, to_device(batch, self.topology.device), denom=denom) / denom
-            # The engine takes the mean over processes; shares add up.
+            # The engine takes the mean over processes, which undoes this factor. Its own division by the accumulation
+            # steps is off: `denom` counts the targets of all micro-batches.
             self._engine.backward(loss * self.topology.dp_size, scale_wrt_gas=False)
             total = total + loss.detach()
             if after_micro_batch is not None and position != last:
@@ -283,10 +296,10 @@ class DeepSpeedZero:
         before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
-        """Clips, steps and zeroes, as one act of the engine."""
+        """Clips, steps and zeroes in one call of the engine."""
         assert self._state is not None, "build_optimizer comes first"  # noqa: S101
         norm = self._state.norm() if max_norm > 0 or want_norm else None
-        # Where losses are scaled, gradients that are too large are no fault: the engine leaves the update out.
+        # With a scaled loss an overflow is not an error: the engine skips the update and lowers the scale.
         overflows = norm is not None and self._engine.fp16_enabled() and not bool(torch.isfinite(norm))
         if before_step(None if overflows else norm):
             self.discard()
@@ -305,7 +318,11 @@ class DeepSpeedZero:
 
     @torch.no_grad()
     def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
-        """Returns the loss sum and the number of valid targets of a batch, without gradients."""
+        """Returns the loss sum and the number of valid targets of a batch, without gradients.
+
+        Shapes:
+            Returns a scalar, and a number or scalar.
+        """
         self._started_state()
         if self.model.training:
             self._engine.eval()
@@ -316,35 +333,35 @@ class DeepSpeedZero:
         return sum_over_group(value, None, self.topology.device) if self.topology.dp_size > 1 else value
 
     def capture(self) -> LocalState:
-        """Returns the state, gathered weight by weight, on the process that writes, and nothing elsewhere."""
+        """Returns the state on the main process, gathered weight by weight, and an empty one elsewhere. Collective."""
         keep = self.topology.is_writer
         state = on_host(self.export(), keep=keep)
         optimizer = None if self._state is None else self._state.capture(keep=keep)
         return local_state(state, optimizer if keep else None)
 
     def restore(self, saved: CheckpointReader) -> None:
-        """Goes on with the weights of a checkpoint; every process reads all of them, one by one.
+        """Restores the weights of a checkpoint; every process reads all of them, one by one. Collective.
 
         Raises:
-            CheckpointError: FG605, on every process, where they are those of another model.
+            CheckpointError: FG605, on every process, for the weights of another model.
         """
         self._started_state().restore_model(saved)
 
     def restore_optimizer(self, saved: CheckpointReader) -> None:
-        """Goes on with the optimizer of a checkpoint, after `restore`.
+        """Restores the optimizer state of a checkpoint, after `restore`. Collective.
 
         Raises:
-            CheckpointError: FG605, on every process, where it is the state of another one.
+            CheckpointError: FG605, on every process, for the state of another optimizer.
         """
         if self._state is not None and saved.optimizer is not None:
             self._state.restore_optimizer(saved)
 
     def export(self) -> Iterator[tuple[str, Any]]:
-        """Yields the state of the model by name, each weight whole, one at a time; every process iterates over it."""
+        """Yields (name, value) of the model's state, each weight whole, one at a time. Collective."""
         yield from self._started_state().weights()
 
     def _started_state(self) -> EngineState:
-        """Returns the state of the engine, which starts with the first use of it."""
+        """Returns the state of the engine, which starts with its first use."""
         if self._state is None:
             self._start_engine()
         assert self._state is not None  # noqa: S101 - made by the line above

@@ -1,8 +1,8 @@
-"""DeepSpeed's config: read, brought to present names, filled from the arguments, and held against them.
+"""DeepSpeed's config: read, converted to current names, filled from the training arguments, and compared with them.
 
-Takes "auto", a JSON file or a mapping, and the training arguments; gives the whole config that the engine gets. Keeps
-true: neither torch nor deepspeed is imported; each knob has one owner, which is the trainer wherever both have it, so
-that a config may repeat an argument but not differ from it; nothing that was written is dropped unsaid.
+Takes "auto", a JSON file or a mapping, and the training arguments; gives the complete config for the engine. Neither
+torch nor deepspeed is imported. Each setting has one owner, the trainer if both have it, so a config may repeat an
+argument but not differ from it. No setting is dropped without a message.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def zero_config(asked: Any, args: Any, *, processes: int, on_cpu: bool) -> ZeroC
         asked: "auto", the path of a JSON file, or a mapping.
         args: the training arguments.
         processes: number of data-parallel processes.
-        on_cpu: True where the run computes on the CPU.
+        on_cpu: True if the run computes on the CPU.
 
     Raises:
-        TrainingError: FG741 for what cannot be read, FG742 for knobs that differ, FG743 for a schedule of DeepSpeed,
-            FG744 for what this trainer does not do.
+        TrainingError: FG741 for a config that cannot be read, FG742 for settings that differ, FG743 for a schedule of
+            DeepSpeed, FG744 for a feature that this trainer does not have.
     """
     found = _present(_read(asked))
     _refuse_unknown(found)
@@ -74,10 +74,7 @@ def zero_config(asked: Any, args: Any, *, processes: int, on_cpu: bool) -> ZeroC
 
 
 def unknown_settings(asked: Any) -> list[Diagnostic]:
-    """Returns what DeepSpeed does not have among the keys of a config that another trainer reads.
-
-    A file that cannot be read is that trainer's to refuse.
-    """
+    """Returns the unknown keys in a config of another trainer, which itself refuses a file that cannot be read."""
     try:
         found = _read(asked)
     except TrainingError:
@@ -143,7 +140,7 @@ def _plain(value: Any) -> Any:
 
 
 def _present(found: ZeroConfig) -> ZeroConfig:
-    """Returns the config under DeepSpeed's present names."""
+    """Returns the config under the current names of DeepSpeed."""
     config, notes = found.config, []
     if "zero_stage" in config:
         stage = config.pop("zero_stage")
@@ -169,7 +166,7 @@ def _present(found: ZeroConfig) -> ZeroConfig:
 
 
 def _offload(zero: dict[str, Any], notes: list[str]) -> None:
-    """Brings all spellings of offloading to mappings with a device."""
+    """Converts all spellings of offloading to mappings with a device."""
     pin = zero.pop("cpu_offload_use_pin_memory", None)
     for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_params", "offload_param")):
         for name in (old, old.removesuffix("s")):
@@ -195,7 +192,12 @@ def _offload(zero: dict[str, Any], notes: list[str]) -> None:
 
 
 def offloads(config: Mapping[str, Any], what: str) -> bool:
-    """Tells whether "optimizer" or "param" lie outside the accelerator."""
+    """Returns whether a kind of tensors is offloaded from the accelerator.
+
+    Args:
+        config: with current names.
+        what: "optimizer" or "param".
+    """
     return isinstance(config[ZERO].get(f"offload_{what}"), dict)
 
 
@@ -206,7 +208,7 @@ def _refuse_unknown(found: ZeroConfig) -> None:
         raise TrainingError(first.message, code=first.code, span=first.span, hint=first.hint, others=others)
     for key in ("fp16", "bf16", "optimizer", "activation_checkpointing"):
         section = found.config.get(key)
-        # DeepSpeed passes over a section that is no mapping, and over "yes" in the place of true.
+        # DeepSpeed silently ignores a section that is not a mapping, and "yes" instead of true.
         if section is not None and section != AUTO and not isinstance(section, Mapping):
             raise _unusable(
                 f"{key} is {section!r:.80}", found.line_of(key), "give a mapping, as in DeepSpeed's examples"
@@ -291,7 +293,7 @@ def _second_schedule(found: ZeroConfig, args: Any) -> TrainingError:
 
 
 def _filled(found: ZeroConfig, args: Any, processes: int, *, on_cpu: bool) -> ZeroConfig:
-    """Returns the config with what is absent or "auto" filled from the arguments."""
+    """Returns the config with missing and "auto" values filled from the arguments."""
     config, notes = copy.deepcopy(found.config), list(found.notes)
     for knob in shared_settings(args, processes):
         for depth in range(1, len(knob.keys)):
@@ -299,7 +301,7 @@ def _filled(found: ZeroConfig, args: Any, processes: int, *, on_cpu: bool) -> Ze
                 set_value(config, knob.keys[:depth], {})
         if value_of(config, knob.keys) in (ABSENT, AUTO):
             set_value(config, knob.keys, knob.value)
-    # The trainer's optimizer steps partitions like any tensors, and where they were offloaded to.
+    # The trainer's optimizer steps the slices as it would step any tensors, also offloaded ones.
     config["zero_allow_untested_optimizer"] = True
     config.setdefault("zero_force_ds_cpu_optimizer", False)
     for name in ("offload_optimizer", "offload_param"):

@@ -1,9 +1,9 @@
 """DeepSpeed's config as a value: its keys, and the settings that it has in common with the training arguments.
 
-Takes a config with DeepSpeed's present names; gives the value and the line of a key, the keys that DeepSpeed does not
-have, and the differences from the training arguments. Keeps true: a difference names both places; an unknown key is
-refused at the outermost level and in the sections whose unknown keys DeepSpeed ignores silently. A key that DeepSpeed
-itself refuses is refused here only if the intended key is known, since another release may have it.
+Takes a config with DeepSpeed's current names; gives the value and the line of a key, the keys that DeepSpeed does not
+have, and the differences from the training arguments. A difference names both places. An unknown key is refused at the
+outermost level and in the sections whose unknown keys DeepSpeed ignores silently. A key that DeepSpeed itself refuses
+is refused here only if the intended key is known, since another release may have it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class ZeroConfig:
     """DeepSpeed's config of a run.
 
     Args:
-        config: as the engine gets it; sizes that follow from the model may be "auto" still.
-        source: where it was written, for people.
-        notes: what was translated, a line each.
+        config: for the engine; sizes that depend on the model may still be "auto".
+        source: where it was written, for messages.
+        notes: what was translated, one line each.
         text: of the file it was read from; None for a mapping.
     """
 
@@ -42,11 +42,15 @@ class ZeroConfig:
 
     @property
     def stage(self) -> int:
-        """What is shared out among the processes: 1 optimizer state, 2 gradients too, 3 weights too."""
+        """What is sharded: 1 optimizer state, 2 gradients too, 3 weights too."""
         return int(self.config[ZERO]["stage"])
 
     def line_of(self, *keys: str) -> Span | None:
-        """Returns the line of the file that a key stands on."""
+        """Returns the line of a key in the file; None for a mapping.
+
+        Args:
+            *keys: the sections around the key, and the key.
+        """
         if self.text is None:
             return None
         start = 0
@@ -56,7 +60,17 @@ class ZeroConfig:
         return Span(self.source, self.text.count("\n", 0, start) + 1)
 
     def filled_for_model(self, hidden_size: int | None) -> ZeroConfig:
-        """Returns the config without any "auto": sizes by the width of the model, the rest as DeepSpeed chooses."""
+        """Returns the config without "auto": bucket sizes by the width of the model, others by DeepSpeed's defaults.
+
+        Args:
+            hidden_size: width of the model; None if it is unknown.
+
+        Units:
+            hidden_size: features.
+
+        Source:
+            the bucket sizes are those of transformers' `HfTrainerDeepSpeedConfig.trainer_config_finalize`.
+        """
         config = copy.deepcopy(self.config)
         if hidden_size is not None:
             sizes = {
@@ -74,9 +88,9 @@ class SharedSetting:
     """A setting that DeepSpeed's config and the training arguments both have.
 
     Args:
-        keys: where it stands in DeepSpeed's config.
+        keys: its keys in DeepSpeed's config.
         argument: what gives its value, as the training arguments name it.
-        value: that value.
+        value: of the argument.
     """
 
     keys: tuple[str, ...]
@@ -85,7 +99,12 @@ class SharedSetting:
 
 
 def shared_settings(args: Any, processes: int) -> Iterator[SharedSetting]:
-    """Yields the settings that the training arguments own, for so many processes."""
+    """Yields the settings that the training arguments own.
+
+    Args:
+        args: the training arguments.
+        processes: number of data-parallel processes.
+    """
     rows, steps = args.per_device_train_batch_size, args.gradient_accumulation_steps
     yield SharedSetting(("train_micro_batch_size_per_gpu",), "per_device_train_batch_size", rows)
     yield SharedSetting(("gradient_accumulation_steps",), "gradient_accumulation_steps", steps)
@@ -114,7 +133,12 @@ ABSENT = object()
 
 
 def value_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
-    """Returns what a config says under a key, or `ABSENT`."""
+    """Returns the value of a key in a config, or `ABSENT`.
+
+    Args:
+        config: DeepSpeed's config.
+        keys: the sections around the key, and the key.
+    """
     value: Any = config
     for key in keys:
         if not isinstance(value, Mapping) or key not in value:
@@ -124,7 +148,13 @@ def value_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
 
 
 def set_value(config: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
-    """Sets a value under a key, and makes the sections that it needs."""
+    """Sets the value of a key, and creates the sections around it.
+
+    Args:
+        config: changed in place; sections are copied first.
+        keys: the sections around the key, and the key.
+        value: the new value.
+    """
     for key in keys[:-1]:
         held = config.get(key)
         config[key] = dict(held) if isinstance(held, Mapping) else {}
@@ -133,10 +163,15 @@ def set_value(config: dict[str, Any], keys: tuple[str, ...], value: Any) -> None
 
 
 def refuse_differences(found: ZeroConfig, knobs: list[SharedSetting], where: str) -> None:
-    """Raises where DeepSpeed's config says something else than the arguments; names both places of each.
+    """Raises if DeepSpeed's config differs from the arguments; the message names both places.
+
+    Args:
+        found: DeepSpeed's config.
+        knobs: the settings that both have.
+        where: name of the other place in messages.
 
     Raises:
-        TrainingError: FG742, with every further difference.
+        TrainingError: FG742, with all differences.
     """
     differences = [
         (knob, written)
@@ -162,6 +197,7 @@ def refuse_differences(found: ZeroConfig, knobs: list[SharedSetting], where: str
 
 
 def _same(written: Any, value: Any) -> bool:
+    # Before numbers: True equals 1 in Python.
     if isinstance(written, bool) or isinstance(value, bool):
         return written is value
     if isinstance(written, str) and isinstance(value, str):
@@ -180,7 +216,7 @@ def _shown(value: Any) -> str:
 
 
 def _drop_auto(config: dict[str, Any]) -> None:
-    """Removes what is "auto" still, so that DeepSpeed's own choice holds."""
+    """Removes the keys that are still "auto", so that DeepSpeed's defaults apply."""
     for key in list(config):
         if isinstance(config[key], dict) and key != "data_types":
             _drop_auto(config[key])
@@ -196,7 +232,7 @@ KEYS = tuple(
     train_micro_batch_size_per_gpu wall_clock_breakdown wandb zero_optimization zero_allow_untested_optimizer
     zero_force_ds_cpu_optimizer""".split()
 )
-"""Keys of the outermost level. DeepSpeed reads what it knows there and passes over the rest in silence."""
+"""Keys of the outermost level. DeepSpeed silently ignores all others there."""
 
 ELSEWHERE = {
     "autotuning": "give the values themselves",
@@ -214,7 +250,7 @@ ELSEWHERE = {
     "torch_autocast": "set bf16 or fp16 in the training arguments",
     "weight_quantization": "leave it out",
 }
-"""What DeepSpeed has and this trainer does not do, or does by itself; and what to do instead."""
+"""Features of DeepSpeed that this trainer does not use, or has itself, and what to do instead."""
 
 _SILENT = {
     "activation_checkpointing": """partition_activations number_checkpoints contiguous_memory_optimization
@@ -246,13 +282,13 @@ SECTIONS = {
     "deepspeed": (*KEYS, *ELSEWHERE),
     **{path: tuple(words.split()) for path, words in {**_SILENT, **_REFUSED_BY_DEEPSPEED}.items()},
 }
-"""The keys of each section; those of the outermost level as `deepspeed`."""
+"""The keys of each section; those of the outermost level under `deepspeed`."""
 _SURELY = 0.85
 _COMMENTS = ("_", "#", "comment")
 
 
 class UnknownKey(NamedTuple):
-    """A key that DeepSpeed does not have: where it stands, the section in words, and what to write."""
+    """A key that DeepSpeed does not have: its place, the name of the section, and what to write instead."""
 
     keys: tuple[str, ...]
     section: str
@@ -260,7 +296,7 @@ class UnknownKey(NamedTuple):
 
 
 def unknown_keys(config: Mapping[str, Any]) -> Iterator[UnknownKey]:
-    """Yields the keys that are no settings of DeepSpeed, those of its sections included."""
+    """Yields the keys of a config, sections included, that DeepSpeed does not have."""
     for path, known in SECTIONS.items():
         keys = () if path == "deepspeed" else tuple(path.split("."))
         section: Any = config

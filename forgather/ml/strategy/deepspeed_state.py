@@ -1,9 +1,10 @@
-"""The state of a ZeRO engine: weights and optimizer state by name, the way back, and the first weights of stage 3.
+"""The state of a ZeRO engine: weights and optimizer state by name, their restoration, and initial weights of stage 3.
 
 Takes DeepSpeed's optimizer, whose state is in flat slices, one per group and process; gives whole weights and optimizer
-state, the form that every layout reads. Keeps true: every process calls each method, in the same order; the weights are
-those that the optimizer steps (float32), also if the model computes in a half type; at stage 3 no process and no device
-holds more than one whole weight, weights stay the objects that the optimizer was made of, and tied weights stay tied.
+state, which every layout can read. Every method is collective and must be called in the same order on all processes.
+Weights are those that the optimizer steps (float32), also if the model computes in a half type. At stage 3 no process
+holds more than one whole weight at a time, weights stay the objects that the optimizer was made with, and tied weights
+stay tied.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ class EngineState:
 
     Args:
         deepspeed: the module.
-        model: the model, as the engine holds it.
+        model: the model in the engine.
         zero: the engine's optimizer.
         stage: of ZeRO.
-        groups: names of weights, by groups of the optimizer as it was made.
+        groups: names of the weights of each parameter group, as the optimizer was made.
     """
 
     def __init__(
@@ -55,23 +56,28 @@ class EngineState:
             yield from zip(self._zero.bit16_groups, self._zero.single_partition_of_fp32_groups, strict=True)
 
     def norm(self) -> Tensor:
-        """Returns the norm of the gradients before clipping; not finite where one of them is not."""
+        """Returns the norm of the gradients before clipping; infinity if a gradient is not finite.
+
+        Shapes:
+            Returns a scalar.
+        """
         if self._stage == 3:
             parts = self._zero._get_norm_groups()
             scaled = self._deepspeed.runtime.utils.combine_grad_norm_groups(parts)
         else:
             scaled = self._zero.scaled_global_norm()
         norm = torch.as_tensor(scaled, dtype=torch.float32) / float(self._zero.loss_scale)
-        # A norm below zero is how DeepSpeed marks one that is not finite.
+        # DeepSpeed marks a norm that is not finite by a negative number.
         return torch.where(norm < 0, torch.full_like(norm, torch.inf), norm)
 
     def drop_gradients(self) -> None:
-        """Forgets gradients that no update followed."""
+        """Drops gradients that were not used for an update."""
         zero = self._zero
         zero.zero_grad(set_to_none=True)
         if self._stage == 3:
             zero.averaged_gradients = {}
             return
+        # Stages 1 and 2 accumulate in buffers of their own, which the next backward pass would add to.
         zero.micro_step_id = -1
         zero._release_preflattened_grad_buffers()
         if zero.cpu_offload:
@@ -81,7 +87,7 @@ class EngineState:
                 kept[group] = None
 
     def forget(self) -> None:
-        """Brings the optimizer back to how it was made: settings of its groups, and a state of zeros."""
+        """Resets the optimizer to its first state: the settings of its groups, and zeros."""
         for group, initial in zip(self._settings, self._initial, strict=True):
             params = group["params"]
             group.clear()
@@ -92,7 +98,11 @@ class EngineState:
                     value.zero_()
 
     def weights(self) -> Iterator[tuple[str, Any]]:
-        """Yields the state of the model by name, whole; a weight of several names is gathered once."""
+        """Yields (name, value) of the model's state, each weight whole; a tied weight is gathered once. Collective.
+
+        Shapes:
+            value: the shape of the whole weight.
+        """
         gathered: dict[int, Tensor] = {}
         shared = _tied_weights(self._model)
         for name, value in self._model.state_dict(keep_vars=True).items():
@@ -116,10 +126,10 @@ class EngineState:
             return weight.detach().clone()
 
     def restore_model(self, saved: CheckpointReader) -> None:
-        """Puts weights and buffers in place, one by one.
+        """Restores weights and buffers, one by one. Collective.
 
         Raises:
-            CheckpointError: FG605, on every process, where they are those of another model.
+            CheckpointError: FG605, on every process, for the weights of another model.
         """
         present = self._model.state_dict(keep_vars=True)
         kind = type(self._model).__name__
@@ -141,7 +151,7 @@ class EngineState:
         return {name: tuple(getattr(value, "ds_shape", value.shape)) for name, value in tensors.items()}
 
     def _put(self, weight: nn.Parameter, value: Tensor) -> None:
-        """Sets a weight and the copy of it that the optimizer steps."""
+        """Sets a weight, and its float32 copy in the optimizer, from which the next step computes the weight."""
         if self._stage == 3:
             with self._deepspeed.zero.GatheredParameters([weight], modifier_rank=0):
                 weight.data.copy_(value)
@@ -153,7 +163,7 @@ class EngineState:
     def _put_slice(self, weight: nn.Parameter, value: Tensor, key: str | None) -> None:
         utils = self._deepspeed.utils
         if self._stage < 3:
-            # Only the process that holds a part of the weight copies, and that part alone.
+            # Each process passes the whole weight, and DeepSpeed copies the part that the process holds.
             placed = value.to(weight.device, torch.float32)
             if key is None:
                 utils.safe_set_full_fp32_param(weight, placed)
@@ -167,7 +177,11 @@ class EngineState:
             utils.safe_set_local_optimizer_state(weight, part, key)
 
     def capture(self, *, keep: bool) -> dict[str, Any]:
-        """Returns the state of the optimizer by names of weights; with `keep` false it only takes part."""
+        """Returns the optimizer state by names of weights. Collective.
+
+        Args:
+            keep: False returns an empty state, on a process that only takes part.
+        """
         names = names_of(self._model)
         state: dict[str, Any] = {}
         self._link()
@@ -184,7 +198,7 @@ class EngineState:
         return {"state": state, "param_groups": groups if keep else []}
 
     def _link(self) -> None:
-        """Lets DeepSpeed find the state of each weight in that of its slice, which it does not by itself."""
+        """Connects the state of each weight with that of its slice, which DeepSpeed does not do by itself."""
         if self._stage < 3 and any(self._zero.optimizer.state.values()):
             self._zero._hp_optimizer_states_linked = False
             self._zero._lazy_init_hp_params_optimizer_state()
@@ -195,10 +209,10 @@ class EngineState:
         return self._deepspeed.utils.safe_get_full_optimizer_state(weight, key).detach().cpu()
 
     def restore_optimizer(self, saved: CheckpointReader) -> None:
-        """Goes on from the state of an optimizer, weight by weight.
+        """Restores the state of an optimizer, weight by weight. Collective.
 
         Raises:
-            CheckpointError: FG605, on every process, where it is that of another one.
+            CheckpointError: FG605, on every process, for the state of another optimizer.
         """
         tree = saved.optimizer or {}
         kind = type(self._zero.optimizer).__name__
@@ -224,7 +238,7 @@ class EngineState:
 
 
 def _room(entry: Mapping[str, Any], weights: Sequence[nn.Parameter], flat: nn.Parameter) -> dict[str, Any]:
-    """Returns a state of the right keys for a slice: zeros for what lies along it, the value for what does not."""
+    """Returns an empty state for a slice: zeros for tensors of a weight's shape, and other values unchanged."""
     shapes = {torch.Size(getattr(weight, "ds_shape", weight.shape)) for weight in weights}
     room: dict[str, Any] = {}
     for key, value in entry.items():
@@ -236,12 +250,12 @@ def _room(entry: Mapping[str, Any], weights: Sequence[nn.Parameter], flat: nn.Pa
 
 
 def _has_slice_shape(value: Any, flat: Tensor) -> bool:
-    """Tells whether an item of an optimizer's state has one number for each of the slice."""
+    """Returns whether an item of an optimizer's state has one element for each element of the slice."""
     return isinstance(value, Tensor) and value.ndim > 0 and value.numel() == flat.numel()
 
 
 def _slice_of(weight: Any, value: Tensor, rank: int) -> Tensor:
-    """Returns the part of a weight that a process holds at stage 3; the last parts are padded."""
+    """Returns the flat part of a weight that a process holds at stage 3; the last parts are padded with zeros."""
     size = weight.ds_tensor.ds_numel
     rows = value.to(device=weight.ds_tensor.device, dtype=torch.float32).flatten()
     part = rows[size * rank : size * (rank + 1)]
@@ -259,16 +273,16 @@ def _tied_weights(model: nn.Module) -> set[int]:
 def fill_stage_3(
     model: nn.Module, initial: InitialWeights, deepspeed: Any, settings: Mapping[str, Any], device: torch.device
 ) -> None:
-    """Gives every weight its value and slices it, one after the other, and every buffer its value; collective.
+    """Fills each weight of a model and slices it, one at a time, and fills each buffer. Collective.
 
     Args:
         model: with its tensors on the meta device.
-        initial: the weights.
+        initial: the initial weights.
         deepspeed: the module.
         settings: the config of the engine.
-        device: where this process computes.
+        device: on which this process computes.
     """
-    # As `deepspeed.initialize` does: what slices weights asks DeepSpeed, and not torch, for the processes.
+    # As in `deepspeed.initialize`: slicing uses DeepSpeed's process group, not torch's.
     backend = deepspeed.accelerator.get_accelerator().communication_backend_name()
     deepspeed.init_distributed(dist_backend=backend, dist_init_required=False)
     dtype = _computed_in(settings)
@@ -285,6 +299,7 @@ def fill_stage_3(
             kind = dtype if tensor.is_floating_point() else None
             value = nn.Parameter(initial.read(fqn).to(device, kind, copy=True), requires_grad=tensor.requires_grad)
             value.__dict__.update(vars(tensor))
+            # The object stays the same: the optimizer and tied modules hold it.
             torch.utils.swap_tensors(tensor, value)  # type: ignore[no-untyped-call]
             del value
             if first is None:
@@ -295,7 +310,7 @@ def fill_stage_3(
 
 
 def _computed_in(settings: Mapping[str, Any]) -> torch.dtype | None:
-    """Returns the type that the engine wants weights in; None for that which they have."""
+    """Returns the dtype in which the engine expects the weights; None for the dtype that they have."""
     for section, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         if (settings.get(section) or {}).get("enabled") is True:
             return dtype

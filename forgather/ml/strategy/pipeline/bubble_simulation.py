@@ -1,10 +1,10 @@
-"""How long ranks of a pipeline wait: an event simulation of torch's own schedules, and the formulas they follow.
+"""Pipeline bubbles: how long ranks wait, by an event simulation of torch's schedules and by the published formulas.
 
-Takes the name of a schedule, the sizes and the times of a micro-batch; gives a `Simulation`: time of a step, idle
-share, micro-batches in flight. Keeps true: the order of actions is the one that torch's schedule object would run, an
-action starts when its rank is free and what it needs has arrived, and no process group is needed.
+Takes the name of a schedule, sizes, and the times of a micro-batch; gives a `Simulation`: step time, idle share,
+micro-batches in flight. The order of actions is that of torch's schedule object. An action starts when its rank is free
+and its inputs have arrived. No process group is needed.
 
-Letters: p ranks, m micro-batches, v stages of a rank.
+Letters: p ranks, m micro-batches, v stages per rank.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forgather.pipeline_schedules import SCHEDULES, ScheduleFacts
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Times of one micro-batch in one stage; in any unit.
+    """Times of one micro-batch in one stage, in any unit.
 
     Args:
         forward: of the forward pass.
@@ -35,34 +35,37 @@ class StageTimes:
 
     @property
     def total(self) -> float:
-        """Time of everything."""
+        """The sum of all times."""
         return self.forward + self.backward_input + self.backward_weight
 
     def of(self, kind: str) -> float:
-        """Returns the time of an action of a schedule: F, I, W, or B for both backward passes."""
+        """Returns the time of an action: F, I, W, or B for both backward passes."""
         if kind == "B":
             return self.backward_input + self.backward_weight
         return {"F": self.forward, "I": self.backward_input, "W": self.backward_weight}[kind]
 
     def as_first(self) -> StageTimes:
-        """Returns the times of the first stage where backward passes are split.
+        """Returns the times of the first stage under a schedule that splits backward passes.
 
-        Its inputs need no gradients, so torch runs all of its backward pass as that of the weights.
+        Its inputs need no gradients, so torch runs its whole backward pass as that of the weights.
         """
         return StageTimes(self.forward, 0.0, self.backward_input + self.backward_weight)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One action of one rank, in time.
+    """One action of one rank.
 
     Args:
-        rank: who acts.
-        stage: stage of the action.
+        rank: that computes.
+        stage: of the action.
         kind: F, I, W, or B for both backward passes.
-        micro_batch: which micro-batch.
+        micro_batch: number of the micro-batch.
         start: when it begins.
         end: when it ends.
+
+    Units:
+        that of the given times.
     """
 
     rank: int
@@ -75,13 +78,16 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """A step of a pipeline, simulated.
+    """A simulated step of a pipeline.
 
     Args:
         step_time: from the first action to the end of the last.
         busy: time in which each rank computes.
-        in_flight: the most micro-batches of which each rank holds activations; a stage of v counts 1/v.
-        events: every action.
+        in_flight: the largest number of micro-batches whose activations each rank holds; a stage counts 1/v.
+        events: all actions, by time.
+
+    Units:
+        that of the given times.
     """
 
     step_time: float
@@ -91,7 +97,7 @@ class Simulation:
 
     @property
     def idle_share(self) -> float:
-        """Share of the time of all ranks in which they wait."""
+        """The share of the time of all ranks in which they wait."""
         return 1 - sum(self.busy) / (self.step_time * len(self.busy))
 
 
@@ -109,10 +115,16 @@ def _known(schedule: str) -> ScheduleFacts:
 def actions_of(
     schedule: str, num_ranks: int, num_micro_batches: int, stages_per_rank: int
 ) -> tuple[tuple[tuple[int, str, int], ...], ...]:
-    """Returns (stage, F I W or B, micro-batch) of each rank in order, as torch's schedule object has them.
+    """Returns (stage, F I W or B, micro-batch) for each rank in order, as in torch's schedule object.
+
+    Args:
+        schedule: name of a schedule.
+        num_ranks: p.
+        num_micro_batches: m.
+        stages_per_rank: v.
 
     Raises:
-        TrainingError: FG756 for a schedule that is not known, or that refuses the sizes.
+        TrainingError: FG756 for an unknown schedule, or one that refuses the sizes.
     """
     _known(schedule)
     try:
@@ -130,7 +142,7 @@ def actions_of(
         for action in actions:
             if action is None:
                 continue
-            # An overlapped pair runs one after the other, as torch runs it.
+            # torch runs the two actions of an overlapped pair one after the other.
             for part in action.sub_actions or (action,):
                 if part.is_compute_op and part.microbatch_index is not None:
                     found.append((part.stage_index, part.computation_type.value, part.microbatch_index))
@@ -142,7 +154,7 @@ def _counted_from_zero(actions: Sequence[tuple[int, str, int]]) -> tuple[tuple[i
     """Numbers micro-batches from 0: for the last rank of 1F1B torch 2.13 lists them from 1, and runs them from 0."""
     least: dict[tuple[int, str], int] = {}
     for stage, kind, micro_batch in actions:
-        # I and B of one stage share their micro-batches; only the forward passes are ever said wrongly.
+        # Only the numbers of forward passes are wrong; I and B use the same numbers.
         if kind == "F":
             least[(stage, kind)] = min(micro_batch, least.get((stage, kind), micro_batch))
     return tuple((stage, kind, number - least.get((stage, kind), 0)) for stage, kind, number in actions)
@@ -157,18 +169,22 @@ def simulate(
     times: StageTimes | Sequence[StageTimes] = StageTimes(),  # noqa: B008 - frozen
     send_time: float = 0.0,
 ) -> Simulation:
-    """Returns a step of a pipeline.
+    """Returns a simulated step of a pipeline.
 
     Args:
-        schedule: name of a schedule of torch, as in "Schedule1F1B".
+        schedule: name of a schedule of torch, such as "Schedule1F1B".
         num_ranks: ranks of the pipeline.
         num_micro_batches: micro-batches of a step.
-        stages_per_rank: stages of a rank; the schedule's usual number by default.
-        times: of each stage, or of every stage.
-        send_time: time between the end of an action and the arrival of its result at another rank.
+        stages_per_rank: stages per rank; by default the schedule's usual number.
+        times: of each stage, or one for all stages.
+        send_time: time between the end of an action and the arrival of its result on another rank.
+
+    Units:
+        Times are in one unit of the caller's choice.
 
     Raises:
-        TrainingError: FG756 for a schedule that is not known, or that refuses the sizes.
+        TrainingError: FG756 for an unknown schedule, or one that refuses the sizes.
+        ValueError: for another number of times than stages.
     """
     per_rank = stages_per_rank or _known(schedule).usual_stages
     num_stages = per_rank * num_ranks
@@ -210,10 +226,10 @@ def _ready(
     action: tuple[int, str, int],
     send_time: float,
 ) -> float | None:
-    """Returns when what an action needs has arrived; None where it was not computed yet."""
+    """Returns when the inputs of an action have arrived; None if they are not computed yet."""
     stage, kind, micro_batch = action
     if kind == "W" or (kind == "F" and stage == 0):
-        return 0.0  # the order of its own rank is enough
+        return 0.0  # the order of its own rank suffices
     if kind == "F":
         other = stage - 1
         needed = (other, "F", micro_batch)
@@ -228,7 +244,7 @@ def _ready(
 
 
 def _in_flight(queue: Sequence[tuple[int, str, int]], stages_per_rank: int) -> float:
-    """Activations are held from the forward pass to the end of the backward pass to the inputs."""
+    """Returns the most activations held at once: from a forward pass to the end of the backward pass to the inputs."""
     held = most = 0
     for _, kind, _ in queue:
         held += {"F": 1, "B": -1, "I": -1}.get(kind, 0)
@@ -244,22 +260,22 @@ def idle_formula(
     stages_per_rank: int | None = None,
     times: StageTimes = StageTimes(),  # noqa: B008 - frozen
 ) -> float:
-    """Returns the idle share of a step with stages of the same times and nothing to pay for sending.
+    """Returns the idle share of a step with equal stages and free communication.
 
     Args:
         schedule: name of a schedule of torch.
         num_ranks: p.
         num_micro_batches: m, at least as many as stages.
         stages_per_rank: v.
-        times: of one stage.
+        times: of each stage.
 
     Raises:
-        TrainingError: FG756 for a schedule that is not known.
-        ValueError: for a V schedule with unequal times, which follows no formula: simulate it.
+        TrainingError: FG756 for an unknown schedule.
+        ValueError: for a V schedule with unequal times, which follows no formula: use `simulate`.
 
     Source:
         GPipe and 1F1B (p-1)/(m+p-1); interleaved (p-1)/(vm+p-1), Narayanan et al. 2021, 2.2; zero bubble, Qi et al.
-        2023, 2.3. torch's V schedules are not without idle time in a synchronous step: the fill stays.
+        2023, 2.3. torch's V schedules have idle time in a synchronous step: that of filling the pipeline.
     """
     facts = _known(schedule)
     v = stages_per_rank or facts.usual_stages

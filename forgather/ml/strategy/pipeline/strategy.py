@@ -1,8 +1,8 @@
-"""A model cut into stages that lie on several ranks.
+"""The pipeline strategy: a model cut into stages on several ranks, under a schedule of torch.
 
-Takes a recipe and windows; gives losses and updates equal to those of one process. Keeps true: a gradient is the sum
-over all rows of all replicas divided by the targets of all; every rank of a replica sees the same rows and takes the
-same decisions; whatever would leave one rank waiting for another is refused on all of them first.
+Takes a recipe and windows; gives losses and updates equal to those of one process. A gradient is that of the sum of
+losses over the rows of all replicas, divided by the number of valid targets of all. All ranks of a replica get the same
+rows and make the same decisions. Anything that would leave one rank waiting for another is refused on all ranks first.
 """
 
 from __future__ import annotations
@@ -62,26 +62,26 @@ _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool
 
 
 class Pipeline(ModelStrategy):
-    """The strategy of a model in stages, over a schedule of torch.
+    """The strategy of a model in stages.
 
-    `model` is the whole model without memory (every weight on the meta device): it tells classes, names and settings.
+    `model` is the whole model on the meta device, which gives classes, names and settings.
 
     Args:
-        environment: who this process is.
+        environment: rank of this process, and the process group.
         layout: sizes of the axes.
         rows: rows of one micro-step of one replica.
         schedule_class: name of the schedule.
-        split_spec: where the model is cut, see `plan_split`.
+        split_spec: the cuts, see `plan_split`.
         pipeline_chunks: micro-batches that the rows are split into; None for as many as there are stages.
-        stages_per_rank: stages that one rank holds; None for what the cuts or the schedule say.
+        stages_per_rank: stages that one rank holds; None to derive it from the cuts or the schedule.
         checkpoint_sequential: recompute the activations of each block in the backward pass.
-        sharding: settings of FSDP2 for the replicas; None adds the gradients of whole copies after each update. What is
-            gathered stays so until the end of a step, whatever `reshard_after_forward` says.
-        tp_plan: which layers are cut into slices, see `tensor_parallel.apply_tensor_parallel`.
-        use_cpu: compute on the CPU though there is an accelerator.
+        sharding: settings of FSDP2 over the replicas; None replicates the weights and sums their gradients in each
+            optimizer step. Gathered weights stay gathered until the end of a step, whatever `reshard_after_forward` is.
+        tp_plan: which layers are sliced, see `tensor_parallel.apply_tensor_parallel`.
+        use_cpu: compute on the CPU even if there is an accelerator.
 
     Raises:
-        DistributedError: FG760 and FG761 where sizes, schedule and rows do not fit together.
+        DistributedError: FG760 and FG761 if sizes, schedule and rows do not fit together.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Pipeline(ModelStrategy):
         self.schedule = schedule_class
         self.split_spec = split_spec
         self.checkpoint_sequential = checkpoint_sequential
-        # Gathered anew within a step, schedules that split the backward pass lose gradients without saying so.
+        # Schedules that split the backward pass lose gradients silently if weights are gathered again within a step.
         self._sharding = None if sharding is None else dataclasses.replace(sharding, reshard_after_forward=False)
         self._tp_plan = tp_plan
         self.placement = place_stages(
@@ -128,22 +128,22 @@ class Pipeline(ModelStrategy):
 
     @property
     def title(self) -> str:
-        """The schedule, for people."""
+        """The name of the schedule."""
         return self.schedule
 
     @property
     def builds_on_meta(self) -> bool:
-        """True: the initial weights come after the model was cut."""
+        """True: the initial weights are read after the model was cut."""
         return True
 
     # -- build ---------------------------------------------------------------------------------------------------------
 
     def build(self, recipe: Recipe) -> None:
-        """Makes the stages of this rank and the loss rule, places and prepares them.
+        """Makes the stages of this rank and the loss rule; places and prepares the stages.
 
         Raises:
-            TrainingError: FG75x for a model that cannot be cut so, FG762 for one whose loss needs all of it, FG763 for
-                stages that are frozen whole under some schedules, FG767 for float16.
+            TrainingError: FG75x for a model that cannot be cut, FG762 for a loss that needs the whole model, FG763 for
+                stages without trainable weights under some schedules, FG767 for float16.
         """
         if recipe.autocast is torch.float16:
             raise TrainingError(
@@ -166,6 +166,7 @@ class Pipeline(ModelStrategy):
         self.model = skeleton
         summed: set[str] = set()
         if self.mesh.layout.tensor_parallel_size > 1:
+            # `self.model` is not sliced: it gives classes, names and settings of the whole model.
             skeleton = copy.deepcopy(skeleton)
             cut = {id(module) for module in apply_tensor_parallel(skeleton, self.mesh.tp, self._tp_plan)}
             summed = {name for name, module in skeleton.named_modules() if id(module) in cut}
@@ -199,13 +200,13 @@ class Pipeline(ModelStrategy):
         self.view = PipelineModel(self._local, self._forward, skeleton)
 
     def _prepare(self, stage: nn.Module) -> None:
-        """Has a stage recompute, compile and share its weights, as far as that is asked for; it is empty still."""
+        """Applies activation checkpointing, compilation and sharding to a stage on the meta device."""
         units = [] if self._sharding is None else units_of(stage, self._sharding)
         if self.checkpoint_sequential:
             checkpoint_activations(present_blocks(stage).values(), "full")
         elif self._sharding is not None:
             checkpoint_units(stage, units, self._sharding)
-        # Whole, a stage is left by an exception in the middle of its forward pass, which no compiler follows.
+        # A forward pass leaves a stage by an exception, which no compiler can trace: each block is compiled by itself.
         stage.compile = functools.partial(_compile_blocks, stage)  # type: ignore[method-assign]
         for step in self._recipe.prepare:
             step(stage)
@@ -227,6 +228,7 @@ class Pipeline(ModelStrategy):
     def _refuse_frozen_stages(self, skeleton: nn.Module, plan: SplitPlan) -> None:
         if not facts_of(self.schedule).splits_backward:
             return
+        # After a frozen stage torch leaves gradients of the next stage out under these schedules, without a message.
         trains = [name for name, parameter in skeleton.named_parameters() if parameter.requires_grad]
         frozen = [index for index in range(plan.num_stages) if not any(plan.holds(index, name) for name in trains)]
         if frozen and trains:
@@ -252,7 +254,11 @@ class Pipeline(ModelStrategy):
     def forward_backward(
         self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
     ) -> Tensor:
-        """Adds the gradients of a window; returns this process's share of its loss, a scalar."""
+        """Adds the gradients of a window, and returns this process's share of its loss.
+
+        Shapes:
+            Returns a scalar.
+        """
         total = super().forward_backward(window, denom=denom, after_micro_batch=after_micro_batch)
         if self._summed:
             sum_gradients(self._summed, self.mesh.tp_group, self.topology.device)
@@ -288,7 +294,11 @@ class Pipeline(ModelStrategy):
 
     @torch.no_grad()
     def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
-        """Returns the loss sum of a batch where the last stage lies, and the number of its valid targets."""
+        """Returns the loss sum of a batch (zero without the last stage), and the number of valid targets.
+
+        Shapes:
+            Returns a scalar, and a number or scalar.
+        """
         placed = to_device(batch, self.topology.device)
         with modes_kept(self._local), self.precision.autocast():
             self._local.eval()
@@ -298,10 +308,17 @@ class Pipeline(ModelStrategy):
             return self.rule.total(lambda *args, **kwargs: output, placed), self.rule.count(batch)
 
     def reduce(self, value: Any) -> Any:
-        """Returns the sum of a value over replicas and stages, on every process; only the last stage's counts."""
+        """Returns, on every process, the sum of a value over replicas and stages; only the last stages' values count.
+
+        Args:
+            value: a number or tensor.
+
+        Shapes:
+            value: any shape. Returns the same shape.
+        """
         is_tensor = isinstance(value, Tensor)
         whole = value.dtype in _WHOLE_NUMBERS if is_tensor else isinstance(value, int)
-        # One type on every rank: those without a loss do not know in which one it was computed.
+        # One dtype on every rank: those without a loss do not know in which dtype it was computed.
         kind = torch.int64 if whole else torch.float32 if self.topology.device.type == "mps" else torch.float64
         there = torch.as_tensor(value).detach().to(self.topology.device, kind, copy=True)
         if not self.topology.has_loss:
@@ -312,7 +329,7 @@ class Pipeline(ModelStrategy):
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def capture(self) -> LocalState:
-        """Returns what of the state lies in the stages of this rank."""
+        """Returns the local state: that of the stages of this rank."""
         return local_state(
             self._local.named_state(),
             local_optimizer_state(self._local, self.optimizer),
@@ -321,25 +338,29 @@ class Pipeline(ModelStrategy):
         )
 
     def restore(self, saved: CheckpointReader) -> None:
-        """Goes on with the weights of a checkpoint; this process reads what lies in its stages.
+        """Restores the weights of a checkpoint; this process reads those of its stages. Collective.
 
         Raises:
-            CheckpointError: FG605, on every process, where they are those of another model.
+            CheckpointError: FG605, on every process, for the weights of another model.
         """
         stages = list(self._local.stages.values())
         restore_weights(class_name(self.model), self._state_names, stages, saved)
 
     def export(self) -> Iterator[tuple[str, Any]]:
-        """Yields the state of the whole model by name, each weight whole, one at a time; every process iterates."""
+        """Yields (name, value) of the whole model's state, each weight whole, one at a time. Collective."""
         yield from whole_state(self._local, self._state_names, group=self.mesh.pp_group, device=self.topology.device)
 
 
 def pipeline_strategy(environment: DistributedEnvironment, args: Any) -> Pipeline:
     """Returns the strategy of `PipelineTrainingArguments`.
 
+    Args:
+        environment: rank of this process, and the process group.
+        args: the training arguments.
+
     Raises:
-        DistributedError: FG704 for sizes that do not make the processes, FG760 and FG761 for stages and micro-batches
-            that do not fit the schedule.
+        DistributedError: FG704 for sizes whose product is not the number of processes, FG760 and FG761 for stages and
+            micro-batches that do not fit the schedule.
     """
     sizes: dict[str, Any] = {"pipeline": args.pipeline_parallel_size, "tensor": args.tensor_parallel_size}
     layout = Layout.of(environment.world_size, data=args.data_parallel_size, **sizes)
@@ -347,7 +368,7 @@ def pipeline_strategy(environment: DistributedEnvironment, args: Any) -> Pipelin
     if sharding is not None and sharding.strategy != "NO_SHARD":
         replicas = environment.local_world_size // args.tensor_parallel_size
         sharded = sharding.shard_size_among(layout.data_parallel_size, replicas)
-        # Made twice: the shard size follows from the data-parallel size, which the first layout computed.
+        # Made twice: the shard size depends on the data-parallel size, which the first layout computed.
         layout = Layout.of(environment.world_size, data=layout.data_parallel_size, shard=sharded, **sizes)
     else:
         sharding = None
@@ -367,7 +388,7 @@ def pipeline_strategy(environment: DistributedEnvironment, args: Any) -> Pipelin
 
 
 def _stages_asked(split_spec: Any) -> int | None:
-    """Returns how many stages a split_spec makes; None where it leaves that open."""
+    """Returns the number of stages in a split_spec; None if it does not give one."""
     if isinstance(split_spec, Mapping):
         return len(split_spec) + 1
     return split_spec if isinstance(split_spec, int) and not isinstance(split_spec, bool) else None
