@@ -1,8 +1,8 @@
-"""Weights shared among replicas (FSDP2), layers cut into slices (tensor parallelism), and both.
+"""FSDP2 (weights sharded over data-parallel ranks), tensor parallelism (layers cut into slices), and both together.
 
-Takes a recipe and windows; gives losses and updates of the model, a part of which lies on each rank. Keeps true: an
-update is the one that a single process makes of the rows of all replicas; what leaves here is whole (losses, norms,
-exported weights) or has the names and shapes of the whole; no rank waits for a collective that another leaves out.
+Takes a recipe and windows; gives losses and updates of the model, of which each rank holds a part. An update equals
+that of a single process with the rows of all data-parallel ranks. Results are whole (losses, norms, exported weights)
+or have the names and shapes of the whole model. No rank waits for a collective that another one leaves out.
 
 Collectives: gathering and scattering by torch's `fully_shard`, the sums of `reduce`, one norm in `update`, and one
 gather per tensor in `export`.
@@ -38,15 +38,15 @@ from forgather.ml.strategy.tensor_parallel import apply_tensor_parallel
 
 
 class Sharded(ModelStrategy):
-    """The strategy of shards and slices.
+    """The strategy of sharded and sliced weights.
 
     Args:
-        environment: who this process is.
-        layout: how many replicas, and how many of them share one copy; how many slices.
-        sharding: settings of FSDP2; None leaves the weights of a replica whole where there is one replica.
-        tp_plan: which layers are cut, see `tensor_parallel.apply_tensor_parallel`.
+        environment: rank of this process, and the process group.
+        layout: number of replicas, of ranks that shard one replica, and of slices.
+        sharding: settings of FSDP2; None leaves the weights unsharded if there is a single replica.
+        tp_plan: which layers are sliced, see `tensor_parallel.apply_tensor_parallel`.
         scaling: settings of the loss scale of float16.
-        use_cpu: compute on the CPU though there is an accelerator.
+        use_cpu: compute on the CPU even if there is an accelerator.
 
     Raises:
         DistributedError: FG704 for a layout with pipeline stages.
@@ -84,11 +84,15 @@ class Sharded(ModelStrategy):
 
     @property
     def builds_on_meta(self) -> bool:
-        """True: the initial weights come after the model was cut."""
+        """True: the initial weights are read after the model was sliced and sharded."""
         return True
 
     def build(self, recipe: Recipe) -> None:
-        """Makes the model and its loss rule, cuts, prepares, shards and fills it."""
+        """Makes the model and its loss rule; slices, prepares, shards and fills the model.
+
+        Raises:
+            DistributedError: FG734 for activations that two settings recompute.
+        """
         self._recipe = recipe
         weights = make_initial_weights(recipe, self.topology)
         self.model = self.view = self.engine = weights.on_meta()
@@ -99,6 +103,7 @@ class Sharded(ModelStrategy):
         cut_modules: list[nn.Module] = []
         if self.mesh.layout.tensor_parallel_size > 1:
             cut_modules = apply_tensor_parallel(self.model, self.mesh.tp, self._tp_plan)
+        # In this order: checkpointing must be inside compilation, and both inside the units that `fully_shard` gathers.
         units = [] if self._sharding is None else units_of(self.model, self._sharding)
         recomputes = self._sharding is not None and checkpoint_units(self.model, units, self._sharding)
         for step in recipe.prepare:
@@ -115,12 +120,16 @@ class Sharded(ModelStrategy):
         weights.fill(self.model, device="cpu" if offloads else self.topology.device)
         if offloads:
             move_buffers(self.model, self.topology.device)
-        # Ranks hold different gradients: an overflow of one is one of all.
+        # Ranks hold different gradients: an overflow on one rank counts for all.
         self._set_precision(autocast, overflow_group=dist.group.WORLD)
         self._summed = [p for module in cut_modules for p in module.parameters() if p.requires_grad]
 
     def build_optimizer(self) -> Optimizer:
-        """Makes the optimizer of the model as it was built."""
+        """Makes the optimizer of the model after `build`.
+
+        Raises:
+            DistributedError: FG738 for Adafactor.
+        """
         optimizer = super().build_optimizer()
         if isinstance(optimizer, Adafactor | torch.optim.Adafactor):
             raise DistributedError(
@@ -131,7 +140,7 @@ class Sharded(ModelStrategy):
         return optimizer
 
     def _reduce_gradients(self) -> None:
-        # Of these each slice computed its part alone; one that no slice used stays without a gradient.
+        # Each slice computed a part of these gradients. A parameter that no slice used stays without a gradient.
         used = [parameter for parameter in self._summed if parameter.grad is not None]
         sum_gradients(used, self.mesh.tp_group, self.topology.device)
 
@@ -142,7 +151,7 @@ class Sharded(ModelStrategy):
         clip_grads(self._parameters, norm, max_norm)
 
     def _reshard(self) -> None:
-        """Frees gathered weights: a forward pass without a backward pass leaves those of the root in place."""
+        """Frees gathered weights: a forward pass without a backward pass leaves those of the root gathered."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -153,16 +162,16 @@ class Sharded(ModelStrategy):
         return super().capture()
 
     def restore(self, saved: CheckpointReader) -> None:
-        """Continues with the weights of a checkpoint; this process reads its own part of each.
+        """Restores the weights of a checkpoint; this process reads its own part of each. Collective.
 
         Raises:
-            CheckpointError: FG605, on every process, where they are those of another model.
+            CheckpointError: FG605, on every process, for the weights of another model.
         """
         self._reshard()
         super().restore(saved)
 
     def export(self) -> Iterator[tuple[str, Any]]:
-        """Yields the state of the model by name, each weight whole, one at a time; every process iterates over it."""
+        """Yields (name, value) of the model's state, each weight whole, one at a time. Collective."""
         self._reshard()
         yield from whole_model_state(self.model)
 
@@ -170,16 +179,16 @@ class Sharded(ModelStrategy):
 def sharded(
     environment: DistributedEnvironment, args: Any, *, scaling: Mapping[str, Any] | None = None, **accelerator: Any
 ) -> Sharded:
-    """Returns the strategy that `ParallelArguments` ask for: `fsdp`, `tensor_parallel_size`, or both.
+    """Returns the strategy that `ParallelArguments` ask for by `fsdp`, `tensor_parallel_size`, or both.
 
     Args:
-        environment: who this process is.
-        args: the arguments.
+        environment: rank of this process, and the process group.
+        args: the training arguments.
         scaling: settings of the loss scale of float16.
-        **accelerator: settings of other strategies.
+        **accelerator: settings of other strategies, which are ignored.
 
     Raises:
-        DistributedError: FG704 for sizes that do not make the processes, FG734 for settings that are not known.
+        DistributedError: FG704 for sizes whose product is not the number of processes, FG734 for unknown settings.
     """
     sharding = Sharding.from_arguments(args.fsdp, args.fsdp_config) if args.fsdp or args.fsdp_config else None
     tensor = args.tensor_parallel_size

@@ -1,7 +1,7 @@
-"""How weights are shared among replicas: the words of configs, and what they mean for FSDP2.
+"""Settings of sharding: the words of configs, and their meaning in FSDP2.
 
-Takes `fsdp` and `fsdp_config` of the arguments; gives a `Sharding`. Keeps true: every key and value is understood or
-refused; a setting of FSDP1 that FSDP2 does by itself, or no longer has, is said in one line.
+Takes `fsdp` and `fsdp_config` of the arguments; gives a `Sharding`. Every key and value is understood or refused. A
+setting of FSDP1 that FSDP2 does not need or no longer has gets a warning of one line.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _KEYS = (
     "forward_prefetch",
     "limit_all_gathers",
 )
-# Settings of FSDP1 and of its wrappers that FSDP2 has no place for: what it does instead.
+# Settings of FSDP1 and of its wrappers that FSDP2 does not have, with what it does instead.
 _IGNORED = {
     "use_orig_params": "FSDP2 always trains the original parameters",
     "sync_module_states": "every rank reads its part of the initial weights from one file",
@@ -63,6 +63,10 @@ _IGNORED = {
 def shards_weights(fsdp: bool | str | None, config: Mapping[str, Any] | None) -> bool:
     """Returns whether the arguments ask for sharded weights; NO_SHARD asks for replicated ones.
 
+    Args:
+        fsdp: the argument `fsdp`.
+        config: the argument `fsdp_config`.
+
     Example:
         >>> shards_weights("NO_SHARD", None), shards_weights(True, None)
         (False, True)
@@ -73,10 +77,10 @@ def shards_weights(fsdp: bool | str | None, config: Mapping[str, Any] | None) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedPrecision:
-    """Types under FSDP2; None for that of the weights.
+    """Dtypes under FSDP2; None for the dtype of the weights.
 
     Args:
-        param_dtype: of gathered weights, and of the computation.
+        param_dtype: of gathered weights and of the computation.
         reduce_dtype: in which gradients are added over ranks.
     """
 
@@ -85,12 +89,12 @@ class MixedPrecision:
 
     @property
     def policy(self) -> MixedPrecisionPolicy:
-        """The same as torch takes it."""
+        """The same settings as a policy of torch."""
         return MixedPrecisionPolicy(param_dtype=self.param_dtype, reduce_dtype=self.reduce_dtype)
 
 
 BFLOAT16 = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-"""What `bf16: true` asks of FSDP2."""
+"""The mixed precision of FSDP2 under `bf16: true`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,17 +103,21 @@ class Sharding:
 
     Args:
         strategy: FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or NO_SHARD.
-        reshard_after_forward: gathered weights are dropped after the forward pass, and gathered again.
+        reshard_after_forward: free gathered weights after the forward pass, and gather them again in the backward pass.
         wrap: what becomes one unit: "blocks" (the layers of a transformer), "size" (modules of at least
             `min_num_params`), or "none" (the model is one unit).
-        layers: names of classes (or of modules) that become units; those that the model names by default.
+        layers: names of classes or modules that become units; by default those that the model names.
         min_num_params: see `wrap`.
-        cpu_offload: weights, gradients and the state of the optimizer lie on the CPU.
-        precision: types of computation and reduction; None for what the precision of the run asks for, see `under`.
-        recompute: what the backward pass computes anew: nothing, whole units, or all of a unit but its matrix products.
-        shard_size: how many replicas share one copy, in a hybrid.
-        forward_prefetch: how many units are asked for before the present one computes.
-        backward_prefetch: the same in the backward pass; None for torch's own, which is the next one.
+        cpu_offload: keep weights, gradients and optimizer state on the CPU.
+        precision: dtypes of computation and reduction; None to derive them from the precision of the run, see
+            `with_precision_of`.
+        recompute: what the backward pass recomputes: nothing, whole units, or units without their matrix products.
+        shard_size: number of ranks that shard one replica under HYBRID_SHARD.
+        forward_prefetch: number of units whose weights are requested before the current one computes.
+        backward_prefetch: the same in the backward pass; None for torch's default, the next unit.
+
+    Units:
+        min_num_params: elements.
 
     Example:
         >>> Sharding.from_arguments("SHARD_GRAD_OP", None).reshard_after_forward
@@ -133,11 +141,11 @@ class Sharding:
         """Returns the settings that the arguments ask for.
 
         Args:
-            fsdp: true or a strategy; None where only the config is given.
+            fsdp: True or a strategy; None if only the config is given.
             config: `fsdp_config`.
 
         Raises:
-            DistributedError: FG734 for a key or a value that is not known, or two that contradict each other.
+            DistributedError: FG734 for an unknown key or value, or two that contradict each other.
         """
         config = _known_keys(config or {})
         strategy = _strategy(fsdp, config)
@@ -161,15 +169,16 @@ class Sharding:
     def with_precision_of(
         self, dtype: torch.dtype | None, *, takes_tokens: bool
     ) -> tuple[Sharding, torch.dtype | None]:
-        """Returns the settings of a run in a precision, and the type of autocast that it still needs.
+        """Returns the settings for a run in a precision, and the dtype of autocast that it still needs.
 
-        Under bfloat16 FSDP2 gathers the weights in that type and adds gradients in float32. Autocast would gather them
-        in float32, and keep a copy of all of them in bfloat16 until the backward pass.
+        With bfloat16 FSDP2 gathers the weights in that dtype and adds gradients in float32. Autocast would gather them
+        in float32, and keep a bfloat16 copy of all of them until the backward pass.
 
         Args:
-            dtype: of forward passes; None for that of the weights.
-            takes_tokens: the model turns token ids into logits. FSDP2 rounds any other input, a label included, to the
-                type of the weights, and a loss that the model computes would be rounded: such a model keeps autocast.
+            dtype: of forward passes; None for the dtype of the weights.
+            takes_tokens: True if the model maps token ids to logits. FSDP2 casts any other input, labels included, to
+                the dtype of the weights, and a loss that the model computes would be rounded: such a model keeps
+                autocast.
         """
         half = takes_tokens and dtype is torch.bfloat16
         precision = self.precision
@@ -179,11 +188,11 @@ class Sharding:
         return replace(self, precision=precision), None if needs_none else dtype
 
     def shard_size_among(self, replicas: int, replicas_of_a_machine: int) -> int:
-        """Returns how many of the replicas share one copy of the weights.
+        """Returns the number of ranks that shard one replica.
 
         Args:
             replicas: the data-parallel size.
-            replicas_of_a_machine: how many of them one machine holds; what a hybrid shares by default.
+            replicas_of_a_machine: number of them on one machine, over which a hybrid shards by default.
         """
         if self.strategy == "NO_SHARD":
             return 1
@@ -192,8 +201,8 @@ class Sharding:
         return self.shard_size or min(replicas, max(replicas_of_a_machine, 1))
 
     def offload_policy(self, device_type: str) -> OffloadPolicy:
-        """Returns where sharded weights lie, as torch takes it."""
-        # Memory is pinned for an accelerator: without one torch refuses to.
+        """Returns the placement of sharded weights as a policy of torch."""
+        # Without an accelerator torch refuses to pin memory.
         return CPUOffloadPolicy(pin_memory=device_type != "cpu") if self.cpu_offload else OffloadPolicy()
 
 
@@ -205,11 +214,11 @@ def _refused(message: str, hint: str | None, name: str = "fsdp_config") -> Distr
 
 
 def _known_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the config by plain names; `fsdp_` before a name is that of transformers and Accelerate."""
+    """Returns the config by plain names: transformers and Accelerate write `fsdp_` in front of them."""
     known: dict[str, Any] = {}
     for key, value in config.items():
         name = str(key).removeprefix("fsdp_")
-        # Accelerate's word.
+        # Accelerate's name.
         name = "cpu_offload" if name == "offload_params" else name
         if name not in _KEYS and name not in _IGNORED:
             hint = nearest(name, [*_KEYS, *_IGNORED]) or "one of: " + ", ".join(_KEYS)
@@ -258,7 +267,7 @@ def _wrapping(config: Mapping[str, Any]) -> tuple[Any, tuple[str, ...]]:
             message = f"auto_wrap_policy is {policy!r}, and transformer_layer_cls_to_wrap names layers"
             raise _refused(message, "remove one of them")
         return wrap, named
-    # Anything else names layers, as in auto_wrap_policy: LlamaDecoderLayer.
+    # Any other value names layers, as in auto_wrap_policy: LlamaDecoderLayer.
     return "blocks", (*named, *_names(policy, "auto_wrap_policy"))
 
 
@@ -291,7 +300,7 @@ def _count(config: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _prefetch_count(config: Mapping[str, Any], name: str) -> int | None:
-    """Returns how many units a prefetch looks ahead; None for words of FSDP1, which have no number."""
+    """Returns how many units a prefetch looks ahead; None for words of FSDP1, which give no number."""
     value = config.get(name)
     if isinstance(value, int) and value >= 0:
         return int(value) if name == "forward_prefetch" or not isinstance(value, bool) else None

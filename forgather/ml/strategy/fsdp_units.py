@@ -1,8 +1,8 @@
-"""Which modules of a model are gathered, computed and freed as one unit.
+"""FSDP2 units: the modules of a model whose weights are gathered, computed with and freed together.
 
-Takes a model (with or without memory) and a `Sharding`; gives the units, shards them, and has them computed anew in
-the backward pass. Keeps true: names of parameters stay as they are; gradients are summed over replicas, never averaged;
-a class that the model does not have is answered with those that it has.
+Takes a model (with or without memory) and a `Sharding`; gives the units, shards them, and recomputes their activations
+in the backward pass. Names of parameters do not change. Gradients are summed over replicas, never averaged. The error
+for a class that the model does not have lists those that it has.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ _CONTAINERS = (*_LISTS, nn.Sequential)
 
 
 def units_of(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
-    """Returns the modules that become units beside the model itself, outer ones after those they contain.
+    """Returns the modules that become units besides the model itself, inner ones first.
+
+    Args:
+        model: to be sharded.
+        sharding: `wrap`, `layers` and `min_num_params` decide.
 
     Raises:
         DistributedError: FG735 for a class that no module of the model has.
@@ -53,7 +57,14 @@ def units_of(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
 
 
 def shard(model: nn.Module, units: list[nn.Module], mesh: DeviceMesh, sharding: Sharding) -> None:
-    """Shards a model over a mesh, in place, unit by unit and then the rest."""
+    """Shards a model over a mesh, in place: unit by unit, and then the rest as the root unit.
+
+    Args:
+        model: to be sharded.
+        units: from `units_of`.
+        mesh: of the ranks that shard or replicate the weights.
+        sharding: settings of FSDP2.
+    """
     settings: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": (sharding.precision or MixedPrecision()).policy,
@@ -61,11 +72,13 @@ def shard(model: nn.Module, units: list[nn.Module], mesh: DeviceMesh, sharding: 
     }
     for unit in units:
         fully_shard(unit, reshard_after_forward=sharding.reshard_after_forward, **settings)
-    # The backward pass begins with what the root holds: it is kept, unless it is all there is.
+    # The backward pass starts with the weights of the root, which therefore stay gathered, unless the root is the only
+    # unit.
     fully_shard(model, reshard_after_forward=sharding.reshard_after_forward and not units, **settings)
     for module in [*units, model]:
-        # Shares of a loss are added. A mean that is multiplied again rounds wherever a model computes in less than its
-        # weights have. Sums are asked for by name: gloo has no sum with a factor.
+        # The losses of ranks are shares of one sum, so gradients are summed. A mean that is multiplied by the number of
+        # ranks would be rounded if a model computes in a lower precision than that of its weights. Plain sums are
+        # requested since gloo has no sum with a factor.
         module.set_gradient_divide_factor(1.0)  # type: ignore[operator]
         module.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]
     for position, unit in enumerate(units):
@@ -78,7 +91,12 @@ def shard(model: nn.Module, units: list[nn.Module], mesh: DeviceMesh, sharding: 
 
 
 def move_buffers(model: nn.Module, device: torch.device) -> None:
-    """Moves what is no parameter to where the computation is: only parameters are offloaded."""
+    """Moves the buffers of a model to a device: FSDP2 offloads and moves only parameters.
+
+    Args:
+        model: sharded, or a part of a model.
+        device: on which it computes.
+    """
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
@@ -86,7 +104,13 @@ def move_buffers(model: nn.Module, device: torch.device) -> None:
 
 
 def checkpoint_units(model: nn.Module, units: list[nn.Module], sharding: Sharding) -> bool:
-    """Makes the backward pass compute units again, as far as settings say; returns whether they do."""
+    """Makes the backward pass recompute units as the settings ask; returns whether they do.
+
+    Args:
+        model: recomputed as a whole if there are no units.
+        units: from `units_of`.
+        sharding: settings of FSDP2.
+    """
     if sharding.recompute == "none":
         return False
     checkpoint_activations(units or [model], sharding.recompute)
@@ -94,11 +118,17 @@ def checkpoint_units(model: nn.Module, units: list[nn.Module], sharding: Shardin
 
 
 def checkpoint_activations(modules: Iterable[nn.Module], recompute: Recompute) -> None:
-    """Makes the backward pass compute modules again, one after the other: same gradients, less memory."""
+    """Makes the backward pass recompute modules, one at a time: equal gradients with less memory.
+
+    Args:
+        modules: whose forward is replaced.
+        recompute: "full", or "selective" to keep matrix products.
+    """
     settings: dict[str, Any] = {"use_reentrant": False}
     if recompute == "selective":
         settings["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_products)
     for unit in modules:
+        # The forward is replaced instead of the module: a wrapper would change the names of parameters.
         unit.forward = _recomputed(unit, unit.forward, settings)
 
 
@@ -127,7 +157,7 @@ def _recomputed(unit: nn.Module, forward: Callable[..., Any], settings: dict[str
 
 
 def _with_all_owners(model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
-    """Returns the units without those that share a weight with a module outside: it belongs to the root then."""
+    """Returns the units that are not tied to a module outside: the weight of such a unit belongs to the root."""
     owners: dict[int, set[int]] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -160,9 +190,9 @@ def _repeated_blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def _large_modules(model: nn.Module, at_least: int) -> list[nn.Module]:
-    """Returns the innermost modules of at least so many parameters, each counted without what is in another.
+    """Returns the innermost modules with at least this many parameters, each counted without those of inner units.
 
-    Single layers are none: what is gathered for so little costs more than it saves.
+    Single layers are left out: gathering so little at a time costs more than it saves.
     """
     found: list[nn.Module] = []
 

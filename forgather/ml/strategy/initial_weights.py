@@ -1,10 +1,13 @@
-"""The initial weights of a run: those that one process would make, for any number of processes.
+"""The initial weights of a run: those that a single process would make, for any number of processes.
 
-Takes a recipe and the rank of this process; gives `InitialWeights`: the model without memory, each weight by name, and
-models or parts of models filled with them. Keeps true: one process of each machine makes the model, on the CPU and
-before any other use of the random numbers, and writes the weights to a file that the others read; every process goes
-on with the random numbers that follow; tied weights stay tied. The cache of these files stays within bounds; a model
-that is too large for it goes to a folder of this run.
+Takes a recipe and the position of this process; gives `InitialWeights`: the model on the meta device, each weight by
+name, and filled models or parts of models. One process per machine makes the model on the CPU, before any other use of
+the random state, and writes the weights to a file that the others read. Every process continues with the random state
+that follows. Tied weights stay tied. Files are cached up to a limit; a model that is too large for the cache is written
+to a folder of this run.
+
+Making the model on the meta device and initializing it on each rank would not give the same weights: most of them would
+come from other random numbers.
 """
 
 from __future__ import annotations
@@ -52,13 +55,13 @@ _WEIGHTS, _RNG = "weights.safetensors", "random"
 
 @dataclass(frozen=True, slots=True)
 class SeedCheckpoint:
-    """The first weights of a model.
+    """The initial weights of a model.
 
     Args:
-        folder: where they lie.
-        model: the model without values.
-        rng: random numbers after the model was made.
-        is_kept: True where the folder is for later runs, too.
+        folder: of the files.
+        model: on the meta device.
+        rng: random state after the model was made.
+        is_kept: True if the folder is in the cache and stays for later runs.
     """
 
     folder: Path
@@ -68,7 +71,7 @@ class SeedCheckpoint:
 
 
 class SeedWeights:
-    """The weights of a seed checkpoint by name; a file that is open here may lose its name.
+    """The weights of a seed checkpoint by name. The file stays open, so the folder may be removed.
 
     Args:
         folder: of the seed checkpoint.
@@ -82,7 +85,17 @@ class SeedWeights:
         self.names = sorted(self._known | set(self._aliases))
 
     def find(self, fqn: str) -> Tensor:
-        """Returns a weight, whole and on the CPU; raises KeyError for a name that is not there."""
+        """Returns a weight, whole and on the CPU.
+
+        Args:
+            fqn: its name.
+
+        Shapes:
+            Returns the shape of the whole weight.
+
+        Raises:
+            KeyError: for an unknown name.
+        """
         original = self._aliases.get(fqn, fqn)
         if original not in self._known:
             raise KeyError(fqn)
@@ -90,14 +103,14 @@ class SeedWeights:
         return found
 
     def fits(self, model: nn.Module) -> bool:
-        """Tells whether these are the tensors of a model: by name, each of its shape."""
+        """Returns whether these are the tensors of a model: the same names and shapes."""
         shapes = {fqn: list(tensor.shape) for fqn, _, _, tensor in tensors_of(model) if is_plain(tensor)}
         known = {fqn: self._file.get_slice(self._aliases.get(fqn, fqn)).get_shape() for fqn in self.names}
         return shapes == known
 
 
 def seed_checkpoint(recipe: Recipe) -> SeedCheckpoint:
-    """Returns the first weights of a recipe: those of the cache, where an earlier run has made them.
+    """Returns the initial weights of a recipe, from the cache if an earlier run made them.
 
     Raises:
         TrainingError: FG733 for a model that does not fit into the memory of this machine.
@@ -119,7 +132,7 @@ def seed_checkpoint(recipe: Recipe) -> SeedCheckpoint:
 
 
 def _from_cache(recipe: Recipe, key: str) -> SeedCheckpoint | None:
-    """Returns the first weights out of the cache, made where they are missing; None where it cannot hold them."""
+    """Returns the initial weights from the cache, made if they are missing; None if the cache cannot hold them."""
     made: list[nn.Module] = []
     is_making = False
     before = capture_rng()
@@ -141,7 +154,7 @@ def _from_cache(recipe: Recipe, key: str) -> SeedCheckpoint | None:
     except _TooLarge:
         return None
     except (OSError, SafetensorError, CheckpointError, ValueError) as error:
-        if is_making:  # the model itself is at fault
+        if is_making:  # an error of the model itself
             raise
         _log.warning("initial weights are not cached for later runs: %s", error)
         restore_rng(before)
@@ -151,7 +164,7 @@ def _from_cache(recipe: Recipe, key: str) -> SeedCheckpoint | None:
 
 
 class _TooLarge(Exception):  # noqa: N818 - no error: the model is made, and not kept
-    """A model that the cache does not hold."""
+    """A model that is too large for the cache."""
 
 
 def _make_model(recipe: Recipe, *, max_bytes: int | None = None) -> nn.Module:
@@ -164,17 +177,22 @@ def _make_model(recipe: Recipe, *, max_bytes: int | None = None) -> nn.Module:
 
 
 def _rng_state() -> dict[str, Any]:
+    # The model is made on the CPU, which draws nothing from CUDA's generators.
     return {name: state for name, state in capture_rng().items() if name != "cuda"}
 
 
 def _write_weights(folder: Path, model: nn.Module) -> None:
-    """Writes the tensors of a model into a folder, and leaves the model without them."""
+    """Writes the tensors of a model into a folder, and moves the model to the meta device."""
     tensors, aliases, _ = split_tensors(move_to_meta(model))
     write_tensors(Draft(LocalStorage(), folder), _WEIGHTS, tensors, {_ALIAS + name: of for name, of in aliases.items()})
 
 
 def _size_of(make_model: Callable[[], nn.Module]) -> int | None:
-    """Returns what a model takes; None where only making it tells. Random numbers stay as they were."""
+    """Returns the memory of a model; None if only making it would show. The random state is not changed.
+
+    Units:
+        bytes.
+    """
     before = capture_rng()
     model = without_memory(make_model)
     restore_rng(before)
@@ -196,13 +214,13 @@ def _refuse_too_large(needed: int) -> None:
 
 
 class InitialWeights:
-    """Weights by name, and the model that they belong to.
+    """Initial weights by name, and the model that they belong to.
 
     Args:
-        find: gives a weight, whole and on the CPU; raises KeyError for a name that it does not know.
-        names: the names it knows.
-        make_skeleton: gives the model with every tensor on the meta device.
-        device: where weights go by default.
+        find: returns a weight, whole and on the CPU; raises KeyError for an unknown name.
+        names: the known names.
+        make_skeleton: returns the model on the meta device.
+        device: of filled tensors by default.
     """
 
     def __init__(
@@ -218,14 +236,20 @@ class InitialWeights:
         self.names = names
 
     def on_meta(self) -> nn.Module:
-        """Returns the model with every parameter and buffer on the meta device; it takes no memory.
+        """Returns the model with every parameter and buffer on the meta device, where it takes no memory.
 
-        Where the recipe gave a model that exists, it is that one: its values are kept here until `fill`.
+        If the recipe gave an existing model, it is that model: its values are kept here until `fill`.
         """
         return self._make_skeleton()
 
     def read(self, fqn: str) -> Tensor:
-        """Returns a parameter or buffer, whole and on the CPU; the file of the weights is read as far as it is used.
+        """Returns a parameter or buffer, whole and on the CPU; only the used parts of the file are read.
+
+        Args:
+            fqn: its name.
+
+        Shapes:
+            Returns the shape of the whole weight.
 
         Raises:
             DistributedError: FG731 for a name that the model does not have.
@@ -240,14 +264,14 @@ class InitialWeights:
             ) from None
 
     def fill(self, module: nn.Module, *, device: torch.device | str | None = None) -> None:
-        """Gives every parameter and buffer of a model, or of a part that keeps its names, its value.
+        """Sets the value of every parameter and buffer of a model, or of a part that keeps its names.
 
-        A tensor on the meta device is replaced by one on `device`; any other is written where it lies. Of a sharded
-        one (a DTensor) only the local part is read.
+        A tensor on the meta device is replaced by one on `device`; any other is written in place. Of a DTensor only the
+        local part is read.
 
         Args:
             module: the model, or a part of it that keeps the names of its modules.
-            device: where tensors on the meta device go; that of this process by default.
+            device: of replaced tensors; by default that of this process.
 
         Raises:
             DistributedError: FG731 for a name or a shape that the weights do not have.
@@ -288,11 +312,15 @@ class InitialWeights:
 
 
 def make_initial_weights(recipe: Recipe, topology: Topology) -> InitialWeights:
-    """Returns the weights of a recipe, the same on every process; every process calls this.
+    """Returns the initial weights of a recipe, the same on every process. Collective.
+
+    Args:
+        recipe: makes the model.
+        topology: position of this process.
 
     Raises:
-        DistributedError: FG730 where another process could not make the model, FG732 where the processes were given
-            different models.
+        DistributedError: FG730 if another process could not make the model, FG732 if the processes have different
+            models.
         TrainingError: FG733 for a model that does not fit into the memory of this machine.
     """
     if _shapes_only.get():
@@ -307,7 +335,7 @@ _shapes_only: ContextVar[bool] = ContextVar("shapes_only", default=False)
 
 @contextlib.contextmanager
 def shapes_only() -> Iterator[None]:
-    """Leaves weights without memory and values: what is built has its shapes alone. Nobody is asked or waited for."""
+    """Builds models without memory and values within its body; nothing is communicated."""
     token = _shapes_only.set(True)
     try:
         yield
@@ -316,7 +344,7 @@ def shapes_only() -> Iterator[None]:
 
 
 class _Shapes(InitialWeights):
-    """The model of a recipe, and no values."""
+    """The model of a recipe without values."""
 
     def __init__(self, recipe: Recipe, topology: Topology) -> None:
         model = meta_model(recipe.make_model)
@@ -324,7 +352,7 @@ class _Shapes(InitialWeights):
         super().__init__(dict[str, Tensor]().__getitem__, names, lambda: model, topology.device)
 
     def fill(self, module: nn.Module, *, device: torch.device | str | None = None) -> None:
-        """Gives buffers, which are small, memory; weights stay as they are."""
+        """Allocates buffers, which are small; parameters stay on the meta device."""
         for _, owner, name, old in list(tensors_of(module)):
             if name in owner._buffers and is_plain(old) and old.is_meta:
                 owner._buffers[name] = torch.zeros_like(old, device=device or self._device)
@@ -340,7 +368,7 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
             made.append(seed.model)
             outcome |= {"folder": str(seed.folder), "skeleton": _pickled(seed.model), "rng": seed.rng}
             outcome["is_kept"] = seed.is_kept
-        except Exception as caught:  # noqa: BLE001 - told to the other ranks, then raised
+        except Exception as caught:  # noqa: BLE001 - reported to the other ranks, then raised
             error = caught
             outcome["error"] = f"{type(caught).__name__}: {caught}".splitlines()[0]
     outcomes = collectives.all_gather(outcome)
@@ -357,7 +385,7 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
     weights = SeedWeights(Path(mine["folder"]))
     restore_rng(mine["rng"])
     collectives.all_gather(None)
-    if topology.local_rank == 0 and not mine["is_kept"]:  # everyone has the file open, and nobody needs its name
+    if topology.local_rank == 0 and not mine["is_kept"]:  # every process has the file open
         shutil.rmtree(mine["folder"], ignore_errors=True)
 
     def make_skeleton() -> nn.Module:
@@ -367,7 +395,7 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
 
 
 def _pickled(model: nn.Module) -> bytes | None:
-    """Returns a model without values as other ranks can read it; None for one that cannot be sent."""
+    """Returns a model without values as bytes for other ranks; None for one that cannot be pickled."""
     try:
         return pickle.dumps(model)
     except Exception as error:  # noqa: BLE001 - anything may be an attribute of a user's model

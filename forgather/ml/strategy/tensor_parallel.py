@@ -1,10 +1,10 @@
-"""Layers cut into slices that lie on several ranks.
+"""Tensor parallelism: layers cut into slices over several ranks.
 
-Takes a model without memory, a plan (names of modules to words) and the axis of slices; gives the model with DTensors
-for weights, and the modules whose gradients are sums over ranks. Keeps true: the plan fits the model (every name is
-there, every size divides) or nothing is cut; weights that are shared stay shared; logits are whole on every rank.
+Takes a model on the meta device, a plan (names of modules to styles) and the mesh axis of slices; gives the model with
+DTensors as weights, and the modules whose gradients are sums over ranks. If the plan does not fit the model (a name or
+a size), nothing is sliced. Tied weights stay tied. Logits are whole on every rank.
 
-Source: the words are those of `base_model_tp_plan` in transformers; the cutting is `parallelize_module` of torch.
+Source: the styles are those of `base_model_tp_plan` in transformers; slicing is done by torch's `parallelize_module`.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
     "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
 }
-# Whole on every rank: seen by one slice of the heads each, so that its gradient is the sum over ranks.
+# Whole on every rank, and used by one slice of the heads each, so that the gradient is the sum over ranks.
 _GRAD_ALL_REDUCE = "replicated_with_grad_allreduce"
 _WORDS = (*_STYLES, _GRAD_ALL_REDUCE, "replicate")
 
 
 def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, plan: str | Mapping[str, Any] | None) -> list[nn.Module]:
-    """Cuts the layers of a model, in place; returns the modules whose gradients must be added over the axis.
+    """Slices the layers of a model in place, and returns the modules whose gradients must be summed over the axis.
 
     Args:
         model: on the meta device.
         mesh: the axis of slices.
-        plan: "auto" or None for the model's own plan, or names of modules (`*` for a number) to words.
+        plan: "auto" or None for the model's own plan, or names of modules (`*` for a number) to styles.
 
     Raises:
-        DistributedError: FG736 for a model without a plan, or a plan with a name or a word that is not known; FG737 for
-            sizes that the number of slices does not divide.
+        DistributedError: FG736 for a model without a plan, or a plan with an unknown name or style; FG737 for sizes
+            that the number of slices does not divide.
     """
-    # DTensor tells of every gather over two axes that it could be one; weights of both axes always need two.
+    # DTensor reports for every gather over two axes that one would suffice; weights sharded over both axes always need
+    # two.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    # Logits of sliced heads are views of a custom function, which autograd forbids to change in place: what
-    # fully_shard warns of cannot happen.
+    # Logits of a sliced head are views from a custom function, which autograd forbids to change in place: the problem
+    # that fully_shard warns of cannot occur.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     styles = _by_module(model, _plan_of(model, plan))
     _refuse_uneven_heads(model, styles, mesh.size())
@@ -85,7 +86,7 @@ def _plan_of(model: nn.Module, plan: str | Mapping[str, Any] | None) -> Mapping[
 
 
 def _by_module(model: nn.Module, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the style of each module that the plan names."""
+    """Returns the style of each module that matches a name of the plan."""
     names = [name for name, _ in model.named_modules() if name]
     parameters = {name for name, _ in model.named_parameters()}
     styles: dict[str, Any] = {}
@@ -151,7 +152,7 @@ def _refuse_uneven(name: str, module: nn.Module, style: Any, size: int) -> None:
 
 
 def _keep_tied_whole(model: nn.Module, styles: dict[str, Any]) -> None:
-    """Takes from the plan the modules whose weight a module beside the plan shares: cut, it would be two weights."""
+    """Removes from the plan the modules whose weight is tied to another module: sliced, it would become two weights."""
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         for parameter in module._parameters.values():
