@@ -51,7 +51,11 @@ class Documents:
         self.rows, self.row_length = shape
 
     def __getitem__(self, rows: slice) -> Documents:
-        """Returns the documents of some of the rows."""
+        """Returns the documents of some of the rows.
+
+        Args:
+            rows: slice of the rows.
+        """
         number = len(range(*rows.indices(self.rows)))
         positions_BT = self.positions_BT
         # One row of positions may stand for all rows.
@@ -61,7 +65,11 @@ class Documents:
 
     @functools.cached_property
     def starts_BT(self) -> Tensor:
-        """True at the first token of each document; the first token of a row always starts one."""
+        """True at the first token of each document; the first token of a row always starts one.
+
+        Shapes:
+            (B, T).
+        """
         if self.positions_BT is None:
             starts_BT = torch.zeros(self.rows, self.row_length, dtype=torch.bool)
             starts_BT[:, :1] = True
@@ -70,13 +78,18 @@ class Documents:
 
     @functools.cached_property
     def lengths(self) -> Tensor:
-        """Tokens of each document, row by row, including padding."""
+        """Tokens of each document, row by row, including padding.
+
+        Shapes:
+            (D,).
+        """
+        # On the host: `nonzero` of a tensor on an accelerator would wait for it.
         starts = self.starts_BT.flatten().nonzero().flatten()
         return torch.diff(starts, append=starts.new_tensor([self.rows * self.row_length]))
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest document."""
+        """Number of tokens of the longest document."""
         return int(self.lengths.max()) if self.lengths.numel() else 0
 
     @functools.cached_property
@@ -116,7 +129,7 @@ def _families(model: nn.Module) -> Iterator[tuple[str, str]]:
     """Yields (family, class name) for each part of a model that is of transformers."""
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
-            # By the base classes too: a subclass of the user has its module elsewhere.
+            # The base classes count too: a subclass of the user is in another module.
             modules = (kind.__module__ for kind in type(part).__mro__)
             found = next((name for name in modules if name.startswith("transformers.models.")), None)
             if found is not None:
@@ -124,7 +137,12 @@ def _families(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def takes_argument(model: nn.Module, name: str) -> bool:
-    """Returns whether a model's forward names a parameter, or takes any by `**`."""
+    """Returns whether a model's forward has a parameter of this name, or accepts any keyword.
+
+    Args:
+        model: whose forward is inspected.
+        name: of the parameter.
+    """
     parameters = inspect.signature(model.forward).parameters
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
@@ -152,7 +170,12 @@ def builds_masks(model: nn.Module) -> bool:
 
 
 def warn_mixed(model: nn.Module, reason: str) -> None:
-    """Warns, once per model, that it mixes documents."""
+    """Warns, once per model, that it mixes documents.
+
+    Args:
+        model: named in the message.
+        reason: from `why_mixed`.
+    """
     if model not in _TOLD[MIXED]:
         _TOLD[MIXED].add(model)
         _log.warning(

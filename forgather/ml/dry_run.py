@@ -176,6 +176,7 @@ def _holding(strategy: Strategy, layout: Layout, rank: int) -> Holding:
 def _local_elements(weight: Tensor, slices: int) -> int:
     if isinstance(weight, DTensor):
         return weight.to_local().numel()
+    # Rounded up: the first ranks of an uneven split hold the larger parts.
     return -(-weight.numel() // slices)
 
 
@@ -267,5 +268,9 @@ def _record_shapes(model: nn.Module, shapes: dict[str, str]) -> None:
 
 
 def shape_of(tensor: Tensor) -> str:
-    """Returns shape and dtype, as in "(4, 128) int64"."""
+    """Returns shape and dtype, as in "(4, 128) int64".
+
+    Shapes:
+        tensor: any shape.
+    """
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

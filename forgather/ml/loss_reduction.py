@@ -135,6 +135,7 @@ def is_cross_entropy(loss_fn: Callable[..., Any]) -> bool:
 
 
 def _summing_copy(loss_fn: nn.Module) -> nn.Module:
+    # A copy, since the user's object may be used elsewhere, for example as a metric.
     summing = copy.deepcopy(loss_fn)
     setattr(summing, "reduction", "sum")  # noqa: B010 - torch annotates attributes of modules as tensors
     return summing
@@ -185,7 +186,12 @@ def _move_attributes(owner: Any, device: torch.device) -> None:
 
 
 def no_labels(batch: Any, hint: str = _CAUSAL_LABELS) -> TrainingError:
-    """Returns the FG808 error for a batch without labels."""
+    """Returns the FG808 error for a batch without labels.
+
+    Args:
+        batch: whose entries are listed.
+        hint: what to do.
+    """
     keys = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
     return TrainingError(
         f"the batch has no labels (found: {keys})",
@@ -230,7 +236,12 @@ def _named(loss_fn: Any) -> tuple[str, str]:
 
 
 def accepts(function: Callable[..., Any], name: str) -> bool:
-    """Returns whether a function has a parameter of this name."""
+    """Returns whether a function has a parameter of this name.
+
+    Args:
+        function: whose signature is inspected.
+        name: of the parameter.
+    """
     try:
         return name in inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -63,7 +63,11 @@ class LossRule(Protocol):
         ...
 
     def count(self, batch: Any) -> float | Tensor:
-        """Returns the number of valid targets; a Python number if the batch is on the host."""
+        """Returns the number of valid targets; a Python number if the batch is on the host.
+
+        Shapes:
+            Returns a number or scalar.
+        """
         ...
 
     def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
@@ -124,7 +128,11 @@ def is_causal_lm(model: nn.Module) -> bool:
 
 
 def labels_of(batch: Any) -> Tensor | None:
-    """Returns the labels of a batch: "labels", "label", or the last item of a tuple; None if there are none."""
+    """Returns the labels of a batch: "labels", "label", or the last item of a tuple; None if there are none.
+
+    Shapes:
+        Returns (B, T) for tokens, (B,) or (B, ...) for other targets.
+    """
     if isinstance(batch, Mapping):
         found = batch.get("labels", batch.get("label"))
         return found if isinstance(found, Tensor) else None
@@ -143,6 +151,7 @@ def shifted(labels_BT: Tensor, ignore_index: int = IGNORE_INDEX) -> Tensor:
     Shapes:
         labels_BT: (B, T). Returns (B, T).
     """
+    # Padded instead of cut: logits without the last position would be a copy of the largest tensor of a step.
     return F.pad(labels_BT[..., 1:], (0, 1), value=ignore_index)
 
 
@@ -180,6 +189,9 @@ def count_valid(labels: Tensor | None, batch: Any, *, ignore_index: int = IGNORE
         labels: of the batch; None for none.
         batch: gives the rows.
         ignore_index: label that does not count.
+
+    Shapes:
+        labels: (B, T) or any other shape. Returns a number or scalar.
     """
     if labels is None:
         return num_rows(batch)
@@ -192,15 +204,22 @@ def count_items(labels: Tensor, *, ignore_index: int = IGNORE_INDEX) -> int | Te
     """Returns the number of labels that are not ignored; in a regression, of all elements, as transformers counts.
 
     Args:
-        labels: of any shape.
+        labels: of the batch.
         ignore_index: label that does not count.
+
+    Shapes:
+        labels: any shape. Returns a number or scalar.
     """
     valid = (labels != ignore_index).sum()
     return int(valid) if valid.device.type == "cpu" else valid  # on a device, `int` would wait for it
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """Returns float16 and bfloat16 as float32, and any other dtype unchanged."""
+    """Returns float16 and bfloat16 as float32, and any other dtype unchanged.
+
+    Shapes:
+        values: any shape. Returns the same shape.
+    """
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
@@ -242,7 +261,7 @@ class _Sums:
         return 0 if isinstance(batch, PaddingBatch) else self._count(batch)
 
     def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
-        """Returns the sum of the losses of the valid targets, in float32 or more.
+        """Returns the sum of the losses of the valid targets, in float32 or more; arguments as in `LossRule.total`.
 
         Shapes:
             Returns a scalar.
@@ -328,9 +347,10 @@ class ModelLoss(_Sums):
     def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor:
         targets = self.count(batch)
         mean = at_least_float32(_returned_loss(self._inputs.call(model, batch, labels=True)))
+        # A tensor is not compared here, because that would wait for the device.
         if not isinstance(targets, Tensor) and targets:
             return mean * targets
-        # The mean over zero targets is NaN, and 0 * NaN is NaN too.
+        # Without targets the model's mean is NaN, and 0 * NaN is NaN too.
         some = targets > 0 if isinstance(targets, Tensor) else torch.zeros_like(mean, dtype=torch.bool)
         return torch.where(some, mean * targets, torch.zeros_like(mean))
 
@@ -350,6 +370,7 @@ class UserLoss(_Sums):
         super().__init__(model)
         self.shifts = is_causal_lm(model)
         self.call, self.divides, self.unit = as_sum(loss_fn)
+        # Both checks run in the first batches only: they call the loss again.
         self._check = DivisorCheck(loss_fn, divides=self.divides)
         self._needs_labels = takes_labels(loss_fn)
         self._pairs = PairCheck(is_elementwise=self.unit == "elements")
@@ -395,10 +416,13 @@ class UserLoss(_Sums):
         if labels is not None and logits.shape != labels.shape:
             self._pairs(functools.partial(self.call, num_items_in_batch=1) if self.divides else self.call, given)
         if not self.divides:
+            # A loss with reduction "none" returns one value per target.
             loss: Tensor = self.call(*given)
             total = at_least_float32(loss if loss.ndim == 0 else loss.sum())
             self._check(self.call, total, lambda: self.count(batch), given)
             return total
+        # The loss divides by the number that the gradients will be divided by, so the product is the sum for any
+        # number.
         divisor = self.count(batch) if denom is None else denom
         total = at_least_float32(self.call(*given, num_items_in_batch=divisor)) * divisor
         self._check(self.call, total, lambda: divisor, given)
@@ -407,6 +431,9 @@ class UserLoss(_Sums):
 
 def logits_of(output: Any) -> Tensor:
     """Returns the logits in a model's output: a tensor, the first item of a tuple, or "logits".
+
+    Shapes:
+        Returns (B, T, V) from a language model, or the shape of the model's output.
 
     Raises:
         TrainingError: FG809 for an output without logits.

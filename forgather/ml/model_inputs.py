@@ -40,7 +40,7 @@ def inputs_of(batch: Any) -> Any:
 
 
 def with_labels(batch: Any) -> Any:
-    """Returns a batch with labels: the inputs of a model, or a method of the user, that computes the loss itself."""
+    """Returns a batch with labels, as input of a model, or of a user's method, that computes the loss itself."""
     if isinstance(batch, Mapping):
         return {name: value for name, value in batch.items() if name != DOCUMENTS}
     return batch
@@ -61,11 +61,13 @@ class NoCache:
             "use_cache" in _named(model) or hasattr(_config(model), "use_cache")
         )
         self.keywords = {"use_cache": False} if reaches else {}
+        # Inner models of a wrapper or a composite have configurations of their own; several parts may have the same
+        # one.
         configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
         self._configs = [config for config in configs.values() if getattr(config, "use_cache", False)]
 
     def in_force(self) -> contextlib.AbstractContextManager[None]:
-        """Turns off caches in the configurations within its body."""
+        """Returns a context in which the configurations turn caches off."""
         return self._turned_off() if self._configs else _NOTHING_TO_DO
 
     @contextlib.contextmanager
@@ -90,6 +92,7 @@ class ModelInputs:
         self._model = model
         self._mixed = why_mixed(model)
         self._reads_masks = builds_masks(model)
+        # Without a mask, models of transformers read document boundaries from positions; others may not.
         self._is_transformers = any(isinstance(part, PreTrainedModel) for part in model.modules())
         self._no_cache = NoCache(model)
         self._most_positions = _most_positions(model)
@@ -150,7 +153,7 @@ class ModelInputs:
     def _tell_too_long(self, documents: Documents, mask_BT: Any, limit: int) -> None:
         longest = documents.longest
         if isinstance(mask_BT, Tensor) and mask_BT.ndim == 2:
-            # Padding is after the last token of the longest row.
+            # Padding follows the last token of the longest row, and does not need positions.
             longest = min(longest, int((mask_BT != 0).sum(dim=1).max()))
         if longest > limit:
             warn_too_long(self._model, longest, limit)
@@ -210,7 +213,7 @@ def _most_positions(model: nn.Module) -> int | None:
     A table of learned positions ends there. Rotary positions end there if nothing extends them (`rope_type: yarn` and
     others).
     """
-    # Adapters of peft do not change positions.
+    # An adapter of peft has the positions of the model inside it.
     inner: Any = getattr(model, "get_base_model", None)
     model = inner() if callable(inner) else model
     config = _config(model)

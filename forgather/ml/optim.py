@@ -205,6 +205,7 @@ class MuonWithAdamW(Optimizer):
         parts: list[Optimizer] = [muon]
         if rest:
             parts.append(AdamW(rest, lr=lr if adamw_lr is None else adamw_lr, betas=(betas[0], betas[1]), eps=eps))
+        # The tag is saved with the groups, so that a restored group goes back to its optimizer.
         tagged = [{**group, "algorithm": type(part).__name__.lower()} for part in parts for group in part.param_groups]
         super().__init__(tagged, {"lr": lr, "weight_decay": weight_decay})
         self._parts = parts
@@ -215,6 +216,7 @@ class MuonWithAdamW(Optimizer):
         for part in self._parts:
             kind = type(part).__name__.lower()
             part.param_groups = [group for group in self.param_groups if group["algorithm"] == kind]
+            # Shared and not merged: the inner optimizers write their state where the `state_dict` of this one finds it.
             part.state = self.state
 
     @torch.no_grad()

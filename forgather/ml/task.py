@@ -32,7 +32,7 @@ def task_of(model: nn.Module, rule: LossRule) -> Task:
     """Returns the task of a model with a loss rule.
 
     Args:
-        model: as it is trained, or without memory.
+        model: as it is trained, or on the meta device.
         rule: its loss rule.
     """
     entropy = bool(getattr(rule, "is_token_entropy", False))

@@ -122,6 +122,9 @@ class Strategy(Protocol):
                 measures it). If it raises, the weights are unchanged. If it returns True, the gradients are dropped and
                 the step is skipped.
             after_step: called after the step, and before the gradients are zeroed if these are two acts.
+
+        Shapes:
+            the norm: scalar.
         """
         ...
 

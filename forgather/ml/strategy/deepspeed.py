@@ -296,7 +296,11 @@ class DeepSpeedZero:
         before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
-        """Clips, steps and zeroes in one call of the engine."""
+        """Clips, steps and zeroes in one call of the engine; arguments as in `Strategy.update`.
+
+        Shapes:
+            the norm: scalar.
+        """
         assert self._state is not None, "build_optimizer comes first"  # noqa: S101
         norm = self._state.norm() if max_norm > 0 or want_norm else None
         # With a scaled loss an overflow is not an error: the engine skips the update and lowers the scale.

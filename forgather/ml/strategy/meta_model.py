@@ -47,7 +47,11 @@ def without_memory(make_model: Callable[[], nn.Module]) -> nn.Module | None:
 
 
 def tensors_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """Yields (fqn, owner, name, tensor) of each parameter, buffer and tensor attribute, once for each of its names."""
+    """Yields (fqn, owner, name, tensor) of each parameter, buffer and tensor attribute, once for each of its names.
+
+    Shapes:
+        tensor: any shape.
+    """
     for prefix, owner in module.named_modules(remove_duplicate=False):
         for kind in (owner._parameters, owner._buffers, vars(owner)):
             for name, value in list(kind.items()):
@@ -87,7 +91,11 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def move_to_meta(model: nn.Module) -> dict[str, Tensor]:
-    """Moves every tensor of a model to the meta device, and returns the former tensors by each of their names."""
+    """Moves every tensor of a model to the meta device, and returns the former tensors by each of their names.
+
+    Shapes:
+        Returns tensors of the shapes that the model keeps.
+    """
     values: dict[str, Tensor] = {}
     done: dict[int, tuple[Tensor, Tensor]] = {}
     for fqn, owner, name, old in list(tensors_of(model)):

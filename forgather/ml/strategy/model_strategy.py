@@ -140,7 +140,11 @@ class ModelStrategy:
         before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
-        """Clips, steps and zeroes in one call; skips the step if float16 gradients overflowed."""
+        """Clips, steps and zeroes in one call, as `Strategy.update`; skips the step if float16 gradients overflowed.
+
+        Shapes:
+            the norm: scalar.
+        """
         assert self.optimizer is not None, "build_optimizer comes first"  # noqa: S101
         # Before the norm: it must be that of the complete gradients, and all ranks must reach the same verdict on it.
         self._reduce_gradients()
