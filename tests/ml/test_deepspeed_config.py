@@ -153,7 +153,7 @@ def test_each_translation_is_said(tmp_path):
     ) == notes[:2]
     pinned = {"zero_optimization": {"offload_optimizer": {"device": "cpu", "pin_memory": True}}}
     found = filled(pinned, arguments(tmp_path), on_cpu=True)
-    assert "pin_memory is false" in found.notes[0]
+    assert "pin_memory is set to false" in found.notes[0]
     assert {"device": "cpu", "pin_memory": False} == found.config["zero_optimization"]["offload_optimizer"]
     found = filled({"activation_checkpointing": {"partition_activations": True}}, arguments(tmp_path))
     assert "set gradient_checkpointing" in found.notes[0]
@@ -170,7 +170,7 @@ def test_the_file_for_users_of_deepspeed_is_refused_with_the_fix_of_each_mistake
     file.write_text(FILE)
     error = refused(str(file), arguments(tmp_path, fp16=True))
     assert ("FG743", 27) == (error.code, error.span.line)
-    assert "scheduler 'WarmupDecayLR' of DeepSpeed stands beside the trainer's own" in error.message
+    assert "scheduler 'WarmupDecayLR' of DeepSpeed conflicts with the trainer's own" in error.message
     assert "lr_scheduler_type: linear, warmup_steps: 500, learning_rate: 0.0001, max_steps: 10000" in error.hint
 
     file.write_text(re.sub(r'"scheduler": \{.*?\}\s*\},', "", FILE, flags=re.S))
@@ -245,10 +245,10 @@ def test_what_cannot_be_read_is_refused(tmp_path, asked, said, hint):
     ("text", "said", "line"),
     [
         ('{"a": 1,\n}', "is not JSON", 2),
-        ("[1]", "holds a list", None),
+        ("[1]", "contains a list", None),
         ("[" * 100_000, "is nested too deeply", 1),
         ('{"train_batch_size": ' + "9" * 5000 + "}", "4300 digits", 1),
-        ('{"bf16": {}, "bf16": {"enabled": true}}', "the key 'bf16' stands twice", 1),
+        ('{"bf16": {}, "bf16": {"enabled": true}}', "the key 'bf16' is given twice", 1),
         (" " * 2_000_000 + "{}", "is longer than", None),
     ],
 )
@@ -269,7 +269,7 @@ def test_a_file_that_is_no_mapping_is_located(tmp_path, text, said, line):
         ({"zero_optimization": {"stage": 2, "offload_param": True}}, "offload_param at ZeRO stage 2", "stage: 3"),
         ({"tensor_parallel": {"autotp_size": 2}}, "tensor_parallel of DeepSpeed", "tensor_parallel_size"),
         ({"elasticity": {"enabled": True}}, "elasticity of DeepSpeed", "checkpoints fit any number"),
-        ({"gradient_allreduce_op": "sum"}, "another gradient_allreduce_op", "leave it out"),
+        ({"gradient_allreduce_op": "sum"}, "a gradient_allreduce_op other than mean", "leave it out"),
         ({"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}}, "zenflow", "leave it out"),
     ],
 )

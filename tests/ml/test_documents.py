@@ -245,7 +245,7 @@ def test_a_mask_beside_rows_of_one_document_stays():
 
 def test_a_mask_that_hides_a_part_of_a_document_is_refused():
     batch = padded([5, 6, 7, 8, 9], [0, 1, 0, 1, 2], [0, 1, 1, 1, 1])
-    with pytest.raises(TrainingError, match="hides a part of one") as excinfo:
+    with pytest.raises(TrainingError, match="hides part of a document") as excinfo:
         loss_rule(make()).prepared(batch)
     assert "FG845" == excinfo.value.code
 

@@ -515,7 +515,7 @@ def test_targets_under_another_name_are_missed_by_name(loss):
     batch = {"x": torch.randn(8, 4), "target": torch.rand(8)}
     with pytest.raises(TrainingError, match=r"FG808.*no labels \(found: x, target\)") as caught:
         loss_rule(Column(), loss).total(Column(), batch)
-    assert "call the column of targets 'labels'" in caught.value.hint
+    assert "name the column of targets 'labels'" in caught.value.hint
 
 
 def test_a_loss_of_logits_alone_needs_no_labels():

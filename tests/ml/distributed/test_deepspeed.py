@@ -338,7 +338,7 @@ def _refused(args, made):
             "adamw",
             ("FG742", "optimizer.params.lr is 0.0003", '"auto"'),
         ),
-        ("auto", "muon", ("FG744", "Muon looks at each weight as a whole", "AdamW")),
+        ("auto", "muon", ("FG744", "Muon needs whole weights", "AdamW")),
     ],
 )
 def test_what_an_engine_cannot_do_is_refused_before_it_starts(given, optimizer, expected):

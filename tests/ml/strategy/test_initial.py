@@ -135,7 +135,7 @@ def test_a_model_that_exists_gets_the_weights_of_the_first_rank():
 def other_model_on_rank_one():
     topology = started()
     model = llama(layers=1 + topology.rank)
-    with pytest.raises(DistributedError, match="rank 1 was given another model than rank 0") as caught:
+    with pytest.raises(DistributedError, match="rank 1 has a different model than rank 0") as caught:
         make_initial_weights(recipe_of(lambda: model, anew=False), topology)
     return caught.value.code
 

@@ -82,11 +82,11 @@ def test_what_is_not_known_is_refused(fsdp, config, words):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"backward_prefetch": "BACKWARD_POST"}, "FSDP2 always asks for the next weights"),
+        ({"backward_prefetch": "BACKWARD_POST"}, "FSDP2 always prefetches the next weights"),
         ({"limit_all_gathers": False}, "limit_all_gathers: false has no effect"),
         ({"use_orig_params": True}, "fsdp_config.use_orig_params has no effect"),
         ({"mixed_precision": {"buffer_dtype": "bf16"}}, "buffer_dtype has no effect"),
-        ({"mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "bf16"}}, "gradients lose digits"),
+        ({"mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "bf16"}}, "gradients lose precision"),
     ],
 )
 def test_what_has_no_effect_is_said_in_one_line(config, words, caplog):
