@@ -386,5 +386,7 @@ def test_one_group_does_not_go_on_from_two_that_decay_differently(settings):
     args = settings(save_strategy="steps", save_steps=2, max_steps=4, weight_decay=0.5)
     Trainer(tiny_llama(), args, train_dataset=rows(), optimizer_factory=adamw).train()
     one = Trainer(tiny_llama(), args, train_dataset=rows(), optimizer_factory=AdamW)
-    with pytest.raises(CheckpointError, match=r"FG605.*weight_decay 0.5 for .*and 0.0 for .*norm.*which are in one group"):
+    with pytest.raises(
+        CheckpointError, match=r"FG605.*weight_decay 0.5 for .*and 0.0 for .*norm.*which are in one group"
+    ):
         one.train(f"{args.output_dir}/checkpoint-2")

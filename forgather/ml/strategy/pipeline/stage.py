@@ -66,9 +66,9 @@ class ContiguousGradient(torch.autograd.Function):
 class Gate:
     """Holds the received hidden states until the first block is called."""
 
-    def __init__(self) -> None:
-        self.close()
-        self.unused = math.nan
+    states: Tensor | None = None
+    like: Tensor | None = None
+    unused = math.nan
 
     def open(self, states: Tensor, unused: float) -> None:
         """Stores the hidden states of a forward pass.
@@ -95,8 +95,7 @@ class Gate:
 
     def close(self) -> None:
         """Drops the hidden states."""
-        self.states: Tensor | None = None
-        self.like: Tensor | None = None
+        self.states = self.like = None
 
 
 class _Placeholder(nn.Module):
