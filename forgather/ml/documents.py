@@ -32,7 +32,7 @@ TOO_LONG = "FG864"
 """Code of the warning that rows have more tokens than the model has positions."""
 _TABLE = Path(__file__).parent / "packing_models.json"
 _MASKED = frozenset({"eager", "sdpa", "flex_attention"})
-_TOLD: dict[str, WeakSet[nn.Module]] = {MIXED: WeakSet(), TOO_LONG: WeakSet()}
+_WARNED: dict[str, WeakSet[nn.Module]] = {MIXED: WeakSet(), TOO_LONG: WeakSet()}
 
 
 class Documents:
@@ -176,8 +176,8 @@ def warn_mixed(model: nn.Module, reason: str) -> None:
         model: named in the message.
         reason: from `why_mixed`.
     """
-    if model not in _TOLD[MIXED]:
-        _TOLD[MIXED].add(model)
+    if model not in _WARNED[MIXED]:
+        _WARNED[MIXED].add(model)
         _log.warning(
             "[%s] the rows hold several documents, and %s does not keep them apart (%s): a token sees the documents "
             "before its own. Set document_boundaries: false in tokenize to confirm that this is intended, or train a "
@@ -196,8 +196,8 @@ def warn_too_long(model: nn.Module, length: int, limit: int) -> None:
         length: tokens of a row.
         limit: positions of the model.
     """
-    if model not in _TOLD[TOO_LONG]:
-        _TOLD[TOO_LONG].add(model)
+    if model not in _WARNED[TOO_LONG]:
+        _WARNED[TOO_LONG].add(model)
         _log.warning(
             "[%s] a row has %d tokens, and max_position_embeddings of %s is %d: a table of positions ends there, "
             "and pretrained weights may have met no rotary position beyond it. Make rows shorter (max_length of "

@@ -224,10 +224,12 @@ def _step(trainer: Trainer, recipe: Recipe) -> tuple[dict[str, str], str | None]
     parts = getattr(trainer.strategy, "parts", 1)
     if parts > 1:
         batch = part_of(batch, 0, num_rows(batch) // parts)
-    shapes = {name: shape_of(value) for name, value in _named(inputs_of(batch)) if isinstance(value, Tensor)}
+    shapes = {name: shape_of(value) for name, value in _named_items(inputs_of(batch)) if isinstance(value, Tensor)}
     # Fake tensors instead of the meta device: models that read values of tensors know fake ones and avoid it.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    placed = {name: mode.from_tensor(value) if isinstance(value, Tensor) else value for name, value in _named(batch)}
+    placed = {
+        name: mode.from_tensor(value) if isinstance(value, Tensor) else value for name, value in _named_items(batch)
+    }
     try:
         with mode:
             model = recipe.make_model()
@@ -241,7 +243,7 @@ def _step(trainer: Trainer, recipe: Recipe) -> tuple[dict[str, str], str | None]
     return shapes, None
 
 
-def _named(batch: Any) -> list[tuple[str, Any]]:
+def _named_items(batch: Any) -> list[tuple[str, Any]]:
     if isinstance(batch, Mapping):
         return list(batch.items())
     return [

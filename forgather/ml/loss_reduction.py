@@ -207,7 +207,7 @@ def unknown_reduction(loss_fn: Any, reason: str) -> TrainingError:
         loss_fn: named in the message.
         reason: why not.
     """
-    name, place = _named(loss_fn)
+    name, place = _name_and_place(loss_fn)
     function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     hint = "give it a parameter 'reduction' that accepts \"sum\", or 'num_items_in_batch' to divide by"
     if accepts(function, "num_items_in_batch"):
@@ -221,7 +221,7 @@ def unknown_reduction(loss_fn: Any, reason: str) -> TrainingError:
     ).about("loss_fn")
 
 
-def _named(loss_fn: Any) -> tuple[str, str]:
+def _name_and_place(loss_fn: Any) -> tuple[str, str]:
     """Returns the name of a loss, and the location of its code unless it is torch's."""
     inner = layers_of(loss_fn)[-1]
     name = str(getattr(inner, "__name__", type(inner).__name__))

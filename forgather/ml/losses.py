@@ -232,7 +232,7 @@ def flat_logits(logits_BTV: Tensor) -> Tensor:
     return logits_BTV.reshape(-1, logits_BTV.shape[-1])
 
 
-class _Sums:
+class _BaseLossRule:
     """The common part of loss rules: padding batches, and shifted labels.
 
     Args:
@@ -287,7 +287,7 @@ class _Sums:
         raise NotImplementedError
 
 
-class CausalTokenLoss(_Sums):
+class CausalTokenLoss(_BaseLossRule):
     """Token cross entropy of a causal language model, computed from its logits.
 
     Args:
@@ -334,7 +334,7 @@ class CausalTokenLoss(_Sums):
         return total
 
 
-class ModelLoss(_Sums):
+class ModelLoss(_BaseLossRule):
     """The loss that the model returns, taken as the mean over its valid targets.
 
     Args:
@@ -355,7 +355,7 @@ class ModelLoss(_Sums):
         return torch.where(some, mean * targets, torch.zeros_like(mean))
 
 
-class UserLoss(_Sums):
+class UserLoss(_BaseLossRule):
     """The user's loss of (logits, labels), as a sum.
 
     Args:

@@ -58,7 +58,7 @@ class NoCache:
 
     def __init__(self, model: nn.Module) -> None:
         reaches = takes_argument(model, "use_cache") and (
-            "use_cache" in _named(model) or hasattr(_config(model), "use_cache")
+            "use_cache" in _forward_parameters(model) or hasattr(_config(model), "use_cache")
         )
         self.keywords = {"use_cache": False} if reaches else {}
         # Inner models of a wrapper or a composite have configurations of their own; several parts may have the same
@@ -95,7 +95,7 @@ class ModelInputs:
         # Without a mask, models of transformers read document boundaries from positions; others may not.
         self._is_transformers = any(isinstance(part, PreTrainedModel) for part in model.modules())
         self._no_cache = NoCache(model)
-        self._most_positions = _most_positions(model)
+        self._max_positions = _max_positions(model)
 
     def prepared(self, batch: Any) -> Any:
         """Returns a batch on the host with its document boundaries, and without a mask that would mix documents.
@@ -122,9 +122,9 @@ class ModelInputs:
             positions_BT = batch["position_ids"] if batch["attention_mask"] is None else None
         documents = Documents(positions_BT, (main.shape[0], main.shape[1]))
         if (self._mixed is not None or not self._reads_masks) and documents.are_packed:
-            self._tell_or_refuse(documents)
-        if self._most_positions is not None and main.shape[1] > self._most_positions:
-            self._tell_too_long(documents, mask_BT, self._most_positions)
+            self._check_documents(documents)
+        if self._max_positions is not None and main.shape[1] > self._max_positions:
+            self._warn_of_long_rows(documents, mask_BT, self._max_positions)
         return {**batch, DOCUMENTS: documents}
 
     def keywords(self, batch: Any) -> Any:
@@ -139,7 +139,7 @@ class ModelInputs:
         hidden = {DOCUMENTS} if prepared.get("attention_mask") is not None else {DOCUMENTS, "attention_mask"}
         return {**{name: value for name, value in prepared.items() if name not in hidden}, **self._no_cache.keywords}
 
-    def _tell_or_refuse(self, documents: Documents) -> None:
+    def _check_documents(self, documents: Documents) -> None:
         if self._mixed is not None:
             warn_mixed(self._model, self._mixed)
         elif documents.rows > 1:
@@ -150,7 +150,7 @@ class ModelInputs:
                 hint="set attn_implementation: sdpa, per_device_train_batch_size: 1, or document_boundaries: false",
             )
 
-    def _tell_too_long(self, documents: Documents, mask_BT: Any, limit: int) -> None:
+    def _warn_of_long_rows(self, documents: Documents, mask_BT: Any, limit: int) -> None:
         longest = documents.longest
         if isinstance(mask_BT, Tensor) and mask_BT.ndim == 2:
             # Padding follows the last token of the longest row, and does not need positions.
@@ -203,11 +203,11 @@ def _without_mask(batch: Mapping[str, Any], mask_BT: Tensor, positions_BT: Tenso
     return {**batch, "attention_mask": None, "position_ids": positions_BT}
 
 
-def _named(model: nn.Module) -> Mapping[str, Any]:
+def _forward_parameters(model: nn.Module) -> Mapping[str, Any]:
     return inspect.signature(model.forward).parameters
 
 
-def _most_positions(model: nn.Module) -> int | None:
+def _max_positions(model: nn.Module) -> int | None:
     """Returns the largest number of positions that a model was made for; None if that is not certain.
 
     A table of learned positions ends there. Rotary positions end there if nothing extends them (`rope_type: yarn` and

@@ -108,7 +108,7 @@ class DataParallel(ModelStrategy):
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
             engine: nn.Module = self._accelerator.prepare_model(self.model)
         if not isinstance(engine, DistributedDataParallel):
-            raise _became(f"a {type(engine).__name__}", "DistributedDataParallel")
+            raise _other_engine(f"a {type(engine).__name__}", "DistributedDataParallel")
         if self._sums:
             engine.register_comm_hook(
                 engine.process_group, lambda group, bucket: sum_bucket_async(bucket.buffer(), group)
@@ -208,15 +208,15 @@ def check_engine(accelerator: Accelerator, device: torch.device, world_size: int
     """
     # Without this check each rank would silently train alone, for example under `accelerate launch --cpu`.
     if accelerator.num_processes != world_size:
-        raise _became(f"{accelerator.num_processes} process(es)", f"{world_size}")
+        raise _other_engine(f"{accelerator.num_processes} process(es)", f"{world_size}")
     if accelerator.device.type != device.type:
-        raise _became(f"on the device {accelerator.device}", str(device))
+        raise _other_engine(f"on the device {accelerator.device}", str(device))
     kind = str(accelerator.distributed_type.value)
     if world_size > 1 and not kind.startswith("MULTI_"):
-        raise _became(f"the engine {kind}", "DistributedDataParallel")
+        raise _other_engine(f"the engine {kind}", "DistributedDataParallel")
 
 
-def _became(found: str, asked: str) -> DistributedError:
+def _other_engine(found: str, asked: str) -> DistributedError:
     return DistributedError(
         f"Accelerate runs {found}, and the config asks for {asked}",
         code="FG722",

@@ -49,7 +49,7 @@ _WHOLE_TENSORS = ("adafactor", "muon", "lamb", "lars", "shampoo", "soap", "galor
 _SAID_BY_DESIGN = ("Setting accelerator to CPU", "**** You are using ZeRO with an untested optimizer")
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_unexpected(record: logging.LogRecord) -> bool:
     """Returns whether a line of DeepSpeed's log reports something that was not decided here."""
     return not record.getMessage().startswith(_SAID_BY_DESIGN)
 
@@ -63,7 +63,7 @@ def import_deepspeed(device_type: str) -> Any:
     Raises:
         DistributedError: FG740 if it is not installed.
     """
-    logging.getLogger("DeepSpeed").addFilter(_is_news)
+    logging.getLogger("DeepSpeed").addFilter(_is_unexpected)
     warnings.filterwarnings("ignore", message=r".*torch.distributed.\w+_tensor. is deprecated", category=FutureWarning)
     try:
         with accelerator_for_deepspeed(device_type):
@@ -203,15 +203,14 @@ class DeepSpeedZero:
         if self._engine is None:
             self._start_engine()
         elif self._state is not None:
-            self._state.forget()
+            self._state.reset_optimizer()
         assert self.optimizer is not None  # noqa: S101 - the engine has one
         return self.optimizer
 
     def _start_engine(self) -> None:
         ours = self._recipe.make_optimizer(self.model)
         _refuse_whole_tensor_optimizer(ours)
-        knobs = list(optimizer_settings(type(ours).__name__, ours.defaults))
-        refuse_differences(self.config, knobs, "the trainer")
+        refuse_differences(self.config, list(optimizer_settings(type(ours).__name__, ours.defaults)), "the trainer")
         self.config = self.config.filled_for_model(_hidden_size(self.model))
         settings = {name: value for name, value in self.config.config.items() if name != "optimizer"}
         self._check_schema(settings)

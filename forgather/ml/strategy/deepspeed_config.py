@@ -65,7 +65,7 @@ def zero_config(asked: Any, args: Any, *, processes: int, on_cpu: bool) -> ZeroC
         TrainingError: FG741 for a config that cannot be read, FG742 for settings that differ, FG743 for a schedule of
             DeepSpeed, FG744 for a feature that this trainer does not have.
     """
-    found = _present(_read(asked))
+    found = _with_current_names(_read(asked))
     _refuse_unknown(found)
     _refuse_elsewhere(found, args, on_cpu=on_cpu)
     found = _filled(found, args, processes, on_cpu=on_cpu)
@@ -90,7 +90,7 @@ def _read(asked: Any) -> ZeroConfig:
     if not isinstance(asked, str):
         raise _unusable(f"deepspeed is {asked!r:.80}", None, 'give "auto", the path of a JSON file, or a mapping')
     path = Path(asked).expanduser().absolute()
-    text = _text(path, asked)
+    text = _read_text(path, asked)
     try:
         config = json.loads(text, object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
@@ -109,7 +109,7 @@ def _unusable(message: str, span: Span | None, hint: str | None = None) -> Train
     return TrainingError(message, code="FG741", span=span, hint=hint)
 
 
-def _text(path: Path, asked: str) -> str:
+def _read_text(path: Path, asked: str) -> str:
     try:
         if path.exists() and not path.is_dir() and not path.is_file():
             raise OSError(0, "is not a regular file")
@@ -139,7 +139,7 @@ def _plain(value: Any) -> Any:
     return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _present(found: ZeroConfig) -> ZeroConfig:
+def _with_current_names(found: ZeroConfig) -> ZeroConfig:
     """Returns the config under the current names of DeepSpeed."""
     config, notes = found.config, []
     if "zero_stage" in config:
@@ -237,37 +237,37 @@ def _refuse_elsewhere(found: ZeroConfig, args: Any, *, on_cpu: bool) -> None:
         if isinstance(section, Mapping) and section.get("enabled") is False:
             del config[key]
         elif section:
-            raise _not_done(f"{key} of DeepSpeed", instead, found.line_of(key))
+            raise _not_available(f"{key} of DeepSpeed", instead, found.line_of(key))
     if config.get("scheduler"):
         raise _second_schedule(found, args)
     if zero["stage"] == 0:
-        raise _not_done(
+        raise _not_available(
             "ZeRO stage 0, which is plain data parallelism,", "leave deepspeed out", found.line_of(ZERO, "stage")
         )
     if zero["stage"] < 3 and offloads(config, "param"):
-        raise _not_done(
+        raise _not_available(
             f"offload_param at ZeRO stage {zero['stage']}",
             "set stage: 3, or leave offload_param out",
             found.line_of("offload_param"),
         )
     for name in ("zenflow", "super_offload"):
         if zero.get(name):
-            raise _not_done(f"{name} of zero_optimization", "leave it out", found.line_of(name))
+            raise _not_available(f"{name} of zero_optimization", "leave it out", found.line_of(name))
     if config.get("gradient_allreduce_op", "mean") != "mean":
-        raise _not_done(
+        raise _not_available(
             "a gradient_allreduce_op other than mean", "leave it out", found.line_of("gradient_allreduce_op")
         )
     section = config.get("fp16")
     written = section.get("enabled") if isinstance(section, Mapping) else None
     if on_cpu and (written is True or getattr(args, "fp16", False)):
-        raise _not_done(
+        raise _not_available(
             "fp16 on the CPU",
             "set bf16: true, or leave both out",
             None if written is not True else found.line_of("fp16"),
         )
 
 
-def _not_done(what: str, instead: str, span: Span | None) -> TrainingError:
+def _not_available(what: str, instead: str, span: Span | None) -> TrainingError:
     return TrainingError(f"{what} is not available under this trainer", code="FG744", span=span, hint=instead)
 
 
@@ -295,12 +295,12 @@ def _second_schedule(found: ZeroConfig, args: Any) -> TrainingError:
 def _filled(found: ZeroConfig, args: Any, processes: int, *, on_cpu: bool) -> ZeroConfig:
     """Returns the config with missing and "auto" values filled from the arguments."""
     config, notes = copy.deepcopy(found.config), list(found.notes)
-    for knob in shared_settings(args, processes):
-        for depth in range(1, len(knob.keys)):
-            if value_of(config, knob.keys[:depth]) == AUTO:
-                set_value(config, knob.keys[:depth], {})
-        if value_of(config, knob.keys) in (ABSENT, AUTO):
-            set_value(config, knob.keys, knob.value)
+    for setting in shared_settings(args, processes):
+        for depth in range(1, len(setting.keys)):
+            if value_of(config, setting.keys[:depth]) == AUTO:
+                set_value(config, setting.keys[:depth], {})
+        if value_of(config, setting.keys) in (ABSENT, AUTO):
+            set_value(config, setting.keys, setting.value)
     # The trainer's optimizer steps the slices as it would step any tensors, also offloaded ones.
     config["zero_allow_untested_optimizer"] = True
     config.setdefault("zero_force_ds_cpu_optimizer", False)

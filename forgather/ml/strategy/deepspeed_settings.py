@@ -162,34 +162,34 @@ def set_value(config: dict[str, Any], keys: tuple[str, ...], value: Any) -> None
     config[keys[-1]] = value
 
 
-def refuse_differences(found: ZeroConfig, knobs: list[SharedSetting], where: str) -> None:
+def refuse_differences(found: ZeroConfig, settings: list[SharedSetting], where: str) -> None:
     """Raises if DeepSpeed's config differs from the arguments; the message names both places.
 
     Args:
         found: DeepSpeed's config.
-        knobs: the settings that both have.
+        settings: the settings that both have.
         where: name of the other place in messages.
 
     Raises:
         TrainingError: FG742, with all differences.
     """
     differences = [
-        (knob, written)
-        for knob in knobs
-        if (written := value_of(found.config, knob.keys)) not in (ABSENT, AUTO) and not _same(written, knob.value)
+        (setting, written)
+        for setting in settings
+        if (written := value_of(found.config, setting.keys)) not in (ABSENT, AUTO) and not _same(written, setting.value)
     ]
     if not differences:
         return
     findings = []
-    for knob, written in differences:
-        name, span = ".".join(knob.keys), found.line_of(*knob.keys)
-        source = "" if span else f" in {found.source}"
+    for setting, written in differences:
+        name, span = ".".join(setting.keys), found.line_of(*setting.keys)
+        source, value = "" if span else f" in {found.source}", _shown(setting.value)
         findings.append(
             Diagnostic(
                 code="FG742",
-                message=f"{name} is {_shown(written)}{source}, and {knob.argument} is {_shown(knob.value)} in {where}",
+                message=f"{name} is {_shown(written)}{source}, and {setting.argument} is {value} in {where}",
                 span=span,
-                hint=f'write "auto" for {name} or leave it out, or set both to {_shown(knob.value)}',
+                hint=f'write "auto" for {name} or leave it out, or set both to {value}',
             )
         )
     first = findings[0]

@@ -86,7 +86,7 @@ class EngineState:
             for group in kept:
                 kept[group] = None
 
-    def forget(self) -> None:
+    def reset_optimizer(self) -> None:
         """Resets the optimizer to its first state: the settings of its groups, and zeros."""
         for group, initial in zip(self._settings, self._initial, strict=True):
             params = group["params"]
@@ -104,19 +104,19 @@ class EngineState:
             value: the shape of the whole weight.
         """
         gathered: dict[int, Tensor] = {}
-        shared = _tied_weights(self._model)
+        shared = _tied_weight_ids(self._model)
         for name, value in self._model.state_dict(keep_vars=True).items():
             if not isinstance(value, nn.Parameter):
                 yield name, value.detach() if isinstance(value, Tensor) else value
                 continue
             whole = gathered.get(id(value))
             if whole is None:
-                whole = self._whole(value)
+                whole = self._whole_weight(value)
                 if id(value) in shared:
                     gathered[id(value)] = whole
             yield name, whole
 
-    def _whole(self, weight: nn.Parameter) -> Tensor:
+    def _whole_weight(self, weight: nn.Parameter) -> Tensor:
         if self._stage < 3 and (not weight.requires_grad or weight.dtype == torch.float32):
             return weight.detach()
         if weight.requires_grad:
@@ -140,7 +140,7 @@ class EngineState:
                 continue
             done.add(id(held))
             if isinstance(held, nn.Parameter):
-                self._put(held, saved.whole(saved.weights[name]))
+                self._set_weight(held, saved.whole(saved.weights[name]))
             elif isinstance(held, Tensor):
                 saved.read(saved.weights[name], held)
             else:
@@ -150,7 +150,7 @@ class EngineState:
         tensors = {name: value for name, value in present.items() if isinstance(value, Tensor)}
         return {name: tuple(getattr(value, "ds_shape", value.shape)) for name, value in tensors.items()}
 
-    def _put(self, weight: nn.Parameter, value: Tensor) -> None:
+    def _set_weight(self, weight: nn.Parameter, value: Tensor) -> None:
         """Sets a weight, and its float32 copy in the optimizer, from which the next step computes the weight."""
         if self._stage == 3:
             with self._deepspeed.zero.GatheredParameters([weight], modifier_rank=0):
@@ -158,9 +158,9 @@ class EngineState:
         else:
             weight.data.copy_(value)
         if weight.requires_grad:
-            self._put_slice(weight, value, None)
+            self._set_slice(weight, value, None)
 
-    def _put_slice(self, weight: nn.Parameter, value: Tensor, key: str | None) -> None:
+    def _set_slice(self, weight: nn.Parameter, value: Tensor, key: str | None) -> None:
         utils = self._deepspeed.utils
         if self._stage < 3:
             # Each process passes the whole weight, and DeepSpeed copies the part that the process holds.
@@ -170,7 +170,7 @@ class EngineState:
             else:
                 utils.safe_set_full_optimizer_state(weight, placed, key)
             return
-        part = _slice_of(weight, value, torch.distributed.get_rank())
+        part = _local_slice(weight, value, torch.distributed.get_rank())
         if key is None:
             utils.safe_set_local_fp32_param(weight, part)
         else:
@@ -184,7 +184,7 @@ class EngineState:
         """
         names = names_of(self._model)
         state: dict[str, Any] = {}
-        self._link()
+        self._link_states()
         for weights, flat in self._slices():
             held = self._zero.optimizer.state.get(flat) or {}
             for weight in weights:
@@ -197,7 +197,7 @@ class EngineState:
         ]
         return {"state": state, "param_groups": groups if keep else []}
 
-    def _link(self) -> None:
+    def _link_states(self) -> None:
         """Connects the state of each weight with that of its slice, which DeepSpeed does not do by itself."""
         if self._stage < 3 and any(self._zero.optimizer.state.values()):
             self._zero._hp_optimizer_states_linked = False
@@ -226,18 +226,18 @@ class EngineState:
         for weights, flat in self._slices():
             held = next((state[name_of[id(weight)]] for weight in weights if name_of[id(weight)] in state), None)
             if held is not None:
-                self._zero.optimizer.state[flat] = _room(held, weights, flat)
+                self._zero.optimizer.state[flat] = _empty_slice_state(held, weights, flat)
         if not state:
             return
-        self._link()
+        self._link_states()
         for weights, flat in self._slices():
             for weight in weights:
                 for key, value in state.get(name_of[id(weight)], {}).items():
                     if _has_slice_shape(self._zero.optimizer.state[flat].get(key), flat):
-                        self._put_slice(weight, saved.whole(value), key)
+                        self._set_slice(weight, saved.whole(value), key)
 
 
-def _room(entry: Mapping[str, Any], weights: Sequence[nn.Parameter], flat: nn.Parameter) -> dict[str, Any]:
+def _empty_slice_state(entry: Mapping[str, Any], weights: Sequence[nn.Parameter], flat: nn.Parameter) -> dict[str, Any]:
     """Returns an empty state for a slice: zeros for tensors of a weight's shape, and other values unchanged."""
     shapes = {torch.Size(getattr(weight, "ds_shape", weight.shape)) for weight in weights}
     room: dict[str, Any] = {}
@@ -254,7 +254,7 @@ def _has_slice_shape(value: Any, flat: Tensor) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0 and value.numel() == flat.numel()
 
 
-def _slice_of(weight: Any, value: Tensor, rank: int) -> Tensor:
+def _local_slice(weight: Any, value: Tensor, rank: int) -> Tensor:
     """Returns the flat part of a weight that a process holds at stage 3; the last parts are padded with zeros."""
     size = weight.ds_tensor.ds_numel
     rows = value.to(device=weight.ds_tensor.device, dtype=torch.float32).flatten()
@@ -262,7 +262,7 @@ def _slice_of(weight: Any, value: Tensor, rank: int) -> Tensor:
     return nn.functional.pad(part, (0, size - part.numel()))
 
 
-def _tied_weights(model: nn.Module) -> set[int]:
+def _tied_weight_ids(model: nn.Module) -> set[int]:
     seen: set[int] = set()
     shared: set[int] = set()
     for _, weight in model.named_parameters(remove_duplicate=False):
@@ -285,7 +285,7 @@ def fill_stage_3(
     # As in `deepspeed.initialize`: slicing uses DeepSpeed's process group, not torch's.
     backend = deepspeed.accelerator.get_accelerator().communication_backend_name()
     deepspeed.init_distributed(dist_backend=backend, dist_init_required=False)
-    dtype = _computed_in(settings)
+    dtype = _engine_dtype(settings)
     first: Any = None
     buffers: dict[int, tuple[Tensor, Tensor]] = {}
     for fqn, owner, name, tensor in list(tensors_of(model)):
@@ -309,7 +309,7 @@ def fill_stage_3(
                 first.convert_to_zero_parameters(param_list=[tensor])
 
 
-def _computed_in(settings: Mapping[str, Any]) -> torch.dtype | None:
+def _engine_dtype(settings: Mapping[str, Any]) -> torch.dtype | None:
     """Returns the dtype in which the engine expects the weights; None for the dtype that they have."""
     for section, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         if (settings.get(section) or {}).get("enabled") is True:

@@ -122,7 +122,7 @@ class Sharded(ModelStrategy):
             move_buffers(self.model, self.topology.device)
         # Ranks hold different gradients: an overflow on one rank counts for all.
         self._set_precision(autocast, overflow_group=dist.group.WORLD)
-        self._summed = [p for module in cut_modules for p in module.parameters() if p.requires_grad]
+        self._partial_over_slices = [p for module in cut_modules for p in module.parameters() if p.requires_grad]
 
     def build_optimizer(self) -> Optimizer:
         """Makes the optimizer of the model after `build`.
@@ -141,7 +141,7 @@ class Sharded(ModelStrategy):
 
     def _reduce_gradients(self) -> None:
         # Each slice computed a part of these gradients. A parameter that no slice used stays without a gradient.
-        used = [parameter for parameter in self._summed if parameter.grad is not None]
+        used = [parameter for parameter in self._partial_over_slices if parameter.grad is not None]
         sum_gradients(used, self.mesh.tp_group, self.topology.device)
 
     def _grad_norm(self) -> Tensor:
@@ -176,7 +176,7 @@ class Sharded(ModelStrategy):
         yield from whole_model_state(self.model)
 
 
-def sharded(
+def fsdp2_strategy(
     environment: DistributedEnvironment, args: Any, *, scaling: Mapping[str, Any] | None = None, **accelerator: Any
 ) -> Sharded:
     """Returns the strategy that `ParallelArguments` ask for by `fsdp`, `tensor_parallel_size`, or both.

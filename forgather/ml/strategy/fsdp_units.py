@@ -40,7 +40,7 @@ def units_of(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
     if sharding.wrap == "none":
         return []
     if sharding.wrap == "size":
-        return _with_all_owners(model, _large_modules(model, sharding.min_num_params))
+        return _untied_units(model, _large_modules(model, sharding.min_num_params))
     named = set(sharding.layers) or set(getattr(model, "_no_split_modules", None) or ())
     by_name = dict(model.named_modules())
     classes = {type(module).__name__ for module in by_name.values()}
@@ -53,7 +53,7 @@ def units_of(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
         for module in _inner_first(model)
         if module is not model and (type(module).__name__ in named or id(module) in chosen)
     ]
-    return _with_all_owners(model, found or _repeated_blocks(model))
+    return _untied_units(model, found or _repeated_blocks(model))
 
 
 def shard(model: nn.Module, units: list[nn.Module], mesh: DeviceMesh, sharding: Sharding) -> None:
@@ -156,7 +156,7 @@ def _recomputed(unit: nn.Module, forward: Callable[..., Any], settings: dict[str
     return recomputing_forward
 
 
-def _with_all_owners(model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
+def _untied_units(model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
     """Returns the units that are not tied to a module outside: the weight of such a unit belongs to the root."""
     owners: dict[int, set[int]] = {}
     for module in model.modules():

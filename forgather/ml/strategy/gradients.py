@@ -41,7 +41,7 @@ def grad_norm(
             mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
             by_mesh.setdefault(mesh, []).append(parameter.grad)
     # Norms are computed per mesh: torch refuses to stack DTensors of different meshes.
-    norms = [_whole(get_total_norm(grads)) for grads in by_mesh.values()]
+    norms = [_whole_norm(get_total_norm(grads)) for grads in by_mesh.values()]
     # A stage without gradients does not know the dtype of the others, and all ranks must send the same one.
     unknown = not norms and pp_group is not None
     kind = torch.float64 if unknown or any(norm.dtype == torch.float64 for norm in norms) else torch.float32
@@ -83,7 +83,7 @@ def clip_grads(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float
         torch._foreach_mul_(grads, coefficient.to(device))
 
 
-def _whole(norm: Tensor) -> Tensor:
+def _whole_norm(norm: Tensor) -> Tensor:
     if not isinstance(norm, DTensor):
         return norm
     mesh = norm.device_mesh

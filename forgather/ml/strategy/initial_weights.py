@@ -327,7 +327,7 @@ def make_initial_weights(recipe: Recipe, topology: Topology) -> InitialWeights:
         return _Shapes(recipe, topology)
     if recipe.model_is_made_anew:
         return _from_seed(recipe, topology)
-    return _of_existing(recipe, topology)
+    return _from_existing_model(recipe, topology)
 
 
 _shapes_only: ContextVar[bool] = ContextVar("shapes_only", default=False)
@@ -414,7 +414,7 @@ def _unpickled(sent: bytes | None) -> nn.Module | None:
     return model
 
 
-def _of_existing(recipe: Recipe, topology: Topology) -> InitialWeights:
+def _from_existing_model(recipe: Recipe, topology: Topology) -> InitialWeights:
     model = recipe.make_model()
     values = {fqn: tensor for fqn, _, _, tensor in tensors_of(model)}
     shapes = [(fqn, str(tensor.dtype), tuple(tensor.shape)) for fqn, tensor in values.items()]

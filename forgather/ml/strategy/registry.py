@@ -48,13 +48,13 @@ STRATEGIES = (
         "set deepspeed in trainer_args (trainers/accel_trainer.yaml)",
     ),
     StrategyEntry(
-        "fsdp2:sharded",
+        "fsdp2:fsdp2_strategy",
         FSDP,
         lambda args: shards_weights(args.fsdp, args.fsdp_config),
         "USE_FSDP",
         "set fsdp: true in trainer_args (trainers/accel_trainer.yaml)",
     ),
-    StrategyEntry("fsdp2:sharded", DDP, lambda args: args.tensor_parallel_size > 1),
+    StrategyEntry("fsdp2:fsdp2_strategy", DDP, lambda args: args.tensor_parallel_size > 1),
     # What remains, also for a single process, where DDP wraps nothing.
     StrategyEntry("data_parallel:data_parallel_strategy", DDP, lambda args: True),
 )

@@ -152,14 +152,14 @@ def refuse_other_model(
     said = [f"{name!r} is missing" for name in missing] + [f"{name!r} is not in the model" for name in unknown]
     if said or wrong:
         raise CheckpointError(
-            f"the weights do not fit {kind}: {_first(said or wrong)}",
+            f"the weights do not fit {kind}: {_first_few(said or wrong)}",
             code="FG605",
             hint=(nearest(missing[0], unknown) if missing else None)
             or "resume with the model that the checkpoint was written with",
         )
 
 
-def _first(said: Sequence[str], limit: int = 3) -> str:
+def _first_few(said: Sequence[str], limit: int = 3) -> str:
     return "; ".join(said[:limit]) + (f"; and {len(said) - limit} more" if len(said) > limit else "")
 
 
@@ -228,17 +228,19 @@ def local_optimizer_state(
     order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     number = [index for group in packed["param_groups"] for index in group["params"]]
     name_of = dict(zip(number, order, strict=True))
-    state = {name_of[index]: _known(packed["state"][index]) for index in number if index in packed["state"]}
+    state = {
+        name_of[index]: _without_partial_sums(packed["state"][index]) for index in number if index in packed["state"]
+    }
     groups = [{**group, "params": [name_of[index] for index in group["params"]]} for group in packed["param_groups"]]
     scale = {"scaler": precision.state_dict()} if precision is not None and precision.scales else {}
     return {"state": state, "param_groups": groups, **scale}
 
 
-def _known(value: Any) -> Any:
+def _without_partial_sums(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _known(item) for key, item in value.items()}
+        return {key: _without_partial_sums(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_known(item) for item in value)
+        return type(value)(_without_partial_sums(item) for item in value)
     if isinstance(value, DTensor) and (not value.ndim or any(placement.is_partial() for placement in value.placements)):
         return whole_tensor(value)
     return value
@@ -296,7 +298,7 @@ def refuse_other_optimizer(
     said = [f"it has no {name!r}" for name in sorted(expected - present)]
     said += [f"it has {name!r}, which is not trained" for name in sorted(present - expected)]
     if said:
-        raise _other_optimizer(kind, _first(said))
+        raise _other_optimizer(kind, _first_few(said))
     settings_of = {
         name: {key: value for key, value in group.items() if key not in ("params", *LAYOUT_KEYS)}
         for group in tree["param_groups"]
@@ -337,27 +339,27 @@ def _read_optimizer(
         groups.append({**numbers, **(groups_of[here[0]] if here else {}), **own})
         for index, name, parameter in zip(numbers["params"], here, group["params"], strict=True):
             if name in tree["state"]:
-                entries[index] = _placed(tree["state"][name], parameter, saved)
+                entries[index] = _restored_value(tree["state"][name], parameter, saved)
     try:
         optimizer.load_state_dict({"state": entries, "param_groups": groups})
     except (ValueError, KeyError, RuntimeError) as error:
         raise _other_optimizer(type(optimizer).__name__, error) from None
 
 
-def _placed(value: Any, parameter: nn.Parameter, saved: CheckpointReader) -> Any:
+def _restored_value(value: Any, parameter: nn.Parameter, saved: CheckpointReader) -> Any:
     """Returns a value of the state as it is stored next to its parameter."""
     if isinstance(value, Mapping):
-        return {key: _placed(item, parameter, saved) for key, item in value.items()}
+        return {key: _restored_value(item, parameter, saved) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_placed(item, parameter, saved) for item in value)
+        return type(value)(_restored_value(item, parameter, saved) for item in value)
     if not isinstance(value, StoredTensor):
         return value.clone() if isinstance(value, Tensor) else value
-    there = _room(value, parameter)
+    there = _empty_value(value, parameter)
     saved.read(value, there)
     return there
 
 
-def _room(stored: StoredTensor, parameter: nn.Parameter) -> Tensor:
+def _empty_value(stored: StoredTensor, parameter: nn.Parameter) -> Tensor:
     if not isinstance(parameter, DTensor):
         return torch.empty(stored.shape, dtype=stored.dtype, device=parameter.device)
     mesh, device = parameter.device_mesh, parameter.to_local().device

@@ -57,7 +57,7 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, plan: str | Mappin
     # Logits of a sliced head are views from a custom function, which autograd forbids to change in place: the problem
     # that fully_shard warns of cannot occur.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    styles = _by_module(model, _plan_of(model, plan))
+    styles = _styles_by_module(model, _plan_of(model, plan))
     _refuse_uneven_heads(model, styles, mesh.size())
     _keep_tied_whole(model, styles)
     modules = dict(model.named_modules())
@@ -85,7 +85,7 @@ def _plan_of(model: nn.Module, plan: str | Mapping[str, Any] | None) -> Mapping[
     return dict(found)
 
 
-def _by_module(model: nn.Module, plan: Mapping[str, Any]) -> dict[str, Any]:
+def _styles_by_module(model: nn.Module, plan: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the style of each module that matches a name of the plan."""
     names = [name for name, _ in model.named_modules() if name]
     parameters = {name for name, _ in model.named_parameters()}
@@ -105,13 +105,13 @@ def _by_module(model: nn.Module, plan: Mapping[str, Any]) -> dict[str, Any]:
             raise DistributedError(
                 f"the tensor plan names {pattern!r}, and {type(model).__name__} has no such module",
                 code="FG736",
-                hint=nearest(pattern, _that_can_be_cut(model)),
+                hint=nearest(pattern, _sliceable_modules(model)),
             ).about("tp_plan")
         styles |= dict.fromkeys(matching, style)
     return styles
 
 
-def _that_can_be_cut(model: nn.Module) -> list[str]:
+def _sliceable_modules(model: nn.Module) -> list[str]:
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)]
     return sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names})
 

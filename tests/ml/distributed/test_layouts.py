@@ -16,7 +16,7 @@ from forgather.ml import (
 )
 from forgather.ml.checkpoint.reader import whole_weights
 from forgather.ml.distributed.env import DistributedEnvironment
-from forgather.ml.strategy.fsdp2 import sharded
+from forgather.ml.strategy.fsdp2 import fsdp2_strategy
 from tests.matrix import thinned
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.test_several_ranks import COMMON, Signals, StopAt
@@ -29,7 +29,7 @@ class ShardTrainer(AccelTrainer):
     """A trainer is a choice of strategy."""
 
     def choose_strategy(self, environment):
-        return sharded(environment, self.args)
+        return fsdp2_strategy(environment, self.args)
 
 
 # Processes, rows of a replica, trainer, arguments, settings.

@@ -11,7 +11,7 @@ from torch import nn
 from forgather.errors import DistributedError, TrainingError
 from forgather.ml.losses import loss_rule
 from forgather.ml.model_inputs import DOCUMENTS
-from forgather.ml.strategy.pipeline.local_stages import Tied, tied_weights
+from forgather.ml.strategy.pipeline.local_stages import TiedParameter, tied_weights
 from forgather.ml.strategy.pipeline.microbatch_split import part_of, step_inputs
 from forgather.ml.strategy.pipeline.schedules import Placement, num_micro_batches, place_stages
 from forgather.ml.types import PaddingBatch
@@ -456,7 +456,7 @@ class End(nn.Module):
 
 def _unlike_ends():
     rank = torch.distributed.get_rank()
-    weight = Tied(((0, "weight"), (1, "weight")))
+    weight = TiedParameter(((0, "weight"), (1, "weight")))
     tied_weights({rank: End(4 - rank)}, [weight], Placement(2, 1, v_shaped=False), torch.distributed.group.WORLD)
 
 

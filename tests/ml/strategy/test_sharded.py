@@ -258,9 +258,15 @@ TWO, SLICES = Layout(data_parallel_size=2, shard_size=2), Layout(tensor_parallel
             functools.partial(llama, num_key_value_heads=1),
             {},
             "FG737",
-            "num_key_value_heads is 1, which 2 ranks",
+            "num_key_value_heads is 1, which cannot be split evenly over 2 ranks",
         ),
-        (SLICES, functools.partial(llama, intermediate_size=49), {}, "FG737", "has out_features 49, which 2 ranks"),
+        (
+            SLICES,
+            functools.partial(llama, intermediate_size=49),
+            {},
+            "FG737",
+            "has out_features 49, which cannot be split evenly over 2 ranks",
+        ),
     ],
 )
 def test_what_cannot_be_shared_is_refused_on_every_rank(layout, make, settings, code, words):

@@ -85,14 +85,14 @@ def find_blocks(model: nn.Module) -> BlockList:
             code="FG750",
             hint="train it data-parallel (trainers/accel_trainer.yaml)",
         )
-    if isinstance(model, nn.Sequential) and (_is_repeated(model) or not list(_lists(model))):
+    if isinstance(model, nn.Sequential) and (_is_repeated(model) or not list(_repeated_lists(model))):
         if len(model) < 2:
             raise _no_list(kind)
         return BlockList(name="", keys=tuple(model._modules), before=(), after=(), entry=Entry.CHAIN)
-    name = _the_list(model, kind)
+    name = _list_name(model, kind)
     container = model.get_submodule(name)
     keys = tuple(container._modules)
-    units = tuple(_units(model, name))
+    units = tuple(_unit_names(model, name))
     entry = _entry(model, units)
     seen = observe(model, name, keys, units)
     if seen is None:
@@ -119,13 +119,13 @@ def _is_repeated(module: nn.Module) -> bool:
     return bool(kinds) and max(kinds.values()) > 1
 
 
-def _lists(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, int]]:
+def _repeated_lists(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, int]]:
     """Yields name and length of each outermost repeated list below a module."""
     for name, child in module.named_children():
         if _is_repeated(child):
             yield prefix + name, len(list(child.children()))
         else:
-            yield from _lists(child, f"{prefix}{name}.")
+            yield from _repeated_lists(child, f"{prefix}{name}.")
 
 
 def _no_list(kind: str) -> TrainingError:
@@ -136,8 +136,8 @@ def _no_list(kind: str) -> TrainingError:
     )
 
 
-def _the_list(model: nn.Module, kind: str) -> str:
-    found = sorted(_lists(model), key=lambda item: -item[1])
+def _list_name(model: nn.Module, kind: str) -> str:
+    found = sorted(_repeated_lists(model), key=lambda item: -item[1])
     if not found:
         raise _no_list(kind)
     # A second list of at most half the length does not make the choice ambiguous.
@@ -159,7 +159,7 @@ def _ancestors(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, st
         prefix, module = f"{prefix}{part}.", module.get_submodule(part)
 
 
-def _units(model: nn.Module, name: str) -> Iterator[str]:
+def _unit_names(model: nn.Module, name: str) -> Iterator[str]:
     """Yields the names of modules and parameters outside the blocks, which the stages that use them must hold.
 
     Modules without parameters (rotary embeddings) are cheap and may be used by every block, so every stage has them.

@@ -101,7 +101,7 @@ class Simulation:
         return 1 - sum(self.busy) / (self.step_time * len(self.busy))
 
 
-def _known(schedule: str) -> ScheduleFacts:
+def _known_facts(schedule: str) -> ScheduleFacts:
     if schedule not in SCHEDULES:
         raise TrainingError(
             f"no schedule {schedule!r}",
@@ -126,7 +126,7 @@ def actions_of(
     Raises:
         TrainingError: FG756 for an unknown schedule, or one that refuses the sizes.
     """
-    _known(schedule)
+    _known_facts(schedule)
     try:
         order = get_schedule_ops(schedule.removeprefix("Schedule"), num_ranks, num_micro_batches, stages_per_rank)
     except (ValueError, AssertionError) as error:
@@ -186,7 +186,7 @@ def simulate(
         TrainingError: FG756 for an unknown schedule, or one that refuses the sizes.
         ValueError: for another number of times than stages.
     """
-    per_rank = stages_per_rank or _known(schedule).usual_stages
+    per_rank = stages_per_rank or _known_facts(schedule).usual_stages
     num_stages = per_rank * num_ranks
     stage_times = [times] * num_stages if isinstance(times, StageTimes) else list(times)
     if len(stage_times) != num_stages:
@@ -277,7 +277,7 @@ def idle_formula(
         GPipe and 1F1B (p-1)/(m+p-1); interleaved (p-1)/(vm+p-1), Narayanan et al. 2021, 2.2; zero bubble, Qi et al.
         2023, 2.3. torch's V schedules have idle time in a synchronous step: that of filling the pipeline.
     """
-    facts = _known(schedule)
+    facts = _known_facts(schedule)
     v = stages_per_rank or facts.usual_stages
     p, m = num_ranks, num_micro_batches
     if facts.one_stage:

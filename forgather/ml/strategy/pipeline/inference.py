@@ -51,7 +51,7 @@ class ForwardPass:
         self.placement = placement
         self.group = group
         self.device = device
-        self._under_way: list[Any] = []
+        self._pending_sends: list[Any] = []
 
     def __call__(self, inputs: StepInputs) -> Any:
         """Returns the model's output on the rank of the last stage, and None elsewhere. Collective.
@@ -79,9 +79,9 @@ class ForwardPass:
 
     def finish(self) -> None:
         """Waits until everything that was sent has arrived."""
-        for work in self._under_way:
+        for work in self._pending_sends:
             work.wait()
-        self._under_way.clear()
+        self._pending_sends.clear()
 
     def _send(self, tensors: tuple[Tensor, ...], rank: int) -> None:
         # At most one batch is in transfer: a fast first stage would otherwise fill the memory.
@@ -95,7 +95,7 @@ class ForwardPass:
             header[start + 2 : start + 2 + tensor.ndim] = torch.tensor(tensor.shape)
         for tensor in (header.to(self.device), *(tensor.detach().contiguous() for tensor in tensors)):
             # Some backends do not keep the tensor alive until it is sent.
-            self._under_way.append(_SentTensor(dist.isend(tensor, group=self.group, group_dst=rank), tensor))
+            self._pending_sends.append(_SentTensor(dist.isend(tensor, group=self.group, group_dst=rank), tensor))
 
     def _receive(self, rank: int) -> tuple[Tensor, ...]:
         header = torch.zeros(_HEADER, dtype=torch.int64, device=self.device)
@@ -146,7 +146,7 @@ class PipelineModel(nn.Module):
         self.generation_config: Any = getattr(model, "generation_config", None)
         self.main_input_name: Any = getattr(model, "main_input_name", "input_ids")
         self._run = run
-        self._said = False
+        self._warned = False
 
     @property
     def stands_for(self) -> nn.Module:
@@ -167,10 +167,10 @@ class PipelineModel(nn.Module):
         batch = inputs if not args else args[0] if not inputs else {self.main_input_name: args[0], **inputs}
         with torch.no_grad():
             given = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
-            output = self._everywhere(self._run(step_inputs(given if given else batch)))
+            output = self._on_every_rank(self._run(step_inputs(given if given else batch)))
         return CausalLMOutput(logits=output) if hasattr(self.config, "vocab_size") else output
 
-    def _everywhere(self, output: Tensor | None) -> Tensor:
+    def _on_every_rank(self, output: Tensor | None) -> Tensor:
         """Returns the tensor of the last stage on every rank."""
         placement, group = self._run.placement, self._run.group
         if placement.num_ranks == 1 and output is not None:
@@ -207,8 +207,8 @@ class PipelineModel(nn.Module):
                 hint="continue prompts one by one",
             )
         found = {**(generation_config.to_dict() if generation_config is not None else {}), **settings}
-        if found.get("do_sample") and not self._said:
-            self._said = True
+        if found.get("do_sample") and not self._warned:
+            self._warned = True
             _log.warning(
                 "do_sample is true, but a pipeline generates greedily: it takes the most likely token each time"
             )
@@ -229,4 +229,4 @@ class PipelineModel(nn.Module):
 
     def _last_logits(self, text: Tensor) -> Tensor:
         output = self._run(step_inputs({"input_ids": text}))
-        return self._everywhere(None if output is None else output[:, -1])
+        return self._on_every_rank(None if output is None else output[:, -1])

@@ -86,7 +86,7 @@ def whole_state(local: LocalStages, names: Sequence[str], *, group: Any, device:
         device: on which the group communicates.
     """
     held = local.named_state()
-    everyone = _gathered({name: _spec(value) for name, value in held.items()}, group)
+    everyone = _gather_objects({name: _spec(value) for name, value in held.items()}, group)
     shared: dict[str, Any] = {}
     for name in names:
         first = local.aliases.get(name, name)
@@ -112,7 +112,7 @@ def _spec(value: Any) -> Any:
     return _TensorSpec(tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
 
 
-def _gathered(value: Any, group: Any) -> list[Any]:
+def _gather_objects(value: Any, group: Any) -> list[Any]:
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, value, group=group)
     return found
@@ -132,7 +132,7 @@ def _broadcast(value: Any, facts: Any, *, owner: int, group: Any, device: torch.
 
 
 @dataclass(frozen=True, slots=True)
-class Tied:
+class TiedParameter:
     """One parameter that several stages use, and its copies.
 
     Args:
@@ -147,7 +147,7 @@ class Tied:
         return self.copies[0]
 
 
-def tied_parameters(model: nn.Module, plan: SplitPlan) -> list[Tied]:
+def tied_parameters(model: nn.Module, plan: SplitPlan) -> list[TiedParameter]:
     """Returns the parameters that more than one stage holds, in the order of the model.
 
     Args:
@@ -165,12 +165,12 @@ def tied_parameters(model: nn.Module, plan: SplitPlan) -> list[Tied]:
             if here is not None:
                 copies[index] = here
         if len(copies) > 1:
-            found.append(Tied(tuple(copies.items())))
+            found.append(TiedParameter(tuple(copies.items())))
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class TiedWeight:
+class LocalTiedWeight:
     """The copies of a tied weight on this rank.
 
     Args:
@@ -182,7 +182,7 @@ class TiedWeight:
     ranks: tuple[int, ...]
 
 
-def tie_local_copies(stages: Mapping[int, nn.Module], tied: Sequence[Tied]) -> None:
+def tie_local_copies(stages: Mapping[int, nn.Module], tied: Sequence[TiedParameter]) -> None:
     """Makes the copies of a tied weight on this rank one parameter.
 
     Args:
@@ -197,8 +197,8 @@ def tie_local_copies(stages: Mapping[int, nn.Module], tied: Sequence[Tied]) -> N
 
 
 def tied_weights(
-    stages: Mapping[int, nn.Module], tied: Sequence[Tied], placement: Placement, group: Any
-) -> tuple[list[TiedWeight], set[nn.Parameter]]:
+    stages: Mapping[int, nn.Module], tied: Sequence[TiedParameter], placement: Placement, group: Any
+) -> tuple[list[LocalTiedWeight], set[nn.Parameter]]:
     """Returns the tied weights with copies on this rank, and the copies that are not counted in a norm. Collective.
 
     Args:
@@ -210,22 +210,22 @@ def tied_weights(
     Raises:
         DistributedError: FG766 if the two ends of a tied weight are sliced differently.
     """
-    found: list[TiedWeight] = []
+    found: list[LocalTiedWeight] = []
     represented: set[nn.Parameter] = set()
     for weight in tied:
         here = {index: stages[index].get_parameter(name) for index, name in weight.copies if index in stages}
-        _refuse_unlike(weight, here, group)
+        _refuse_different_slices(weight, here, group)
         if not any(copy.requires_grad for copy in here.values()):
             continue
         copies = tuple(dict.fromkeys(here.values()))
         ranks = tuple(sorted({placement.rank_of(index) for index, _ in weight.copies}))
         represented |= {copy for copy in copies if copy is not here.get(weight.first[0])}
-        found.append(TiedWeight(copies, ranks))
+        found.append(LocalTiedWeight(copies, ranks))
     return found, represented
 
 
-def _refuse_unlike(weight: Tied, here: Mapping[int, nn.Parameter], group: Any) -> None:
-    everyone = _gathered([_layout_of(copy) for copy in here.values()], group)
+def _refuse_different_slices(weight: TiedParameter, here: Mapping[int, nn.Parameter], group: Any) -> None:
+    everyone = _gather_objects([_layout_of(copy) for copy in here.values()], group)
     layouts = sorted({layout for layouts in everyone for layout in layouts})
     if len(layouts) > 1:
         raise DistributedError(
@@ -242,7 +242,7 @@ def _layout_of(parameter: nn.Parameter) -> str:
 
 
 @torch.no_grad()
-def sum_tied(tied: Sequence[TiedWeight], *, rank: int, group: Any, device: torch.device) -> None:
+def sum_tied(tied: Sequence[LocalTiedWeight], *, rank: int, group: Any, device: torch.device) -> None:
     """Gives every copy of each tied weight the sum of the gradients of all copies. Collective.
 
     Args:

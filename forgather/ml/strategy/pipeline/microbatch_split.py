@@ -84,7 +84,7 @@ def step_inputs(batch: Any) -> StepInputs:
     if main is None:
         raise _refusal("the batch has no inputs besides its labels", "check what the data collator returns")
     rows = inputs[main].shape[0]
-    every = {name: _of_rows(name, item, rows) for name, item in inputs.items() if name != main}
+    every = {name: _expanded_rows(name, item, rows) for name, item in inputs.items() if name != main}
     return StepInputs((inputs[main],), every)
 
 
@@ -102,7 +102,7 @@ def _refuse_unsplit(name: str, item: Any) -> None:
         )
 
 
-def _of_rows(name: str, tensor: Tensor, rows: int) -> Tensor:
+def _expanded_rows(name: str, tensor: Tensor, rows: int) -> Tensor:
     if tensor.shape[0] == rows:
         return tensor
     if tensor.shape[0] == 1:

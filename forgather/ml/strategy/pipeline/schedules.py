@@ -236,7 +236,7 @@ class ScheduleRunner:
         try:
             made.step(*first, target=target, losses=losses, return_outputs=False, **inputs.every)
         except RuntimeError as error:
-            raise _cause(error) from None
+            raise _stage_exception(error) from None
         finally:
             self._loss = None
         for parameter, gradient in earlier.items():
@@ -289,7 +289,7 @@ class _Stage(PipelineStage):
         return super()._compute_outputs(*args, module=module, **kwargs)
 
 
-def _cause(error: BaseException) -> BaseException:
+def _stage_exception(error: BaseException) -> BaseException:
     """Returns the exception of a stage: torch wraps it in a RuntimeError that prints tensors, once per stage."""
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__

@@ -91,11 +91,11 @@ def balanced_cuts(costs: UnitCosts, num_stages: int) -> tuple[int, ...]:
     alone_first = num_stages > count
     alone_last = num_stages > count + 1
     first, last = (0 if alone_first else 1), (count if alone_last else count - 1)
-    heaviest = _least(costs, num_stages, first, last, None)
-    return _least(costs, num_stages, first, last, heaviest[0])[1]
+    heaviest = _best_cuts(costs, num_stages, first, last, None)
+    return _best_cuts(costs, num_stages, first, last, heaviest[0])[1]
 
 
-def _least(
+def _best_cuts(
     costs: UnitCosts, num_stages: int, first: int, last: int, limit: float | None
 ) -> tuple[float, tuple[int, ...]]:
     """Returns the best value and its cuts: the smallest maximum, or the smallest sum of squares below a limit."""
@@ -202,7 +202,7 @@ def plan_split(
     try:
         if isinstance(split_spec, Mapping):
             cuts = _cuts_of(model, blocks, split_spec)
-            _check_count(blocks, len(cuts) + 1, num_stages, f"split_spec has {_many(len(cuts), 'cut')}, which make")
+            _check_count(blocks, len(cuts) + 1, num_stages, f"split_spec has {_plural(len(cuts), 'cut')}, which make")
             return SplitPlan(blocks=blocks, cuts=cuts)
         count = _count_of(split_spec, num_stages)
         _check_count(blocks, count, num_stages, "split_spec asks for")
@@ -211,7 +211,7 @@ def plan_split(
     return SplitPlan(blocks=blocks, cuts=balanced_cuts(unit_costs(model, blocks), count))
 
 
-def _many(count: int, noun: str) -> str:
+def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
@@ -242,7 +242,7 @@ def _no_meaning(split_spec: Any) -> TrainingError:
 def _check_count(blocks: BlockList, count: int, num_stages: int | None, words: str) -> None:
     if num_stages is not None and count != num_stages:
         raise TrainingError(
-            f"{words} {_many(count, 'stage')}, and the ranks hold {num_stages} "
+            f"{words} {_plural(count, 'stage')}, and the ranks hold {num_stages} "
             f"(pipeline_parallel_size x stages_per_rank)",
             code="FG753",
             hint=f"make {num_stages - 1} cuts, leave split_spec out, or change the sizes",
@@ -252,7 +252,7 @@ def _check_count(blocks: BlockList, count: int, num_stages: int | None, words: s
     most = len(blocks) + bool(blocks.before) + bool(blocks.after)
     if count > most:
         raise TrainingError(
-            f"{count} stages are requested, and the model has {_many(len(blocks), 'block')} ({_shown(blocks)})",
+            f"{count} stages are requested, and the model has {_plural(len(blocks), 'block')} ({_shown(blocks)})",
             code="FG753",
             hint=f"request at most {len(blocks)} stages",
             expected=len(blocks),
@@ -275,7 +275,7 @@ def _cuts_of(model: nn.Module, blocks: BlockList, split_spec: Mapping[str, Any])
     aliases: dict[str, str] = {}
     for name, word in split_spec.items():
         side = _side(name, word)
-        place = _place(model, blocks, str(name), side, aliases)
+        place = _cut_position(model, blocks, str(name), side, aliases)
         if place in places:
             raise TrainingError(
                 f"split_spec has two cuts at the same place: {places[place]!r} and {str(name)!r}",
@@ -304,11 +304,11 @@ def _side(name: Any, word: Any) -> str:
     return text
 
 
-def _place(model: nn.Module, blocks: BlockList, name: str, side: str, aliases: dict[str, str]) -> int:
+def _cut_position(model: nn.Module, blocks: BlockList, name: str, side: str, aliases: dict[str, str]) -> int:
     """Returns the number of blocks before the cut of a name."""
     index = _index_of(model, blocks, name, aliases)
     if index is None:
-        return _beside(blocks, name, side)
+        return _cut_next_to_list(blocks, name, side)
     place = index + 1 if side == "end" else index
     nothing_before, nothing_after = place == 0 and not blocks.before, place == len(blocks) and not blocks.after
     if nothing_before or nothing_after:
@@ -321,7 +321,7 @@ def _place(model: nn.Module, blocks: BlockList, name: str, side: str, aliases: d
     return place
 
 
-def _beside(blocks: BlockList, name: str, side: str) -> int:
+def _cut_next_to_list(blocks: BlockList, name: str, side: str) -> int:
     if blocks.before and (name, side) == (blocks.before[-1], "end"):
         return 0
     if blocks.after and (name, side) == (blocks.after[0], "beginning"):

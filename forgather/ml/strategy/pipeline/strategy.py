@@ -177,9 +177,9 @@ class Pipeline(ModelStrategy):
             offloads = self._sharding is not None and self._sharding.cpu_offload
             initial.fill(stage, device="cpu" if offloads else self.topology.device)
             move_buffers(stage, self.topology.device)
-        self._join(skeleton, plan, stages)
+        self._join_stages(skeleton, plan, stages)
         self._set_precision(autocast)
-        self._summed = [
+        self._partial_over_slices = [
             parameter
             for index, stage in stages.items()
             for name in summed
@@ -213,7 +213,7 @@ class Pipeline(ModelStrategy):
         if self._sharding is not None:
             shard(stage, units, self.mesh.shards, self._sharding)
 
-    def _join(self, skeleton: nn.Module, plan: SplitPlan, stages: dict[int, nn.Module]) -> None:
+    def _join_stages(self, skeleton: nn.Module, plan: SplitPlan, stages: dict[int, nn.Module]) -> None:
         tied = tied_parameters(skeleton, plan)
         if self._sharding is None:
             tie_local_copies(stages, tied)
@@ -260,8 +260,8 @@ class Pipeline(ModelStrategy):
             Returns a scalar.
         """
         total = super().forward_backward(window, denom=denom, after_micro_batch=after_micro_batch)
-        if self._summed:
-            sum_gradients(self._summed, self.mesh.tp_group, self.topology.device)
+        if self._partial_over_slices:
+            sum_gradients(self._partial_over_slices, self.mesh.tp_group, self.topology.device)
         if self._sharding is None and self.topology.dp_size > 1:
             sum_gradients(self._parameters, self.mesh.dp_group, self.topology.device)
         sum_tied(self._tied, rank=self.topology.pp_rank, group=self.mesh.pp_group, device=self.topology.device)

@@ -242,7 +242,7 @@ class _Watch(NumbersUnread):
             states = first_tensor(args, kwargs)
             self.count_flops()
             self.phase = index
-            replaced, keywords = with_first_tensor(args, kwargs, self._anew(states))
+            replaced, keywords = with_first_tensor(args, kwargs, self._without_history(states))
             return tuple(replaced), keywords
 
         def leave(module: nn.Module, args: Any, output: Any) -> Any:
@@ -252,13 +252,13 @@ class _Watch(NumbersUnread):
             self.count_flops()
             self.phase = num_blocks
             if isinstance(output, tuple):
-                return (self._anew(output[0]), *output[1:])
-            return self._anew(output)
+                return (self._without_history(output[0]), *output[1:])
+            return self._without_history(output)
 
         block.register_forward_pre_hook(enter, with_kwargs=True)
         block.register_forward_hook(leave)
 
-    def _anew(self, states: Tensor) -> Tensor:
+    def _without_history(self, states: Tensor) -> Tensor:
         new = states.detach().requires_grad_()
         self._made[id(new)] = (self.phase, new)
         return new
