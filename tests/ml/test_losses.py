@@ -215,7 +215,7 @@ def test_a_loss_that_the_model_returns_is_taken_from_any_form(wrap):
 
 def test_a_model_without_a_loss_is_an_error_that_says_what_it_returned():
     rule = loss_rule(Classifier())
-    with pytest.raises(TrainingError, match=r"FG809.*a tensor of shape \(6, 3\), and no loss"):
+    with pytest.raises(TrainingError, match=r"FG809.*a tensor of shape \(6, 3\), without a loss"):
         rule.total(Classifier(), {"x": torch.randn(6, 4)})
     with pytest.raises(TrainingError, match=r"FG809.*a mapping with 'out', without logits"):
         loss_rule(nn.Identity(), nn.MSELoss()).total(lambda **_: {"out": 1}, {"labels": torch.ones(1)})
