@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from forgather.errors import TrainingError
 from forgather.ml.random_state import seeded_random
 
+# The divisor of a mean: the number of targets (or the sum of their class weights), or the number of elements.
 _PER_TARGET = (nn.CrossEntropyLoss, nn.NLLLoss)
 _PER_ELEMENT = (
     nn.MSELoss,

@@ -24,6 +24,7 @@ from forgather.source import Span
 logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
+# Metrics that differ between two equal runs.
 _OF_THE_MACHINE = re.compile(r"(^|_)(time|runtime|seconds|memory_bytes|per_second)$|_per_second$|^memory_")
 _CHUNK_BYTES = 1 << 16
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -243,6 +244,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 def _open_repaired(file: Path) -> int:
     """Opens a file for appending; removes an incomplete last line, and completes one that lacks only its line end."""
     file.parent.mkdir(parents=True, exist_ok=True)
+    # With O_APPEND, lines of several runs that write the same file do not overwrite one another.
     descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor  # a pipe or a device has no last line

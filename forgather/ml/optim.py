@@ -48,6 +48,7 @@ def decay_groups(model: nn.Module, weight_decay: float, no_decay: Collection[str
         `transformers.Trainer.get_decay_parameter_names`, which recognizes only LayerNorm by its class; here torch's
         other norms and all classes with a name like LlamaRMSNorm count too.
     """
+    # By ids: a tied parameter has several names and must be in one group only.
     spared = _without_decay(model, no_decay) if weight_decay else set()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [

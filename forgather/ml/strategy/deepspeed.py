@@ -217,6 +217,7 @@ class DeepSpeedZero:
         self._record(settings)
         names = names_of(self.model)
         groups = [[names[id(weight)] for weight in group["params"]] for group in ours.param_groups if group["params"]]
+        # DeepSpeed reads LOCAL_RANK, which only some launchers set.
         export_local_rank(self._facts)
         try:
             with accelerator_for_deepspeed(self.topology.device.type), warnings.catch_warnings():

@@ -84,6 +84,7 @@ def unknown_settings(asked: Any) -> list[Diagnostic]:
 
 def _read(asked: Any) -> ZeroConfig:
     if isinstance(asked, Mapping):
+        # A copy: the config is filled in below, and the mapping belongs to the user's arguments.
         return ZeroConfig(config=copy.deepcopy(_plain(asked)), source="the deepspeed mapping")
     if asked == AUTO or asked is True:
         return ZeroConfig(config={}, source='deepspeed: "auto"')
@@ -92,6 +93,7 @@ def _read(asked: Any) -> ZeroConfig:
     path = Path(asked).expanduser().absolute()
     text = _read_text(path, asked)
     try:
+        # Without the hook, `json` silently keeps the last of several equal keys.
         config = json.loads(text, object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
         raise _unusable(f"{asked} is not JSON: {error.msg}", Span(str(path), error.lineno, error.colno)) from None
@@ -111,6 +113,7 @@ def _unusable(message: str, span: Span | None, hint: str | None = None) -> Train
 
 def _read_text(path: Path, asked: str) -> str:
     try:
+        # Reading a pipe or a device could block forever.
         if path.exists() and not path.is_dir() and not path.is_file():
             raise OSError(0, "is not a regular file")
         if path.is_file() and path.stat().st_size > _MOST_BYTES:
@@ -150,6 +153,7 @@ def _with_current_names(found: ZeroConfig) -> ZeroConfig:
         notes.append(f"zero_stage is read as zero_optimization.stage: {stage!r}")
     zero = config.get(ZERO, {})
     if isinstance(zero, bool) or zero == AUTO:
+        # Old configs switch ZeRO on and off by a boolean.
         zero = {} if zero else {"stage": 0}
     if not isinstance(zero, dict):
         message = f"zero_optimization is {zero!r:.80}"
@@ -204,6 +208,7 @@ def offloads(config: Mapping[str, Any], what: str) -> bool:
 def _refuse_unknown(found: ZeroConfig) -> None:
     faults = [_no_setting(found, unknown) for unknown in unknown_keys(found.config)]
     if faults:
+        # All unknown keys are reported together, so that a file is corrected once.
         first, *others = faults
         raise TrainingError(first.message, code=first.code, span=first.span, hint=first.hint, others=others)
     for key in ("fp16", "bf16", "optimizer", "activation_checkpointing"):

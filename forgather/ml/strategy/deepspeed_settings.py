@@ -53,6 +53,8 @@ class ZeroConfig:
         """
         if self.text is None:
             return None
+        # A search in the text, since Python's JSON reader does not give positions; keys are searched inside their
+        # sections.
         start = 0
         for key in keys:
             found = self.text.find(f'"{key}"', start)
@@ -283,7 +285,9 @@ SECTIONS = {
     **{path: tuple(words.split()) for path, words in {**_SILENT, **_REFUSED_BY_DEEPSPEED}.items()},
 }
 """The keys of each section; those of the outermost level under `deepspeed`."""
+# Similarity from which a name is taken as a misspelling, in sections where DeepSpeed itself refuses unknown keys.
 _SURELY = 0.85
+# JSON has no comments, so files use keys like these instead.
 _COMMENTS = ("_", "#", "comment")
 
 
@@ -315,6 +319,7 @@ def _unknown(keys: tuple[str, ...], section: Mapping[str, Any], known: tuple[str
         meant = suggest_inside(owner, name, ())
         if meant is None and not keys and _is_of_zero(name):
             meant = f"write it inside {ZERO}"
+        # In other sections DeepSpeed reports the key itself, and another release may have it.
         if silent or meant or closest(name, known, cutoff=_SURELY):
             yield UnknownKey((*keys, name), owner, meant or suggest_inside(owner, name, known))
 

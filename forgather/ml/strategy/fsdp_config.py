@@ -71,6 +71,7 @@ def shards_weights(fsdp: bool | str | None, config: Mapping[str, Any] | None) ->
         >>> shards_weights("NO_SHARD", None), shards_weights(True, None)
         (False, True)
     """
+    # An `fsdp_config` alone asks for sharding; `fsdp: false` switches it off.
     wanted = bool(fsdp) or (fsdp is None and bool(config))
     return wanted and Sharding.from_arguments(fsdp, config).strategy != "NO_SHARD"
 
@@ -302,6 +303,7 @@ def _count(config: Mapping[str, Any], name: str, default: int) -> int:
 def _prefetch_count(config: Mapping[str, Any], name: str) -> int | None:
     """Returns how many units a prefetch looks ahead; None for words of FSDP1, which give no number."""
     value = config.get(name)
+    # True counts as one unit for `forward_prefetch`, as in FSDP1. FSDP1's `backward_prefetch` gives no number.
     if isinstance(value, int) and value >= 0:
         return int(value) if name == "forward_prefetch" or not isinstance(value, bool) else None
     if value is None or (name == "backward_prefetch" and isinstance(value, str)):
@@ -345,6 +347,7 @@ def _precision(value: Any) -> MixedPrecision | None:
             "leave it out to add them in float32"
         )
     if param == torch.bfloat16 and reduce is None:
+        # Gradients lose precision if they are added over ranks in bfloat16.
         reduce = torch.float32
     return MixedPrecision(param_dtype=param, reduce_dtype=reduce)
 

@@ -149,6 +149,7 @@ def _keep_products(context: Any, operation: Any, *args: Any, **kwargs: Any) -> C
 def _recomputed(unit: nn.Module, forward: Callable[..., Any], settings: dict[str, Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def recomputing_forward(*args: Any, **kwargs: Any) -> Any:
+        # Without a backward pass there is nothing to recompute for.
         if not (unit.training and torch.is_grad_enabled()):
             return forward(*args, **kwargs)
         return checkpoint(forward, *args, **settings, **kwargs)
@@ -200,6 +201,7 @@ def _large_modules(model: nn.Module, at_least: int) -> list[nn.Module]:
         own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
         children = list(module.children())
         left = own + sum(left_in(child) for child in children)
+        # `fully_shard` refuses lists of modules, which have no forward.
         if left >= at_least and children and module is not model and not isinstance(module, _LISTS):
             found.append(module)
             return 0

@@ -47,6 +47,7 @@ def grad_norm(
     kind = torch.float64 if unknown or any(norm.dtype == torch.float64 for norm in norms) else torch.float32
     if len(norms) == 1 and pp_group is None:
         return norms[0].to(device, kind)
+    # Squares can be added over meshes and stages, norms cannot.
     squares = torch.zeros((), dtype=kind, device=device)
     for norm in norms:
         squares += norm.to(device, kind).square()
@@ -71,6 +72,7 @@ def clip_grads(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float
     Source:
         `torch.nn.utils.clip_grads_with_norm_`, which refuses DTensors of different meshes.
     """
+    # Nothing to clip, and infinity divided by an infinite norm would be NaN.
     if math.isinf(max_norm):
         return
     coefficient = (max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -164,6 +166,7 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: Any, device: torch.
         local = local_part(parameter.grad)
         bucket = buckets.setdefault((local.dtype, local.device), [])
         bucket.append(local)
+        # Buckets bound the memory of the flat copy, and one collective per bucket is faster than one per parameter.
         if sum(tensor.nbytes for tensor in bucket) >= _BUCKET_BYTES:
             _sum_bucket(buckets.pop((local.dtype, local.device)), group, device)
     for bucket in buckets.values():

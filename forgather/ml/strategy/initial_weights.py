@@ -371,6 +371,7 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
         except Exception as caught:  # noqa: BLE001 - reported to the other ranks, then raised
             error = caught
             outcome["error"] = f"{type(caught).__name__}: {caught}".splitlines()[0]
+    # A failure is sent like a result: the other ranks would otherwise wait for it until the group times out.
     outcomes = collectives.all_gather(outcome)
     if error is not None:
         raise error
@@ -384,6 +385,7 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
     mine = outcomes[(topology.rank - topology.local_rank) if len(outcomes) > 1 else 0]
     weights = SeedWeights(Path(mine["folder"]))
     restore_rng(mine["rng"])
+    # A barrier: the folder must not be removed before every process has opened the file.
     collectives.all_gather(None)
     if topology.local_rank == 0 and not mine["is_kept"]:  # every process has the file open
         shutil.rmtree(mine["folder"], ignore_errors=True)
@@ -417,6 +419,7 @@ def _unpickled(sent: bytes | None) -> nn.Module | None:
 def _from_existing_model(recipe: Recipe, topology: Topology) -> InitialWeights:
     model = recipe.make_model()
     values = {fqn: tensor for fqn, _, _, tensor in tensors_of(model)}
+    # Values are not compared: every process gets those of rank 0.
     shapes = [(fqn, str(tensor.dtype), tuple(tensor.shape)) for fqn, tensor in values.items()]
     digests = collectives.all_gather(hashlib.sha256(repr(shapes).encode()).hexdigest())
     for rank, digest in enumerate(digests):

@@ -119,6 +119,8 @@ class ModelStrategy:
                 with self.precision.autocast():
                     total = self.rule.total(self.engine, batch, denom=denom)
             except IndexError as error:
+                # torch says only "index out of range in self": the usual causes are a tokenizer of another size and
+                # rows that are too long.
                 note_sizes(error, self.model, batch)
                 raise
             loss: Tensor = total / denom

@@ -88,6 +88,7 @@ class Precision:
         if self.scaler is None:
             return False
         self.scaler.unscale_(optimizer)
+        # `GradScaler.step` would look at the flags of this rank only, and ranks would step alone.
         found = list(self.scaler._found_inf_per_device(optimizer).values())
         if self._overflow_group is not None:
             for flag in found:

@@ -54,6 +54,7 @@ STRATEGIES = (
         "USE_FSDP",
         "set fsdp: true in trainer_args (trainers/accel_trainer.yaml)",
     ),
+    # Slices without shards: the same strategy, with replicated weights along the data-parallel axis.
     StrategyEntry("fsdp2:fsdp2_strategy", DDP, lambda args: args.tensor_parallel_size > 1),
     # What remains, also for a single process, where DDP wraps nothing.
     StrategyEntry("data_parallel:data_parallel_strategy", DDP, lambda args: True),

@@ -149,6 +149,7 @@ def refuse_other_model(
         if name in saved.weights and tuple(saved.weights[name].shape) != tuple(shape)
     ]
     missing, unknown = sorted(expected - present), sorted(present - expected)
+    # Shapes are named only if the names agree: another architecture differs in both.
     said = [f"{name!r} is missing" for name in missing] + [f"{name!r} is not in the model" for name in unknown]
     if said or wrong:
         raise CheckpointError(
@@ -335,6 +336,7 @@ def _read_optimizer(
     groups: list[dict[str, Any]] = []
     for group, numbers in zip(optimizer.param_groups, packed["param_groups"], strict=True):
         here = [names[id(parameter)] for parameter in group["params"]]
+        # `params` are numbers of this optimizer; in the checkpoint they are names.
         own = {name: numbers[name] for name in ("params", *LAYOUT_KEYS) if name in numbers}
         groups.append({**numbers, **(groups_of[here[0]] if here else {}), **own})
         for index, name, parameter in zip(numbers["params"], here, group["params"], strict=True):

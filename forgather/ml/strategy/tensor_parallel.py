@@ -60,6 +60,7 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, plan: str | Mappin
     styles = _styles_by_module(model, _plan_of(model, plan))
     _refuse_uneven_heads(model, styles, mesh.size())
     _keep_tied_whole(model, styles)
+    # All checks come before the first change: a model that is refused is still whole.
     modules = dict(model.named_modules())
     for name, style in styles.items():
         _refuse_uneven(name, modules[name], style, mesh.size())
@@ -99,6 +100,7 @@ def _styles_by_module(model: nn.Module, plan: Mapping[str, Any]) -> dict[str, An
             ).about("tp_plan")
         known = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+") + "$")
         matching = [name for name in names if known.match(name)]
+        # transformers' plans name parameters too, to say that they stay whole.
         if not matching and any(known.match(name) for name in parameters) and style == "replicate":
             continue
         if not matching:

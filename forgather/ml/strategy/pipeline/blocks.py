@@ -85,6 +85,7 @@ def find_blocks(model: nn.Module) -> BlockList:
             code="FG750",
             hint="train it data-parallel (trainers/accel_trainer.yaml)",
         )
+    # A Sequential of embedding, list of blocks and head is cut along its inner list.
     if isinstance(model, nn.Sequential) and (_is_repeated(model) or not list(_repeated_lists(model))):
         if len(model) < 2:
             raise _no_list(kind)
@@ -115,6 +116,7 @@ def _is_repeated(module: nn.Module) -> bool:
     """Returns whether a module is a list in which one class with parameters occurs at least twice."""
     if not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
         return False
+    # Only children with parameters count: a list of activations is not a list of blocks.
     kinds = Counter(type(child) for child in module.children() if next(child.parameters(), None) is not None)
     return bool(kinds) and max(kinds.values()) > 1
 

@@ -114,6 +114,7 @@ class ForwardPass:
         for stage in self.stages.values():
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
+                    # A forward pass without a backward pass leaves the weights of the root gathered.
                     module.reshard()
 
 
@@ -168,6 +169,7 @@ class PipelineModel(nn.Module):
         with torch.no_grad():
             given = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
             output = self._on_every_rank(self._run(step_inputs(given if given else batch)))
+        # Callbacks expect the output class of a language model.
         return CausalLMOutput(logits=output) if hasattr(self.config, "vocab_size") else output
 
     def _on_every_rank(self, output: Tensor | None) -> Tensor:

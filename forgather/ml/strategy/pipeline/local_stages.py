@@ -56,6 +56,7 @@ class LocalStages(nn.Module):
         held: dict[str, Any] = {}
         for stage in self.stages.values():
             for name, value in stage.state_dict(keep_vars=True).items():
+                # With a V schedule one rank may hold both ends of a tied weight.
                 held.setdefault(self.aliases.get(name, name), value)
         return held
 
@@ -120,6 +121,7 @@ def _gather_objects(value: Any, group: Any) -> list[Any]:
 
 def _broadcast(value: Any, facts: Any, *, owner: int, group: Any, device: torch.device) -> Any:
     """Returns the value of the owner on every rank."""
+    # Values that are not tensors were gathered with the specs.
     if not isinstance(facts, _TensorSpec):
         return facts
     if value is None:
@@ -268,6 +270,7 @@ def _sum_among(own: Tensor, ranks: Sequence[int], *, rank: int, group: Any) -> T
     others = {other: torch.empty_like(own) for other in ranks if other != rank}
     if not others:
         return own
+    # One batch in both directions: ranks that send first and receive afterwards could wait for each other.
     operations = [dist.P2POp(dist.isend, own, group=group, group_peer=other) for other in others]
     operations += [dist.P2POp(dist.irecv, there, group=group, group_peer=other) for other, there in others.items()]
     for work in dist.batch_isend_irecv(operations):

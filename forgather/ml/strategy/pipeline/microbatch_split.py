@@ -77,6 +77,7 @@ def step_inputs(batch: Any) -> StepInputs:
             )
         _refuse_unsplit("0", inputs[0])
         return StepInputs(tuple(inputs), {})
+    # The mask of packed rows is None: with a mask, transformers would ignore their document boundaries.
     inputs = {name: item for name, item in inputs.items() if item is not None}
     for name, item in inputs.items():
         _refuse_unsplit(name, item)
@@ -133,6 +134,7 @@ def part_of(batch: Any, index: int, size: int) -> Any:
         return PaddingBatch(part_of(batch.batch, index, size))
 
     def taken(item: Any) -> Any:
+        # A single row stands for all rows and belongs to every part.
         splits = isinstance(item, Documents) or (isinstance(item, Tensor) and item.ndim > 0 and item.shape[0] > 1)
         return item[index * size : (index + 1) * size] if splits else item
 

@@ -58,6 +58,7 @@ def unit_costs(model: nn.Module, blocks: BlockList, *, seconds: Sequence[float] 
     sizes += [_parameters(model, blocks.after)]
     work = list(seconds if seconds is not None else blocks.flops or sizes)
     if not any(work):
+        # A model whose operations are not counted, such as one of element-wise modules, is balanced by its parameters.
         work = list(sizes)
     shares = [(size / (sum(sizes) or 1) + cost / (sum(work) or 1)) / 2 for size, cost in zip(sizes, work, strict=True)]
     return UnitCosts(before=shares[0], blocks=tuple(shares[1:-1]), after=shares[-1])
@@ -91,6 +92,7 @@ def balanced_cuts(costs: UnitCosts, num_stages: int) -> tuple[int, ...]:
     alone_first = num_stages > count
     alone_last = num_stages > count + 1
     first, last = (0 if alone_first else 1), (count if alone_last else count - 1)
+    # Many cuts have the same heaviest stage: the second search chooses the most even of them.
     heaviest = _best_cuts(costs, num_stages, first, last, None)
     return _best_cuts(costs, num_stages, first, last, heaviest[0])[1]
 
@@ -107,6 +109,7 @@ def _best_cuts(
     def join(best: float, cost: float) -> float:
         if limit is None:
             return max(best, cost)
+        # The tolerance is for rounding: the limit is a difference of sums, and the cuts that it comes from must pass.
         return best + cost * cost if cost <= limit * (1 + 1e-9) else float("inf")
 
     if num_stages == 1:
@@ -249,6 +252,7 @@ def _check_count(blocks: BlockList, count: int, num_stages: int | None, words: s
             expected=num_stages,
             found=count,
         )
+    # The modules before the blocks, and those after them, can each be a stage without a block.
     most = len(blocks) + bool(blocks.before) + bool(blocks.after)
     if count > most:
         raise TrainingError(
@@ -350,6 +354,7 @@ def _index_of(model: nn.Module, blocks: BlockList, name: str, aliases: dict[str,
         )
     word, _, number = name.rpartition(".")
     known = (*_WORDS_FOR_BLOCKS, blocks.name.rpartition(".")[2])
+    # The length is limited since Python refuses to convert thousands of digits.
     if number.isascii() and number.isdigit() and len(number) < 19 and word.rpartition(".")[2] in known:
         if int(number) >= len(names):
             raise TrainingError(

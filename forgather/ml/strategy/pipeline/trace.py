@@ -152,6 +152,7 @@ def _observe(
     # A copy, since hooks and detached hidden states must not stay in the user's model.
     replica = on_meta_device(model)
     for parameter in replica.parameters():
+        # Frozen parameters too: a tensor computed from them must not bypass the hidden states either.
         parameter.requires_grad_(parameter.is_floating_point())
     seen = Observed(num_blocks=len(keys))
     counter = FlopCounterMode(display=False)
