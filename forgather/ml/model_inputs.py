@@ -58,7 +58,8 @@ class NoCache:
 
     def __init__(self, model: nn.Module) -> None:
         reaches = takes_argument(model, "use_cache") and (
-            "use_cache" in _forward_parameters(model) or hasattr(_config(model), "use_cache")
+            "use_cache" in inspect.signature(model.forward).parameters
+            or hasattr(getattr(model, "config", None), "use_cache")
         )
         self.keywords = {"use_cache": False} if reaches else {}
         # Inner models of a wrapper or a composite have configurations of their own; several parts may have the same
@@ -203,10 +204,6 @@ def _without_mask(batch: Mapping[str, Any], mask_BT: Tensor, positions_BT: Tenso
     return {**batch, "attention_mask": None, "position_ids": positions_BT}
 
 
-def _forward_parameters(model: nn.Module) -> Mapping[str, Any]:
-    return inspect.signature(model.forward).parameters
-
-
 def _max_positions(model: nn.Module) -> int | None:
     """Returns the largest number of positions that a model was made for; None if that is not certain.
 
@@ -216,7 +213,7 @@ def _max_positions(model: nn.Module) -> int | None:
     # An adapter of peft has the positions of the model inside it.
     inner: Any = getattr(model, "get_base_model", None)
     model = inner() if callable(inner) else model
-    config = _config(model)
+    config: Any = getattr(model, "config", None)
     said = getattr(config, "max_position_embeddings", None)
     if not isinstance(model, PreTrainedModel) or not isinstance(said, int) or said <= 0:
         return None
@@ -231,7 +228,3 @@ def _max_positions(model: nn.Module) -> int | None:
 
 def _is_table_of_positions(name: str, part: nn.Module) -> TypeGuard[nn.Embedding]:
     return isinstance(part, nn.Embedding) and ("position" in name or name.endswith("wpe"))
-
-
-def _config(model: nn.Module) -> Any:
-    return getattr(model, "config", None)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,28 +35,15 @@ from forgather.ml.strategy.gradients import sum_bucket_async
 from forgather.ml.strategy.model_strategy import ModelStrategy, topology_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataParallelSettings:
-    """Settings of replicated training.
-
-    Args:
-        ddp: settings of DistributedDataParallel, and its communication hook.
-        scaling: settings of the loss scale of float16.
-        sync_each_batch: reduce gradients with every micro-batch, which may save memory.
-    """
-
-    ddp: DistributedDataParallelKwargs = field(default_factory=DistributedDataParallelKwargs)
-    scaling: Mapping[str, Any] = field(default_factory=dict)
-    sync_each_batch: bool = False
-
-
 class DataParallel(ModelStrategy):
     """The strategy of processes that each hold a replica of the whole model.
 
     Args:
         environment: rank of this process, and the process group.
         layout: sizes; data parallelism only.
-        settings: of DistributedDataParallel and the loss scale.
+        ddp: settings of DistributedDataParallel, and its communication hook; None for the defaults.
+        scaling: settings of the loss scale of float16.
+        sync_each_batch: reduce gradients with every micro-batch, which may save memory.
         use_cpu: compute on the CPU even if there is an accelerator.
 
     Raises:
@@ -69,18 +55,21 @@ class DataParallel(ModelStrategy):
         environment: DistributedEnvironment,
         layout: Layout,
         *,
-        settings: DataParallelSettings | None = None,
+        ddp: DistributedDataParallelKwargs | None = None,
+        scaling: Mapping[str, Any] | None = None,
+        sync_each_batch: bool = False,
         use_cpu: bool = False,
     ) -> None:
-        self._settings = settings or DataParallelSettings()
-        self._scaling = self._settings.scaling
+        self._ddp = ddp or DistributedDataParallelKwargs()
+        self._scaling = scaling
+        self._sync_each_batch = sync_each_batch
         device = environment.start(use_cpu=use_cpu)
         self.layout = layout
         self.mesh = Mesh.of(layout, device.type)
         self.topology = topology_of(environment, layout, device)
         self._facts = environment.facts_on(device)
         with exported_facts(self._facts):
-            self._accelerator = make_accelerator(device, environment.world_size, self._settings.ddp)
+            self._accelerator = make_accelerator(device, environment.world_size, self._ddp)
 
     @property
     def title(self) -> str:
@@ -91,12 +80,11 @@ class DataParallel(ModelStrategy):
         """Makes the model and its loss rule; places, prepares and wraps the model."""
         super().build(recipe)
         require_equal_weights({name: weight.shape for name, weight in self.model.named_parameters()})
-        ddp = self._settings.ddp
-        self._graph_is_known = not ddp.static_graph
+        self._graph_is_known = not self._ddp.static_graph
         # Each reduction of accumulated gradients includes those of earlier micro-batches again, which are already equal
         # on all ranks: a mean leaves them unchanged, a sum would count them once per rank.
-        syncs_again = self._settings.sync_each_batch or ddp.static_graph
-        self._sums = not syncs_again and ddp.comm_hook == DDPCommunicationHookType.NO
+        syncs_again = self._sync_each_batch or self._ddp.static_graph
+        self._sums = not syncs_again and self._ddp.comm_hook == DDPCommunicationHookType.NO
         self.engine = self._wrapped()
 
     def _wrapped(self) -> nn.Module:
@@ -117,7 +105,7 @@ class DataParallel(ModelStrategy):
 
     def _gradient_sync(self, *, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         # DDP records a static graph in the first backward pass, and for that it must reduce gradients.
-        syncs = is_last or self._settings.sync_each_batch or not self._graph_is_known
+        syncs = is_last or self._sync_each_batch or not self._graph_is_known
         self._graph_is_known = True
         if syncs or not isinstance(self.engine, DistributedDataParallel):
             return contextlib.nullcontext()
@@ -150,8 +138,8 @@ def data_parallel_strategy(
             Accelerate.
     """
     layout = Layout.of(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
-    settings = DataParallelSettings(ddp=ddp(), scaling=scaling, sync_each_batch=sync_each_batch)
-    return DataParallel(environment, layout, settings=settings, use_cpu=args.use_cpu)
+    settings: dict[str, Any] = {"ddp": ddp(), "scaling": scaling, "sync_each_batch": sync_each_batch}
+    return DataParallel(environment, layout, use_cpu=args.use_cpu, **settings)
 
 
 def make_accelerator(device: torch.device, world_size: int, ddp: DistributedDataParallelKwargs) -> Accelerator:

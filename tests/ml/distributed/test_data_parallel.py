@@ -19,7 +19,6 @@ from forgather.ml.strategy import data_parallel
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.data_parallel import (
     DataParallel,
-    DataParallelSettings,
     check_engine,
     make_accelerator,
     sum_bucket_async,
@@ -58,7 +57,7 @@ def single():
 
 def parallel(**settings):
     env = environment()
-    return DataParallel(env, Layout.of(env.world_size), settings=DataParallelSettings(**settings), use_cpu=True)
+    return DataParallel(env, Layout.of(env.world_size), use_cpu=True, **settings)
 
 
 def batch_of(rows):

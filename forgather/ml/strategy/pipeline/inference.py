@@ -51,7 +51,7 @@ class ForwardPass:
         self.placement = placement
         self.group = group
         self.device = device
-        self._pending_sends: list[Any] = []
+        self._pending_sends: list[tuple[Any, Tensor]] = []
 
     def __call__(self, inputs: StepInputs) -> Any:
         """Returns the model's output on the rank of the last stage, and None elsewhere. Collective.
@@ -79,7 +79,7 @@ class ForwardPass:
 
     def finish(self) -> None:
         """Waits until everything that was sent has arrived."""
-        for work in self._pending_sends:
+        for work, _ in self._pending_sends:
             work.wait()
         self._pending_sends.clear()
 
@@ -95,7 +95,7 @@ class ForwardPass:
             header[start + 2 : start + 2 + tensor.ndim] = torch.tensor(tensor.shape)
         for tensor in (header.to(self.device), *(tensor.detach().contiguous() for tensor in tensors)):
             # Some backends do not keep the tensor alive until it is sent.
-            self._pending_sends.append(_SentTensor(dist.isend(tensor, group=self.group, group_dst=rank), tensor))
+            self._pending_sends.append((dist.isend(tensor, group=self.group, group_dst=rank), tensor))
 
     def _receive(self, rank: int) -> tuple[Tensor, ...]:
         header = torch.zeros(_HEADER, dtype=torch.int64, device=self.device)
@@ -116,14 +116,6 @@ class ForwardPass:
                 if isinstance(module, FSDPModule):
                     # A forward pass without a backward pass leaves the weights of the root gathered.
                     module.reshard()
-
-
-class _SentTensor:
-    def __init__(self, work: Any, tensor: Tensor) -> None:
-        self.work, self.tensor = work, tensor
-
-    def wait(self) -> None:
-        self.work.wait()
 
 
 _log = get_logger(__name__)

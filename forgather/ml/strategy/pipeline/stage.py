@@ -273,7 +273,7 @@ class _StageForward:
         keywords = {**keywords, **self._no_cache.keywords}
         given, name = states, self._input_name
         if not part.is_first:
-            given = _with_contiguous_gradient(states)
+            given = ContiguousGradient.apply(states) if states.requires_grad else states  # type: ignore[no-untyped-call]
             if part.entry is not Entry.CHAIN:
                 gate.open(given, unused)
                 given, name = _stand_in_input(part.entry, states, unused), "inputs_embeds"
@@ -313,10 +313,6 @@ def _stand_in_input(entry: Entry, states: Tensor, unused: float) -> Tensor:
     if entry is Entry.IDS:
         return torch.zeros((), dtype=torch.long, device=states.device).expand(states.shape[:-1])
     return states.detach().new_full((), unused).expand(states.shape)
-
-
-def _with_contiguous_gradient(states: Tensor) -> Tensor:
-    return ContiguousGradient.apply(states) if states.requires_grad else states  # type: ignore[no-untyped-call]
 
 
 def make_stage(model: nn.Module, plan: SplitPlan, index: int) -> nn.Module:
