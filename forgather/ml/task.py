@@ -35,6 +35,7 @@ def task_of(model: nn.Module, rule: LossRule) -> Task:
         model: as it is trained, or on the meta device.
         rule: its loss rule.
     """
+    # Other loss rules than those of `ml.losses` may lack the attribute.
     entropy = bool(getattr(rule, "is_token_entropy", False))
     of_tokens = is_causal_lm(model) or getattr(model, "loss_type", None) in _OTHER_LANGUAGE_MODELS
     return Task(counts_tokens=of_tokens, has_perplexity=entropy)

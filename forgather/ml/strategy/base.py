@@ -180,5 +180,6 @@ def _build(strategy: Strategy, recipe: Recipe) -> None:
     strategy.build(recipe)
 
 
+# Not an argument: the config makes the trainer, and a dry run cannot pass anything to it.
 build_strategy: ContextVar[Callable[[Strategy, Recipe], None]] = ContextVar("build_strategy", default=_build)
 """The function by which a trainer builds its strategy; a dry run replaces it to build without memory."""

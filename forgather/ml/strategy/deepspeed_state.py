@@ -153,6 +153,7 @@ class EngineState:
     def _set_weight(self, weight: nn.Parameter, value: Tensor) -> None:
         """Sets a weight, and its float32 copy in the optimizer, from which the next step computes the weight."""
         if self._stage == 3:
+            # Leaving the context broadcasts the value of rank 0 and slices it again.
             with self._deepspeed.zero.GatheredParameters([weight], modifier_rank=0):
                 weight.data.copy_(value)
         else:
@@ -188,6 +189,7 @@ class EngineState:
         for weights, flat in self._slices():
             held = self._zero.optimizer.state.get(flat) or {}
             for weight in weights:
+                # On every process, also without `keep`: reading a state is collective.
                 found = {key: self._read(weight, key, value, flat) for key, value in held.items()}
                 if keep and found:
                     state[names[id(weight)]] = found

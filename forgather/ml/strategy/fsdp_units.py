@@ -147,6 +147,7 @@ def _keep_products(context: Any, operation: Any, *args: Any, **kwargs: Any) -> C
 
 
 def _recomputed(unit: nn.Module, forward: Callable[..., Any], settings: dict[str, Any]) -> Callable[..., Any]:
+    # Other code reads the signature of a model's forward.
     @functools.wraps(forward)
     def recomputing_forward(*args: Any, **kwargs: Any) -> Any:
         # Without a backward pass there is nothing to recompute for.

@@ -203,6 +203,7 @@ def _size_of(make_model: Callable[[], nn.Module]) -> int | None:
 
 def _refuse_too_large(needed: int) -> None:
     """Refuses a model that would use up the memory of this machine while it is made."""
+    # The system would kill the process without a message.
     available = available_bytes()
     if available is not None and needed > available:
         raise TrainingError(

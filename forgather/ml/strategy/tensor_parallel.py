@@ -66,6 +66,7 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, plan: str | Mappin
         _refuse_uneven(name, modules[name], style, mesh.size())
     for name, style in styles.items():
         if style in _STYLES:
+            # Without a broadcast from rank 0: the weights have no values yet.
             parallelize_module(modules[name], mesh, _STYLES[style](), src_data_rank=None)
         elif isinstance(style, ParallelStyle):
             parallelize_module(modules[name], mesh, style, src_data_rank=None)
@@ -123,6 +124,7 @@ def _refuse_uneven_heads(model: nn.Module, styles: Mapping[str, Any], size: int)
     if not any(style == "colwise" for style in styles.values()):
         return
     for name in ("num_attention_heads", "num_key_value_heads"):
+        # A rank gets whole heads: attention reshapes its slice of a projection to heads.
         heads = getattr(config, name, None)
         if isinstance(heads, int) and heads % size:
             raise DistributedError(

@@ -217,6 +217,7 @@ class PipelineModel(nn.Module):
             token = logits.argmax(-1).masked_fill(ended, filler)
             text = torch.cat([text, token[:, None]], dim=1)
             ended |= torch.isin(token, torch.tensor(ends, device=self.device, dtype=token.dtype))
+            # Every rank has the same tokens, so all of them leave the loop together.
             if bool(ended.all()):
                 break
         return text

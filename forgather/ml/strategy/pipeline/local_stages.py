@@ -96,6 +96,7 @@ def whole_state(local: LocalStages, names: Sequence[str], *, group: Any, device:
             value = held[first] if owner == dist.get_rank(group) else None
             value = whole_tensor(value) if isinstance(value, Tensor) else value
             value = _broadcast(value, everyone[owner][first], owner=owner, group=group, device=device)
+            # Only tied weights are kept, for their further names; any other is freed by the caller.
             if first not in local.aliases.values():
                 yield name, value
                 continue
@@ -192,6 +193,7 @@ def tie_local_copies(stages: Mapping[int, nn.Module], tied: Sequence[TiedParamet
         tied: the parameters that several stages hold.
     """
     for weight in tied:
+        # One parameter: the optimizer steps it once, and its gradients add up in the backward pass.
         here = [(stages[index], name) for index, name in weight.copies if index in stages]
         for stage, name in here[1:]:
             owner, _, attribute = name.rpartition(".")
@@ -216,6 +218,7 @@ def tied_weights(
     represented: set[nn.Parameter] = set()
     for weight in tied:
         here = {index: stages[index].get_parameter(name) for index, name in weight.copies if index in stages}
+        # Before the `continue`: it is collective, and every rank must call it for every weight.
         _refuse_different_slices(weight, here, group)
         if not any(copy.requires_grad for copy in here.values()):
             continue

@@ -234,6 +234,7 @@ class ScheduleRunner:
         # batch.
         target = torch.arange(self.parts) if has_loss else None
         try:
+            # Without outputs: merged, the logits of all micro-batches would stay in memory.
             made.step(*first, target=target, losses=losses, return_outputs=False, **inputs.every)
         except RuntimeError as error:
             raise _stage_exception(error) from None

@@ -281,6 +281,7 @@ class Pipeline(ModelStrategy):
     def _rows_of_a_part(self, rows: int) -> int:
         size, rest = divmod(rows, self.parts)
         if rest:
+            # Raises FG761 with the numbers that would work.
             num_micro_batches(self.schedule, self.placement, rows, self.parts)
         return size
 

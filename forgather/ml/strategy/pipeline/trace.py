@@ -160,6 +160,7 @@ def _observe(
     for index, key in enumerate(keys):
         watch.mark_block(replica.get_submodule(f"{name}.{key}"), index, len(keys))
     no_cache = NoCache(model)
+    # With gradients, since `requires_grad` marks the tensors that depend on weights.
     with torch.enable_grad(), counter, watch, no_cache.in_force():
         replica(**inputs, **no_cache.keywords)
     if len(watch.entered) != len(keys):
@@ -238,6 +239,7 @@ class _Watch(NumbersUnread):
 
         def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             if self.entered != list(range(index)):
+                # A model that skips or repeats blocks has no order in which it could be cut.
                 raise RuntimeError("blocks are not called once, in order")
             self.entered.append(index)
             states = first_tensor(args, kwargs)
