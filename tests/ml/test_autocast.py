@@ -59,7 +59,7 @@ def test_gradients_that_no_update_follows_leave_the_scale_and_its_growth_as_they
     Precision(CPU, None).keep_scale()
 
 
-def test_a_scale_goes_on_where_it_was():
+def test_a_scale_is_resumed():
     first = Precision(CPU, torch.float16, scaling={"init_scale": 2.0**7})
     first.scale(torch.ones(()))
     second = Precision(CPU, torch.float16)

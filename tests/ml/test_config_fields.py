@@ -1,4 +1,4 @@
-"""A field that a configuration's class does not know is said: transformers keeps any keyword, and uses none."""
+"""A field that a configuration's class does not have is reported: transformers stores any keyword, unused."""
 
 import logging
 

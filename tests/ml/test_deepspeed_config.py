@@ -143,7 +143,7 @@ def test_older_spellings_are_translated(tmp_path, asked, expected):
     assert expected == found.config["zero_optimization"]
 
 
-def test_each_translation_is_said(tmp_path):
+def test_each_translation_is_noted(tmp_path):
     notes = filled(
         {"zero_stage": 2, "zero_optimization": {"cpu_offload": True}}, arguments(tmp_path), on_cpu=True
     ).notes
@@ -188,7 +188,7 @@ def test_the_file_for_users_of_deepspeed_is_refused_with_the_fix_of_each_mistake
     assert {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}.items() <= found.config["fp16"].items()
 
 
-def test_every_difference_is_told_with_both_places(tmp_path):
+def test_every_difference_is_reported_with_both_places(tmp_path):
     asked = without(FILE, "scheduler")
     error = refused(asked, arguments(tmp_path, max_grad_norm=0.3), processes=1)
     assert "FG742" == error.code
@@ -252,7 +252,7 @@ def test_what_cannot_be_read_is_refused(tmp_path, asked, said, hint):
         (" " * 2_000_000 + "{}", "is longer than", None),
     ],
 )
-def test_a_file_that_is_no_mapping_is_located(tmp_path, text, said, line):
+def test_a_file_without_a_mapping_is_located(tmp_path, text, said, line):
     file = tmp_path / "zero.json"
     file.write_text(text)
     error = refused(str(file), arguments(tmp_path))
@@ -273,14 +273,14 @@ def test_a_file_that_is_no_mapping_is_located(tmp_path, text, said, line):
         ({"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}}, "zenflow", "leave it out"),
     ],
 )
-def test_what_this_trainer_does_not_do_is_refused_with_what_does(tmp_path, asked, said, hint):
+def test_a_feature_that_this_trainer_lacks_is_refused_with_an_alternative(tmp_path, asked, said, hint):
     error = refused(asked, arguments(tmp_path))
     assert "FG744" == error.code
     assert said in error.message
     assert hint in error.hint
 
 
-def test_a_section_that_is_switched_off_is_no_demand(tmp_path):
+def test_a_section_that_is_switched_off_asks_for_nothing(tmp_path):
     assert "elasticity" not in filled({"elasticity": {"enabled": False}}, arguments(tmp_path)).config
 
 

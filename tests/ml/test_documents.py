@@ -207,7 +207,7 @@ def with_mask(rows):
     return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
 
 
-def test_a_mask_beside_the_positions_does_not_join_them(tmp_path):
+def test_a_mask_next_to_positions_does_not_join_documents(tmp_path):
     """Beside a mask, transformers does not look at positions."""
     model = make()
     with torch.no_grad():
@@ -237,7 +237,7 @@ def test_padding_among_packed_documents_is_a_document_of_its_own(at):
     assert expected.item() == pytest.approx(actual.item(), rel=1e-6)
 
 
-def test_a_mask_beside_rows_of_one_document_stays():
+def test_a_mask_of_rows_with_one_document_stays():
     model = make()
     batch = padded([5, 6, 7, 3], [0, 1, 2, 3], [1, 1, 1, 0])
     assert torch.equal(batch["attention_mask"], loss_rule(model).prepared(batch)["attention_mask"])
@@ -329,7 +329,7 @@ def test_a_model_that_mixes_documents_is_named_once(name, tmp_path, caplog):
     assert type(make_model()).__name__ in told[0].getMessage() and reason in told[0].getMessage()
 
 
-def test_rows_longer_than_the_positions_of_a_model_are_told_once_and_shorter_documents_are_not(tmp_path, caplog):
+def test_rows_longer_than_the_positions_of_a_model_are_reported_once_and_shorter_documents_are_not(tmp_path, caplog):
     def short():
         model = make()
         model.config.max_position_embeddings = LENGTH - 1
@@ -387,13 +387,13 @@ def test_rows_are_too_long_only_where_the_configuration_says_so_for_certain(kind
     assert is_told == ("[FG864]" in caplog.text)
 
 
-def test_what_a_collator_packs_for_a_model_that_mixes_is_told_too(tmp_path, caplog):
+def test_rows_that_a_collator_packs_for_a_model_that_mixes_are_reported_too(tmp_path, caplog):
     rows = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in two_documents(1)]
     train_once(rows, tmp_path, opt, collator=DataCollatorWithFlattening())
     assert 1 == len([record for record in caplog.records if "[FG848]" in record.getMessage()])
 
 
-def test_a_collator_that_writes_positions_anew_is_refused_for_packed_rows(tmp_path):
+def test_a_collator_that_overwrites_positions_is_refused_for_packed_rows(tmp_path):
     with pytest.raises(TrainingError, match="DataCollatorWithFlattening") as excinfo:
         train_once(two_documents(1), tmp_path, collator=DataCollatorWithFlattening())
     assert "FG858" == excinfo.value.code
@@ -427,7 +427,7 @@ def test_random_masks_are_refused_for_a_model_of_the_next_token(tmp_path):
     assert "FG846" == excinfo.value.code
 
 
-def test_rows_of_one_document_are_told_nothing(tmp_path, caplog):
+def test_rows_of_one_document_cause_no_warning(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     rows = [{**row, "position_ids": torch.arange(LENGTH)} for row in two_documents(1)]
     train_once(rows, tmp_path, opt)

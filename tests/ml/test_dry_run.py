@@ -37,7 +37,7 @@ WHOLE = sum(weight.numel() for weight in model_init().parameters())
 ALL = ["model.embed_tokens", "model.layers.0-15", "model.norm", "lm_head"]
 
 
-def test_copies_are_whole_on_every_rank(tmp_path):
+def test_replicas_are_whole_on_every_rank(tmp_path):
     laid_out = found(trainer_of(tmp_path))
     assert {"pipeline": 1, "replicate": 64, "shard": 1, "tensor": 1} == laid_out["mesh"]
     assert 512 == laid_out["rows_per_update"]

@@ -25,7 +25,7 @@ def stack(batch):
 
 
 class Configured:
-    """A partial as a configuration makes one: it has `func` and `keywords`, and is no functools.partial."""
+    """A partial as a configuration makes one: it has `func` and `keywords`, and is not a functools.partial."""
 
     def __init__(self, func, **keywords):
         self.func, self.keywords = func, keywords
@@ -187,7 +187,7 @@ def test_a_loss_whose_sum_cannot_be_known_is_refused(loss_fn):
         loss_rule(Classifier(), loss_fn)
 
 
-def test_the_advice_is_no_parameter_that_the_loss_has_already():
+def test_the_hint_names_no_parameter_that_the_loss_already_has():
     rule = loss_rule(Classifier(), lambda logits, labels, reduction="mean": 2.0 * logits.mean())
     with pytest.raises(TrainingError, match=r"FG806.*take num_items_in_batch in place of 'reduction'"):
         rule.total(Classifier(), class_batch())
@@ -452,7 +452,7 @@ def squeezes(logits, labels, reduction="mean"):
 
 
 def ranked(logits, labels, reduction="mean"):
-    """Reads the axis of one: logits of the shape of the labels are no use to it."""
+    """Reads the axis of one: it cannot use logits of the shape of the labels."""
     values = (logits[:, 0] - labels) ** 2
     return values.sum() if reduction == "sum" else values.mean()
 

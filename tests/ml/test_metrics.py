@@ -36,7 +36,7 @@ def test_a_file_torn_at_any_byte_reads_as_its_whole_lines(tmp_path):
     assert read_metrics(file) == [{"step": 1}, {"step": 2, "loss": 1.5}]
 
 
-def test_a_torn_line_is_mended_before_the_next_is_added(tmp_path):
+def test_an_incomplete_line_is_removed_before_the_next_is_added(tmp_path):
     file = tmp_path / "metrics.jsonl"
     content = written(file, {"step": 1}, {"step": 2}).read_bytes()
     for cut in range(len(content) + 1):
@@ -99,7 +99,7 @@ def of_run(name, *steps):
     return [{"step": step, "loss": step / 2, "name": name} for step in steps]
 
 
-def test_a_run_that_goes_on_leaves_the_lines_of_others_in_its_file(tmp_path):
+def test_a_resumed_run_leaves_the_lines_of_others_in_its_file(tmp_path):
     file = tmp_path / "all.jsonl"
     note = {"note": "a larger batch from here on"}
     between = [record for step in range(1, 5) for record in of_run("a", step) + of_run("b", step)]
@@ -112,7 +112,7 @@ def test_a_run_that_goes_on_leaves_the_lines_of_others_in_its_file(tmp_path):
 
 
 @pytest.mark.parametrize("lines", [b'{"step": 3, "lo', b"\0\0\0\n", b'{"step": 3, "loss": 9.0}\n{"step": 4}\n'])
-def test_a_run_that_goes_on_cuts_its_own_later_lines_and_what_is_no_record(tmp_path, lines):
+def test_a_resumed_run_cuts_its_own_later_lines_and_lines_that_are_not_records(tmp_path, lines):
     file = tmp_path / "metrics.jsonl"
     written(file, {"step": 1}, {"step": 2})
     before = file.read_bytes()

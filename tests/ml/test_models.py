@@ -70,7 +70,7 @@ def test_the_config_is_copied_and_follows_a_tokenizer(config):
 
 
 @pytest.mark.parametrize(("given", "said"), [(50, True), (100, False), (32000, False)])
-def test_a_vocabulary_that_a_tokenizer_overrules_is_said(caplog, given, said):
+def test_a_vocabulary_size_that_a_tokenizer_overrides_is_reported(caplog, given, said):
     class Tokens:
         bos_token_id, eos_token_id, pad_token_id = 3, 4, 5
 

@@ -55,7 +55,7 @@ def test_every_parameter_is_in_exactly_one_group():
     assert ["muon", "adamw", "adamw"] == [group["algorithm"] for group in optimizer.param_groups]
 
 
-def test_one_state_dict_goes_on_exactly():
+def test_one_state_dict_resumes_exactly():
     def steps(model, optimizer, count):
         for _ in range(count):
             backward(model)
@@ -120,7 +120,7 @@ def test_a_factory_whose_call_hides_its_parameters_is_looked_into(settings):
     assert (0.5, 0.5) == (optimizer.defaults["lr"], optimizer.defaults["momentum"])
 
 
-def test_a_learning_rate_that_has_no_effect_is_said_once(settings, caplog):
+def test_a_learning_rate_without_effect_is_reported_once(settings, caplog):
     factory = functools.partial(torch.optim.SGD, lr=0.125)
     make_optimizer(Regression(), settings(learning_rate=0.5), factory)
     assert ["learning_rate is 0.5, but the optimizer_factory sets its own (0.125), which is used"] == caplog.messages
@@ -155,7 +155,7 @@ def test_every_default_optimizer_trains(settings, name):
     assert not torch.equal(before["layers.0.weight"], weights(model)["layers.0.weight"])
 
 
-def test_something_that_is_no_optimizer_is_refused(settings):
+def test_an_object_that_is_not_an_optimizer_is_refused(settings):
     with pytest.raises(TrainingError, match=r"FG819.*optimizer_factory returned a list"):
         make_optimizer(Regression(), settings(), list)
 
@@ -181,7 +181,7 @@ def test_a_schedule_factory_gets_what_it_accepts_and_does_not_set(settings):
     assert 3 == make_schedule(optimizer, args, 10, own).step_size
 
 
-def test_something_that_is_no_schedule_is_refused(settings):
+def test_an_object_that_is_not_a_schedule_is_refused(settings):
     optimizer = torch.optim.SGD(Regression().parameters(), lr=1.0)
     with pytest.raises(TrainingError, match=r"FG819.*lr_scheduler_factory returned a str"):
         make_schedule(optimizer, settings(), 10, lambda optimizer: "linear")
@@ -367,7 +367,7 @@ def test_an_optimizer_by_name_and_one_by_a_factory_decay_the_same(settings, opti
         assert list(map(id, one["params"])) == list(map(id, other["params"]))
 
 
-def test_a_checkpoint_of_one_group_goes_on_with_what_it_decays_and_says_so(settings, caplog):
+def test_a_checkpoint_of_one_group_resumes_with_its_decay_and_logs_that(settings, caplog):
     def make(factory, **given):
         args = settings(save_strategy="steps", save_steps=2, max_steps=4, weight_decay=0.5, **given)
         return Trainer(tiny_llama(), args, train_dataset=rows(), optimizer_factory=factory)

@@ -146,7 +146,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Errors:
-    """How far a curve lies from its reference.
+    """The distance of a curve from its reference.
 
     Args:
         loss: largest relative difference of a step's loss.
@@ -168,7 +168,7 @@ class Errors:
 
 
 def broken_limits(errors, limits):
-    """Returns what lies beyond limits: {name: (found, limit)}."""
+    """Returns the values beyond their limits: {name: (found, limit)}."""
     found = dataclasses.asdict(errors)
     return {name: (found[name], limit) for name, limit in limits.items() if not found[name] <= limit}
 
@@ -299,7 +299,7 @@ def reference(model, accumulation, precision, option="", **sizes):
 
 
 def measure(cell, sabotage: Callable | None = None, timeout=180.0) -> Errors:
-    """Trains a cell in its processes and returns how far the writer's curve lies from the reference."""
+    """Trains a cell in its processes and returns the distance of the main process's curve from the reference."""
     option = OPTIONS[cell.option].get("as", cell.option)
     if "deepspeed" in cell.settings:
         import_engine()

@@ -116,7 +116,7 @@ def all_cells():
 
 
 def _with_options():
-    """Yields the cells of the matrix that come from a setting beside the strategy."""
+    """Yields the cells of the matrix that come from a setting other than the strategy."""
     ddp, fsdp2 = _accel("DDP", 2), _accel("FSDP2", 2, fsdp="full_shard")
     hybrid = _accel("HSDP", 4, fsdp="hybrid_shard", fsdp_config={"shard_size": 2})
     tensor = _accel("TP2", 2, dp_size=1, tensor_parallel_size=2)

@@ -137,7 +137,7 @@ def become_rank(rank, world_size, port):
         "MASTER_PORT": str(port),
     }
     torch.set_num_threads(1)
-    # What an earlier test of this session said to Accelerate was about one process.
+    # An earlier test of this session may have set up Accelerate for one process.
     AcceleratorState._reset_state(reset_partial_state=True)
 
 

@@ -67,7 +67,7 @@ def state_of(strategy):
 
 
 def give_state(strategy, state):
-    """Has a strategy go on from a whole state."""
+    """Restores a strategy from a whole state."""
 
     def act(folder):
         write(LocalState(weights=state["model"], optimizer=state.get("optimizer")), folder)
@@ -77,7 +77,7 @@ def give_state(strategy, state):
 
 
 def restore(strategy, folder):
-    """Has a strategy go on from what lies in a folder."""
+    """Restores a strategy from a checkpoint folder."""
     with CheckpointReader(Path(folder)) as saved:
         strategy.restore(saved)
         strategy.restore_optimizer(saved)

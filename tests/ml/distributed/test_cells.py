@@ -87,7 +87,7 @@ def test_a_curve_that_begins_with_other_weights_is_refused():
         compare(curve, type(curve)(curve.losses, curve.norms, other, curve.after))
 
 
-def test_a_difference_beyond_the_limits_is_told():
+def test_a_difference_beyond_the_limits_is_reported():
     assert {"loss": (1e-9, 1e-10)} == broken_limits(Errors(1e-9, 0.0, 0.0, 0.0), LIMITS["fp64"])
     assert {"updrel": (float("inf"), 1e-10)} == broken_limits(Errors(0.0, 0.0, float("inf"), 0.0), LIMITS["fp64"])
     assert torch.isnan(torch.tensor(broken_limits(Errors(float("nan"), 0.0, 0.0, 0.0), LIMITS["fp64"])["loss"][0]))

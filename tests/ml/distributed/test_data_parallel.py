@@ -117,7 +117,7 @@ def in_parallel(options, settings=None):
 
 
 def distance(expected, actual, start):
-    """Returns how far losses, norms (relative) and weights (relative to how far they moved) lie apart."""
+    """Returns how far losses, norms (relative) and weights (relative to how far they moved) differ."""
     losses, norms = (
         max(abs(a - b) / abs(a) for a, b in zip(expected[kind], actual[kind], strict=True)) for kind in (0, 1)
     )
@@ -145,7 +145,7 @@ def test_ranks_equal_one_process(world_size, accumulation, model):
 
 
 @pytest.mark.parametrize("model", thinned(sorted(MODELS), lambda model: model == "llama"))
-def test_a_number_of_ranks_that_is_no_power_of_two_costs_no_digits(model, monkeypatch):
+def test_a_number_of_ranks_other_than_a_power_of_two_loses_no_precision(model, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "ROWS", 6)
     options = {"model": model, "accumulation": 2}
     expected = trained(single(), **options)
@@ -203,7 +203,7 @@ def _compiled(accumulation):
 
 
 @pytest.mark.matrix
-def test_compiled_copies_equal_one_process():
+def test_compiled_replicas_equal_one_process():
     import_compiler()
     expected = trained(single(), accumulation=3)
     actual = run_ranks(2, _compiled, 3)[1]
@@ -215,7 +215,7 @@ def _half(dtype):
     return trained(strategy, accumulation=3, dtype=torch.float32, autocast=dtype)
 
 
-def test_bfloat16_copies_are_near_one_process():
+def test_bfloat16_replicas_are_close_to_one_process():
     expected = _half(torch.bfloat16)
     actual = run_ranks(2, _half, torch.bfloat16)[1]
     found = distance(expected, actual, {name: value.float() for name, value in start_of("llama").items()})

@@ -192,7 +192,7 @@ def _goes_on(stage, accumulation, state):
 
 
 @pytest.mark.parametrize("stage", of_stages(1, 2, 3))
-def test_a_run_of_one_process_goes_on_under_zero(stage):
+def test_a_run_of_one_process_resumes_under_zero(stage):
     alone = SingleDevice(DistributedEnvironment(), use_cpu=True)
     alone.build(recipe("gpt2", "groups"))
     before = whole(alone)
@@ -226,7 +226,7 @@ def _captured(stage):
 
 
 @pytest.mark.parametrize("stage", of_stages(2, 3))
-def test_a_run_under_zero_goes_on_at_another_stage(stage):
+def test_a_run_under_zero_resumes_at_another_stage(stage):
     expected = trained_alone("gpt2", "groups", 3, 1.0)
     found = run_ranks(4, _captured, 5 - stage)
     assert all(0 == held for held, _ in found[1:])
@@ -235,7 +235,7 @@ def test_a_run_under_zero_goes_on_at_another_stage(stage):
 
 
 def _taken_over(model_is_made_anew, settings):
-    """Trains at stage 3; tells also which weights had memory before the engine took them, and what lies here after."""
+    """Trains at stage 3; also returns which weights had memory before the engine started, and what is here afterwards."""
     made = dataclasses.replace(recipe("gpt2"), model_is_made_anew=model_is_made_anew)
     strategy = built(arguments(3, deepspeed={"zero_optimization": {"stage": 3, **settings}}), made)
     before = [name for name, weight in strategy.model.named_parameters() if not weight.is_meta]
@@ -297,7 +297,7 @@ def _after_discard(stage):
 
 
 @pytest.mark.parametrize("stage", of_stages(1, 2, 3))
-def test_dropped_gradients_leave_nothing_and_a_second_training_begins_anew(stage):
+def test_dropped_gradients_leave_nothing_and_a_second_training_starts_from_the_beginning(stage):
     expected = trained_alone("llama", "adamw", 3, 1.0)
     for first, second, loss in run_ranks(2, _after_discard, stage):
         assert_equal(expected, first, loss=2e-6, norm=5e-6, update=2e-5)
@@ -366,7 +366,7 @@ def _recorded(args):
     return json.loads((Path(args.logging_dir) / "deepspeed.json").read_text())
 
 
-def test_the_filled_config_lies_in_the_run_folder(tmp_path):
+def test_the_filled_config_is_in_the_run_folder(tmp_path):
     args = arguments(3, logging_dir=str(tmp_path / "run"), bf16=True)
     found = run_ranks(2, _recorded, args)
     assert found[0]["train_batch_size"] == 12
@@ -386,7 +386,7 @@ def _in_bf16(stage):
 
 
 @pytest.mark.parametrize("stage", of_stages(1, 2, 3))
-def test_bf16_keeps_weights_in_float32_beside(stage):
+def test_bf16_also_keeps_weights_in_float32(stage):
     expected, *_ = trained_alone("llama", "adamw", 3, 1.0)
     for rank, (lines, kept, computed) in enumerate(run_ranks(2, _in_bf16, stage)):
         assert [loss for loss, _ in lines] == pytest.approx([loss for loss, _ in expected], rel=2e-2)

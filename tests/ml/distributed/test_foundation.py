@@ -1,4 +1,4 @@
-"""Layout, process group and mesh: the ground every strategy stands on."""
+"""Layout, process group and mesh: the foundation of every strategy."""
 
 import pytest
 import torch
@@ -98,7 +98,7 @@ def test_peers_that_do_not_come_are_an_error_in_time():
     assert "FG706" in str(caught.value)
 
 
-def test_ranks_that_wait_in_different_exchanges_are_told_apart():
+def test_ranks_that_wait_in_different_exchanges_are_distinguished():
     def state(name, shape):
         collective = {"name": name, "number": 20, "shapes": [shape], "group": "default_pg"}
         return {"step": 2, "phase": "update", "collective": collective, "stack": []}

@@ -107,7 +107,7 @@ def assert_as(alone, results, folder):
     assert largest_difference(model_of_one, saved(folder)) < 1e-10
     whole_of_one = dict(whole_weights(checkpoint_of_one))
     assert largest_difference(whole_of_one, dict(whole_weights(folder / "checkpoint-7"))) < 1e-10
-    if not list(folder.glob("checkpoint-7/weights-*")):  # no weight lies in slices
+    if not list(folder.glob("checkpoint-7/weights-*")):  # no weight is sliced
         assert largest_difference(saved(checkpoint_of_one), saved(folder / "checkpoint-7")) < 1e-10
 
 
@@ -129,7 +129,7 @@ def test_a_run_leaves_behind_what_one_process_leaves(layout, alone, tmp_path):
         lambda first, then: (first, then) in (("one", "shards"), ("stages", "one")),
     ),
 )  # fmt: skip
-def test_a_run_goes_on_in_another_layout(first, then, alone, tmp_path):
+def test_a_run_resumes_in_another_layout(first, then, alone, tmp_path):
     run(tmp_path, first, [StopAt(0, 4)], {"load_best_model_at_end": False, "metric_for_best_model": "loss"})
     assert_as(alone, run(tmp_path, then), tmp_path)
 

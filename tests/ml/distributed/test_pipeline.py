@@ -83,7 +83,7 @@ def test_two_replicas_of_two_ranks_train_as_one_process_does(schedule):
 
 
 @pytest.mark.parametrize("schedule", thinned(SCHEDULES, lambda schedule: schedule == V))
-def test_weights_shared_among_replicas_train_as_one_process_does(schedule):
+def test_weights_sharded_over_replicas_train_as_one_process_does(schedule):
     settings = {"schedule_class": schedule, "pipeline_chunks": 4, "sharding": Sharding()}
     assert_equal_to_one_process("gpt2", 3, 8, 4, data=2, **settings)
 

@@ -1,4 +1,4 @@
-"""A pipeline beside its updates: evaluation, text, state, changing lengths, dropout, and what is refused."""
+"""A pipeline apart from its updates: evaluation, text, state, changing lengths, dropout, and what is refused."""
 
 import functools
 import itertools
@@ -139,7 +139,7 @@ def _evaluates(model, schedule):
     total, count = strategy.evaluate(strategy.rule.prepared(batch))
     logits = strategy.view(**{name: value for name, value in batch.items() if name != "labels"}).logits
     text = strategy.view.generate(batch["input_ids"][:2, :4], max_new_tokens=6)
-    (losses, norms) = train(strategy, windows(1, 1, 4))  # and training goes on
+    (losses, norms) = train(strategy, windows(1, 1, 4))  # and training continues
     return float(strategy.reduce(total)), strategy.reduce(count), logits, text, losses, norms
 
 
@@ -224,7 +224,7 @@ def _goes_on(model, schedule, world, state):
         lambda model, layouts: len(layouts) == 1,
     ),
 )
-def test_a_captured_state_goes_on_in_any_layout(model, layouts):
+def test_any_layout_resumes_from_a_captured_state(model, layouts):
     want = single_run(recipe_of(model), windows(4, 1, 4))
     state, exported = run_ranks(2, _captures, model, "ScheduleZBVZeroBubble", 2)[0]
     half = state_of(single_run(recipe_of(model), windows(2, 1, 4))[-1])
@@ -288,7 +288,7 @@ def _drops(schedule, data, world):
 
 
 @pytest.mark.parametrize(("world", "data"), thinned([(2, 1), (4, 2)], lambda world, data: world == 4))
-def test_dropout_is_the_same_after_a_resume_and_leaves_shared_random_numbers_alike(world, data):
+def test_dropout_is_the_same_after_a_resume_and_the_global_random_state_stays_equal(world, data):
     found = run_ranks(world, _drops, "ScheduleGPipe", data, world)
     assert all(first == again for first, again, _ in found)
     assert all(kept == found[0][2] for *_, kept in found)

@@ -20,7 +20,7 @@ ALONE = Topology(rank=0, world_size=1, device=torch.device("cpu"), is_writer=Tru
 
 
 class Stream(torch.utils.data.IterableDataset):
-    """Rows in their own order; workers share them."""
+    """Rows in their own order, divided among workers."""
 
     def __init__(self, count):
         self.base = rows(count)

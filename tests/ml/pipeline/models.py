@@ -113,7 +113,7 @@ class Numbers(nn.Module):
 
 
 class Residual(nn.Module):
-    """Adds around its blocks, so that a block's input is not all that goes on."""
+    """Adds around its blocks, so that a stage would have to pass on more than a block's input."""
 
     def __init__(self, width=8, depth=4):
         super().__init__()

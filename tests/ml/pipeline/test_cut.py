@@ -169,7 +169,7 @@ def test_plain_blocks_are_recomputed():
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_names_are_those_of_the_model_and_each_lies_in_one_stage(kind):
+def test_names_are_those_of_the_model_and_each_is_in_one_stage(kind):
     model = transformer(kind)
     plan = plan_split(on_meta_device(model), "auto", 3)
     parts = stages_of(on_meta_device(model), plan)

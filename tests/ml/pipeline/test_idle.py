@@ -1,4 +1,4 @@
-"""The simulation of torch's schedules: its idle shares are those of theory, for every schedule."""
+"""The simulated idle shares of torch's schedules equal the published formulas, for every schedule."""
 
 from pathlib import Path
 
@@ -116,7 +116,7 @@ def test_the_first_stage_has_no_backward_pass_to_its_inputs():
         ("ScheduleInterleaved1F1B", (4, 9, 2), "cannot run 9 micro-batches on 4 ranks"),
     ],
 )
-def test_what_torch_refuses_is_said(schedule, sizes, words):
+def test_sizes_that_torch_refuses_are_reported(schedule, sizes, words):
     with pytest.raises(TrainingError) as caught:
         actions_of(schedule, *sizes)
     assert "FG756" == caught.value.code

@@ -82,7 +82,7 @@ def test_a_mapping_of_names(spec, cuts):
     assert cuts == plan_split(NamedAsLlama(), spec).cuts
 
 
-def test_an_alias_is_said_in_one_line(caplog):
+def test_an_alias_is_logged_in_one_line(caplog):
     plan_split(llama(), {"layer.4": "end", "transformer.layers.6": "end"}, 3)
     (line,) = [
         record.getMessage() for record in caplog.records if "stands" in record.message or "is block" in record.message

@@ -22,7 +22,7 @@ def gpt2(*, seed=3, layers=2, dtype="float64", **changes):
 
 
 class Plain(nn.Module):
-    """A model that draws from the global random numbers, shares a weight and keeps a tensor as an attribute."""
+    """A model that draws from the global random numbers, ties a weight and keeps a tensor as an attribute."""
 
     def __init__(self):
         super().__init__()

@@ -55,7 +55,7 @@ def measured_over_stages():
     return before.item(), grad_norm(mine, pp_group=dist.group.WORLD, weights_counted_once=[tied]).item()
 
 
-def test_the_norm_over_stages_counts_copies_once():
+def test_the_norm_over_stages_counts_tied_weights_once():
     for found in run_ranks(2, measured_over_stages, start_group=True):
         assert pytest.approx(expected(), rel=1e-14) == found
 

@@ -1,4 +1,4 @@
-"""Initial weights: those of one process, on every rank, whatever part lies there."""
+"""Every rank gets the initial weights of one process, whichever part of the model it holds."""
 
 import functools
 
@@ -95,7 +95,7 @@ def test_every_rank_has_the_weights_and_the_random_numbers_of_one_process(name):
     assert [expected] * 3 == run_ranks(3, whole_and_sharded, name)
 
 
-def test_a_shared_weight_stays_shared():
+def test_a_tied_weight_stays_tied():
     weights = make_initial_weights(recipe_of(gpt2), alone())
     model = whole(weights)
     assert model.lm_head.weight is model.transformer.wte.weight
@@ -110,7 +110,7 @@ def test_a_part_of_a_model_is_filled_by_its_names():
     assert torch.equal(llama().model.layers[1].mlp.up_proj.weight, part.model.layers["1"].mlp.up_proj.weight)
 
 
-def test_a_name_that_the_model_lacks_is_told_with_the_nearest():
+def test_a_name_that_the_model_lacks_is_reported_with_the_nearest_one():
     weights = make_initial_weights(recipe_of(llama), alone())
     with pytest.raises(DistributedError, match="no 'model.norm.weigth'.*did you mean 'model.norm.weight'") as caught:
         weights.read("model.norm.weigth")

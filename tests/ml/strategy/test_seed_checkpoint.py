@@ -215,7 +215,7 @@ def test_a_cache_that_cannot_be_written_does_not_stop_a_run(monkeypatch, caplog)
     assert "initial weights are not cached for later runs" in caplog.text
 
 
-def test_a_model_that_cannot_be_made_is_told_as_it_is():
+def test_the_error_of_a_model_that_cannot_be_made_is_raised_unchanged():
     def broken(*args):
         raise OSError("a broken constructor")
 

@@ -180,7 +180,7 @@ RESTORED = {
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    # Layouts go on with one another in tests/reliability, too.
+    # Resumes between layouts are also tested in tests/reliability.
     thinned(
         [("full 2", kind) for kind in RESTORED] + [(kind, "full 2") for kind in list(RESTORED)[1:]],
         lambda first, then: (first, then) == ("full 3 (uneven)", "full 2"),
@@ -269,7 +269,7 @@ TWO, SLICES = Layout(data_parallel_size=2, shard_size=2), Layout(tensor_parallel
         ),
     ],
 )
-def test_what_cannot_be_shared_is_refused_on_every_rank(layout, make, settings, code, words):
+def test_a_model_that_cannot_be_sharded_is_refused_on_every_rank(layout, make, settings, code, words):
     for found, message in run_ranks(2, refused, layout, make, settings):
         assert (code, True) == (found, words in message), message
 

@@ -1,4 +1,4 @@
-"""AccelTrainer with shared and sliced weights: trained, saved, resumed by another layout, and equal to one process."""
+"""AccelTrainer with sharded and sliced weights: trained, saved, resumed by another layout, and equal to one process."""
 
 import functools
 import json

@@ -89,7 +89,7 @@ def test_what_is_not_known_is_refused(fsdp, config, words):
         ({"mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "bf16"}}, "gradients lose precision"),
     ],
 )
-def test_what_has_no_effect_is_said_in_one_line(config, words, caplog):
+def test_a_setting_without_effect_is_logged_in_one_line(config, words, caplog):
     with caplog.at_level(logging.WARNING):
         Sharding.from_arguments(True, config)
     assert 1 == len(caplog.records)

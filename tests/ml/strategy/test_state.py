@@ -17,7 +17,7 @@ def trained(**settings):
     return model, optimizer
 
 
-def test_how_a_step_is_computed_is_no_matter_of_what_was_saved(tmp_path):
+def test_how_a_step_is_computed_does_not_come_from_a_checkpoint(tmp_path):
     model, optimizer = trained(lr=0.5, fused=True)
     other, reader = trained(lr=0.1, fused=False)
 
