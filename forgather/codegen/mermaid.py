@@ -64,9 +64,9 @@ def too_large(text: str) -> str | None:
     """
     edges = text.count("-->|") + text.count("-.->|")
     if len(text) > MAX_TEXT:
-        return f"{len(text):,} characters, and Mermaid draws {MAX_TEXT:,} unless told otherwise (maxTextSize)"
+        return f"{len(text):,} characters, and Mermaid draws {MAX_TEXT:,} unless configured otherwise (maxTextSize)"
     if edges > MAX_EDGES:
-        return f"{edges:,} arrows, and Mermaid draws {MAX_EDGES} unless told otherwise (maxEdges)"
+        return f"{edges:,} arrows, and Mermaid draws {MAX_EDGES} unless configured otherwise (maxEdges)"
     return None
 
 

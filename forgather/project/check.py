@@ -225,7 +225,7 @@ def _unbound_var(path: GraphPath, node: Var, *, is_needed: bool) -> Diagnostic:
     return Diagnostic(
         code="FG244",
         message=f"!var {node.variable!r} has no default, and " + ("nothing gives it a value" if is_needed else
-                "has to be given a value whenever this is built"),
+                "needs a value whenever this is built"),
         severity=Severity.ERROR if is_needed else Severity.WARNING,
         span=node.span,
         path=format_path(path),

@@ -169,7 +169,7 @@ def project_of_path(word: str) -> str | None:
 
 def _no_side(word: str) -> ProjectError:
     return ProjectError(
-        f"{word!r} is a file, but no config",
+        f"{word!r} is a file, but not a config",
         code="FG430",
         hint="name a config (tiny), its file, CONFIG@REVISION, or <output folder>/runs/<run>",
     )

@@ -81,7 +81,7 @@ def _project_in(tree: Tree, start: str, word: str) -> str:
     raise ProjectError(
         f"{word or os.path.relpath(start, tree.top)!r} is in no project at {tree.revision}",
         code="FG436",
-        hint=f"no {META_FILE!r} there at that revision; 'git log -- DIR' tells when it came",
+        hint=f"no {META_FILE!r} there at that revision; 'git log -- DIR' shows when it was added",
     )
 
 
@@ -123,7 +123,7 @@ def _config(tree: Tree, meta: ProjectMeta, start: str, name: str | None) -> str:
         if tree.real(file) == start:
             return config
     raise ProjectError(
-        f"{os.path.relpath(start, tree.top)!r} is no config of project {meta.name!r} at {tree.revision}",
+        f"{os.path.relpath(start, tree.top)!r} is not a config of project {meta.name!r} at {tree.revision}",
         code="FG436",
         hint="configs there: " + ", ".join(list(config_files(meta.searchdir, meta.config_prefix))[:9]),
     )

@@ -113,7 +113,7 @@ def _existing(name: str, available: dict[str, str], meta: ProjectMeta, *, in_met
         return by_file
     if _leads_out(name):
         raise ProjectError(
-            f"config {name!r} is not a name inside the configs of project {meta.name!r}",
+            f"config {name!r} is outside the configs of project {meta.name!r}",
             code="FG407",
             span=meta.default_config_span if in_meta else None,
             hint=f"name a file under {_config_folder(meta)!r} by its path from there",

@@ -256,7 +256,7 @@ def _values_of(
     defaults = () if default is None else (default,)
     if action.is_flag and not isinstance(default, bool | None):
         hint = "write true or false; the template has the value that counts without the option"
-        raise _malformed(f"the default {default!r} of option {name!r} is no boolean", _field(node, "default"), hint)
+        raise _malformed(f"the default {default!r} of option {name!r} is not a boolean", _field(node, "default"), hint)
     if action is Action.APPEND and isinstance(default, list):
         defaults = tuple(default)
     _refuse_unreadable("default", () if action.is_flag else defaults, kind, name, _field(node, "default"))
@@ -274,7 +274,7 @@ def _refuse_unreadable(what: str, values: Iterable[object], kind: str, name: str
             TYPES[kind](value)
         except (TypeError, ValueError):
             hint = f"give a {what} that is of type {kind}, or another type"
-            raise _malformed(f"the {what} {value!r} of option {name!r} is no {kind}", where, hint) from None
+            raise _malformed(f"the {what} {value!r} of option {name!r} is not of type {kind}", where, hint) from None
 
 
 def _names(value: object, node: Node) -> tuple[str, ...]:

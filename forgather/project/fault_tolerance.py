@@ -152,7 +152,7 @@ def resume_assignments(
     arguments = trainer_arguments(graph)
     if arguments is None:
         raise ProjectError(
-            "'main' is called without arguments ('args') that could say what the run goes on from",
+            "'main' is called without arguments ('args') that could say which checkpoint the run resumes from",
             code="FG676",
             hint="--resume, --allow-missing and --allow-changed are for trainers; give the callable an option of its "
             "own",
@@ -162,9 +162,9 @@ def resume_assignments(
         if allowed.get(name) and resume is None and _never_resumes(arguments):
             option = f"--{name.replace('_', '-')}"
             raise ProjectError(
-                f"{option} says {says}, and the run goes on from none",
+                f"{option} says {says}, but the run does not resume from a checkpoint",
                 code="FG676",
-                hint=f"add --resume, or leave {option} out to begin anew",
+                hint=f"add --resume, or leave {option} out to start from the beginning",
                 path="main",
             )
     return tuple((arguments.path(name), text) for name, text in wanted.items())
@@ -181,7 +181,7 @@ def _folder(text: str, graph: Graph) -> str:
     # An empty text, as an unset shell variable gives it, must not mean the working folder.
     named = os.path.expanduser(text)
     if not os.path.exists(named):
-        what = "is a link to nothing" if os.path.islink(named) else "does not exist"
+        what = "is a broken link" if os.path.islink(named) else "does not exist"
         arguments = trainer_arguments(graph)
         inside = os.path.join(os.path.expanduser(str(arguments.plain("output_dir"))), text) if arguments else text
         raise CheckpointError(

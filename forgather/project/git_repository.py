@@ -182,7 +182,7 @@ def _toplevel(folder: str) -> str:
     if done.returncode != 0:
         found = os.fsdecode(done.stderr).strip().split("\n")[0]
         raise ProjectError(
-            f"{folder!r} is in no Git repository that can be read",
+            f"{folder!r} is not in a Git repository that can be read",
             code="FG433",
             hint=(f"git says: {found}" if found else "a revision needs a repository: git init")
             + "; two configs or runs are compared without Git: fgcli diff A B",
@@ -210,12 +210,12 @@ def _revisions(top: str, revision: str) -> str:
         return "the repository has no commit yet: git commit"
     refs = [*(["HEAD"] if born else []), *named]
     if revision in refs:
-        return f"git takes it for something else; write it in full, as refs/heads/{revision} or refs/tags/{revision}"
+        return f"git reads it as something else; write it in full, as refs/heads/{revision} or refs/tags/{revision}"
     base = re.split(r"[~^@:]", revision)[0]
     if base in refs and ":" in revision:
-        return f"{revision!r} is no commit: name the commit alone, {base}"
+        return f"{revision!r} is not a commit: name only the commit, {base}"
     if base in refs:
-        return f"{base!r} is there, and its history does not reach that far"
+        return f"{base!r} exists, but its history does not reach that far"
     return nearest(revision, refs) or f"{len(refs)} names; 'git log --oneline' lists commits"
 
 

@@ -187,7 +187,7 @@ def update_golden(judged: Judged) -> bool:
         return False
     if before != "" and os.path.lexists(judged.file) and not (before or "").startswith(_HEAD):
         raise ProjectError(
-            f"{judged.file!r} is no golden, and is not written over",
+            f"{judged.file!r} is not a golden, and is not overwritten",
             code="FG431",
             hint=_NOT_OURS,
         )
@@ -214,7 +214,7 @@ def _unwritable(file: str, error: OSError) -> ProjectError:
     return ProjectError(
         f"the golden {file!r} cannot be written: {error.strerror or error}",
         code="FG431",
-        hint="goldens lie in the project's folder, beside its meta.yaml",
+        hint="goldens are stored in the project's folder, next to its meta.yaml",
     )
 
 
@@ -241,7 +241,7 @@ def read_golden(file: str) -> Graph:
     """
     text = _text(file)
     if text is None or not text.startswith(_HEAD):
-        problem = "cannot be read" if text is None else "is not a golden: its first line is another"
+        problem = "cannot be read" if text is None else "is not a golden: its first line differs"
         raise _no_golden(file, problem, hint=_NOT_OURS)
     return _graph_of(text, file)
 
@@ -298,7 +298,7 @@ def _text(file: str) -> str | None:
 
 
 def _no_golden(
-    file: str, problem: str, span: Span | None = None, hint: str = "'fgcli golden --update' writes it anew"
+    file: str, problem: str, span: Span | None = None, hint: str = "'fgcli golden --update' writes it again"
 ) -> ProjectError:
     return ProjectError(
         f"the golden {os.path.basename(file)!r} {problem}",

@@ -196,7 +196,7 @@ def _missing_folder(kind: str, key: str, item: str, folder: str, span: Span | No
         message=f"{kind} {item!r} does not exist",
         severity=Severity.WARNING,
         span=span,
-        hint=f"make {folder!r}, or take it out of {key!r}",
+        hint=f"make {folder!r}, or remove it from {key!r}",
     )
 
 

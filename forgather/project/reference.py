@@ -198,8 +198,8 @@ def _template(name: str, text: str) -> LibraryTemplate:
     fills = _FILLS.match(comment)
     if folder == "defaults":
         block = file.removesuffix(".yaml")
-        about = f"What the block [{block}] holds where a config does not override it. A template of the same name in a "
-        about += "project replaces it for all configs of the project."
+        about = f"The content of the block [{block}] if a config does not override it. A template of the same name in "
+        about += "a project replaces it for all configs of the project."
     else:
         block, about = fills[1] if fills else "", comment[fills.end() :] if fills else comment
     return LibraryTemplate(

@@ -78,7 +78,7 @@ def new_output_dir(run: PastRun, given: str | None, now: datetime) -> str:
     if real == os.path.realpath(run.output_dir) or os.path.join(real, "").startswith(os.path.join(run.folder, "")):
         what = "in the folder" if real != os.path.realpath(run.output_dir) else "the output folder"
         raise ProjectError(
-            f"{given!r} is {what} of the first run, which would be written over",
+            f"{given!r} is {what} of the first run, which would be overwritten",
             code="FG439",
             hint="name another folder, or leave --output-dir out",
         )

@@ -30,15 +30,15 @@ def read_facts(text: str) -> dict[str, Any]:
     try:
         found = dict(json.loads(text).items())
     except (ValueError, AttributeError, RecursionError):
-        raise ValueError("it is no JSON object") from None
+        raise ValueError("it is not a JSON object") from None
     for name, (kind, words) in _KINDS.items():
         value = found.get(name)
         if value is not None and not kind(value):
-            raise ValueError(f"{name!r} is no {words}")
+            raise ValueError(f"{name!r} is not a {words}")
     for name, value in found.items():
         # These texts are used as paths, and printed.
         if not all(map(_is_writable, _texts(value))):
-            raise ValueError(f"{name!r} holds a character that no file name and no text can hold")
+            raise ValueError(f"{name!r} contains a character that neither a file name nor a text can contain")
     return found
 
 
@@ -104,8 +104,8 @@ def _is_piece(value: Any) -> bool:
     )
 
 
-_TEXT, _LIST, _TABLE = (_is_text, "text"), (_is_list, "list of texts"), (_is_table, "mapping")
-_TEXTS: tuple[_Kind, str] = (_is_text_table, "mapping of texts")
+_TEXT, _LIST, _TABLE = (_is_text, "string"), (_is_list, "list of strings"), (_is_table, "mapping")
+_TEXTS: tuple[_Kind, str] = (_is_text_table, "mapping of strings")
 _KINDS: dict[str, tuple[_Kind, str]] = {
     "form": (_is_count, "number"),
     **dict.fromkeys(("project", "project_dir", "workspace_root", "library", "config", "template", "output_dir"), _TEXT),

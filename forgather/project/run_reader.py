@@ -118,7 +118,7 @@ class PastRun:
             text = _read(self.folder, OVERRIDES)
             kept = plain_value(load_value(text, os.path.join(self.folder, OVERRIDES)), OVERRIDES)
             if not isinstance(kept, dict):
-                raise TypeError("it is no mapping")
+                raise TypeError("it is not a mapping")
             pairs = tuple((str(item["path"]), str(item["value"])) for item in kept.get("overrides") or ())
             return dict(kept.get("variables") or {}), pairs
         except (ForgatherError, OSError, ValueError, KeyError, TypeError) as error:
@@ -149,7 +149,7 @@ class PastRun:
         else:
             age = "a newer" if self.form > FORM else "an older"
             message = f"{os.path.basename(self.folder)!r} is a run folder of {age} format: form {self.form}"
-            hint = f"this version writes form {FORM}; what it does not know is not compared"
+            hint = f"this version writes form {FORM}; facts that it does not know are not compared"
         span = Span(os.path.join(self.folder, FACTS), 1)
         return (Diagnostic(code="FG435", message=message, severity=Severity.WARNING, span=span, hint=hint),)
 
@@ -256,7 +256,7 @@ def _no_run(folder: str, path: str) -> ProjectError:
         what = "is a file" if os.path.exists(path) else "does not exist"
     else:
         missing = [name for name in (FACTS, GRAPH) if not os.path.isfile(os.path.join(path, name))]
-        what = f"is no folder of a run: it holds no {' and no '.join(map(repr, missing))}"
+        what = f"is not the folder of a run: it has no {' and no '.join(map(repr, missing))}"
         if len(missing) > 1 and any(os.path.isfile(os.path.join(path, name)) for name in _MEASURED):
             return _unrecorded(folder)
     near = sorted(_runs_near(path), reverse=True)
@@ -271,9 +271,9 @@ def _no_run(folder: str, path: str) -> ProjectError:
 
 def _unrecorded(folder: str) -> ProjectError:
     return ProjectError(
-        f"{folder!r} is the folder of a run that nothing was recorded of: it was not started by 'fgcli train'",
+        f"{folder!r} is the folder of a run without a record: the run was not started by 'fgcli train'",
         code="FG437",
-        hint="a script, or what 'fgcli code' wrote, measures its run and keeps no config; compare the configs instead",
+        hint="scripts, and code written by 'fgcli code', record measurements but no config; compare the configs",
     )
 
 
@@ -309,7 +309,7 @@ def _read(folder: str, name: str) -> str:
     try:
         return read_bytes(os.path.join(folder, name), _MAX_BYTES).decode()
     except UnicodeDecodeError:
-        raise ValueError("it is no text in UTF-8") from None
+        raise ValueError("it is not text in UTF-8") from None
 
 
 def _words(error: Exception) -> str:

@@ -24,7 +24,7 @@ default_config: default.yaml
 """
 
 _CONFIG = """\
-## Everything that this config does not say comes from the template that it extends.
+## Everything that this config does not set comes from the template that it extends.
 ## See it all with: fgcli -t {file} pp
 -- extends {parent}
 
@@ -59,8 +59,8 @@ _README = """\
     fgcli new config NAME        # another config
 
 A config is a file in `templates/configs/`. It extends a template and overrides some of its blocks; templates of
-the project's own go to `templates/`, beside the packaged ones (`fgcli tlist` lists both). A template named as a
-packaged one replaces it: `templates/defaults/raw_dataset.yaml` brings data of your own to every config here.
+the project's own go to `templates/`, next to the packaged ones (`fgcli tlist` lists both). A template with the name
+of a packaged one replaces it: `templates/defaults/raw_dataset.yaml` gives your own data to every config here.
 
 Models, checkpoints and the records of runs go to `output_models/`.
 """
@@ -158,7 +158,7 @@ def _write(file: str, text: str) -> str:
         with open(file, "x", encoding="utf-8", newline="\n") as stream:
             stream.write(text)
     except FileExistsError:
-        raise ProjectError(f"{file!r} exists already", code="FG414", hint="take another name") from None
+        raise ProjectError(f"{file!r} exists already", code="FG414", hint="choose another name") from None
     except OSError as error:
         raise ProjectError(
             f"{file!r} cannot be written: {error.strerror or error}",

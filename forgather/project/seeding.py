@@ -82,10 +82,10 @@ def _seed(graph: Graph, meta: ProjectMeta, build: Any) -> int | None:
     if seed is None or whole is not None:
         return whole
     raise GraphError(
-        f"the seed of the trainer is {str(seed)[:80]!r}, which is no whole number of {_BITS} bits",
+        f"the seed of the trainer is {str(seed)[:80]!r}, which is not a whole number of {_BITS} bits",
         code="FG335",
         span=node.span,
-        hint="give a number such as 42; with seed: ~ of a class of your own nothing is seeded",
+        hint="give a number such as 42; a class of your own seeds nothing with seed: ~",
     )
 
 

@@ -102,7 +102,7 @@ def stored_trust() -> Trust:
         data = json.loads(text)
         return Trust(**{kind: _texts(data.get(kind, [])) for kind in _KINDS})
     except (ValueError, AttributeError, RecursionError):
-        raise _unbelievable(file, "is not a JSON object of lists of texts") from None
+        raise _unbelievable(file, "is not a JSON object of lists of strings") from None
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def _unbelievable(file: str, why: str, hint: str | None = None) -> ProjectError:
     return ProjectError(
         f"the list of what you trust, {file!r}, {why}",
         code="FG442",
-        hint=hint or "mend or remove it; 'fgcli trust DIR' writes a new one",
+        hint=hint or "fix or remove it; 'fgcli trust DIR' writes a new one",
     )
 
 

@@ -148,7 +148,7 @@ def untrusted_message(needs: Needs) -> str:
     """Returns the message that something is not trusted."""
     what = [f"runs code of {', '.join(map(repr, needs.folders))}"] if needs.folders else []
     what += [f"calls {', '.join(map(_called, needs.packages))}"] if needs.packages else []
-    return f"the config {' and '.join(what)}, which you have not said that you trust"
+    return f"the config {' and '.join(what)}, which you do not trust yet"
 
 
 def _called(module: str) -> str:
@@ -162,4 +162,4 @@ def trust_hint(needs: Needs) -> str:
 
     words = shlex.join([*needs.folders, *needs.packages])
     each = os.pathsep.join([*needs.folders, *needs.packages])
-    return f"look at it, then: fgcli trust {words}  (on a machine that nobody sits at: {VARIABLE}={shlex.quote(each)})"
+    return f"look at it, then: fgcli trust {words}  (in an unattended run: {VARIABLE}={shlex.quote(each)})"

@@ -65,9 +65,7 @@ def _named_project(folder: str) -> str:
     if not os.path.isdir(path):
         problem = "no such folder" if not os.path.exists(path) else "it is not a folder"
         raise ProjectError(f"no project {folder!r}: {problem}", code="FG401", hint=_near_projects(path))
-    raise ProjectError(
-        f"{folder!r} is not a project: it holds no {META_FILE!r}", code="FG401", hint=_near_projects(path)
-    )
+    raise ProjectError(f"{folder!r} is not a project: it has no {META_FILE!r}", code="FG401", hint=_near_projects(path))
 
 
 def _near_projects(path: str) -> str:

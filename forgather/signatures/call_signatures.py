@@ -38,7 +38,7 @@ from forgather.signatures.results import Annotation
 from forgather.signatures.symbols import Class, Doubt, Function, Partial, Ref, Thing, Tuples, Value, dotted_name
 
 Ways = list[list[Param]] | Doubt
-_CYCLE = Doubt("its arguments lead back to itself")
+_CYCLE = Doubt("its arguments refer back to itself")
 _PLAIN_NEW = [Param("args", STAR), Param("kwargs", STARS)]
 
 
@@ -67,7 +67,7 @@ class Calls:
             return [parameters_of(thing.node.args, lambda expression: None)]
         if isinstance(thing, Doubt):
             return thing
-        return Doubt("it is neither class nor function in source")
+        return Doubt("it is neither a class nor a function in source")
 
     def _partial(self, partial: Partial) -> Ways:
         ways = self.ways(partial.inner)
@@ -223,7 +223,7 @@ class Calls:
         if is_local(node, root.id):
             things, sure = flow(node.body, root.id, scope)
             if not sure or callee is not root or not all(isinstance(t, Class | Function) for t in things):
-                return Doubt(f"{root.id!r} is made by code")
+                return Doubt(f"{root.id!r} is computed in code")
         else:
             things = self.names.evaluate(callee, scope)
         return self.ways(things[0]) if len(things) == 1 else Doubt("one of several callables")
@@ -231,9 +231,9 @@ class Calls:
     def _method(self, owner: Class | None, name: str) -> Ways:
         things = self.names.class_attribute(owner, name) if owner else []
         only = things[0] if len(things) == 1 else None
-        return (
-            self.function(only, owner, bound=True) if isinstance(only, Function) else Doubt(f"{name!r} is made by code")
-        )
+        if not isinstance(only, Function):
+            return Doubt(f"{name!r} is computed in code")
+        return self.function(only, owner, bound=True)
 
     def _super(self, function: Function, owner: Class | None, name: str) -> Ways:
         line = self.names.mro(owner) if owner else []
@@ -254,7 +254,7 @@ class Calls:
                 only = things[0] if len(things) == 1 else None
                 if isinstance(only, Function):
                     return self.function(only, owner, bound=True)
-                return Doubt(f"{name!r} is made by code")
+                return Doubt(f"{name!r} is computed in code")
         return Doubt(f"no base has {name!r}")
 
     def _init(self, owner: Class, line: Sequence[Class | Ref | Doubt]) -> Ways:
@@ -278,7 +278,7 @@ class Calls:
         if things:
             only = things[0] if len(things) == 1 else Doubt("several definitions")
             if not isinstance(only, Function):
-                return only if isinstance(only, Doubt) else Doubt(f"{method} is made by code")
+                return only if isinstance(only, Doubt) else Doubt(f"{method} is computed in code")
             ways = self.function(replace(only, owner=owner), owner, bound=method == "__init__")
         elif method == "__init__" and effects.options is not None:
             makes = is_true(effects.options, "init", True)

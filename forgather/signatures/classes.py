@@ -62,7 +62,7 @@ def _effects(names: Names, cls: Class) -> Effects:
             if reason:
                 effects.doubt = Doubt(f"{cls.name} has a metaclass {reason}")
     if _is_changed_beside(names, cls):
-        effects.doubt = Doubt(f"code beside {cls.name} changes how it is constructed")
+        effects.doubt = Doubt(f"code outside {cls.name} changes how it is constructed")
     return effects
 
 
@@ -125,7 +125,7 @@ def _decorate(effects: Effects, things: list[Thing], options: Options, called: b
         return
     else:
         shown = dotted_name(only) or getattr(only, "reason", "")
-        effects.doubt = Doubt(f"it is decorated by {shown or 'what is not known'}")
+        effects.doubt = Doubt(f"it is decorated by {shown or 'an unknown decorator'}")
 
 
 def _gives_back(function: Function) -> bool:
@@ -219,7 +219,7 @@ def _read_hook(names: Names, thing: Thing) -> _Hook:
             and isinstance(inner.ctx, ast.Store)
             and id(inner) not in results
         ):
-            hook.doubt = "puts something else in the class's place"
+            hook.doubt = "replaces the class with something else"
         if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and inner.attr in _CONSTRUCTING:
             hook.doubt = f"sets {inner.attr}"
     return hook
@@ -247,7 +247,7 @@ def _read_hook_call(names: Names, hook_function: Function, call: ast.Call, hook:
     elif isinstance(call.func, ast.Attribute) and not isinstance(call.func.value, ast.Name):
         return
     else:
-        hook.doubt = f"hands the class to {ast.unparse(call.func)}"
+        hook.doubt = f"passes the class to {ast.unparse(call.func)}"
 
 
 def _opens_init(function: Function) -> bool:

@@ -141,7 +141,7 @@ class Engine:
             try:
                 signatures += [as_signature(params) for params in ways]
             except ValueError as error:
-                return Unknown(constructor, f"its parameters do not fit together: {error}")
+                return Unknown(constructor, f"its parameters contradict each other: {error}")
         first = things[0]
         same = len(things) == 1
         return Callee(
@@ -227,11 +227,11 @@ def known_callee(name: str) -> Callee | Unknown:
         raise ResolveError(f"no builtin named {name!r}", code="FG324", hint=hint)
     is_class = isinstance(found, type)
     if not callable(found):
-        return Unknown(name, "it is no class or function")
+        return Unknown(name, "it is neither a class nor a function")
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):
-        return Unknown(name, "Python does not tell how it is called")
+        return Unknown(name, "Python does not know its signature")
     return Callee(
         name=name,
         signatures=(

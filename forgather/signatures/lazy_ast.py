@@ -43,7 +43,7 @@ def parse(text: str) -> list[ast.stmt]:
         warnings.simplefilter("ignore")
         if "\0" in text:
             line = text.count("\n", 0, text.index("\0")) + 1
-            raise SyntaxError("it holds a null character", ("<source>", line, 0, None))
+            raise SyntaxError("it contains a null character", ("<source>", line, 0, None))
         try:
             return ast.parse(text, "<source>").body
         except ValueError as error:

@@ -96,7 +96,7 @@ class World:
         if parent.text is None or parent.is_stub:
             return None if parent.found.closed else Doubt(f"{parent_name!r} is not written in Python")
         makes = bool(_MAKES_MODULES.search(parent.text.text))
-        return Doubt(f"{parent_name!r} makes modules itself") if makes and parent.has(leaf) else None
+        return Doubt(f"{parent_name!r} creates modules at import") if makes and parent.has(leaf) else None
 
     def in_folders(self, name: str, folders: Sequence[str]) -> Module | Doubt | None:
         """Returns a module of the package that is made of folders."""
@@ -191,9 +191,9 @@ def lazy_target(module: Module, name: str) -> tuple[str, str] | Doubt | None:
     The attribute is "" where the name is that of the module itself.
     """
     if module.has("_LazyModule(") and (name.endswith("Fast") or name.startswith("_")):
-        return Doubt(f"{module.name!r} answers for {name!r} by code")
+        return Doubt(f"{module.name!r} computes {name!r} in code")
     if not module.has(f'"{name}"') and not module.has(f"'{name}'"):
-        return None if _is_closed(module) else Doubt(f"{module.name!r} answers for names by code")
+        return None if _is_closed(module) else Doubt(f"{module.name!r} computes names in code")
     for table in _tables(module, name):
         for key, value in zip(table.keys, table.values, strict=True):
             if isinstance(key, ast.Constant) and key.value == name:
@@ -202,7 +202,7 @@ def lazy_target(module: Module, name: str) -> tuple[str, str] | Doubt | None:
                     return target
             elif isinstance(key, ast.Constant) and isinstance(key.value, str) and _lists(value, name):
                 return key.value, name
-    return Doubt(f"{module.name!r} answers for {name!r} by code")
+    return Doubt(f"{module.name!r} computes {name!r} in code")
 
 
 def _tables(module: Module, name: str) -> Iterator[ast.Dict]:

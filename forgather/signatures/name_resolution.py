@@ -41,9 +41,9 @@ from forgather.signatures.symbols import (
     named_tuple,
 )
 
-_MADE = Doubt("its module makes names while it is imported")
+_MADE = Doubt("its module creates names when it is imported")
 _LAZY_MARKS = ("\ndef __getattr__", "\n    def __getattr__(name", "\n__getattr__", "_LazyModule(", "lazy_loader")
-_RECURSION = Doubt("its definition leads back to itself")
+_RECURSION = Doubt("its definition refers back to itself")
 
 
 class Names:
@@ -112,7 +112,7 @@ class Names:
         if found or is_bound:
             return found
         if name in ("__name__", "__doc__", "__file__", "__path__", "__spec__", "__all__"):
-            return [Doubt("it is no class or function")]
+            return [Doubt("it is neither a class nor a function")]
         return [_MADE] if makes_names(module, is_lazy) else []
 
     def _lazily(self, module: Module, target: tuple[str, str], name: str) -> list[Thing]:
@@ -123,8 +123,8 @@ class Names:
             if isinstance(source, Module):
                 if not attribute:
                     return [source]
-                return self.member(source, attribute) or [Doubt(f"{name!r} is made while it is imported")]
-        return [Doubt(f"the lazy name {name!r} leads to no module")]
+                return self.member(source, attribute) or [Doubt(f"{name!r} is created at import")]
+        return [Doubt(f"the lazy name {name!r} refers to no module")]
 
     def _submodule(self, module: Module, name: str) -> list[Thing]:
         if module.found.folders is None or not name.isidentifier():
@@ -303,7 +303,7 @@ class Scope:
             found, sure = flow(earlier, name, Scope(self.names, self.module, self.typing, self.cls))
             if found or sure:
                 return found or [Doubt(f"the name {name!r} was deleted")]
-            return [Ref(f"builtins.{name}")] if hasattr(builtins, name) else [Doubt(f"{name!r} is made of itself")]
+            return [Ref(f"builtins.{name}")] if hasattr(builtins, name) else [Doubt(f"{name!r} is defined by itself")]
         if self.cls is not None:
             found = self.names.own(self.cls, name)
             if found:
@@ -367,10 +367,10 @@ class Scope:
         if isinstance(statement, ast.ImportFrom):
             return self._imported_from(statement, name)
         if expression is None:
-            return [Doubt(f"{name!r} is made by code")]
+            return [Doubt(f"{name!r} is computed in code")]
         scope = Scope(self.names, self.module, self.typing, self.cls)
         scope._before = (name, statement.lineno)
-        return self.names.evaluate(expression, scope) or [Doubt(f"{name!r} is made by code")]
+        return self.names.evaluate(expression, scope) or [Doubt(f"{name!r} is computed in code")]
 
     def _imported(self, statement: ast.Import, name: str) -> list[Thing]:
         for alias in reversed(statement.names):

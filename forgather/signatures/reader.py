@@ -109,7 +109,7 @@ class Reader:
         except RecursionError:
             return Unknown(constructor, "its definition is nested too deeply")
         except SyntaxError:
-            return Unknown(constructor, "a library that it leads to is not valid Python")
+            return Unknown(constructor, "a library that it refers to is not valid Python")
         if self._store:
             self._store.keep(name, answer, used)
         return answer

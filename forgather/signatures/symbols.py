@@ -232,17 +232,17 @@ def _same(one: Class | Ref | Doubt, other: Class | Ref | Doubt) -> bool:
 def named_tuple(call: ast.Call) -> Thing:
     """Returns what a call of `collections.namedtuple` makes."""
     if len(call.args) != 2 or any(keyword.arg not in ("defaults", "module") for keyword in call.keywords):
-        return Doubt("a named tuple made by code")
+        return Doubt("a named tuple whose fields are computed in code")
     defaults = 0
     for keyword in call.keywords:
         if keyword.arg == "defaults":
             if not isinstance(keyword.value, ast.Tuple | ast.List):
-                return Doubt("a named tuple made by code")
+                return Doubt("a named tuple whose fields are computed in code")
             defaults = len(keyword.value.elts)
     try:
         names = ast.literal_eval(call.args[1])
     except ValueError:
-        return Doubt("a named tuple made by code")
+        return Doubt("a named tuple whose fields are computed in code")
     fields = names.replace(",", " ").split() if isinstance(names, str) else list(names)
     return Tuples(tuple(str(field) for field in fields), defaults)
 

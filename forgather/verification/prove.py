@@ -113,7 +113,7 @@ def _stay_inside(graph: Graph, text: str) -> None:
             names = [word for alias in node.names for word in (alias.name, alias.asname or "")]
         found = found or next((f"{name!r}" for name in names if is_inner(name)), None)
     if found is not None:
-        message = f"the code cannot be proven: {found} leads out of the stand-ins, to what they are made of"
+        message = f"the code cannot be proven: {found} leads out of the stand-ins, to their implementation"
         raise GraphError(message, code="FG334", hint="without --verify, 'fgcli code' writes the code")
 
 
@@ -125,7 +125,7 @@ def _compiled(text: str) -> Any:
     try:
         return compile(text, "<generated>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
-        raise GraphError(f"the generated code cannot be read: {error}", code="FG333") from None
+        raise GraphError(f"the generated code cannot be compiled: {error}", code="FG333") from None
 
 
 def _construct(

@@ -154,7 +154,7 @@ def test_json_lists_findings_and_what_was_not_checked(check):
     assert facts["findings"][0] == {
         "code": "FG244",
         "severity": "warning",
-        "message": "!var 'seed' has no default, and has to be given a value whenever this is built",
+        "message": "!var 'seed' has no default, and needs a value whenever this is built",
         "file": "templates/configs/odd.yaml",
         "line": 1,
         "column": None,

@@ -96,8 +96,12 @@ def test_a_long_value_has_a_line_of_its_own(tmp_path, monkeypatch, out):
     [
         (("a", "d"), "FG405", "has no config or run 'd'"),
         (("a", "broken"), "FG200", "a '[' that is not closed"),
-        (("a", "templates"), "FG437", "'templates' is no folder of a run: it holds no 'run.json' and no 'graph.yaml'"),
-        (("a", "meta.yaml"), "FG430", "'meta.yaml' is a file, but no config"),
+        (
+            ("a", "templates"),
+            "FG437",
+            "'templates' is not the folder of a run: it has no 'run.json' and no 'graph.yaml'",
+        ),
+        (("a", "meta.yaml"), "FG430", "'meta.yaml' is a file, but not a config"),
         (("a", "templates/configs/d.yaml"), "FG405", "has no config or run 'templates/configs/d.yaml'"),
     ],
 )

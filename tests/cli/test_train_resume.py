@@ -192,7 +192,7 @@ def test_a_checkpoint_that_is_named_without_its_folder_is_found_for_the_hint(ben
 def test_a_link_to_nothing_is_named_as_such(bench, capsys):
     os.symlink("nothing", bench / "link")
     assert 1 == main(["train", "--resume", "link"])
-    assert "'link' is a link to nothing" in capsys.readouterr().err
+    assert "'link' is a broken link" in capsys.readouterr().err
 
 
 def test_the_way_to_go_on_is_printed_with_the_same_option(bench):

@@ -137,7 +137,7 @@ def test_a_string_with_half_a_character_is_refused():
         ("main: !call:m:f [!meta:m:g [1]]\n", "/project/t.yaml:1: [FG331] !meta:m:g takes its arguments unconstructed"),
         ("main: !call:.mod:f [1]\n", "[FG332] the relative module '.mod' has no folder to be searched in"),
         ("main: !call:lib/x:f [1]\n", "[FG332] 'lib/x' is not a Python file"),
-        ("main: !call:getitem [1]\n", "[FG332] the arguments of 'getitem' do not fit it"),
+        ("main: !call:getitem [1]\n", "[FG332] the arguments of 'getitem' do not match its parameters"),
         ("main: !call:x.py:f {submodule_searchpath: [!call:m:g ]}\n", "[FG332] submodule_searchpath has a member"),
         ("main: !calc main\n", "[FG304] !calc reads the target 'main' while that is being built from it"),
         ("main: !calc 'x.y'\n", "[FG305] !calc 'x.y': 'x.y' is not allowed"),

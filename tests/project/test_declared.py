@@ -140,7 +140,7 @@ def test_an_action_says_what_the_option_does(tmp_path, fields, action, of_type):
         ("action: append, type: flag", "which takes a value"),
         ("action: append, type: bool", "which takes a value"),
         ("type: flag, choices: [1]", "takes no value, and has 'choices'"),
-        ("type: flag, default: maybe", "the default 'maybe' of option '--a' is no boolean"),
+        ("type: flag, default: maybe", "the default 'maybe' of option '--a' is not a boolean"),
         ("type: int, action: append, default: [1, x]", "the default 'x' of option '--a' is no int"),
     ],
 )

@@ -132,7 +132,7 @@ def test_a_file_of_someone_else_is_not_written_over(tmp_path):
     (item,) = compare_goldens(meta)
 
     assert (State.BROKEN, "FG432") == (item.state, item.error.code)
-    with pytest.raises(ProjectError, match=r"\[FG431\] .*is no golden, and is not written over"):
+    with pytest.raises(ProjectError, match=r"\[FG431\] .*is not a golden, and is not overwritten"):
         update_golden(item)
 
 

@@ -224,7 +224,7 @@ def test_json_that_is_too_deep_is_a_damaged_record(bench, text):
     assert {} == open_run(str(run)).defaults
 
     (run / "run.json").write_text(text)
-    with pytest.raises(ProjectError, match=r"\[FG438\] .* run.json: it is no JSON object"):
+    with pytest.raises(ProjectError, match=r"\[FG438\] .* run.json: it is not a JSON object"):
         open_run(str(run))
 
 

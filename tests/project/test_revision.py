@@ -153,15 +153,15 @@ def test_nothing_of_a_revision_is_left_behind(repository, private_folders):
     ("word", "code", "message", "hint"),
     [
         ("a@v9", "FG434", "there is no revision 'v9' in", "one of: HEAD, main, v1"),
-        ("a@HEAD~7", "FG434", "there is no revision 'HEAD~7'", "'HEAD' is there, and its history does not reach that far"),
+        ("a@HEAD~7", "FG434", "there is no revision 'HEAD~7'", "'HEAD' exists, but its history does not reach that far"),
         ("a@--all", "FG434", "there is no revision '--all'", "one of: HEAD, main, v1"),
         ("a@", "FG434", "no revision is named after the '@'", "one of: HEAD, main, v1"),
         ("a@^HEAD", "FG434", "there is no revision '^HEAD'", "did you mean 'HEAD'?"),
-        ("a@HEAD:work", "FG434", "there is no revision 'HEAD:work'", "'HEAD:work' is no commit: name the commit alone, HEAD"),
-        ("a@-odd", "FG434", "there is no revision '-odd'", "git takes it for something else; write it in full"),
+        ("a@HEAD:work", "FG434", "there is no revision 'HEAD:work'", "'HEAD:work' is not a commit: name only the commit, HEAD"),
+        ("a@-odd", "FG434", "there is no revision '-odd'", "git reads it as something else; write it in full"),
         ("nosuch", "FG405", "has no config or run 'nosuch'", "one of: a, b, new"),
         ("c@v1", "FG405", "has no config 'c'", "one of: a, b"),
-        ("templates/configs/new.yaml@v1", "FG436", "is no config of project 'Bench' at v1", "configs there: a.yaml, b.yaml"),
+        ("templates/configs/new.yaml@v1", "FG436", "is not a config of project 'Bench' at v1", "configs there: a.yaml, b.yaml"),
         ("../new", "FG436", "the project is not in Git yet: the last commit has no 'work/new/meta.yaml'", "commit it"),
         ("../new@v1", "FG436", "'../new' is in no project at v1", "no 'meta.yaml' there at that revision"),
     ],
@@ -197,7 +197,7 @@ def test_a_project_outside_of_any_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(make_project(tmp_path))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
 
-    with pytest.raises(ProjectError, match=r"\[FG433\] .* is in no Git repository that can be read"):
+    with pytest.raises(ProjectError, match=r"\[FG433\] .* is not in a Git repository that can be read"):
         told("plain@HEAD")
 
 

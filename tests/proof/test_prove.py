@@ -43,7 +43,7 @@ MUTATIONS = {
     "an item": ('data["train"]', 'data["test"]', "main.train, expected 'train', found 'test'"),
     "a call more": ("    return Model(", "    print()\n    return Model(", "expected"),
     "an error": ("return Model(", "return nothing(", "the generated code fails: NameError: name 'nothing' is not defined"),
-    "a syntax error": ("return Model(", "return Model((", "the generated code cannot be read: '(' was never closed"),
+    "a syntax error": ("return Model(", "return Model((", "the generated code cannot be compiled: '(' was never closed"),
 }  # fmt: skip
 
 MORE = {

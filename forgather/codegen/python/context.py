@@ -42,13 +42,13 @@ SPREAD_MARK = "**"
 """What stands before a value that holds keywords, as `Part.before` and in a display of keywords."""
 _HINTS = {
     "FG331": "build it with the config: Project(...)(target), or export a target that does not need it",
-    "FG332": "'fgcli check' says what is wrong with a config; export a target that does not need it",
+    "FG332": "'fgcli check' shows what is wrong with a config; export a target that does not need it",
 }
 
 
 def cannot(code: str, message: str, node: Node, path: GraphPath) -> GraphError:
     """Returns the error that says what stands in the way of Python code."""
-    message = f"{message}, which plain Python cannot say" if code == "FG331" else message
+    message = f"{message}, which plain Python cannot express" if code == "FG331" else message
     return GraphError(message, code=code, span=node.span, path=format_path(path), hint=_HINTS[code])
 
 
@@ -321,7 +321,7 @@ class LoweringContext(ABC):
         args = [part.expression for part in parts[:count]]
         found = expanded(word, args, members, self._display(members))
         if found is None:
-            raise cannot("FG332", f"the arguments of {word!r} do not fit it", node, path)
+            raise cannot("FG332", f"the arguments of {word!r} do not match its parameters", node, path)
         if word == "call":
             return call(found, [*(("", arg) for arg in args[1:]), *self.keywords(members)])
         return found

@@ -129,7 +129,7 @@ class PartialLowering:
             self._fix_call(node, path)
         elif isinstance(node, Container):
             if context.reach.undecided(node):
-                message = "a container of a !partial holds a factory in the default of a variable alone"
+                message = "a container of a !partial contains a factory only in the default of a variable"
                 raise cannot("FG332", message, node, path)
             for step, value in members(node):
                 self._fix(value, (*path, step))
@@ -215,7 +215,7 @@ class PartialLowering:
         if isinstance(node, Container):
             return self._container(node, path)
         if not isinstance(node, Lookup) or node.default is None:
-            raise TypeError(f"{type(node).__name__} is not built anew")
+            raise TypeError(f"{type(node).__name__} is not built for each call")
         default, inside = node.default, (*path, Key("default"))
         test, given = self._test(node)
         return context.unless(test, given, node.variable, lambda: self._default(node, default, inside))

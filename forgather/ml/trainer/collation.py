@@ -192,7 +192,7 @@ class RefusesPacked:
         """
         if any_packed(row["position_ids"] for row in rows if isinstance(row, Mapping) and "position_ids" in row):
             raise TrainingError(
-                f"the rows hold several documents, and {type(self.collate).__name__} takes each row for one",
+                f"the rows hold several documents, and {type(self.collate).__name__} treats each row as one document",
                 code="FG858",
                 hint="use collators/packed.yaml for packed rows, or rows of one document (tokenize_examples)",
             )

@@ -138,7 +138,7 @@ def _check_items(place: _Place, use: Mapping[str, Any], calls: Mapping[int, Call
     node, wanted = place.node, use["items"]
     # Iterating over a dict gives its keys, so the constructor would silently take names for objects.
     if isinstance(node, Mapped) and node.kind is ContainerKind.DICT:
-        message = f"{place.owner} takes a list as {place.name!r}, and gets {describe(node)}, whose keys it would take"
+        message = f"{place.owner} takes a list as {place.name!r}, and gets {describe(node)}, whose keys it would use"
         hint = f"begin the block with `== super()`, or read the mapping as a list: write !dlist:@{place.name} above it"
         yield place.finding("FG242", message, hint)
         return
@@ -240,11 +240,11 @@ def _check_installed(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnost
         word = item.value if isinstance(item, Scalar) else None
         packages = use["installed"].get(word, [])
         if packages and all(find_spec(package) is None for package in packages):
-            message = f"{place.name} names {word!r}, and it is not installed"
+            message = f"{place.name} names {word!r}, which is not installed"
             yield place.finding("FG881", message, f"pip install {packages[0]}, or leave it out")
 
 
 def _path_hint(written: str) -> str:
     if os.path.isabs(os.path.expanduser(written)):
-        return "name what exists, or make it before the run"
-    return "a path without a root counts from the working folder; '{{ project_dir }}/...' counts from the project"
+        return "name a path that exists, or create it before the run"
+    return "a relative path starts at the working folder; '{{ project_dir }}/...' starts at the project"

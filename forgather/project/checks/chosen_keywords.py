@@ -60,8 +60,8 @@ def _check_keywords(
     for entry in written:
         key = str(entry.key)
         if key in use["given"]:
-            beside = use["instead"].get(key)
-            hint = f"set {beside} beside {name}" if beside else "leave it out: the trainer gives it"
+            setting = use["instead"].get(key)
+            hint = f"set {setting} next to {name}" if setting else "leave it out: the trainer gives it"
             yield _finding(called, (name, key), entry, "FG810", f"{name} cannot set {key!r} of the schedule", hint)
         elif key not in known:
             message = f"{use['chosen_by']} {word!r} takes no {key!r}"

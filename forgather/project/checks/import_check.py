@@ -77,4 +77,4 @@ def _is_statement(text: str, line: int, name: str) -> bool:
 def _relative_import_hint(file: str, name: str) -> str | None:
     """Returns the hint for a module that is a file next to the importing one."""
     there = os.path.join(os.path.dirname(file), *name.split(".")) + ".py"
-    return f"for the file beside it, write `from .{name} import ...`" if os.path.isfile(there) else None
+    return f"for the file next to it, write `from .{name} import ...`" if os.path.isfile(there) else None

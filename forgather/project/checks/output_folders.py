@@ -39,8 +39,8 @@ def check_output_folder(subject: Subject) -> Iterator[Diagnostic]:
         return
     yield Diagnostic(
         code="FG421",
-        message=f"the model goes into {os.path.relpath(folder, project.meta.project_dir)}, where that of "
-        f"{', '.join(others[:3])} goes, too: each run would replace the other's",
+        message=f"the model is saved in {os.path.relpath(folder, project.meta.project_dir)}, and so is that of "
+        f"{', '.join(others[:3])}: each run would replace the other's",
         span=_naming_line(project),
         path="meta.config_name",
         hint='give this config a name of its own: `-- set ns.config_name = "..."` in [config_metadata]; to share the '

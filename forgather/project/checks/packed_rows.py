@@ -63,7 +63,7 @@ def _check_trainer(
             severity=Severity.WARNING,
             span=packs[0].span,
             path=format_path((*called.path, Key("train_dataset"))),
-            hint="set document_boundaries: false in tokenize to say that this is meant, or train another model",
+            hint="set document_boundaries: false in tokenize if this is intended, or train another model",
         )
 
 
@@ -82,7 +82,7 @@ def _check_collator(called: Called, collator: Call, apart: bool) -> Iterator[Dia
             "include 'collators/padded.yaml' in [data_collator] (forgather.ml.data:CausalLMCollator): it keeps labels"
         )
     elif name == "DataCollatorWithFlattening" and apart:
-        code, message = "FG858", f"the rows hold several documents, and {name} takes each row for one"
+        code, message = "FG858", f"the rows hold several documents, and {name} treats each row as one document"
         hint = "include 'collators/packed.yaml' in [data_collator]: packed rows have no padding"
     else:
         return

@@ -54,7 +54,7 @@ def judge_roots(graph: Graph, calls: Mapping[int, Called]) -> Iterator[Diagnosti
         if hint is not None:
             yield Diagnostic(
                 code="FG250",
-                message=f"{name!r} stands at the root: it is a target that nothing reads, and changes no setting",
+                message=f"{name!r} is at the root: it is a target that nothing reads, and it changes no setting",
                 severity=Severity.WARNING,
                 span=entry.span,
                 hint=hint,
@@ -112,7 +112,7 @@ def judge_no_run(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:
     severity = Severity.ERROR if for_run else Severity.WARNING
     trainer = next((name for name, entry in graph.targets.items() if _builds_a_trainer(entry)), None)
     if trainer is not None:
-        message = f"{trainer!r} builds a trainer, and a run is the target {_MAIN!r}, which this config does not have"
+        message = f"{trainer!r} builds a trainer, but a run uses the target {_MAIN!r}, which this config does not have"
         hint = f"name it {_MAIN!r}, or extend {_TEMPLATE!r}, which has one"
         yield _finding("FG251", message, severity, (trainer,), graph.targets[trainer], hint)
         return
@@ -121,7 +121,7 @@ def judge_no_run(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:
         return
     names = [repr(name) for name in dict.fromkeys(one.path[0] for one in meant)]
     shown = ", ".join(names[:_MANY]) + (f" and {len(names) - _MANY} more" if len(names) > _MANY else "")
-    message = f"no target {_MAIN!r} to run: {shown} are targets of their own, and nothing reads them"
+    message = f"no target {_MAIN!r} to run: {shown} are separate targets, and nothing reads them"
     ours = list(dict.fromkeys(one.path[-1] for one in meant if one.hint is None))
     put = f" (here: {', '.join(ours[:_MANY])}{', ...' if len(ours) > _MANY else ''})" if ours else ""
     hint = (
@@ -132,7 +132,7 @@ def judge_no_run(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:
     yield _finding("FG251", message, severity, (), first, hint)
     for one in meant:
         if one.hint is not None:
-            message = f"other tools say {one.path[-1]!r}"
+            message = f"other tools call it {one.path[-1]!r}"
             yield _finding("FG251", message, Severity.WARNING, one.path, one.entry, one.hint)
 
 

@@ -148,7 +148,7 @@ class _Settings:
             callee = None
         if isinstance(callee, Callee):
             return _defaults(callee)
-        self._leave(called, f"settings that are those of {rules.elsewhere}, which is not known")
+        self._leave(called, f"settings of {rules.elsewhere}, which is not known")
         return None
 
     def _leave(self, called: Called, reason: str) -> None:
