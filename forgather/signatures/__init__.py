@@ -1,7 +1,8 @@
-"""Signatures of constructors, read from source.
+"""Signatures of constructors, read from source code without importing it.
 
-Takes what a config names ("torch.optim:AdamW"), gives how it may be called. Keeps true: nothing is imported and nothing
-runs; what source cannot tell for sure is `Unknown`, and what is unknown is not checked.
+Takes the name of a constructor as a config writes it ("torch.optim:AdamW"); gives the signatures that a call has to
+match. No module is imported and no code runs. A constructor whose signature is not certain from its source is
+`Unknown`, and calls of it are not checked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What annotations accept.
+"""The kinds of values that an annotation accepts.
 
-Takes an annotation in source, gives the words of what it accepts. Keeps true: what is not understood accepts anything,
-and so does a union with such a part.
+Takes an annotation in source code; gives the words for the kinds of values that it accepts ("int", "none",
+"instance:module:Class"). An annotation that is not understood accepts anything, and so does a union with such a part.
 """
 
 from __future__ import annotations
@@ -57,13 +57,19 @@ Words = frozenset[str] | None
 
 
 def describe(names: Names, expression: ast.expr | None, scope: Scope) -> Annotation | None:
-    """Returns what an annotation accepts; None where there is none."""
+    """Returns the annotation that an expression writes, with the kinds of values that it accepts; None without one.
+
+    Args:
+        names: resolves names.
+        expression: the expression; None for a parameter without annotation.
+        scope: the scope of the expression.
+    """
     if expression is None:
         return None
     text = text_of(expression)
     for_types = Scope(names, scope.module, True, scope.cls)
     key = ("annotation", scope.module, text, scope.cls and scope.cls.node)
-    words = names.world.remembered(key, lambda: _accepted(names, expression, for_types, 0), None)
+    words = names.world.memoized(key, lambda: _accepted(names, expression, for_types, 0), None)
     return Annotation(text, words)
 
 
@@ -144,7 +150,12 @@ def _thing(names: Names, thing: object, depth: int) -> Words:
 
 
 def words_of_class(names: Names, cls: Class) -> Words:
-    """Returns what an annotation with a class accepts; None where more than its instances may go."""
+    """Returns the kinds of values that a class as annotation accepts; None if other values than its instances may fit.
+
+    Args:
+        names: resolves names.
+        cls: the class.
+    """
     words = {f"instance:{cls.module.name}:{cls.name}"}
     for base in names.mro(cls):
         if isinstance(base, Doubt):

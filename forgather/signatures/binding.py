@@ -1,7 +1,7 @@
-"""What statements bind a name to.
+"""The values that statements bind to a name.
 
-Takes statements and a name, gives the alternatives for its value after they ran. Keeps true: where it depends on the
-machine which branch runs, the alternatives of all branches are given.
+Takes statements and a name; gives all values that the name can have after the statements have run. If the machine
+decides which branch runs, the values of all branches are given.
 """
 
 from __future__ import annotations
@@ -13,28 +13,35 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 
-class Judge(Protocol):
-    """Answers what the statements alone do not tell."""
+class StatementFacts(Protocol):
+    """Facts about statements that depend on other modules; `Scope` implements it."""
 
-    def static(self, test: ast.expr) -> bool | None:
-        """Returns what a condition is, where that is known before anything runs."""
+    def static_condition(self, test: ast.expr) -> bool | None:
+        """Returns the value of a condition that is known without running code; None for any other."""
 
     def importable(self, statement: ast.Import | ast.ImportFrom) -> bool | None:
-        """Returns whether an import would succeed; None where that is not known."""
+        """Returns whether an import would succeed; None if that is unknown."""
 
     def value(self, statement: ast.stmt, name: str, expression: ast.expr | None) -> list[Any] | None:
-        """Returns the alternatives that a statement binds a name to; None where it does not bind it."""
+        """Returns the possible values that a statement binds to a name; None if it does not bind it."""
 
     def ordered(self, statements: Sequence[ast.stmt], name: str) -> Sequence[ast.stmt]:
-        """Returns statements in the order in which the last one counts."""
+        """Returns statements in the order in which a later binding replaces an earlier one."""
 
 
 Result = tuple[list[Any], bool]
-"""Alternatives, and whether the name is bound for sure."""
+"""The possible values of a name, and whether it is certainly bound."""
 
 
-def flow(statements: Sequence[ast.stmt], name: str, judge: Judge) -> Result:
-    """Returns what a name is after statements ran, and whether they bind it for sure."""
+def bound_values(statements: Sequence[ast.stmt], name: str, judge: StatementFacts) -> Result:
+    """Returns the possible values of a name after statements have run, and whether they certainly bind it.
+
+    Args:
+        statements: the statements.
+        name: the name.
+        judge: facts about the statements.
+    """
+    # From the last statement backwards: the last certain binding replaces all earlier ones.
     found: list[Any] = []
     if statements and isinstance(statements[-1], ast.Raise):
         return found, True
@@ -46,15 +53,15 @@ def flow(statements: Sequence[ast.stmt], name: str, judge: Judge) -> Result:
     return found, False
 
 
-def _bound_by(statement: ast.stmt, name: str, judge: Judge) -> Result:
+def _bound_by(statement: ast.stmt, name: str, judge: StatementFacts) -> Result:
     if isinstance(statement, ast.If):
         return _if(statement, name, judge)
     if isinstance(statement, ast.Try):
         return _try(statement, name, judge)
     if isinstance(statement, ast.With):
-        return flow(statement.body, name, judge)
+        return bound_values(statement.body, name, judge)
     if isinstance(statement, ast.For | ast.While | ast.AsyncFor):
-        loop = flow([*statement.body, *statement.orelse], name, judge)[0]
+        loop = bound_values([*statement.body, *statement.orelse], name, judge)[0]
         target = getattr(statement, "target", None)
         if target is not None and _position(target, name) is not None:
             loop = [*loop, *(judge.value(statement, name, None) or [])]
@@ -87,7 +94,7 @@ def _binds(statement: ast.stmt, name: str) -> bool:
 
 
 def _position(target: ast.expr, name: str) -> tuple[int, ...] | None:
-    """Returns where a name stands in the target of an assignment; () for the target itself."""
+    """Returns the position of a name in the target of an assignment; () for the target itself."""
     if isinstance(target, ast.Name):
         return () if target.id == name else None
     if isinstance(target, ast.Starred):
@@ -109,29 +116,29 @@ def _element(value: ast.expr, position: tuple[int, ...]) -> ast.expr | None:
     return value
 
 
-def _if(statement: ast.If, name: str, judge: Judge) -> Result:
-    static = judge.static(statement.test)
+def _if(statement: ast.If, name: str, judge: StatementFacts) -> Result:
+    static = judge.static_condition(statement.test)
     if static is not None:
-        return flow(statement.body if static else statement.orelse, name, judge)
-    first, first_sure = flow(statement.body, name, judge)
-    second, second_sure = flow(statement.orelse, name, judge) if statement.orelse else ([], False)
+        return bound_values(statement.body if static else statement.orelse, name, judge)
+    first, first_sure = bound_values(statement.body, name, judge)
+    second, second_sure = bound_values(statement.orelse, name, judge) if statement.orelse else ([], False)
     return first + second, first_sure and second_sure
 
 
-def _try(statement: ast.Try, name: str, judge: Judge) -> Result:
-    last, sure = flow(statement.finalbody, name, judge)
+def _try(statement: ast.Try, name: str, judge: StatementFacts) -> Result:
+    last, sure = bound_values(statement.finalbody, name, judge)
     if sure:
         return last, True
     imports = [s for s in statement.body if isinstance(s, ast.Import | ast.ImportFrom)]
     outcomes = [judge.importable(one) for one in imports]
     only_imports = bool(imports) and len(imports) == len(statement.body)
     if False in outcomes:
-        handled = [flow(handler.body, name, judge) for handler in statement.handlers]
+        handled = [bound_values(handler.body, name, judge) for handler in statement.handlers]
         return last + [value for values, _ in handled for value in values], bool(handled) and all(s for _, s in handled)
-    tried, tried_sure = flow([*statement.body, *statement.orelse], name, judge)
+    tried, tried_sure = bound_values([*statement.body, *statement.orelse], name, judge)
     if only_imports and all(outcomes):
         return last + tried, tried_sure
-    handled = [flow(handler.body, name, judge) for handler in statement.handlers]
+    handled = [bound_values(handler.body, name, judge) for handler in statement.handlers]
     values = last + tried + [value for alternatives, _ in handled for value in alternatives]
     return values, tried_sure and all(s for _, s in handled)
 
@@ -146,17 +153,17 @@ _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 
 
-def static(test: ast.expr, typing: bool) -> bool | None:
-    """Returns what a condition is; None where that is not known before anything runs.
+def static_condition(test: ast.expr, typing: bool) -> bool | None:
+    """Returns the value of a condition; None if it is not known without running code.
 
     Args:
         test: the condition.
-        typing: what `TYPE_CHECKING` is.
+        typing: the value of `TYPE_CHECKING`.
     """
     if isinstance(test, ast.Constant):
         return bool(test.value)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        inner = static(test.operand, typing)
+        inner = static_condition(test.operand, typing)
         return None if inner is None else not inner
     if isinstance(test, ast.Name | ast.Attribute):
         name = test.id if isinstance(test, ast.Name) else test.attr

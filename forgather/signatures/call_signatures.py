@@ -1,7 +1,8 @@
-"""How things in source may be called.
+"""The parameters of classes, functions and partials in source code.
 
-Takes a class, function or partial, gives lists of parameters, one for each way to call it. Keeps true: what is given
-accepts every call that the real thing accepts; where that cannot be known, a `Doubt` is given.
+Takes a class, function or partial; gives lists of parameters, one for each way to call it, or a `Doubt` if they cannot
+be known. The result accepts every call that the real object accepts: `**kwargs` are followed to the functions that they
+are passed to, and a class has the parameters of its `__init__`, `__new__`, or dataclass fields.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import replace
 
 from forgather.signatures import symbols
 from forgather.signatures.annotations import describe
-from forgather.signatures.binding import flow
-from forgather.signatures.classes import effects_on, is_true, joined, own_fields, tuple_params
+from forgather.signatures.binding import bound_values
+from forgather.signatures.classes import effects_on, field_parameters, is_true, own_fields, tuple_params
 from forgather.signatures.decorators import keeps_signature
 from forgather.signatures.name_resolution import Names, Scope
 from forgather.signatures.parameters import (
@@ -22,16 +23,16 @@ from forgather.signatures.parameters import (
     OPTIONAL,
     STAR,
     STARS,
-    Handing,
+    KeywordForwarding,
     Param,
-    after,
+    accepting_anything,
+    all_optional,
     default_of,
-    handing_of,
     is_local,
+    keyword_forwarding,
     merged,
-    opened,
-    optional,
     parameters_of,
+    remaining_after,
     without_first,
 )
 from forgather.signatures.results import Annotation
@@ -42,18 +43,18 @@ _CYCLE = Doubt("its arguments refer back to itself")
 _PLAIN_NEW = [Param("args", STAR), Param("kwargs", STARS)]
 
 
-class Calls:
-    """Answers how things may be called.
+class CallSignatures:
+    """Finds the parameters of objects in source code.
 
     Args:
-        names: what names stand for.
+        names: resolves names.
     """
 
     def __init__(self, names: Names) -> None:
         self.names = names
 
     def ways(self, thing: Thing) -> Ways:
-        """Returns the parameters of each way to call a thing."""
+        """Returns the parameters of each way to call an object."""
         if isinstance(thing, Class):
             return self.constructor(thing)
         if isinstance(thing, Function):
@@ -94,14 +95,14 @@ class Calls:
 
         Args:
             function: the function.
-            owner: the class that it is called on.
-            bound: whether its first argument is given already.
+            owner: the class that it is called on; None for a function that is not a method.
+            bound: whether its first argument (`self`) is given already.
         """
         key = (function.node, owner and owner.node, bound)
-        return self.names.world.remembered(key, lambda: self._overloads(function, owner, bound), _CYCLE)
+        return self.names.world.memoized(key, lambda: self._overloads(function, owner, bound), _CYCLE)
 
     def _overloads(self, function: Function, owner: Class | None, bound: bool) -> Ways:
-        """Returns the ways of all definitions that a stub has of a function; source has one."""
+        """Returns the parameters of all overloads of a function in a stub; a function in source has one definition."""
         if not function.module.is_stub:
             return self._function(function, owner, bound)
         block = function.home.body if function.home else function.module.block
@@ -114,7 +115,7 @@ class Calls:
                 found += ways
         if "_C" in function.module.name.split("."):
             return Doubt("it is not written in Python")
-        # Stubs of compiled code leave out what it takes and ignores.
+        # Stubs of compiled code omit keywords that the code accepts and ignores.
         return [
             params if params[-1:] and params[-1].kind is STARS else [*params, Param("kwargs", STARS)]
             for params in found
@@ -123,7 +124,7 @@ class Calls:
     def _function(self, function: Function, owner: Class | None, bound: bool) -> Ways:
         node = function.node
         scope = Scope(self.names, function.module, function.module.is_stub)
-        self.names.world.touch(function.module)
+        self.names.world.record_use(function.module)
         params = parameters_of(node.args, lambda expression: describe(self.names, expression, scope))
         role = self.role(function)
         if isinstance(role, Doubt):
@@ -135,11 +136,11 @@ class Calls:
             params = rest
         stars = node.args.kwarg
         if stars is not None and not function.module.is_stub:
-            params = self._followed(function, owner, params, stars.arg)
+            params = self._with_forwarded(function, owner, params, stars.arg)
         return [params]
 
     def role(self, function: Function) -> str | Doubt:
-        """Returns "plain", "static" or "class", after what the decorators of a function say."""
+        """Returns how a method gets its first argument, by its name and decorators: "plain", "static" or "class"."""
         node = function.node
         role = "static" if function.home and node.name == "__new__" else "plain"
         if function.home and node.name in ("__init_subclass__", "__class_getitem__"):
@@ -160,50 +161,52 @@ class Calls:
                 return Doubt(f"it is decorated by {ast.unparse(decorator)[:60]}")
         return role
 
-    def _followed(self, function: Function, owner: Class | None, params: list[Param], stars: str) -> list[Param]:
-        """Returns parameters after `**kwargs` was followed to where it goes."""
+    def _with_forwarded(self, function: Function, owner: Class | None, params: list[Param], stars: str) -> list[Param]:
+        """Returns the parameters of a function with `**kwargs` replaced by the keywords that it accepts there."""
         node = function.node
-        handing = handing_of(node, stars)
+        forwarding = keyword_forwarding(node, stars)
         taken = [
             Param(name, KEYWORD, OPTIONAL if default is None else default_of(default))
-            for name, default in handing.names.items()
+            for name, default in forwarding.names.items()
         ]
         targets = []
-        for call in handing.calls:
-            ways = self._target(call.func, function, owner) if handing.closed else []
+        for call in forwarding.calls:
+            ways = self._forwarding_target(call.func, function, owner) if forwarding.closed else []
             if isinstance(ways, Doubt) or len(ways) != 1:
                 return merged(params, taken, star=None, stars=True)
             targets.append(ways[0])
-        if not handing.closed:
+        if not forwarding.closed:
             return merged(params, taken, star=None, stars=True)
-        star = self._star(function, handing, targets)
+        star = self._forwarded_positional(function, forwarding, targets)
         if star is not None and not {p.name for p in star}.isdisjoint(p.name for p in params if p.is_named):
-            # Two parameters of one name, of which one is given by position alone.
+            # Two parameters would have the same name, and one of them can only be given by position.
             star = None
         names, opens = list(taken), False
-        for call, target in zip(handing.calls, targets, strict=True):
-            rest = after(call, target)
+        for call, target in zip(forwarding.calls, targets, strict=True):
+            rest = remaining_after(call, target)
             opens |= any(p.kind is STARS for p in rest)
             by_position = any(isinstance(argument, ast.Starred) for argument in call.args)
-            names += rest if handing.sure and not handing.filled and not by_position else optional(rest)
+            names += rest if forwarding.sure and not forwarding.filled and not by_position else all_optional(rest)
         return merged(params, names, star=star, stars=opens)
 
-    def _star(self, function: Function, handing: Handing, targets: Sequence[list[Param]]) -> list[Param] | None:
-        """Returns what `*args` may hold; None where it is not handed on in one place, as a whole."""
+    def _forwarded_positional(
+        self, function: Function, forwarding: KeywordForwarding, targets: Sequence[list[Param]]
+    ) -> list[Param] | None:
+        """Returns the parameters that `*args` can fill; None if it is not passed on unchanged in exactly one place."""
         node = function.node
         if node.args.vararg is None or len(targets) != 1:
             return None
         name = node.args.vararg.arg
         uses = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id == name]
-        call = handing.calls[0]
+        call = forwarding.calls[0]
         last = call.args[-1] if call.args else None
         if len(uses) != 1 or not isinstance(last, ast.Starred) or last.value is not uses[0]:
             return None
-        rest = [p for p in after(call, targets[0]) if p.is_positional or p.kind is STAR]
-        return rest if handing.sure and not handing.filled else optional(rest)
+        rest = [p for p in remaining_after(call, targets[0]) if p.is_positional or p.kind is STAR]
+        return rest if forwarding.sure and not forwarding.filled else all_optional(rest)
 
-    def _target(self, callee: ast.expr, function: Function, owner: Class | None) -> Ways:
-        """Returns how that may be called which a function hands its keywords to."""
+    def _forwarding_target(self, callee: ast.expr, function: Function, owner: Class | None) -> Ways:
+        """Returns the parameters of the function that a function passes its keywords to."""
         node = function.node
         first = node.args.args[0].arg if node.args.args and function.home else None
         if isinstance(callee, ast.Attribute):
@@ -221,7 +224,7 @@ class Calls:
             return Doubt("the result of a call")
         scope = Scope(self.names, function.module)
         if is_local(node, root.id):
-            things, sure = flow(node.body, root.id, scope)
+            things, sure = bound_values(node.body, root.id, scope)
             if not sure or callee is not root or not all(isinstance(t, Class | Function) for t in things):
                 return Doubt(f"{root.id!r} is computed in code")
         else:
@@ -258,7 +261,7 @@ class Calls:
         return Doubt(f"no base has {name!r}")
 
     def _init(self, owner: Class, line: Sequence[Class | Ref | Doubt]) -> Ways:
-        """Returns the parameters of the first `__init__` of a line of bases; no parameters where there is none."""
+        """Returns the parameters of the first `__init__` in a sequence of classes; no parameters if there is none."""
         for base in line:
             if isinstance(base, Doubt):
                 return base
@@ -266,13 +269,13 @@ class Calls:
                 if base.dotted in symbols.EMPTY_BASES:
                     continue
                 return Doubt(f"{base.dotted} is not written in Python")
-            found = self._stated(owner, base, "__init__")
+            found = self._own_constructor(owner, base, "__init__")
             if found is not None:
                 return found
         return [[]]
 
-    def _stated(self, owner: Class, cls: Class, method: str) -> Ways | None:
-        """Returns the parameters of a method that constructs, where a class states or makes it; else None."""
+    def _own_constructor(self, owner: Class, cls: Class, method: str) -> Ways | None:
+        """Returns the parameters of `__init__` or `__new__` if the class itself defines or generates it, else None."""
         effects = effects_on(self.names, cls)
         things = self.names.own(cls, method)
         if things:
@@ -294,7 +297,7 @@ class Calls:
         if effects.doubt is not None:
             return effects.doubt
         if effects.opens and method == "__init__" and not isinstance(ways, Doubt):
-            return [opened(params) for params in ways]
+            return [accepting_anything(params) for params in ways]
         return ways
 
     def _fields(self, cls: Class) -> Ways:
@@ -309,11 +312,11 @@ class Calls:
                     if isinstance(own, Doubt):
                         return own
                     fields += own
-        return [joined(fields)]
+        return [field_parameters(fields)]
 
     def constructor(self, cls: Class) -> Ways:
-        """Returns the parameters of a class."""
-        return self.names.world.remembered((cls.node, "new"), lambda: self._constructor(cls), _CYCLE)
+        """Returns the parameters of each way to construct a class."""
+        return self.names.world.memoized((cls.node, "new"), lambda: self._constructor(cls), _CYCLE)
 
     def _constructor(self, cls: Class) -> Ways:
         line = self.names.mro(cls)
@@ -326,8 +329,8 @@ class Calls:
                 effects = effects_on(self.names, base)
                 if effects.doubt is not None and (init is None or _only_metaclass(effects.doubt)):
                     return effects.doubt
-                init = self._stated(cls, base, "__init__") if init is None else init
-                new = self._stated(cls, base, "__new__") if new is None else new
+                init = self._own_constructor(cls, base, "__init__") if init is None else init
+                new = self._own_constructor(cls, base, "__new__") if new is None else new
                 continue
             if base == Ref("typing.NamedTuple"):
                 made = [[Param("cls", EITHER), *tuple_params(self.names, last)]]
@@ -339,7 +342,10 @@ class Calls:
 
 
 def _foreign_base(base: Ref | Doubt, has_init: bool, own_init: bool) -> Doubt | None:
-    """Returns why a base that is not written in Python leaves the constructor open; None where it does not."""
+    """Returns why the constructor of a class with a base that is not written in Python is unknown; None if it is known.
+
+    A base such as `dict` accepts any arguments in `__new__`, so the `__init__` of the class decides.
+    """
     if isinstance(base, Ref):
         if base.dotted in symbols.EMPTY_BASES or (has_init and _takes_anything(base.dotted)):
             return None
@@ -354,7 +360,7 @@ def _takes_anything(dotted: str) -> bool:
 
 
 def _new_and_init(init: Ways | None, new: Ways | None) -> Ways:
-    """Joins `__init__` and `__new__`: a call must fit both."""
+    """Returns the parameters of a class from those of `__init__` and `__new__`: Python passes the arguments to both."""
     if isinstance(init, Doubt) or isinstance(new, Doubt):
         return init if isinstance(init, Doubt) else new  # type: ignore[return-value]
     if new is None:
@@ -376,8 +382,13 @@ def _only_metaclass(doubt: Doubt) -> bool:
     return " has a metaclass " in doubt.reason
 
 
-def returned(names: Names, function: Function) -> Annotation:
-    """Returns what a function's annotation says that a call gives."""
+def return_annotation(names: Names, function: Function) -> Annotation:
+    """Returns the annotation of a function's result; an empty one if a decorator may change the result.
+
+    Args:
+        names: resolves names.
+        function: the function.
+    """
     node = function.node
     if isinstance(node, ast.FunctionDef) and not node.decorator_list:
         return describe(names, node.returns, Scope(names, function.module)) or Annotation("")

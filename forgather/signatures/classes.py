@@ -1,8 +1,8 @@
-"""What decides the constructor of a class besides `__init__`: fields, decorators, metaclasses, hooks of its bases.
+"""What else than `__init__` decides how a class is constructed: fields, decorators, metaclasses, `__init_subclass__`.
 
-Takes a class in source, gives the parameters that its fields make, and whether its constructor is the one that it
-states. Keeps true: whatever may change how a class is constructed, and is not understood, is a `Doubt`; a field that
-may have a default counts as one that has.
+Takes a class in source code; gives the parameters of its dataclass fields, and whether something changes its
+constructor. Code that may change the constructor and is not understood gives a `Doubt`. A field that may have a default
+counts as having one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from forgather.signatures import symbols
 from forgather.signatures.annotations import describe, text_of
-from forgather.signatures.decorators import attributes_set, functions_inside, returns_its_argument, walk_own
+from forgather.signatures.decorators import attributes_set, inner_functions, returns_its_argument, walk_body
 from forgather.signatures.name_resolution import Names, Scope
 from forgather.signatures.parameters import EITHER, KEYWORD, OPTIONAL, Param, default_of, with_default
 from forgather.signatures.symbols import Class, Doubt, Function, Module, Ref, Thing, dotted_name
@@ -28,12 +28,12 @@ _READERS = frozenset(("inspect", "typing", "types", "annotationlib"))
 
 @dataclass
 class Effects:
-    """What was done to a class.
+    """The changes of a class by its decorators, its metaclass and the hooks of its bases.
 
     Args:
-        doubt: something that is not understood.
-        options: those of `dataclass`; None where the class is none.
-        opens: whether its `__init__` was replaced by one that takes anything.
+        doubt: a change that is not understood.
+        options: the arguments of `dataclass`; None if the class is not a dataclass.
+        opens: whether its `__init__` was replaced by one that accepts any arguments.
     """
 
     doubt: Doubt | None = None
@@ -42,15 +42,20 @@ class Effects:
 
 
 def effects_on(names: Names, cls: Class) -> Effects:
-    """Returns what decorators and hooks did to a class."""
-    return names.world.remembered((cls.node, "effects"), lambda: _effects(names, cls), Effects())
+    """Returns the changes of a class by its decorators, its metaclass and the hooks of its bases.
+
+    Args:
+        names: resolves names.
+        cls: the class.
+    """
+    return names.world.memoized((cls.node, "effects"), lambda: _effects(names, cls), Effects())
 
 
 def _effects(names: Names, cls: Class) -> Effects:
     effects = Effects()
     scope = Scope(names, cls.module, cls.module.is_stub, cls.outer)
     if not cls.module.is_stub:
-        _hook(names, cls, effects)
+        _apply_subclass_hooks(names, cls, effects)
     for decorator in reversed(cls.node.decorator_list):
         call = decorator if isinstance(decorator, ast.Call) else None
         things = names.evaluate(call.func if call else decorator, scope)
@@ -61,31 +66,32 @@ def _effects(names: Names, cls: Class) -> Effects:
             reason = _metaclass(names, names.evaluate(keyword.value, scope))
             if reason:
                 effects.doubt = Doubt(f"{cls.name} has a metaclass {reason}")
-    if _is_changed_beside(names, cls):
+    if _is_changed_outside(names, cls):
         effects.doubt = Doubt(f"code outside {cls.name} changes how it is constructed")
     return effects
 
 
-def _is_changed_beside(names: Names, cls: Class) -> bool:
-    """Returns whether code beside the class changes its constructor; our own classes keep theirs true."""
+def _is_changed_outside(names: Names, cls: Class) -> bool:
+    """Returns whether code of the module outside the class changes its constructor."""
     module, name = cls.module, cls.node.name
+    # This package never changes a constructor from outside, and the search below takes time.
     if module.name.partition(".")[0] == "forgather":
         return False
     if any(module.has(f".{word} =") for word in _CONSTRUCTING):
         for node in _nodes(module, ".__"):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in _CONSTRUCTING:
-                # What a loop sets on its variable, it may set on any class.
+                # A loop variable may stand for any class of the module.
                 if isinstance(node.value, ast.Name) and (node.value.id == name or not _is_class(module, node.value.id)):
                     return True
     return module.has(f"({name}") and any(
-        isinstance(node, ast.Call) and _takes(node, name) and _changes_construction(names, node, module)
+        isinstance(node, ast.Call) and _receives(node, name) and _changes_construction(names, node, module)
         for node in _nodes(module, f"({name}")
     )
 
 
 def _nodes(module: Module, word: str) -> Iterator[ast.AST]:
     for statement in module.block.plain(word):
-        yield from walk_own([statement])
+        yield from walk_body([statement])
 
 
 def _is_class(module: Module, name: str) -> bool:
@@ -93,7 +99,7 @@ def _is_class(module: Module, name: str) -> bool:
 
 
 def _changes_construction(names: Names, call: ast.Call, module: Module) -> bool:
-    """Returns whether a call sets how the class is constructed that it is given."""
+    """Returns whether a call changes the constructor of a class that is passed to it."""
     things = names.evaluate(call.func, Scope(names, module))
     for thing in things:
         if thing == Ref("builtins.setattr"):
@@ -121,18 +127,18 @@ def _decorate(effects: Effects, things: list[Thing], options: Options, called: b
         effects.opens |= accepts is not None and not (isinstance(accepts, ast.Constant) and accepts.value is False)
     elif isinstance(only, Function) and not called and returns_its_argument(only):
         return
-    elif isinstance(only, Function) and called and _gives_back(only):
+    elif isinstance(only, Function) and called and _returns_its_class(only):
         return
     else:
         shown = dotted_name(only) or getattr(only, "reason", "")
         effects.doubt = Doubt(f"it is decorated by {shown or 'an unknown decorator'}")
 
 
-def _gives_back(function: Function) -> bool:
-    """Returns whether a decorator with arguments gives back the class that it is put on."""
+def _returns_its_class(function: Function) -> bool:
+    """Returns whether a decorator with arguments (`@register("name")`) returns the decorated class itself."""
     node = function.node
-    inner = functions_inside(node)
-    returned = [n.value for n in walk_own(node.body) if isinstance(n, ast.Return)]
+    inner = inner_functions(node)
+    returned = [n.value for n in walk_body(node.body) if isinstance(n, ast.Return)]
     names = {value.id for value in returned if isinstance(value, ast.Name)}
     return (
         bool(returned)
@@ -143,7 +149,7 @@ def _gives_back(function: Function) -> bool:
 
 
 def _metaclass(names: Names, things: list[Thing]) -> str:
-    """Returns why a metaclass may change how a class is constructed; "" where it does not."""
+    """Returns why a metaclass may change how a class is constructed; "" if it does not."""
     only = things[0] if len(things) == 1 else None
     if isinstance(only, Ref):
         return "" if only.dotted in symbols.CODE_FREE_METACLASSES else only.dotted
@@ -160,12 +166,12 @@ def _metaclass(names: Names, things: list[Thing]) -> str:
         else:
             for method in ("__new__", "__init__"):
                 for thing in names.own(base, method):
-                    if not isinstance(thing, Function) or _speaks_of_construction(thing):
+                    if not isinstance(thing, Function) or _mentions_construction(thing):
                         return base.name
     return ""
 
 
-def _speaks_of_construction(function: Function) -> bool:
+def _mentions_construction(function: Function) -> bool:
     for node in ast.walk(function.node):
         if isinstance(node, ast.Constant) and node.value in _CONSTRUCTING:
             return True
@@ -178,7 +184,13 @@ def _speaks_of_construction(function: Function) -> bool:
 
 @dataclass
 class _Hook:
-    """What an `__init_subclass__` does to each class below it."""
+    """The changes that an `__init_subclass__` makes to each subclass.
+
+    Args:
+        doubt: a change that is not understood; "" if there is none.
+        options: the arguments of `dataclass`, if it makes the subclass a dataclass.
+        opens: whether it replaces `__init__` by one that accepts any arguments.
+    """
 
     doubt: str = ""
     options: Options | None = None
@@ -186,8 +198,8 @@ class _Hook:
     calls: list[ast.Call] = field(default_factory=list)
 
 
-def _hook(names: Names, cls: Class, effects: Effects) -> None:
-    """Follows the `__init_subclass__` of the bases; each may call the next one."""
+def _apply_subclass_hooks(names: Names, cls: Class, effects: Effects) -> None:
+    """Adds the changes by the `__init_subclass__` of all bases: each one may call the next."""
     for base in names.mro(cls)[1:]:
         if isinstance(base, Doubt):
             return
@@ -207,12 +219,12 @@ def _read_hook(names: Names, thing: Thing) -> _Hook:
     node, cls = thing.node, thing.node.args.args[0].arg
     hook = _Hook()
     results: set[int] = set()
-    for inner in walk_own(node.body):
-        if isinstance(inner, ast.Assign) and isinstance(inner.value, ast.Call) and _takes(inner.value, cls):
+    for inner in walk_body(node.body):
+        if isinstance(inner, ast.Assign) and isinstance(inner.value, ast.Call) and _receives(inner.value, cls):
             results.update(id(target) for target in inner.targets)
-        if isinstance(inner, ast.Call) and _takes(inner, cls):
+        if isinstance(inner, ast.Call) and _receives(inner, cls):
             _read_hook_call(names, thing, inner, hook)
-    for inner in walk_own(node.body):
+    for inner in walk_body(node.body):
         if (
             isinstance(inner, ast.Name)
             and inner.id == cls
@@ -225,7 +237,7 @@ def _read_hook(names: Names, thing: Thing) -> _Hook:
     return hook
 
 
-def _takes(call: ast.Call, name: str) -> bool:
+def _receives(call: ast.Call, name: str) -> bool:
     return any(isinstance(a, ast.Name) and a.id == name for a in (*call.args, *(k.value for k in call.keywords)))
 
 
@@ -251,7 +263,7 @@ def _read_hook_call(names: Names, hook_function: Function, call: ast.Call, hook:
 
 
 def _opens_init(function: Function) -> bool:
-    """Returns whether a function replaces the `__init__` of a class, nothing else, by one that takes any arguments."""
+    """Returns whether a function replaces only the `__init__` of a class, by one that accepts any arguments."""
     if attributes_set(function) & _CONSTRUCTING != {"__init__"}:
         return False
     for statement in function.node.body:
@@ -266,14 +278,25 @@ Options = Mapping[str, ast.expr]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: its parameter, and whether the constructor takes it."""
+    """A field of a dataclass.
+
+    Args:
+        param: its parameter.
+        is_taken: whether the constructor has this parameter: False for `field(init=False)`.
+    """
 
     param: Param
     is_taken: bool = True
 
 
 def is_true(options: Options, name: str, otherwise: bool) -> bool | None:
-    """Returns an option of `dataclass` or `field`; None where it is no literal."""
+    """Returns an option of `dataclass` or `field`; None if it is not a literal.
+
+    Args:
+        options: the arguments of the call.
+        name: the option.
+        otherwise: its default.
+    """
     value = options.get(name)
     if value is None:
         return otherwise
@@ -281,7 +304,13 @@ def is_true(options: Options, name: str, otherwise: bool) -> bool | None:
 
 
 def own_fields(names: Names, cls: Class, options: Options) -> list[Field] | Doubt:
-    """Returns the fields that a dataclass itself states."""
+    """Returns the fields that a dataclass itself declares, without those of its bases; a `Doubt` if code decides them.
+
+    Args:
+        names: resolves names.
+        cls: the class.
+        options: the arguments of its `dataclass` call.
+    """
     keyword_only = is_true(options, "kw_only", False)
     if keyword_only is None:
         return Doubt(f"the fields of {cls.name} depend on code")
@@ -331,8 +360,8 @@ def _field(names: Names, name: str, statement: ast.AnnAssign, scope: Scope, keyw
     return Field(Param(name, kind, default, with_default(annotation, default)))
 
 
-def joined(fields: list[Field]) -> list[Param]:
-    """Returns the parameters that fields make; a later field takes the place of an earlier one of its name."""
+def field_parameters(fields: list[Field]) -> list[Param]:
+    """Returns the parameters of fields as `dataclass` orders them: a field replaces an earlier one of the same name."""
     by_name: dict[str, Field] = {}
     for own in fields:
         by_name[own.param.name] = own

@@ -1,7 +1,7 @@
-"""What decorators do to signatures.
+"""Whether a decorator keeps the signature of the function that it decorates.
 
-Takes a function that is used as a decorator, gives whether what it returns can be called like what it was given. Keeps
-true: two shapes alone are believed: the argument itself is returned, or a wrapper that hands all its arguments on.
+Takes the source of a decorator; gives whether its result can be called like its argument. Only two forms are accepted:
+a decorator that returns its argument, and one that returns a wrapper which passes all its arguments on.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _CONSTRUCTING = frozenset(("__init__", "__new__", "__call__", "__signature__", "__class__", "__dict__"))
 
 
-def walk_own(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """Yields the nodes of a function's body, without those of the functions inside."""
+def walk_body(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """Yields the nodes of a function's body, without those of nested functions and classes."""
     waiting: list[ast.AST] = list(body)
     while waiting:
         node = waiting.pop()
@@ -25,14 +25,14 @@ def walk_own(body: list[ast.stmt]) -> Iterator[ast.AST]:
             waiting.extend(ast.iter_child_nodes(node))
 
 
-def functions_inside(
+def inner_functions(
     node: ast.FunctionDef | ast.AsyncFunctionDef,
 ) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Returns the functions that a function defines, without those whose name it binds a second time."""
+    """Returns the nested functions of a function by name, without those whose name is bound more than once."""
     found: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
     bound: set[str] = set()
     twice: set[str] = set()
-    for inner in walk_own(node.body):
+    for inner in walk_body(node.body):
         name = None
         if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
             name = inner.name
@@ -46,25 +46,25 @@ def functions_inside(
 
 
 def keeps_signature(function: Function, called: bool) -> bool:
-    """Returns whether a decorator gives what can be called like its argument.
+    """Returns whether the result of a decorator can be called like its argument.
 
     Args:
         function: the decorator.
-        called: whether it stands with arguments of its own (`@cached(3)`).
+        called: whether the decorator is used with arguments (`@cached(3)`).
     """
     node = function.node
     if not called:
-        return _returns_like(node, _first(node))
-    inner = functions_inside(node)
-    returned = [n.value for n in walk_own(node.body) if isinstance(n, ast.Return)]
+        return _returns_same_signature(node, _first(node))
+    inner = inner_functions(node)
+    returned = [n.value for n in walk_body(node.body) if isinstance(n, ast.Return)]
     if not returned:
         return False
     first = _first(node)
     for value in returned:
         if isinstance(value, ast.Name) and value.id in inner:
-            if not _returns_like(inner[value.id], _first(inner[value.id])):
+            if not _returns_same_signature(inner[value.id], _first(inner[value.id])):
                 return False
-        elif isinstance(value, ast.Call) and first and _is_given(value, first, inner):
+        elif isinstance(value, ast.Call) and first and _is_inner_decorator_call(value, first, inner):
             continue
         else:
             return False
@@ -72,10 +72,10 @@ def keeps_signature(function: Function, called: bool) -> bool:
 
 
 def returns_its_argument(function: Function) -> bool:
-    """Returns whether a function gives its first argument back, and leaves its construction alone."""
+    """Returns whether a function returns its first argument without changing how that is constructed."""
     node = function.node
     first = _first(node)
-    returned = [n.value for n in walk_own(node.body) if isinstance(n, ast.Return)]
+    returned = [n.value for n in walk_body(node.body) if isinstance(n, ast.Return)]
     same = bool(returned) and all(isinstance(value, ast.Name) and value.id == first for value in returned)
     return same and first is not None and not _alters(node, first)
 
@@ -100,7 +100,7 @@ def _first(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str | None:
 
 
 def _alters(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
-    """Returns whether a function rebinds a name, or changes how what it holds is constructed or called."""
+    """Returns whether a function rebinds a name, or changes how its value is constructed or called."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Name) and inner.id == name and isinstance(inner.ctx, ast.Store | ast.Del):
             return True
@@ -113,35 +113,41 @@ def _alters(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
     return False
 
 
-def _returns_like(node: ast.FunctionDef | ast.AsyncFunctionDef, given: str | None) -> bool:
-    """Returns whether `node`, called with a callable `given`, returns one of the same signature."""
+def _returns_same_signature(node: ast.FunctionDef | ast.AsyncFunctionDef, given: str | None) -> bool:
+    """Returns whether `node`, called with the callable `given`, returns a callable of the same signature."""
     if given is None or _alters(node, given):
         return False
-    inner = functions_inside(node)
-    returned = [n.value for n in walk_own(node.body) if isinstance(n, ast.Return)]
+    inner = inner_functions(node)
+    returned = [n.value for n in walk_body(node.body) if isinstance(n, ast.Return)]
     if not returned:
         return False
     for value in returned:
         if isinstance(value, ast.Name) and value.id == given:
             continue
-        if isinstance(value, ast.Name) and value.id in inner and _hands_all_on(inner[value.id], given):
+        if isinstance(value, ast.Name) and value.id in inner and _forwards_all(inner[value.id], given):
             continue
-        if isinstance(value, ast.Call) and _is_given(value, given, inner):
+        if isinstance(value, ast.Call) and _is_inner_decorator_call(value, given, inner):
             continue
         return False
     return True
 
 
-def _is_given(call: ast.Call, given: str, inner: Mapping[str, ast.FunctionDef | ast.AsyncFunctionDef]) -> bool:
-    """Returns whether a call is `inner(given)` of a decorator inside."""
+def _is_inner_decorator_call(
+    call: ast.Call, given: str, inner: Mapping[str, ast.FunctionDef | ast.AsyncFunctionDef]
+) -> bool:
+    """Returns whether a call is `inner(given)`, where `inner` is a nested decorator that keeps the signature."""
     if not isinstance(call.func, ast.Name) or call.func.id not in inner or len(call.args) != 1 or call.keywords:
         return False
     argument, decorator = call.args[0], inner[call.func.id]
-    return isinstance(argument, ast.Name) and argument.id == given and _returns_like(decorator, _first(decorator))
+    return (
+        isinstance(argument, ast.Name)
+        and argument.id == given
+        and _returns_same_signature(decorator, _first(decorator))
+    )
 
 
-def _hands_all_on(wrapper: ast.FunctionDef | ast.AsyncFunctionDef, given: str) -> bool:
-    """Returns whether a wrapper takes any arguments, and gives exactly those to `given`."""
+def _forwards_all(wrapper: ast.FunctionDef | ast.AsyncFunctionDef, given: str) -> bool:
+    """Returns whether a wrapper accepts any arguments and passes exactly these to `given`."""
     args = wrapper.args
     if args.vararg is None or args.kwarg is None or args.kwonlyargs:
         return False
@@ -150,11 +156,13 @@ def _hands_all_on(wrapper: ast.FunctionDef | ast.AsyncFunctionDef, given: str) -
     if len(first) > 1 or args.defaults:
         return False
     calls = [n for n in ast.walk(wrapper) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
-    passes = [_passes(call, given, first, star, stars) for call in calls if getattr(call.func, "id", "") == given]
-    if not passes or not all(passes) or _goes_on_after_errors(wrapper, given):
+    passes = [
+        _is_forwarding_call(call, given, first, star, stars) for call in calls if getattr(call.func, "id", "") == given
+    ]
+    if not passes or not all(passes) or _swallows_errors(wrapper, given):
         return False
     uses = sum(isinstance(n, ast.Name) and n.id in (star, stars) for n in ast.walk(wrapper))
-    # A copy may go anywhere; any other look at the arguments may change or use them up.
+    # `*args` and `**kwargs` may be passed to other calls; any other use of them may change them.
     copies = sum(
         isinstance(n, ast.Starred | ast.keyword) and isinstance(n.value, ast.Name) and n.value.id in (star, stars)
         for n in ast.walk(wrapper)
@@ -163,8 +171,8 @@ def _hands_all_on(wrapper: ast.FunctionDef | ast.AsyncFunctionDef, given: str) -
     return uses == copies
 
 
-def _goes_on_after_errors(wrapper: ast.FunctionDef | ast.AsyncFunctionDef, given: str) -> bool:
-    """Returns whether a wrapper may return something though `given` refused the arguments."""
+def _swallows_errors(wrapper: ast.FunctionDef | ast.AsyncFunctionDef, given: str) -> bool:
+    """Returns whether a wrapper may return normally although `given` raised, for example for wrong arguments."""
     for node in ast.walk(wrapper):
         if isinstance(node, ast.Try) and not all(isinstance(h.body[-1], ast.Raise) for h in node.handlers):
             if any(isinstance(n, ast.Name) and n.id == given for s in node.body for n in ast.walk(s)):
@@ -172,7 +180,7 @@ def _goes_on_after_errors(wrapper: ast.FunctionDef | ast.AsyncFunctionDef, given
     return False
 
 
-def _passes(call: ast.Call, given: str, first: list[str], star: str, stars: str) -> bool:
+def _is_forwarding_call(call: ast.Call, given: str, first: list[str], star: str, stars: str) -> bool:
     if not isinstance(call.func, ast.Name) or call.func.id != given or len(call.keywords) != 1:
         return False
     keyword, *starred = call.keywords[0], *call.args

@@ -1,8 +1,8 @@
-"""The reading itself: the signature of a constructor that nothing is cached about.
+"""Finds the definition of a constructor in source code, and its signature.
 
-Takes a constructor and the modules that are being read, gives how it may be called, or an error with the nearest names
-in the words of `config/resolve.py`. Keeps true: nothing is imported but Python's builtins and the short names of the
-language, whose signatures only the interpreter knows.
+Takes a constructor; gives a `Callee`, `Unknown`, or an error with similar names, in the same words as
+`config/resolve.py`. Only builtins and the short names of the language are inspected as objects, because they have no
+source.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 from forgather.config.builtin_names import SHORT
 from forgather.config.lint.file_suggestions import near_file, near_module, near_symbol, own_module
 from forgather.errors import ResolveError, nearest
-from forgather.signatures.call_signatures import Calls, returned
+from forgather.signatures.call_signatures import CallSignatures, return_annotation
 from forgather.signatures.lazy_ast import Block, Parsed
 from forgather.signatures.module_finder import FOLDER, Finder
-from forgather.signatures.modules import Use, World
+from forgather.signatures.modules import ModuleTable, Use
 from forgather.signatures.name_resolution import Names
 from forgather.signatures.parameters import as_signature
 from forgather.signatures.results import UNKNOWN, Annotation, Callee, Default, Lineage, Member, Unknown
@@ -32,28 +32,33 @@ _LITERALS = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.Set
 
 
 class Engine:
-    """Reads constructors of one project.
+    """Reads the constructors of one project, without a cache between commands.
 
     Args:
         project_dir: folder that file imports are relative to; absolute.
         finder: finds modules.
-        ours: further folders whose files are the user's.
+        ours: further folders of the user's own files.
     """
 
     def __init__(self, project_dir: str, finder: Finder, ours: Sequence[str] = ()) -> None:
         self.project_dir = project_dir
-        self._world = World(finder, (project_dir, *ours))
+        self._world = ModuleTable(finder, (project_dir, *ours))
         self._names = Names(self._world)
-        self._calls = Calls(self._names)
+        self._calls = CallSignatures(self._names)
 
     def read(self, constructor: str, folders: tuple[str, ...]) -> tuple[Callee | Unknown, set[Use]]:
-        """Returns how a constructor may be called, and what that was read from.
+        """Returns the signature of a constructor, and the modules that it was read from.
 
         Args:
-            constructor: with a colon.
+            constructor: a name with a colon.
             folders: the `submodule_searchpath` of the call; absolute.
+
+        Raises:
+            ResolveError: FG320, FG321, FG322, FG323, FG325, the constructor certainly does not exist, or cannot be
+                called.
+            SyntaxFault: FG326, a file of the project is not valid Python.
         """
-        return self._world.used(lambda: self._read(constructor, folders))
+        return self._world.with_uses(lambda: self._read(constructor, folders))
 
     def _read(self, constructor: str, folders: tuple[str, ...]) -> Callee | Unknown:
         module_name, _, symbol = constructor.rpartition(":")
@@ -64,16 +69,16 @@ class Engine:
         return self._callee(constructor, symbol.rpartition(".")[2], things)
 
     def lineage(self, constructor: str, folders: tuple[str, ...], package: str, names: Collection[str]) -> Lineage:
-        """Returns what a class comes from, and which names it binds in front of the classes of a package.
+        """Returns the base classes of a class, and which of the given names it or its own bases define.
 
         Args:
-            constructor: with a colon.
+            constructor: a name with a colon.
             folders: the `submodule_searchpath` of the call; absolute.
-            package: the package whose classes end the search.
+            package: the package whose classes are not searched for the names.
             names: the names to look for.
 
         Raises:
-            ResolveError: there surely is no such class.
+            ResolveError: the class certainly does not exist.
         """
         module_name, _, symbol = constructor.rpartition(":")
         module = self._module(module_name, folders, symbol)
@@ -95,7 +100,7 @@ class Engine:
         if name.startswith("."):
             if not folders:
                 refuse_folders(name)
-            module = self._world.in_folders(name[1:], real(folders))
+            module = self._world.in_folders(name[1:], real_paths(folders))
             if module is None:
                 refuse_module(name, folders, self._world.finder)
             return module
@@ -109,11 +114,15 @@ class Engine:
         folder, base = os.path.split(file)
         if not os.path.isfile(file) or not base.endswith(".py"):
             refuse_file(name, file, self.project_dir)
-        module = self._world.in_folders(base.removesuffix(".py"), real((folder, *folders)))
+        module = self._world.in_folders(base.removesuffix(".py"), real_paths((folder, *folders)))
         return module or Doubt(f"{name} has a name that cannot be imported")
 
     def _walk(self, module: Module, symbol: str, module_name: str) -> list[Thing]:
-        """Returns what a dotted symbol can be, as `getattr` would find it."""
+        """Returns all possible meanings of a dotted symbol, looked up part by part as `getattr` does.
+
+        Raises:
+            ResolveError: FG321, a part certainly does not exist.
+        """
         things: list[Thing] = [module]
         walked = ""
         for part in symbol.split("."):
@@ -149,19 +158,19 @@ class Engine:
             signatures=tuple(signatures),
             kind="class" if isinstance(first, Class | Tuples) else "function",
             span=_span(first),
-            gives=self._gives(first) if same else Annotation(""),
+            gives=self._return_annotation(first) if same else Annotation(""),
             callable_instance=self._is_callable(first) if same and isinstance(first, Class) else None,
             other_names=self._other_names(first) if same and isinstance(first, Class) else (),
         )
 
-    def _gives(self, thing: Thing) -> Annotation:
+    def _return_annotation(self, thing: Thing) -> Annotation:
         if isinstance(thing, Class):
             is_known = not any(isinstance(base, Doubt) for base in self._names.mro(thing))
             if is_known and not self._names.class_attribute(thing, "__new__"):
                 return Annotation(thing.name, frozenset((f"instance:{thing.module.name}:{thing.name}",)))
             return Annotation(thing.name)
         if isinstance(thing, Function):
-            return returned(self._names, thing)
+            return return_annotation(self._names, thing)
         return Annotation("")
 
     def _is_callable(self, cls: Class) -> bool | None:
@@ -193,8 +202,8 @@ def _targets(statement: ast.stmt) -> list[str]:
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-def real(folders: Sequence[str]) -> tuple[str, ...]:
-    """Returns folders with their links resolved, each once."""
+def real_paths(folders: Sequence[str]) -> tuple[str, ...]:
+    """Returns folders with their symbolic links resolved, without duplicates."""
     return tuple(os.path.realpath(folder) for folder in dict.fromkeys(folders))
 
 
@@ -214,11 +223,11 @@ def _span(thing: Thing) -> Span | None:
 _INSTANCES = ("bool", "int", "float", "str", "bytes", "list", "tuple", "dict")
 
 
-def known_callee(name: str) -> Callee | Unknown:
-    """Returns how a builtin or short name may be called.
+def builtin_callee(name: str) -> Callee | Unknown:
+    """Returns the signature of a builtin or of a short name of the language.
 
     Raises:
-        ResolveError: FG324, there is none of that name.
+        ResolveError: FG324, there is no builtin of that name.
     """
     found: Any = SHORT.get(name, getattr(builtins, name, None))
     if found is None:
@@ -236,16 +245,17 @@ def known_callee(name: str) -> Callee | Unknown:
         name=name,
         signatures=(
             signature.replace(
-                parameters=[_plain(p) for p in signature.parameters.values()], return_annotation=inspect.Signature.empty
+                parameters=[_plain_parameter(p) for p in signature.parameters.values()],
+                return_annotation=inspect.Signature.empty,
             ),
         ),
         kind="class" if is_class else "function",
-        gives=_gives(name, found),
+        gives=_instance_annotation(name, found),
         callable_instance=_has_call(found) if is_class else None,
     )
 
 
-def _plain(parameter: inspect.Parameter) -> inspect.Parameter:
+def _plain_parameter(parameter: inspect.Parameter) -> inspect.Parameter:
     default = parameter.default
     if default is not inspect.Parameter.empty:
         is_literal = default is None or type(default) in (bool, int, float, str, bytes)
@@ -253,7 +263,7 @@ def _plain(parameter: inspect.Parameter) -> inspect.Parameter:
     return parameter.replace(default=default, annotation=inspect.Parameter.empty)
 
 
-def _gives(name: str, found: Callable[..., Any]) -> Annotation:
+def _instance_annotation(name: str, found: Callable[..., Any]) -> Annotation:
     return Annotation(name, frozenset((name,))) if isinstance(found, type) and name in _INSTANCES else Annotation("")
 
 
@@ -262,14 +272,27 @@ def _has_call(cls: type) -> bool:
 
 
 def refuse_file(name: str, file: str, project_dir: str) -> NoReturn:
-    """Refuses a file that does not exist, or is no Python file."""
+    """Raises the error for a file that does not exist, or is not a Python file.
+
+    Args:
+        name: the file as the config writes it.
+        file: its absolute path.
+        project_dir: the folder that the name is relative to.
+
+    Raises:
+        ResolveError: FG322.
+    """
     if os.path.isfile(file):
         raise ResolveError(f"{name!r} is not a Python file", code="FG322", hint="name a .py file")
     raise ResolveError(f"no file {name!r} in {project_dir}", code="FG322", hint=near_file(name, file, project_dir))
 
 
 def refuse_folders(name: str) -> NoReturn:
-    """Refuses a relative module without folders."""
+    """Raises the error for a relative module in a call without `submodule_searchpath`.
+
+    Raises:
+        ResolveError: FG325.
+    """
     raise ResolveError(
         f"the relative module {name!r} has no folder to be searched in",
         code="FG325",
@@ -280,7 +303,18 @@ def refuse_folders(name: str) -> NoReturn:
 def refuse_module(
     name: str, folders: Sequence[str] | None, finder: Finder, *, symbol: str = "", project_dir: str = ""
 ) -> NoReturn:
-    """Refuses a module that does not exist."""
+    """Raises the error for a module that does not exist.
+
+    Args:
+        name: the module.
+        folders: the folders that a relative module was searched in; None for an absolute module.
+        finder: lists the modules that exist, for the hint.
+        symbol: the symbol that was to be imported, for the hint.
+        project_dir: the project's folder, for the hint.
+
+    Raises:
+        ResolveError: FG320.
+    """
     if folders is not None:
         hint = nearest(name.lstrip("."), finder.listing(folders))
         raise ResolveError(f"no module {name!r} in {', '.join(folders)}", code="FG320", hint=hint)
@@ -297,10 +331,20 @@ def refuse_module(
 
 
 def refuse_symbol(shown: str, part: str, names: Names, things: Sequence[Thing]) -> NoReturn:
-    """Refuses a symbol that does not exist."""
+    """Raises the error for a symbol that does not exist.
+
+    Args:
+        shown: the module, or the class, in which it was looked up.
+        part: the symbol.
+        names: resolves names.
+        things: the possible meanings of `shown`.
+
+    Raises:
+        ResolveError: FG321.
+    """
     key = tuple(map(id, things))
     if key not in names.spelled:
-        # With the things, so that their ids stay theirs.
+        # The objects are kept together with the result: an id can be reused after its object is freed.
         names.spelled[key] = (tuple(things), *_symbols(names, things))
     _, known, own = names.spelled[key]
     hint = near_symbol(shown, part, known, own)
@@ -308,7 +352,7 @@ def refuse_symbol(shown: str, part: str, names: Names, things: Sequence[Thing]) 
 
 
 def _symbols(names: Names, things: Sequence[Thing]) -> tuple[list[str], list[str]]:
-    """Returns the symbols of things, and those that files of the project define."""
+    """Returns the symbols in modules or classes, and separately those that files of the project define."""
     known: set[str] = set()
     own: set[str] = set()
     for thing in things:
@@ -326,7 +370,15 @@ def _symbols(names: Names, things: Sequence[Thing]) -> tuple[list[str], list[str
 
 
 def refuse_value(constructor: str, nodes: Sequence[ast.expr]) -> NoReturn:
-    """Refuses a literal, which cannot be called."""
+    """Raises the error for a name that is bound to a literal.
+
+    Args:
+        constructor: the constructor as the config writes it.
+        nodes: the possible literals; the first is shown.
+
+    Raises:
+        ResolveError: FG323.
+    """
     node = nodes[0]
     kind = type(node.value).__name__ if isinstance(node, ast.Constant) else _KINDS[type(node)]
     shown = str(node.value) if isinstance(node, ast.Constant) else ast.unparse(node)
@@ -348,7 +400,7 @@ def _bound_names(block: Block | Parsed) -> Iterator[str]:
 
 
 def _exported(module: Module, names: Names, seen: set[str], *, by_star: bool = False) -> Iterator[str]:
-    """Yields the names of a module, with those of the modules that it imports stars from."""
+    """Yields the names of a module, including those that it gets by `from ... import *`."""
     if module.text is None:
         return
     listed = names.listed(module)

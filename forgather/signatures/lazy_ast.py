@@ -1,7 +1,7 @@
-"""Python source, cut into statements that are parsed when they are asked for.
+"""Python source that is split into statements by text, so that only the statements in use are parsed.
 
-Takes the text of a file, gives the statements that may bind a name. Keeps true: nothing is compiled to code; where the
-cutting cannot be trusted, the whole file is parsed instead.
+Takes the text of a file; gives the statements that may bind a name. Parsing a whole file of a large library takes too
+long for a check. If the text does not look as expected at a split, the whole file is parsed instead.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ _AT_MARGIN = re.compile(r"\n(?=[^\s#)\]}])")
 
 
 class TooDeepError(SyntaxError):
-    """The text is nested too deeply to be parsed; Python may or may not import it."""
+    """The text is nested too deeply to be parsed; Python may still be able to import it."""
 
 
 def parse(text: str) -> list[ast.stmt]:
     """Returns the statements of a text.
 
     Raises:
-        SyntaxError: as Python's parser does; other failures of the parser are turned into one.
+        SyntaxError: the text is not valid Python; other failures of the parser are converted to one.
     """
     with warnings.catch_warnings():
+        # An invalid escape in a library is not the user's concern.
         warnings.simplefilter("ignore")
+        # The parser's own error for a null character has no line.
         if "\0" in text:
             line = text.count("\n", 0, text.index("\0")) + 1
             raise SyntaxError("it contains a null character", ("<source>", line, 0, None))
@@ -53,7 +55,7 @@ def parse(text: str) -> list[ast.stmt]:
 
 
 class Parsed:
-    """Statements that are parsed already."""
+    """Statements that are already parsed; it has the methods of `Block`."""
 
     def __init__(self, statements: Sequence[ast.stmt]) -> None:
         self._statements = statements
@@ -63,7 +65,7 @@ class Parsed:
         return [s for s in self._statements if _name_of(s) in (name, None)]
 
     def plain(self, word: str = "") -> list[ast.stmt]:
-        """Returns the statements that are no definitions, in order; those that hold `word` at least."""
+        """Returns the statements other than definitions, in order; those without `word` may be left out."""
         return [s for s in self._statements if _name_of(s) is None]
 
     def defined(self) -> list[str]:
@@ -96,7 +98,7 @@ class Text:
         return self.text.count("\n", 0, offset) + 1
 
     def in_string(self, offset: int) -> bool:
-        """Returns whether an offset lies in a string of several lines."""
+        """Returns whether an offset is inside a triple-quoted string."""
         if self._strings is None:
             self._strings = list(_long_strings(self.text))
         index = bisect_right(self._strings, (offset, len(self.text))) - 1
@@ -144,17 +146,17 @@ def _is_escaped(text: str, offset: int) -> bool:
 
 
 class _NotCutError(Exception):
-    """The text does not look as it would if it had been cut in the right places."""
+    """The text cannot be split safely."""
 
 
 class Block:
-    """Statements of equal indent, each parsed when it is asked for.
+    """Statements of equal indentation, each parsed on first use.
 
     Args:
         source: the file.
-        start: offset of the first statement's line.
-        end: offset behind the last one.
-        indent: what each statement's line begins with.
+        start: the offset of the first statement's line.
+        end: the offset after the last statement.
+        indent: the indentation of each statement.
     """
 
     def __init__(self, source: Text, start: int, end: int, indent: str) -> None:
@@ -193,8 +195,9 @@ class Block:
         return Parsed(statements)
 
     def _cut(self) -> Iterator[tuple[int, int, int]]:
-        """Yields begin and end of each statement, and where its `def` or `class` may stand."""
+        """Yields the begin and end of each statement, and the offset of its `def` or `class` after any decorators."""
         source, text, indent = self._source, self._source.text, self._indent
+        # Python's tokenizer resets the indentation at a form feed, which the pattern below does not know.
         if "\f" in text:
             raise _NotCutError
         pattern = re.compile(rf"\n{indent}(?=[^\s#)\]}}])") if indent else _AT_MARGIN
@@ -205,6 +208,7 @@ class Block:
         for begin in begins:
             if source.in_string(begin):
                 continue
+            # A line that cannot begin a statement shows that an earlier split was wrong.
             if not _PLAUSIBLE.match(text, begin):
                 raise _NotCutError
             if current >= 0 and (decorated or _CONTINUES.match(text, begin)):
@@ -239,11 +243,12 @@ class Block:
         return found
 
     def _class(self, begin: int, end: int, definition: int) -> ast.stmt | None:
-        """Returns a class whose body is not parsed yet; None for any other piece."""
+        """Returns a class whose body is not parsed yet; None for any other statement."""
         text = self._source.text
         if not text.startswith("class", definition):
             return None
         at = definition
+        # A line that ends in a colon can be inside the brackets of the bases; the next such line is tried then.
         for _ in range(5):
             ends = _HEADER_END.search(text, at, end)
             inside = ends and _FIRST_INDENT.match(text, ends.end(), end)
@@ -277,7 +282,7 @@ class Block:
         return self._whole.binding(name)
 
     def plain(self, word: str = "") -> list[ast.stmt]:
-        """Returns the statements that are no definitions, in order; those that hold `word` at least."""
+        """Returns the statements other than definitions, in order; those without `word` may be left out."""
         if self._whole is None:
             find, pieces = self._source.text.find, self._pieces
             try:
@@ -292,7 +297,7 @@ class Block:
 
 
 def _binds_another(text: str, begin: int, name: str) -> bool:
-    """Returns whether a statement plainly assigns to something else than `name`."""
+    """Returns whether a statement is an assignment to another name only."""
     target = _ASSIGNS.match(text, begin)
     return target is not None and target[1] != name and "=" not in target[2]
 

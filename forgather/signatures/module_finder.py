@@ -1,7 +1,7 @@
-"""Modules, found without importing them.
+"""Finds the files of modules without importing anything.
 
-Takes a dotted name, gives the file that Python would import it from. Keeps true: no package is imported to find what is
-inside of it, and no import hook of others is asked.
+Takes a dotted name; gives the file that Python would import. `importlib.util.find_spec` is not used, because it imports
+the parent packages and calls the import hooks of other libraries.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 
-# Import hooks that find nothing of their own, or only names that no config uses.
+# Import hooks that find no module themselves, or only modules that no config uses.
 _HARMLESS_HOOKS = frozenset(
     ("_distutils_hack", "_frozen_importlib", "_frozen_importlib_external", "_pytest", "absl", "six", "transformers")
 )
 
 
 FOLDER = "_folder_"
-"""What the names of packages begin with that are made of folders."""
+"""The prefix of the names of packages that are made of folders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where a module is.
+    """The place of a module.
 
     Args:
         name: its dotted name.
-        file: its source; None where it has none (a C module, a folder without `__init__.py`).
-        folders: where its submodules are looked for; None where it is no package.
-        stub: a `.pyi` file that describes it.
-        closed: whether it surely is what Python would import.
+        file: its source; None for a C module, or a folder without `__init__.py`.
+        folders: the folders of its submodules; None if it is not a package.
+        stub: its `.pyi` file.
+        closed: whether everything in it can be read from its files: False for a C module.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Found:
 
     @property
     def read(self) -> str | None:
-        """The file that tells what is in it."""
+        """The file that its content is read from; None if there is none."""
         return self.file or self.stub
 
 
@@ -52,7 +52,7 @@ class Finder:
     """Finds modules on a search path, part by part.
 
     Args:
-        path: folders, first to last.
+        path: the folders in the order in which they are searched.
     """
 
     path: Sequence[str]
@@ -60,7 +60,7 @@ class Finder:
     _listings: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
 
     def find(self, name: str) -> Found | None:
-        """Returns where a module is; None where there is none."""
+        """Returns the place of a module; None if it does not exist."""
         if name not in self._known:
             self._known[name] = self._find(name)
         return self._known[name]
@@ -75,14 +75,20 @@ class Finder:
         return self.in_folders(name, leaf, parent.folders)
 
     def package(self, folders: Sequence[str]) -> str:
-        """Returns the name of a package whose modules are the files of folders; the same name for the same folders."""
+        """Returns the name of a package that consists of folders; the same folders always give the same name."""
         name = FOLDER + blake2b("\0".join(folders).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
         self._known.setdefault(name, Found(name, None, tuple(folders)))
         return name
 
     def in_folders(self, name: str, leaf: str, folders: Sequence[str]) -> Found | None:
-        """Returns the module `leaf` in folders, under the name that it is to have."""
-        # Under its last part alone: for a dotted name, Python asks for the parent in `sys.modules`.
+        """Returns the place of a module in folders; None if it does not exist.
+
+        Args:
+            name: its dotted name.
+            leaf: the last part of the name.
+            folders: the folders to search.
+        """
+        # Only the last part is looked up: for a dotted name, Python would look for the parent in `sys.modules`.
         spec = PathFinder.find_spec(leaf, list(folders))
         if spec is None:
             return None
@@ -104,14 +110,15 @@ class Finder:
         return Found(name, None, parts, closed=False)
 
     def may_be_hooked(self, name: str) -> bool:
-        """Returns whether something but the search path may find a module of that name."""
+        """Returns whether an import hook, and not the search path, may find a module."""
         root = name.partition(".")[0]
+        # `setuptools` installs a hook that provides `distutils`.
         if root in sys.modules or root == "distutils":
             return True
         return any(type_root(hook) not in _HARMLESS_HOOKS for hook in sys.meta_path)
 
     def listing(self, folders: Iterable[str] | None) -> list[str]:
-        """Returns the names of the modules in folders."""
+        """Returns the names of the modules in folders; None stands for the search path."""
         places = tuple(self.path if folders is None else folders)
         if places not in self._listings:
             self._listings[places] = self._list(places)
@@ -133,7 +140,7 @@ class Finder:
 
 
 def type_root(hook: object) -> str:
-    """Returns the top package of what defines an import hook."""
+    """Returns the top-level package that defines an import hook."""
     module = hook.__module__ if isinstance(hook, type) else type(hook).__module__
     return str(module).partition(".")[0]
 

@@ -1,8 +1,8 @@
-"""The modules that are being read, and the names that they fetch when they are asked for.
+"""The table of modules, each read once, and the names that a module defines other than by plain statements.
 
-Takes a finder and the folders of a project, gives modules by name, and where a lazy name of one comes from. Keeps true:
-what an answer was made from is recorded, module by module, so that the answer can be kept as long as those stay as they
-are; of lazy names, literal tables alone are believed.
+Takes a finder and the folders of a project; gives modules by name, and the target of a lazily imported name. Every
+module that a result depends on is recorded, so that a cached result can be checked against their files. Lazy names are
+understood only from literal tables.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from forgather.source import Span
 
 _MAKES_MODULES = re.compile(r"\bsys\.modules(?!\[__name__\])|\b__path__\b|\bmeta_path\b")
 Use = tuple[str, str | None]
-"""A module that was looked for, and the file that was read; None where there was none."""
+"""The name of a module that was looked up, and its file; None if the module does not exist."""
 T = TypeVar("T")
 S = TypeVar("S")
 
 
-class World:
-    """Modules of one search path, each read once.
+class ModuleTable:
+    """The modules on one search path, each read once, and memoized results about them.
 
     Args:
-        finder: finds them.
-        ours: folders whose files are the user's.
+        finder: finds the files of modules.
+        ours: folders of the user's own files.
     """
 
     def __init__(self, finder: Finder, ours: Sequence[str] = ()) -> None:
@@ -43,8 +43,14 @@ class World:
         self._memo: dict[Any, tuple[Any, frozenset[Use]]] = {}
         self.active: set[Any] = set()
 
-    def remembered(self, key: Any, make: Callable[[], T], meanwhile: S) -> T | S:
-        """Returns what `make` returns, made once; `meanwhile` where it asks for itself."""
+    def memoized(self, key: Any, make: Callable[[], T], meanwhile: S) -> T | S:
+        """Returns the memoized result of `make`.
+
+        Args:
+            key: the key of the result.
+            make: computes the result; the modules that it uses are recorded with the result.
+            meanwhile: the result for a recursive call with the same key.
+        """
         if key in self._memo:
             value, used = self._memo[key]
             self._used[-1] |= used
@@ -62,20 +68,20 @@ class World:
         self._memo[key] = value, frozenset(used_now)
         return value
 
-    def used(self, action: Callable[[], T]) -> tuple[T, set[Use]]:
-        """Returns what an action returns, and the modules that decided it."""
+    def with_uses(self, action: Callable[[], T]) -> tuple[T, set[Use]]:
+        """Returns the result of an action, and the modules that it used."""
         self._used.append(set())
         try:
             return action(), self._used[-1]
         finally:
             self._used.pop()
 
-    def touch(self, module: Module) -> None:
-        """Records that a module was read."""
+    def record_use(self, module: Module) -> None:
+        """Records that the current result depends on a module."""
         self._used[-1].add((module.name, module.file))
 
     def module(self, name: str) -> Module | Doubt | None:
-        """Returns a module by its dotted name; None where there surely is none."""
+        """Returns a module by its dotted name; None if it certainly does not exist."""
         if name not in self._modules:
             found = self.finder.find(name)
             self._modules[name] = self._load(found) if found else self._missing(name)
@@ -99,7 +105,12 @@ class World:
         return Doubt(f"{parent_name!r} creates modules at import") if makes and parent.has(leaf) else None
 
     def in_folders(self, name: str, folders: Sequence[str]) -> Module | Doubt | None:
-        """Returns a module of the package that is made of folders."""
+        """Returns a module from folders that are treated as one package.
+
+        Args:
+            name: the module, relative to the package.
+            folders: real paths of the folders.
+        """
         return self.module(f"{self.finder.package(folders)}.{name}")
 
     def _load(self, found: Found) -> Module | Doubt:
@@ -115,7 +126,7 @@ class World:
             if text is None:
                 return Doubt(f"{found.file} cannot be read, or is too large")
             if is_ours:
-                # Whole, so that a mistake is found wherever it stands: Python could not import the file either.
+                # A file of the user is parsed completely: a syntax error anywhere in it makes the import fail.
                 parse(text.text)
         except TooDeepError:
             return Doubt(f"{found.file} is nested too deeply")
@@ -130,7 +141,7 @@ class World:
         return bool(self._ours) and real.startswith(self._ours) and "site-packages" not in real
 
     def stub_of(self, module: Module) -> Module | None:
-        """Returns what a module's stub says, where it has one beside its source."""
+        """Returns the stub of a module that has both source and stub, else None."""
         if module.is_stub or module.found.stub is None:
             return None
         key = f"{module.name} (stub)"
@@ -142,7 +153,7 @@ class World:
             self._modules[key] = Module(module.found, text, is_stub=True) if text else None
         stub = self._modules[key]
         if isinstance(stub, Module):
-            self.touch(stub)
+            self.record_use(stub)
             return stub
         return None
 
@@ -157,7 +168,7 @@ def decode(content: bytes) -> Text:
     """Returns the text of a Python file.
 
     Raises:
-        SyntaxError: the content is not text in the encoding that it names.
+        SyntaxError: the content is not text in the declared encoding.
     """
     encoding = "utf-8-sig"
     if b"coding" in content[:200]:
@@ -186,9 +197,15 @@ _MANY_STARS = 12
 
 
 def lazy_target(module: Module, name: str) -> tuple[str, str] | Doubt | None:
-    """Returns the module and the attribute that a lazy name stands for; None where it surely is no such name.
+    """Returns the module and the attribute that a lazily imported name refers to; None if there is no such name.
 
-    The attribute is "" where the name is that of the module itself.
+    Args:
+        module: the module with a `__getattr__` or a lazy loader.
+        name: the name.
+
+    Returns:
+        The module and the attribute, which is "" if the name refers to the module itself; a `Doubt` if code computes
+        the name.
     """
     if module.has("_LazyModule(") and (name.endswith("Fast") or name.startswith("_")):
         return Doubt(f"{module.name!r} computes {name!r} in code")
@@ -228,7 +245,7 @@ def _lists(value: ast.expr, name: str) -> bool:
 
 
 def _is_closed(module: Module) -> bool:
-    """Returns whether a module's `__getattr__` refuses every name outside a literal table."""
+    """Returns whether a module's `__getattr__` raises for every name that is not in a literal table."""
     if module.has("_LazyModule("):
         return True
     for statement in module.block.binding("__getattr__"):
@@ -237,8 +254,8 @@ def _is_closed(module: Module) -> bool:
     return False
 
 
-def hands_out_its_name(statement: ast.stmt) -> bool:
-    """Returns whether a statement gives the module's name to a call that may set names on the module."""
+def passes_module_name(statement: ast.stmt) -> bool:
+    """Returns whether a statement passes `__name__` to a call, which may use it to set names on the module."""
     for node in ast.walk(statement):
         if isinstance(node, ast.Call) and any(isinstance(a, ast.Name) and a.id == "__name__" for a in node.args):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -268,7 +285,15 @@ def _refuses(function: ast.FunctionDef, module: Module) -> bool:
 
 
 def stars_last(statements: Sequence[ast.stmt], name: str) -> Sequence[ast.stmt]:
-    """Returns statements so that explicit imports count before stars, and stars by likeness to the name."""
+    """Returns statements reordered so that the most probable binding of a name comes last.
+
+    Explicit imports come after star imports. Many star imports are ordered by the similarity of their module to the
+    name, so that fewer modules have to be read.
+
+    Args:
+        statements: statements of a module.
+        name: the name that is looked up.
+    """
     stars = [s for s in statements if isinstance(s, ast.ImportFrom) and s.names[0].name == "*"]
     if not stars:
         return statements
@@ -284,7 +309,7 @@ def _likeness(module: str, wanted: str) -> int:
     return len(bare) if bare and bare in wanted else 0
 
 
-# `globals()` for anything but listing the names, or looking one up.
+# `globals()` used for anything else than listing or reading names.
 _WRITES_GLOBALS = re.compile(
     r"(?<!\*)(?<!\bin )(?<!sorted\()(?<!list\()(?<!set\()\bglobals\(\)(?!\[[^\]\n]*\](?!\s*=[^=]))(?!\.get\b)"
 )
@@ -292,8 +317,13 @@ _OPEN_MARKS = ("setattr(sys.modules", "sys.modules[__name__]", "global_enum", ".
 _OPEN_MARKS_AT_MARGIN = ("vars()", "exec(", "__dict__", "setattr(")
 
 
-def makes_names(module: Module, is_lazy: bool = False) -> bool:
-    """Returns whether a module may have names that no statement of it binds."""
+def may_create_names(module: Module, is_lazy: bool = False) -> bool:
+    """Returns whether a module may have names that none of its statements binds.
+
+    Args:
+        module: the module.
+        is_lazy: whether it imports names lazily.
+    """
     if module.has("globals()") and module.text and _WRITES_GLOBALS.search(module.text.text):
         return True
     if is_lazy:
@@ -302,23 +332,23 @@ def makes_names(module: Module, is_lazy: bool = False) -> bool:
         return True
     if any(module.has(mark) and bool(module.block.plain(mark)) for mark in _OPEN_MARKS_AT_MARGIN):
         return True
-    return module.has("(__name__") and any(hands_out_its_name(s) for s in module.block.plain("(__name__"))
+    return module.has("(__name__") and any(passes_module_name(s) for s in module.block.plain("(__name__"))
 
 
 def set_by_functions(module: Module, name: str) -> bool:
-    """Returns whether a function of the module declares a name as global, to set it."""
+    """Returns whether a function of the module declares a name as `global`, so that it can set it."""
     if not module.has("global ") or module.text is None:
         return False
     return re.search(rf"\n[ \t]+global [^\n]*\b{re.escape(name)}\b", module.text.text) is not None
 
 
 def has_stars(module: Module) -> bool:
-    """Returns whether a module imports all names of another one."""
+    """Returns whether a module has a star import."""
     return module.has("import *") or module.has("import (*")
 
 
-def read_listed(module: Module) -> frozenset[str] | None:
-    """Returns the literal `__all__` of a module; None where it has none, or not as a literal."""
+def read_all_list(module: Module) -> frozenset[str] | None:
+    """Returns the `__all__` of a module; None if it has none, or not as a literal."""
     if not module.has("__all__"):
         return None
     names: set[str] | None = None
@@ -337,6 +367,6 @@ def read_listed(module: Module) -> frozenset[str] | None:
     return None if names is None else frozenset(names)
 
 
-def may_list(module: Module, name: str) -> bool:
-    """Returns whether a module that is imported lazily, by its literal `__all__`, may list a name there."""
+def may_be_in_all(module: Module, name: str) -> bool:
+    """Returns whether the `__all__` of a lazily imported module may contain a name."""
     return any(module.has(text) for text in (f'"{name}"', f"'{name}'", "import *"))

@@ -1,7 +1,7 @@
-"""What names in source stand for.
+"""Resolves names, attributes and expressions in source code to symbols.
 
-Takes modules, classes and expressions, gives the things that a name, an attribute or an expression can be. Keeps true:
-all alternatives are given; an empty list means that there surely is nothing of that name, a `Doubt` that there may be.
+Takes modules, classes and expressions; gives all symbols that a name, an attribute or an expression can stand for. An
+empty list means that the name certainly does not exist, a `Doubt` that it may exist.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from forgather.signatures import symbols
-from forgather.signatures.binding import flow, static
+from forgather.signatures.binding import bound_values, static_condition
 from forgather.signatures.decorators import attributes_set, returns_its_argument
 from forgather.signatures.modules import (
-    World,
+    ModuleTable,
     has_stars,
     lazy_target,
-    makes_names,
-    may_list,
-    read_listed,
+    may_be_in_all,
+    may_create_names,
+    read_all_list,
     set_by_functions,
     stars_last,
 )
@@ -47,29 +47,29 @@ _RECURSION = Doubt("its definition refers back to itself")
 
 
 class Names:
-    """Answers what names stand for, in one world.
+    """Resolves names within one table of modules.
 
     Args:
         world: the modules.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: ModuleTable) -> None:
         self.world = world
         self.spelled: dict[tuple[int, ...], tuple[Sequence[Thing], list[str], list[str]]] = {}
 
     def member(self, module: Module, name: str, *, typing: bool = False) -> list[Thing]:
-        """Returns what an attribute of a module can be.
+        """Returns the symbols that an attribute of a module can stand for.
 
         Args:
             module: the module.
             name: the attribute.
-            typing: whether names that exist for type checkers alone count.
+            typing: whether names that exist only for type checkers count.
         """
-        self.world.touch(module)
+        self.world.record_use(module)
         if module.is_broken:
             return [Doubt(f"{module.name!r} has a syntax error")]
         key = (module, name, typing)
-        return self.world.remembered(key, lambda: self._member(module, name, typing), [_RECURSION])
+        return self.world.memoized(key, lambda: self._member(module, name, typing), [_RECURSION])
 
     def _member(self, module: Module, name: str, typing: bool) -> list[Thing]:
         if module.text is None:
@@ -79,14 +79,14 @@ class Names:
         is_lazy = any(module.has(mark) for mark in _LAZY_MARKS)
         scope = Scope(self, module, typing or module.is_stub)
         for_types = Scope(self, module, True) if is_lazy and module.has("TYPE_CHECKING") else None
-        # A module that puts another object in its place has none of the names that its statements bind.
+        # A `_LazyModule` replaces the module in `sys.modules`, so the names that its statements bind do not exist.
         if for_types and module.has("_LazyModule(") and (found := self._flow(for_types, name)):
             return found
-        found, sure = flow(module.block.binding(name), name, scope)
+        found, sure = bound_values(module.block.binding(name), name, scope)
         if not found and not sure and for_types and (found := self._flow(for_types, name)):
             return found
         if not found or not sure:
-            found = found + self._otherwise(module, name, is_lazy, bool(found))
+            found = found + self._unbound_member(module, name, is_lazy, bool(found))
         if set_by_functions(module, name):
             return [Doubt(f"{name!r} is set by functions of its module")]
         if any(isinstance(thing, Doubt) for thing in found):
@@ -97,25 +97,25 @@ class Names:
         return found
 
     def _flow(self, scope: Scope, name: str) -> list[Thing]:
-        return flow(scope.module.block.binding(name), name, scope)[0]
+        return bound_values(scope.module.block.binding(name), name, scope)[0]
 
-    def _otherwise(self, module: Module, name: str, is_lazy: bool, is_bound: bool) -> list[Thing]:
-        """Returns what a name is that the module's statements may not bind."""
+    def _unbound_member(self, module: Module, name: str, is_lazy: bool, is_bound: bool) -> list[Thing]:
+        """Returns the symbols of a name that the statements of a module may not bind: lazy imports and submodules."""
         if is_lazy:
             target = lazy_target(module, name)
             if isinstance(target, Doubt):
                 part = self._submodule(module, name) if module.has("_LazyModule(") else []
                 return part if part and isinstance(part[0], Module) else [target]
             if target is not None:
-                return self._lazily(module, target, name)
+                return self._lazy_member(module, target, name)
         found = self._submodule(module, name)
         if found or is_bound:
             return found
         if name in ("__name__", "__doc__", "__file__", "__path__", "__spec__", "__all__"):
             return [Doubt("it is neither a class nor a function")]
-        return [_MADE] if makes_names(module, is_lazy) else []
+        return [_MADE] if may_create_names(module, is_lazy) else []
 
-    def _lazily(self, module: Module, target: tuple[str, str], name: str) -> list[Thing]:
+    def _lazy_member(self, module: Module, target: tuple[str, str], name: str) -> list[Thing]:
         place, attribute = target
         relative = f"{module.name}.{place.lstrip('.')}"
         for full in (relative, place):
@@ -133,7 +133,7 @@ class Names:
         return [] if found is None else [found]
 
     def exports(self, module: Module, name: str) -> list[Thing] | None:
-        """Returns what `from module import *` binds a name to; None where it does not bind it."""
+        """Returns the symbols that `from module import *` binds to a name; None if it does not bind it."""
         if module.text is None:
             return [foreign(module)]
         listed = self.listed(module)
@@ -143,22 +143,22 @@ class Names:
         if part and isinstance(part[0], Module) and listed is None:
             return [Doubt(f"{name!r} may be a part of {module.name!r}")]
         if not module.has(name) and not has_stars(module):
-            if makes_names(module):
+            if may_create_names(module):
                 return [_MADE]
-            self.world.touch(module)
+            self.world.record_use(module)
             return None
         return self.member(module, name) or None
 
     def listed(self, module: Module) -> frozenset[str] | None:
-        """Returns the literal `__all__` of a module; None where it has none, or not as a literal."""
-        return self.world.remembered((module, "__all__"), lambda: read_listed(module), None)
+        """Returns the `__all__` of a module; None if it has none, or not as a literal."""
+        return self.world.memoized((module, "__all__"), lambda: read_all_list(module), None)
 
     def star_source(self, module: Module, statement: ast.ImportFrom) -> Module | Doubt | None:
-        """Returns the module that an import names."""
+        """Returns the module of a `from` import; None if it does not exist."""
         return Scope(self, module).source(statement)
 
     def evaluate(self, expression: ast.expr, scope: Scope) -> list[Thing]:
-        """Returns what an expression can be."""
+        """Returns the symbols that an expression can stand for."""
         if isinstance(expression, ast.Name):
             return scope.lookup(expression.id)
         if isinstance(expression, ast.Attribute):
@@ -206,7 +206,13 @@ class Names:
         return [Doubt("the result of a call")]
 
     def attribute(self, thing: Thing, name: str, *, typing: bool = False) -> list[Thing]:
-        """Returns what `thing.name` can be; an empty list where there surely is no such attribute."""
+        """Returns the symbols that `thing.name` can stand for; an empty list if there certainly is no such attribute.
+
+        Args:
+            thing: the object.
+            name: the attribute.
+            typing: whether names that exist only for type checkers count.
+        """
         if isinstance(thing, Module):
             dotted = f"{thing.name}.{name}"
             return [Ref(dotted)] if symbols.is_by_name(dotted) else self.member(thing, name, typing=typing)
@@ -217,16 +223,16 @@ class Names:
         return [thing if isinstance(thing, Doubt) else Doubt(f"an attribute {name!r} of a value")]
 
     def own(self, cls: Class, name: str) -> list[Thing]:
-        """Returns what a class itself binds a name to."""
-        self.world.touch(cls.module)
+        """Returns the symbols that a class binds to a name in its own body."""
+        self.world.record_use(cls.module)
         key = (cls.node, name)
-        return self.world.remembered(key, lambda: self._own(cls, name), [_RECURSION])
+        return self.world.memoized(key, lambda: self._own(cls, name), [_RECURSION])
 
     def _own(self, cls: Class, name: str) -> list[Thing]:
-        return flow(cls.body.binding(name), name, Scope(self, cls.module, cls.module.is_stub, cls))[0]
+        return bound_values(cls.body.binding(name), name, Scope(self, cls.module, cls.module.is_stub, cls))[0]
 
     def class_attribute(self, cls: Class, name: str) -> list[Thing]:
-        """Returns what an attribute of a class can be, through its bases."""
+        """Returns the symbols that an attribute of a class can stand for, including inherited ones."""
         if name in cls.altered:
             return [Doubt(f"{name!r} is set on {cls.name} by a function")]
         for base in self.mro(cls):
@@ -238,12 +244,12 @@ class Names:
                 return [base]
             elif base.dotted not in symbols.EMPTY_BASES:
                 return [Doubt(f"{cls.name} has the base {base.dotted}")]
-        if any(self._may_be_given(base, name) for base in self.mro(cls) if isinstance(base, Class)):
+        if any(self._may_gain(base, name) for base in self.mro(cls) if isinstance(base, Class)):
             return [Doubt(f"{name!r} may be set from outside of {cls.name}")]
         return []
 
-    def _may_be_given(self, cls: Class, name: str) -> bool:
-        """Returns whether something beside a class's body may give it an attribute."""
+    def _may_gain(self, cls: Class, name: str) -> bool:
+        """Returns whether code outside the body of a class may set an attribute on it."""
         module = cls.module
         if module.has(f".{name}") or any(k.arg == "metaclass" for k in cls.node.keywords):
             return True
@@ -256,7 +262,7 @@ class Names:
         return module.has("setattr(") and bool(module.block.plain("setattr("))
 
     def bases(self, cls: Class) -> list[Class | Ref | Doubt]:
-        """Returns the base classes as they are written."""
+        """Returns the direct base classes; a `Doubt` for one that is unknown."""
         scope = Scope(self, cls.module, cls.module.is_stub, cls.outer)
         found: list[Class | Ref | Doubt] = []
         for expression in cls.node.bases:
@@ -269,8 +275,8 @@ class Names:
         return found
 
     def mro(self, cls: Class) -> list[Class | Ref | Doubt]:
-        """Returns a class and its bases in Python's order; a `Doubt` stands for what is not known."""
-        return self.world.remembered((cls.node, "mro"), lambda: self._mro(cls), [cls, _RECURSION])
+        """Returns the method resolution order of a class; a `Doubt` in it stands for unknown bases."""
+        return self.world.memoized((cls.node, "mro"), lambda: self._mro(cls), [cls, _RECURSION])
 
     def _mro(self, cls: Class) -> list[Class | Ref | Doubt]:
         bases = self.bases(cls)
@@ -281,26 +287,26 @@ class Names:
 
 
 class Scope:
-    """Where a name is looked up: a module, or a class body in it.
+    """The scope in which a name is looked up: a module, or the body of a class.
 
     Args:
-        names: what answers.
+        names: resolves names.
         module: the module.
-        typing: whether names that exist for type checkers alone count.
-        cls: the class whose body it is.
+        typing: whether names that exist only for type checkers count.
+        cls: the class; None for the module's own scope.
     """
 
     def __init__(self, names: Names, module: Module, typing: bool = False, cls: Class | None = None) -> None:
         self.names, self.module, self.typing, self.cls = names, module, typing, cls
-        # A statement that binds a name anew may use its old value.
+        # A statement that rebinds a name may use the old value, as in `f = decorate(f)`.
         self._before: tuple[str, int] | None = None
 
     def lookup(self, name: str) -> list[Thing]:
-        """Returns what a name can be here."""
+        """Returns the symbols that a name can stand for in this scope."""
         if self._before is not None and self._before[0] == name:
             block = self.module.block if self.cls is None else self.cls.body
             earlier = [s for s in block.binding(name) if s.lineno < self._before[1]]
-            found, sure = flow(earlier, name, Scope(self.names, self.module, self.typing, self.cls))
+            found, sure = bound_values(earlier, name, Scope(self.names, self.module, self.typing, self.cls))
             if found or sure:
                 return found or [Doubt(f"the name {name!r} was deleted")]
             return [Ref(f"builtins.{name}")] if hasattr(builtins, name) else [Doubt(f"{name!r} is defined by itself")]
@@ -310,23 +316,23 @@ class Scope:
                 return found
         found = self.names.member(self.module, name, typing=self.typing)
         doubtful = all(isinstance(thing, Doubt) for thing in found)
-        if doubtful and hasattr(builtins, name) and not (found and self._speaks_of(name)):
+        if doubtful and hasattr(builtins, name) and not (found and self._may_rebind(name)):
             return [Ref(f"builtins.{name}")]
         return found or [Doubt(f"the name {name!r} is not found")]
 
-    def _speaks_of(self, name: str) -> bool:
-        """Returns whether the module itself may give a builtin's name to something else."""
+    def _may_rebind(self, name: str) -> bool:
+        """Returns whether the module may bind the name of a builtin to something else."""
         if self.module.text is None:
             return True
         pattern = rf"(?:\b(?:def|class|import|as)[ \t]+{name}\b|\n[ \t]*{name}[ \t]*[:=])"
         return re.search(pattern, self.module.text.text) is not None
 
-    def static(self, test: ast.expr) -> bool | None:
-        """Returns what a condition is, where the interpreter decides it."""
-        return static(test, self.typing)
+    def static_condition(self, test: ast.expr) -> bool | None:
+        """Returns the value of a condition that is known without running code; None for any other."""
+        return static_condition(test, self.typing)
 
     def importable(self, statement: ast.Import | ast.ImportFrom) -> bool | None:
-        """Returns whether an import would succeed; None where that is not known."""
+        """Returns whether an import would succeed; None if that is unknown."""
         if isinstance(statement, ast.Import):
             modules = [self.names.world.module(alias.name) for alias in statement.names]
         else:
@@ -347,7 +353,7 @@ class Scope:
         return True
 
     def source(self, statement: ast.ImportFrom) -> Module | Doubt | None:
-        """Returns the module that a `from` names."""
+        """Returns the module of a `from` import; None if it does not exist."""
         name = statement.module or ""
         if statement.level:
             package = self.module.name
@@ -357,7 +363,13 @@ class Scope:
         return self.names.world.module(name) if name else Doubt("an import from no package")
 
     def value(self, statement: ast.stmt, name: str, expression: ast.expr | None) -> list[Thing] | None:
-        """Returns what a statement binds a name to; None where it does not bind it."""
+        """Returns the symbols that a statement binds to a name; None if it does not bind it.
+
+        Args:
+            statement: the statement.
+            name: the name.
+            expression: the assigned expression, if the statement is an assignment of a known expression.
+        """
         if isinstance(statement, ast.ClassDef):
             return [Class(self.module, statement, self.cls)]
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -396,11 +408,11 @@ class Scope:
                 return [source or Doubt(f"no module named {statement.module!r}")]
         source = self.source(statement)
         if isinstance(source, Module):
-            if self.typing and self.module.has("_LazyModule(") and not may_list(source, name):
+            if self.typing and self.module.has("_LazyModule(") and not may_be_in_all(source, name):
                 return None
             return self.names.exports(source, name) if source is not self.module else None
         return None if source is None else [source]
 
     def ordered(self, statements: Sequence[ast.stmt], name: str) -> Sequence[ast.stmt]:
-        """Returns statements in the order in which the last one counts."""
+        """Returns statements in the order in which a later binding replaces an earlier one."""
         return stars_last(statements, name) if self.typing else statements

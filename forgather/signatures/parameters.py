@@ -1,8 +1,8 @@
-"""Parameters of functions in source, and the calls that their `*args` and `**kwargs` are handed to.
+"""The parameters of functions in source code, and the calls that their `*args` and `**kwargs` are passed to.
 
-Takes a function in source, gives parameters in call order, and where keywords go. Keeps true: what is merged from
-several functions accepts at least what the real call accepts; a `Handing` is `closed` only where every keyword surely
-reaches one of its calls, or is refused.
+Takes a function; gives its parameters in call order, and how it uses its keywords. Parameters that are merged from
+several functions accept at least what the real call accepts. A `KeywordForwarding` is `closed` only if every keyword
+certainly reaches one of its calls, or is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from forgather.signatures.decorators import walk_own
+from forgather.signatures.decorators import walk_body
 from forgather.signatures.results import UNKNOWN, Annotation, Default
 
 POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
@@ -25,7 +25,7 @@ OPTIONAL = Default("...")
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One parameter."""
+    """A parameter; unlike `inspect.Parameter` it is cheap to make, and is not validated."""
 
     name: str
     kind: inspect._ParameterKind
@@ -34,12 +34,12 @@ class Param:
 
     @property
     def is_named(self) -> bool:
-        """Whether a keyword can give it."""
+        """Whether it can be given by keyword."""
         return self.kind in (EITHER, KEYWORD)
 
     @property
     def is_positional(self) -> bool:
-        """Whether a position can give it."""
+        """Whether it can be given by position."""
         return self.kind in (EITHER, POSITIONAL)
 
 
@@ -50,8 +50,8 @@ def parameters_of(arguments: ast.arguments, describe: Describe) -> list[Param]:
     """Returns the parameters of a function.
 
     Args:
-        arguments: as the source has them.
-        describe: makes an annotation of an expression.
+        arguments: the parameters in the syntax tree.
+        describe: returns the `Annotation` of an expression.
     """
     found: list[Param] = []
     positional = [*arguments.posonlyargs, *arguments.args]
@@ -76,7 +76,9 @@ def _param(argument: ast.arg, kind: inspect._ParameterKind, expression: ast.expr
 
 
 def with_default(annotation: Annotation | None, default: Default | None) -> Annotation | None:
-    """Returns an annotation that accepts the default too; one that denies its own default is not believed."""
+    """Returns an annotation that also accepts the default, as in `x: int = None`; one that excludes its own default
+    accepts anything.
+    """
     if annotation is None or annotation.accepts is None or default is None or default.value is UNKNOWN:
         return annotation
     word = "none" if default.value is None else type(default.value).__name__
@@ -86,7 +88,7 @@ def with_default(annotation: Annotation | None, default: Default | None) -> Anno
 
 
 def default_of(expression: ast.expr) -> Default:
-    """Returns the default that an expression writes."""
+    """Returns the default that an expression gives; its value is `UNKNOWN` if it is not a literal."""
     if isinstance(expression, ast.Constant):
         known = expression.value is not Ellipsis and not isinstance(expression.value, complex)
         return Default(repr(expression.value), expression.value if known else UNKNOWN)
@@ -98,13 +100,13 @@ def default_of(expression: ast.expr) -> Default:
 
 
 def merged(own: Sequence[Param], names: Sequence[Param], *, star: Sequence[Param] | None, stars: bool) -> list[Param]:
-    """Returns the parameters of a function that hands its `*args` and `**kwargs` on.
+    """Returns the parameters of a function that passes its `*args` and `**kwargs` on.
 
     Args:
         own: its own parameters.
-        names: what its `**kwargs` may hold.
-        star: what its `*args` may hold, in order; None where they stay as they are.
-        stars: whether its `**kwargs` take any other name too.
+        names: the parameters that its `**kwargs` can fill.
+        star: the parameters that its `*args` can fill, in order; None to keep `*args`.
+        stars: whether its `**kwargs` accept other names, too.
     """
     taken = {p.name for p in own if p.is_named}
     hidden = {p.name for p in own if p.kind is POSITIONAL}
@@ -121,7 +123,7 @@ def merged(own: Sequence[Param], names: Sequence[Param], *, star: Sequence[Param
         positional.append(replace(param, default=default))
     for param in names:
         if param.name in hidden:
-            # `def f(a, /, **more)`: `more` may hold an `a` of its own.
+            # In `def f(a, /, **more)` the keyword `a` is not the parameter, and goes to `more`.
             stars = True
         elif param.name not in taken and param.is_named:
             taken.add(param.name)
@@ -138,7 +140,7 @@ def merged(own: Sequence[Param], names: Sequence[Param], *, star: Sequence[Param
 
 
 def _without_name_clash(param: Param, names: Collection[str]) -> Param:
-    """Returns a `*` or `**` parameter under a name that no other parameter has; nothing is given by its name."""
+    """Returns a `*` or `**` parameter with a unique name; the name does not matter, because no call uses it."""
     if param.kind not in (STAR, STARS):
         return param
     name = param.name
@@ -148,7 +150,12 @@ def _without_name_clash(param: Param, names: Collection[str]) -> Param:
 
 
 def without_first(params: Sequence[Param], count: int = 1) -> list[Param] | None:
-    """Returns parameters without the first `count` that positions give; None where there are not so many."""
+    """Returns parameters without the first `count` positional ones; None if there are fewer.
+
+    Args:
+        params: the parameters.
+        count: the number of positional arguments that are already given.
+    """
     rest = list(params)
     for _ in range(count):
         if rest and rest[0].is_positional:
@@ -159,7 +166,11 @@ def without_first(params: Sequence[Param], count: int = 1) -> list[Param] | None
 
 
 def as_signature(params: Sequence[Param]) -> inspect.Signature:
-    """Returns parameters as a signature."""
+    """Returns parameters as a signature.
+
+    Raises:
+        ValueError: they contradict each other, as two parameters of one name do.
+    """
     empty = inspect.Parameter.empty
     made = [
         inspect.Parameter(
@@ -173,14 +184,19 @@ def as_signature(params: Sequence[Param]) -> inspect.Signature:
     return inspect.Signature(made)
 
 
-def opened(params: Sequence[Param]) -> list[Param]:
-    """Returns parameters of a constructor that was replaced by one which takes anything."""
+def accepting_anything(params: Sequence[Param]) -> list[Param]:
+    """Returns the parameters of a constructor that was replaced by one with `*args` and `**kwargs`, all optional."""
     named = [replace(p, kind=KEYWORD, default=p.default or OPTIONAL) for p in params if p.is_named]
     return [Param("args", STAR), *named, Param("kwargs", STARS)]
 
 
-def after(call: ast.Call, target: Sequence[Param]) -> list[Param]:
-    """Returns what is left of the parameters of a call's target, after the arguments that the call gives itself."""
+def remaining_after(call: ast.Call, target: Sequence[Param]) -> list[Param]:
+    """Returns the parameters of a called function that the call itself does not fill.
+
+    Args:
+        call: the call.
+        target: the parameters of the called function.
+    """
     rest = list(target)
     for argument in call.args:
         if isinstance(argument, ast.Starred):
@@ -191,8 +207,8 @@ def after(call: ast.Call, target: Sequence[Param]) -> list[Param]:
     return [p for p in rest if p.name not in given or not p.is_named]
 
 
-def optional(params: Sequence[Param]) -> list[Param]:
-    """Returns parameters of which none must be given."""
+def all_optional(params: Sequence[Param]) -> list[Param]:
+    """Returns parameters that are all optional."""
     return [p if p.default is not None or p.kind in (STAR, STARS) else replace(p, default=OPTIONAL) for p in params]
 
 
@@ -200,15 +216,15 @@ _TAKING = ("pop", "get", "setdefault")
 
 
 @dataclass
-class Handing:
-    """What becomes of the keywords of a function.
+class KeywordForwarding:
+    """How a function uses the keywords in its `**kwargs`.
 
     Args:
-        closed: whether each keyword is taken out by name, or handed on to one of `calls`.
-        names: taken out by name.
-        calls: what gets the others.
-        sure: whether there is one call, and it is always reached.
-        filled: whether the function adds or changes keywords before it hands them on.
+        closed: whether each keyword is either read by name, or passed to one of `calls`.
+        names: keywords that are read by name, each with the expression of its default.
+        calls: the calls that get `**kwargs`.
+        sure: whether there is exactly one such call, and it is always reached.
+        filled: whether the function adds or changes keywords before it passes them on.
     """
 
     closed: bool = False
@@ -218,54 +234,59 @@ class Handing:
     filled: bool = False
 
 
-def handing_of(node: ast.FunctionDef | ast.AsyncFunctionDef, stars: str) -> Handing:
-    """Returns what becomes of the keywords that `**stars` takes."""
-    handing = Handing()
+def keyword_forwarding(node: ast.FunctionDef | ast.AsyncFunctionDef, stars: str) -> KeywordForwarding:
+    """Returns how a function uses its keywords.
+
+    Args:
+        node: the function.
+        stars: the name of its `**kwargs` parameter.
+    """
+    forwarding = KeywordForwarding()
     known: set[int] = set()
-    for inner in walk_own(node.body):
+    for inner in walk_body(node.body):
         if isinstance(inner, ast.Call):
-            _read_call(inner, stars, handing, known)
+            _read_call(inner, stars, forwarding, known)
         elif isinstance(inner, ast.Subscript) and _is(inner.value, stars):
             if not isinstance(inner.slice, ast.Constant) or not isinstance(inner.slice.value, str):
-                return Handing()
+                return KeywordForwarding()
             known.add(id(inner.value))
-            handing.names.setdefault(inner.slice.value, None)
-            handing.filled |= not isinstance(inner.ctx, ast.Load)
+            forwarding.names.setdefault(inner.slice.value, None)
+            forwarding.filled |= not isinstance(inner.ctx, ast.Load)
         elif isinstance(inner, ast.Compare) and _is(inner.comparators[-1], stars) and len(inner.ops) == 1:
             if isinstance(inner.left, ast.Constant) and isinstance(inner.ops[0], ast.In | ast.NotIn):
                 known.add(id(inner.comparators[-1]))
-                handing.names.setdefault(str(inner.left.value), None)
+                forwarding.names.setdefault(str(inner.left.value), None)
     refused = _refuses_rest(node, stars, known)
     for inner in ast.walk(node):
         if isinstance(inner, ast.Name) and inner.id == stars and id(inner) not in known:
-            return Handing()
-    reached = [_surely(node.body, call) for call in handing.calls]
-    handing.closed = refused or any(reached)
-    handing.sure = reached == [True]
-    return handing
+            return KeywordForwarding()
+    reached = [_is_always_reached(node.body, call) for call in forwarding.calls]
+    forwarding.closed = refused or any(reached)
+    forwarding.sure = reached == [True]
+    return forwarding
 
 
 def _is(node: ast.expr, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 
-def _read_call(call: ast.Call, stars: str, handing: Handing, known: set[int]) -> None:
+def _read_call(call: ast.Call, stars: str, forwarding: KeywordForwarding, known: set[int]) -> None:
     for keyword in call.keywords:
         if keyword.arg is None and _is(keyword.value, stars):
             known.add(id(keyword.value))
-            handing.calls.append(call)
+            forwarding.calls.append(call)
     function = call.func
     if isinstance(function, ast.Attribute) and _is(function.value, stars):
         first = call.args[0] if call.args else None
         if function.attr in _TAKING and isinstance(first, ast.Constant) and isinstance(first.value, str):
             known.add(id(function.value))
             default = call.args[1] if len(call.args) > 1 else None
-            handing.names[first.value] = default
-            handing.filled |= function.attr == "setdefault"
+            forwarding.names[first.value] = default
+            forwarding.filled |= function.attr == "setdefault"
 
 
 def _refuses_rest(node: ast.FunctionDef | ast.AsyncFunctionDef, stars: str, known: set[int]) -> bool:
-    """Returns whether a function raises where keywords are left over: `if kwargs: raise`."""
+    """Returns whether a function raises if keywords remain: `if kwargs: raise`."""
     refuses = False
     for statement in node.body:
         if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Raise):
@@ -275,45 +296,52 @@ def _refuses_rest(node: ast.FunctionDef | ast.AsyncFunctionDef, stars: str, know
             if _is(test, stars):
                 known.update(id(n) for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == stars)
                 refuses = True
-        if _may_leave(statement) and not refuses:
+        if _may_return(statement) and not refuses:
             return False
     return refuses
 
 
-def _may_leave(statement: ast.stmt) -> bool:
-    return any(isinstance(n, ast.Return | ast.Yield | ast.YieldFrom) for n in walk_own([statement]))
+def _may_return(statement: ast.stmt) -> bool:
+    return any(isinstance(n, ast.Return | ast.Yield | ast.YieldFrom) for n in walk_body([statement]))
 
 
-def _surely(body: list[ast.stmt], call: ast.Call) -> bool:
-    """Returns whether a call is reached whenever the body runs to its end."""
+def _is_always_reached(body: list[ast.stmt], call: ast.Call) -> bool:
+    """Returns whether a call is reached whenever the body runs to its end without an exception."""
     for statement in body:
         if isinstance(statement, ast.With | ast.AsyncWith):
-            if _surely(statement.body, call) and not _may_swallow(statement):
+            if _is_always_reached(statement.body, call) and not _may_suppress(statement):
                 return True
         elif isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.Return):
-            if statement.value is not None and _at_once(statement.value, call):
+            if statement.value is not None and _is_unconditional(statement.value, call):
                 return True
-        if _may_leave(statement):
+        if _may_return(statement):
             return False
     return False
 
 
-def _may_swallow(statement: ast.With | ast.AsyncWith) -> bool:
-    """Returns whether a `with` may go on after what its body raises, as `contextlib.suppress` does."""
+def _may_suppress(statement: ast.With | ast.AsyncWith) -> bool:
+    """Returns whether a `with` may suppress an exception of its body, as `contextlib.suppress` does."""
     return any("suppress" in ast.unparse(item.context_expr) for item in statement.items)
 
 
-def _at_once(expression: ast.expr, call: ast.Call) -> bool:
-    """Returns whether a call is part of an expression, and no condition stands before it."""
+def _is_unconditional(expression: ast.expr, call: ast.Call) -> bool:
+    """Returns whether evaluating an expression always makes a call: no condition or comprehension surrounds it."""
     if expression is call:
         return True
     if isinstance(expression, ast.IfExp | ast.BoolOp | ast.Lambda | ast.ListComp | ast.GeneratorExp | ast.DictComp):
         return False
-    return any(_at_once(inner, call) for inner in ast.iter_child_nodes(expression) if isinstance(inner, ast.expr))
+    return any(
+        _is_unconditional(inner, call) for inner in ast.iter_child_nodes(expression) if isinstance(inner, ast.expr)
+    )
 
 
 def is_local(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
-    """Returns whether a name is bound inside of a function."""
+    """Returns whether a name is a local variable of a function.
+
+    Args:
+        node: the function; the set of its local names is stored on it.
+        name: the name.
+    """
     bound: frozenset[str] | None = getattr(node, "bound_names", None)
     if bound is None:
         bound = frozenset(_bound_names(node))

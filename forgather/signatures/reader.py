@@ -1,8 +1,8 @@
-"""The reader: names of constructors to signatures, and the answers that are kept between commands.
+"""The reader of signatures, and its cache between commands.
 
-Takes "module:symbol.path", "path/file.py:symbol", ".module:symbol" or a builtin's name; gives a `Callee` or `Unknown`.
-Keeps true: what was read before, and has not changed, is not read again; nothing is imported; entries of the store are
-data, and a damaged one counts as none.
+Takes "module:symbol.path", "path/file.py:symbol", ".module:symbol" or the name of a builtin; gives a `Callee` or
+`Unknown`. Nothing is imported. A signature is read again only if a file that it was read from has changed. Entries of
+the cache are plain data, and a damaged entry is ignored.
 """
 
 from __future__ import annotations
@@ -26,40 +26,43 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """Reads signatures for one command.
+    """Reads the signatures of constructors, each once.
 
     Args:
         project_dir: folder that file imports are relative to.
         system_path: further folders that constructors may be imported from.
-        cache_dir: private folder for what was read; None keeps nothing.
+        cache_dir: private folder of the cache; None for no cache.
     """
 
     def __init__(self, project_dir: str, *, system_path: Sequence[str] = (), cache_dir: str | None = None) -> None:
         self.project_dir = os.path.abspath(project_dir)
-        self._ours = tuple(system_path)
+        self._own_folders = tuple(system_path)
         self._finder = Finder([*sys.path, *(folder for folder in system_path if folder not in sys.path)])
         self._store = None if cache_dir is None else Store(cache_dir, self._finder, system_path)
         self._engine: Engine | None = None
         self._known: dict[tuple[str, tuple[str, ...]], Callee | Unknown | ForgatherError] = {}
 
     def read(self, constructor: str, searchpath: Sequence[str] = ()) -> Callee | Unknown:
-        """Returns how a constructor may be called.
+        """Returns the signature of a constructor.
 
         Args:
-            constructor: as a node holds it.
+            constructor: the constructor as the config writes it.
             searchpath: the `submodule_searchpath` of the call.
 
         Raises:
-            ResolveError: there surely is no such module, file or symbol.
+            ResolveError: FG320, FG321, FG322, FG323, FG324, FG325, the constructor certainly does not exist, or cannot
+                be called.
             SyntaxFault: FG326, a file of the project is not valid Python.
         """
         folders = tuple(self._absolute(folder) for folder in searchpath)
         key = constructor, folders
         if key not in self._known:
             try:
-                self._known[key] = self._read(constructor, folders) if ":" in constructor else self._short(constructor)
+                self._known[key] = (
+                    self._read(constructor, folders) if ":" in constructor else self._read_builtin(constructor)
+                )
             except ForgatherError as error:
-                # What there is not is looked for once, too: the search for near names is the long part.
+                # Errors are cached, too: the search for similar names takes longer than the rest.
                 self._known[key] = error
         known = self._known[key]
         if isinstance(known, ForgatherError):
@@ -67,24 +70,23 @@ class Reader:
         return known
 
     def lineage(self, constructor: str, searchpath: Sequence[str], package: str, names: Collection[str]) -> Lineage:
-        """Returns what a class comes from, and which of some names it binds in front of the classes of a package.
-
-        Nothing of this is kept: it is asked for classes of the user's own.
+        """Returns the base classes of a class, and which of the given names it or its own bases define.
 
         Args:
-            constructor: as a node holds it.
+            constructor: the class as the config writes it.
             searchpath: the `submodule_searchpath` of the call.
-            package: the package whose classes end the search.
+            package: the package whose classes are not searched for the names.
             names: the names to look for.
         """
+        # Not cached between commands: only classes of the user are looked up.
         folders = tuple(self._absolute(folder) for folder in searchpath)
         try:
-            return self._reading().lineage(constructor, folders, package, names)
+            return self._get_engine().lineage(constructor, folders, package, names)
         except (ForgatherError, RecursionError, SyntaxError):
             return Lineage((), ())
 
-    def lacks(self, module: str) -> ResolveError | None:
-        """Returns the error that importing a library's module gives; None where it exists, or may."""
+    def missing_module(self, module: str) -> ResolveError | None:
+        """Returns the error that importing a module of a library would raise; None if the module may exist."""
         if self._finder.find(module) is not None:
             return None
         try:
@@ -101,37 +103,37 @@ class Reader:
             around = folders if place.startswith(".") and "/" not in place else (os.path.dirname(file), *folders)
             package = self._finder.package(tuple(os.path.realpath(folder) for folder in dict.fromkeys(around)))
             name = f"{package}\0{file}\0{constructor}"
-        kept = self._store.find(name) if self._store else None
+        kept = self._store.get(name) if self._store else None
         if kept is not None:
             return kept
         try:
-            answer, used = self._reading().read(constructor, folders)
+            answer, used = self._get_engine().read(constructor, folders)
         except RecursionError:
             return Unknown(constructor, "its definition is nested too deeply")
         except SyntaxError:
             return Unknown(constructor, "a library that it refers to is not valid Python")
         if self._store:
-            self._store.keep(name, answer, used)
+            self._store.put(name, answer, used)
         return answer
 
-    def _reading(self) -> Engine:
+    def _get_engine(self) -> Engine:
         if self._engine is None:
             from forgather.signatures.engine import Engine
 
-            self._engine = Engine(self.project_dir, self._finder, self._ours)
+            self._engine = Engine(self.project_dir, self._finder, self._own_folders)
         return self._engine
 
-    def _short(self, name: str) -> Callee | Unknown:
-        # Python takes milliseconds to tell the signature of what is written in C.
-        kept = self._store.find(name) if self._store else None
+    def _read_builtin(self, name: str) -> Callee | Unknown:
+        # `inspect.signature` takes milliseconds for a builtin that is written in C.
+        kept = self._store.get(name) if self._store else None
         if kept is None:
-            from forgather.signatures.engine import known_callee
+            from forgather.signatures.engine import builtin_callee
 
-            kept = known_callee(name)
+            kept = builtin_callee(name)
             if self._store:
                 module = "forgather.config.builtin_names"
                 found = self._finder.find(module)
-                self._store.keep(name, kept, [(module, found.read if found else None)])
+                self._store.put(name, kept, [(module, found.read if found else None)])
         return kept
 
     def _absolute(self, folder: str) -> str:
@@ -145,50 +147,58 @@ _KINDS = tuple(inspect._ParameterKind)
 
 
 class Store:
-    """Entries in a private folder.
+    """The cache of signatures in a private folder.
+
+    A signature that depends on no file of the project is stored for all projects, so that the first check of a new
+    project reads no library again.
 
     Args:
-        folder: where they lie.
-        finder: tells where modules are now.
-        ours: folders of the finder's path that belong to one project. What no file in them decides is kept for every
-            project: the first check of a new one reads no library again.
+        folder: the folder of the cache.
+        finder: finds the current files of modules.
+        ours: folders of the finder's path that belong to one project.
     """
 
     def __init__(self, folder: str, finder: Finder, ours: Iterable[str] = ()) -> None:
         self._folder, self._finder = folder, finder
-        self._ours = tuple(os.path.join(os.path.abspath(path), "") for path in ours)
+        self._own_folders = tuple(os.path.join(os.path.abspath(path), "") for path in ours)
         path = [os.path.join(os.path.abspath(path), "") for path in finder.path]
-        self._everyone = [path for path in path if path not in self._ours]
-        self._project = path
+        self._shared_path = [path for path in path if path not in self._own_folders]
+        self._project_path = path
         self._digest = Digests()
 
-    def find(self, name: str) -> Callee | Unknown | None:
-        """Returns what is kept under a name; None where there is nothing, or it does not hold any more."""
-        kept = self._read(self._file(name, self._everyone))
-        return self._read(self._file(name, self._project)) if kept is None and self._ours else kept
+    def get(self, name: str) -> Callee | Unknown | None:
+        """Returns the cached signature of a name; None if there is none, or one of its source files has changed."""
+        kept = self._read(self._file(name, self._shared_path))
+        return self._read(self._file(name, self._project_path)) if kept is None and self._own_folders else kept
 
     def _read(self, file: str) -> Callee | Unknown | None:
         facts = read_cached(file, FORM)
         if facts is None:
             return None
         try:
-            return _restored(facts) if self._holds(facts["made_from"]) else None
+            return _restored(facts) if self._is_current(facts["made_from"]) else None
         except (KeyError, TypeError, ValueError, IndexError):
             return None
 
-    def _holds(self, made_from: list[tuple[str, str | None, str | None]]) -> bool:
+    def _is_current(self, made_from: list[tuple[str, str | None, str | None]]) -> bool:
         for module, file, digest in made_from:
             found = self._finder.find(module)
             if (found.read if found else None) != file or (file is not None and self._digest(file) != digest):
                 return False
         return True
 
-    def keep(self, name: str, answer: Callee | Unknown, used: Iterable[tuple[str, str | None]]) -> None:
-        """Keeps an answer, with the modules that decided it."""
+    def put(self, name: str, answer: Callee | Unknown, used: Iterable[tuple[str, str | None]]) -> None:
+        """Stores a signature.
+
+        Args:
+            name: the constructor.
+            answer: its signature.
+            used: the modules that it was read from, each with its file; None for a module that does not exist.
+        """
         made_from = [(module, file, file and self._digest(file)) for module, file in sorted(used, key=str)]
         if all(file is None or digest is not None for _, file, digest in made_from):
-            is_own = any(file is not None and file.startswith(self._ours) for _, file, _ in made_from)
-            path = self._project if is_own else self._everyone
+            is_own = any(file is not None and file.startswith(self._own_folders) for _, file, _ in made_from)
+            path = self._project_path if is_own else self._shared_path
             write_cached(self._file(name, path), FORM, {**_plain(answer), "made_from": made_from})
 
     def _file(self, name: str, path: list[str]) -> str:

@@ -1,7 +1,7 @@
-"""What is known of a constructor, as data.
+"""The records that a `Reader` returns.
 
-Takes nothing, gives the records that a `Reader` returns. Keeps true: a signature may accept more than the real callable
-does, never less; an annotation that is not understood accepts anything.
+A signature may accept more than the real callable does, but never less. An annotation that is not understood accepts
+anything.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class _UnknownValue:
 
 
 UNKNOWN = _UnknownValue()
-"""A default that is no literal."""
+"""The value of a default that is not a literal."""
 
 
 class Default(NamedTuple):
-    """What a parameter is when the call does not give it.
+    """The default of a parameter.
 
     Args:
-        text: as the source writes it.
-        value: the literal; `UNKNOWN` where it is none.
+        text: its source.
+        value: its value if it is a literal, else `UNKNOWN`.
     """
 
     text: str
@@ -39,12 +39,12 @@ class Default(NamedTuple):
 
 
 class Annotation(NamedTuple):
-    """What a parameter takes, or what a call gives.
+    """The annotation of a parameter or of a result.
 
     Args:
-        text: as the source writes it; "" where it writes nothing.
-        accepts: words out of "none bool int float str bytes list tuple dict callable iterable type" and
-            "instance:<module>:<Class>"; None where anything may go.
+        text: its source; "" if there is none.
+        accepts: the kinds of values that it accepts: words out of "none bool int float str bytes list tuple dict
+            callable iterable type", and "instance:<module>:<Class>"; None if it accepts anything.
     """
 
     text: str
@@ -55,17 +55,17 @@ NO_ANNOTATION = Annotation("")
 
 
 class Callee(NamedTuple):
-    """How a constructor may be called.
+    """The signature of a constructor.
 
     Args:
-        name: how messages call it ("AdamW").
-        signatures: what it accepts: a call fits when it fits one of them. A default is a `Default`, an annotation an
+        name: its name in messages ("AdamW").
+        signatures: a call is accepted if it matches one of them. Defaults are of type `Default`, annotations of type
             `Annotation`.
         kind: "class" or "function".
-        span: where it is defined; None for a builtin.
-        gives: what a call gives.
-        callable_instance: whether what a call gives can be called; None where that is unknown.
-        other_names: further keywords that a class takes for its own, by its `attribute_map` (as transformers' configs).
+        span: the place of its definition; None for a builtin.
+        gives: the result of a call.
+        callable_instance: whether the result of a call is callable; None if that is unknown.
+        other_names: further keywords that a class accepts by its `attribute_map`, as configs of transformers do.
     """
 
     name: str
@@ -78,11 +78,11 @@ class Callee(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """A constructor whose signature source does not tell.
+    """A constructor whose signature cannot be read from source.
 
     Args:
-        constructor: as the config names it.
-        reason: why it is not known.
+        constructor: the constructor as the config writes it.
+        reason: why its signature is unknown.
     """
 
     constructor: str
@@ -90,12 +90,12 @@ class Unknown(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A name that a class of the user's binds.
+    """A method or attribute that a class of the user defines.
 
     Args:
         owner: the class.
-        name: what it binds.
-        span: where.
+        name: the name.
+        span: the place of the definition.
     """
 
     owner: str
@@ -104,11 +104,11 @@ class Member(NamedTuple):
 
 
 class Lineage(NamedTuple):
-    """What a class comes from, and what it adds to that.
+    """The bases of a class, and the names that were looked for in it.
 
     Args:
-        bases: dotted names of the class and those behind it, in Python's order.
-        members: what the classes in front of the first base that was asked for bind, of the names that were asked for.
+        bases: the dotted names of its method resolution order.
+        members: the definitions of the names that were looked for, in the classes outside the excluded package.
     """
 
     bases: tuple[str, ...]

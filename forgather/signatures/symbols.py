@@ -1,7 +1,8 @@
-"""Names of libraries whose meaning is known without reading them.
+"""The symbols that a name in source code can stand for, and library names whose meaning is known without their source.
 
-Takes a dotted name, gives what it does. Keeps true: only what is certain stands here; everything else is read from
-source, or is unknown.
+`Thing` is the union of all kinds of symbols: modules, classes, functions, partials, named tuples, other values, names
+that are recognized (`Ref`), and a `Doubt` with the reason why the meaning is unknown. The tables of recognized names
+contain only names whose effect on signatures is certain.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from forgather.signatures.lazy_ast import Block, Parsed, Text, body_of
 from forgather.signatures.module_finder import Found
 
-# Calls, or decorators with or without arguments, that return a callable of the same signature.
+# Functions, and decorators with or without arguments, that return a callable of the same signature.
 SAME = frozenset(
     """
     abc.abstractmethod contextlib.contextmanager contextlib.asynccontextmanager functools.cache functools.lru_cache
@@ -35,7 +36,7 @@ SAME = frozenset(
     transformers.utils.import_utils.requires
     """.split()
 )
-# Members of the standard library that are judged by name.
+# Names of the standard library that are recognized: reading their source would not show what they do.
 BY_NAME = frozenset(
     """
     dataclasses.dataclass dataclasses.field dataclasses.KW_ONLY dataclasses.InitVar dataclasses.Field
@@ -44,31 +45,31 @@ BY_NAME = frozenset(
     abc.ABC abc.ABCMeta types.SimpleNamespace
     """.split()
 )
-# Modules all of whose names are judged by name.
+# Modules of which every name is recognized.
 TYPING = frozenset(("typing", "typing_extensions", "collections.abc", "numbers"))
-# Bases that have no constructor of their own.
+# Base classes without a constructor.
 EMPTY_BASES = frozenset(
     """
     abc.ABC typing.Generic typing.Protocol typing_extensions.Protocol typing_extensions.Generic builtins.object
     """.split()
 )
-# Mutable bases whose `__new__` takes anything: an `__init__` below them decides.
+# Mutable base classes whose `__new__` accepts any arguments, so that the `__init__` of a subclass decides.
 OPEN_NEW = frozenset("builtins.dict builtins.list builtins.set builtins.bytearray collections.OrderedDict".split())
 CODE_FREE_METACLASSES = frozenset(("abc.ABCMeta", "builtins.type"))
 
 
 def is_by_name(dotted: str) -> bool:
-    """Returns whether a name of a library is judged by name, and its source not read."""
+    """Returns whether a name of a library is recognized, so that its source is not read."""
     return dotted in SAME or dotted in BY_NAME or dotted.rpartition(".")[0] in TYPING
 
 
 class Module:
-    """A module's source.
+    """The source code of a module, parsed on first use.
 
     Args:
-        found: where it is.
-        text: its text; None where it has no source.
-        is_stub: whether the text is that of a `.pyi` file.
+        found: the file of the module.
+        text: its source; None for a module without source.
+        is_stub: whether the source is a `.pyi` file.
     """
 
     __slots__ = ("found", "is_stub", "text", "_block", "_has", "_is_broken")
@@ -86,7 +87,7 @@ class Module:
 
     @property
     def file(self) -> str | None:
-        """Its source file."""
+        """The file of its source; None if it has none."""
         return self.found.stub if self.is_stub else self.found.file
 
     @property
@@ -101,12 +102,12 @@ class Module:
 
     @property
     def is_broken(self) -> bool:
-        """Whether it is no valid Python, as far as it was read."""
+        """Whether a syntax error was found in the part of its source that has been parsed."""
         _ = self.block
         return self._is_broken
 
     def has(self, word: str) -> bool:
-        """Returns whether its text holds a piece of text."""
+        """Returns whether its source contains a piece of text."""
         if word not in self._has:
             self._has[word] = self.text is not None and word in self.text.text
         return self._has[word]
@@ -114,7 +115,14 @@ class Module:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Class:
-    """A class statement, the module it stands in, and the attributes that a function has set on it."""
+    """A class in source code.
+
+    Args:
+        module: its module.
+        node: its statement.
+        outer: the class that it is defined in; None at the top level of the module.
+        altered: attributes that a decorator sets on it.
+    """
 
     module: Module
     node: ast.ClassDef
@@ -123,7 +131,7 @@ class Class:
 
     @property
     def name(self) -> str:
-        """Its name, with those of the classes around it."""
+        """Its qualified name: with the names of the classes that it is defined in."""
         return f"{self.outer.name}.{self.node.name}" if self.outer else self.node.name
 
     @property
@@ -134,7 +142,14 @@ class Class:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """A function statement; `owner` is the class that it was looked up on, `home` the one it stands in."""
+    """A function or method in source code.
+
+    Args:
+        module: its module.
+        node: its statement.
+        home: the class that it is defined in; None for a function.
+        owner: the class that it was looked up on: `home` or a subclass.
+    """
 
     module: Module
     node: ast.FunctionDef | ast.AsyncFunctionDef
@@ -149,7 +164,13 @@ class Function:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partial:
-    """`functools.partial` of something, with the number of positional arguments and the names of the keywords."""
+    """A call of `functools.partial`.
+
+    Args:
+        inner: the callable.
+        args: the number of positional arguments.
+        keywords: the names of the keyword arguments.
+    """
 
     inner: Any
     args: int
@@ -158,7 +179,12 @@ class Partial:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tuples:
-    """What `collections.namedtuple` makes: names of the fields, and how many of the last have a default."""
+    """A class made by `collections.namedtuple`.
+
+    Args:
+        fields: the names of the fields.
+        defaults: the number of fields with a default; these are the last ones.
+    """
 
     fields: tuple[str, ...]
     defaults: int
@@ -166,14 +192,14 @@ class Tuples:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A name that is judged by name ("typing.Generic", "builtins.dict")."""
+    """A name of a library that is recognized ("typing.Generic", "builtins.dict")."""
 
     dotted: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """A value that is no class, function or module; `node` is the expression it came from."""
+    """A value that is neither a class nor a function nor a module; `node` is its expression."""
 
     module: Module
     node: ast.expr
@@ -181,7 +207,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """What cannot be known, and why."""
+    """A symbol whose meaning is unknown, with the reason."""
 
     reason: str
 
@@ -190,7 +216,7 @@ Thing = Module | Class | Function | Partial | Tuples | Ref | Value | Doubt
 
 
 def dotted_name(thing: Thing) -> str:
-    """Returns the dotted name of what was found; "" where it has none."""
+    """Returns the dotted name of a symbol; "" if it has none."""
     if isinstance(thing, Ref):
         return thing.dotted
     if isinstance(thing, Class | Function):
@@ -199,7 +225,7 @@ def dotted_name(thing: Thing) -> str:
 
 
 def foreign(module: Module) -> Doubt:
-    """Returns the doubt about what a compiled module holds."""
+    """Returns the `Doubt` for a name of a compiled module."""
     return Doubt(f"{module.name!r} is not written in Python")
 
 
@@ -207,7 +233,11 @@ Line = list[Class | Ref | Doubt]
 
 
 def merge(chains: list[Line]) -> Line:
-    """Joins lines of bases as Python does (C3)."""
+    """Returns the method resolution order that results from those of the base classes.
+
+    Source:
+        C3 linearization, as in Python's `type.mro`.
+    """
     merged: Line = []
     while chains := [chain for chain in chains if chain]:
         for chain in chains:
@@ -230,7 +260,7 @@ def _same(one: Class | Ref | Doubt, other: Class | Ref | Doubt) -> bool:
 
 
 def named_tuple(call: ast.Call) -> Thing:
-    """Returns what a call of `collections.namedtuple` makes."""
+    """Returns the class that a call of `collections.namedtuple` makes; a `Doubt` if its fields are not literals."""
     if len(call.args) != 2 or any(keyword.arg not in ("defaults", "module") for keyword in call.keywords):
         return Doubt("a named tuple whose fields are computed in code")
     defaults = 0
@@ -248,7 +278,7 @@ def named_tuple(call: ast.Call) -> Thing:
 
 
 def is_generic(thing: Thing) -> bool:
-    """Returns whether `thing[...]` is constructed like the thing itself."""
+    """Returns whether `thing[...]` is constructed like `thing`."""
     if isinstance(thing, Ref):
         return thing.dotted in EMPTY_BASES or not thing.dotted.startswith("typing")
     return isinstance(thing, Class | Doubt)

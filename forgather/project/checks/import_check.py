@@ -35,7 +35,7 @@ def check_imports(subject: Subject) -> Iterator[Diagnostic]:
         for found in _IMPORT.finditer(text):
             name = found[1] or found[2]
             line = text.count("\n", 0, found.start()) + 1
-            error = reader.lacks(name)
+            error = reader.missing_module(name)
             if error is not None and _is_statement(text, line, name):
                 yield Diagnostic(
                     code=error.code,
