@@ -1,8 +1,8 @@
-"""Graph to Python source.
+"""Generates a Python module from a graph.
 
-Takes a graph and target names, gives a module that builds the same objects by plain calls. Keeps true: the module
-needs no part of the config layer; it makes the calls of `config.materialize` in its order, shares what that shares,
-and is laid out as `ruff format` would do it.
+Takes a graph and names of targets; gives the source of a module that builds the same objects by plain calls. The module
+does not need the configuration tower. It makes the same calls as `config.materialize`, in the same order and with the
+same sharing of objects, and `ruff format` leaves it unchanged.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class PythonCode:
 
     Args:
         text: its source.
-        targets: what its function `build` returns: the object of one, a dict of several.
+        targets: the targets that its function `build` returns: one object, or a dict of several.
         parameters: the parameter of `build` for each variable of the config.
-        imports: what of the config it imports: "module:symbol", and files.
+        imports: the imports that the config names: "module:symbol", and files.
     """
 
     text: str
@@ -52,11 +52,16 @@ class PythonCode:
 
 
 def emit_python(graph: Graph, targets: Names[str] = ("main",), setting: Setting | None = None) -> PythonCode:
-    """Returns a module whose `build()` gives what constructing the targets gives.
+    """Returns a module whose function `build` returns the same objects as the construction of the targets.
+
+    Args:
+        graph: the graph.
+        targets: the names of the targets.
+        setting: facts about the module's place and its config; None for the defaults.
 
     Raises:
-        UnknownTargetError: a target that the graph does not have.
-        GraphError: something that Python without the config layer cannot say (FG331), or that cannot be built at all.
+        UnknownTargetError: the graph has no such target.
+        GraphError: FG331, plain Python has no equivalent; FG304, FG305, FG330, FG332, the config cannot be built.
     """
     setting = setting or Setting()
     wanted = list(dict.fromkeys(targets))
@@ -119,15 +124,15 @@ _FILE_NEEDS = ("os", "sys", "hashlib", "importlib", "importlib.machinery", "impo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where the generated module stands.
+    """The place of a generated module, and the facts of its project.
 
     Args:
-        config: name of the config.
-        project: name of the project.
+        config: the name of the config.
+        project: the name of the project.
         project_dir: the project's folder.
-        folder: the folder that the module will lie in.
+        folder: the folder of the generated module.
         system_path: folders that the project adds to `sys.path`.
-        seed: what a construction of the config seeds random numbers with; None where it seeds nothing.
+        seed: the seed for random numbers that a construction of the config sets; None if it sets none.
     """
 
     config: str = "a config"
@@ -146,7 +151,16 @@ def module_text(
     signature: list[str],
     ending: list[str],
 ) -> str:
-    """Returns the text of a module."""
+    """Returns the source of a module.
+
+    Args:
+        setting: the module's place.
+        targets: the names of the targets.
+        statements: the statements of `build`.
+        imports: the imports.
+        signature: the lines of `def build`.
+        ending: the lines that run if the module is executed.
+    """
     files = imports.file_lines()
     if "import_file" in imports.own:
         imports.own.update(_FILE_NEEDS)
@@ -200,13 +214,18 @@ def _own_docstring(targets: list[str]) -> list[str]:
 
 
 def _said(text: str) -> str:
-    """Returns a name for a docstring, which it can neither end nor steer."""
+    """Returns a name from the config for a docstring, without quotes, escapes and control characters."""
     shown = quoted("".join(char if char.isprintable() else "?" for char in text.replace("\\", "/"))[:60])[1:-1]
     return shown.replace("\\", "").replace('"', "'")
 
 
 def signature(parameters: Iterable[Parameter], literal: Callable[[PlainScalar], str]) -> list[str]:
-    """Returns the lines of `def build`; `literal` gives the text of a plain default."""
+    """Returns the lines of `def build`.
+
+    Args:
+        parameters: its parameters.
+        literal: returns the text of a plain default.
+    """
     ordered = sorted(parameters, key=lambda parameter: not parameter.required)
     texts = [parameter.text(literal) for parameter in ordered]
     line = f"def build(*, {', '.join(texts)}):" if texts else "def build():"
@@ -231,7 +250,14 @@ def _joined(relative: str, folder: str, setting: Setting) -> str:
 
 
 def ending(graph: Graph, targets: list[str], parameters: Iterable[Parameter], seed: int | None) -> list[str]:
-    """Returns what running the module does with `main`: it trains a trainer and calls a callable."""
+    """Returns the lines that run if the module is executed: they train a trainer, or call a callable.
+
+    Args:
+        graph: the graph.
+        targets: the names of the targets; only for `main` alone there are such lines.
+        parameters: the parameters of `build`.
+        seed: the seed for random numbers; None to set none.
+    """
     main = graph.targets.get("main")
     if main is None or targets != ["main"] or not isinstance(main.value, Call):
         return []
@@ -243,12 +269,12 @@ def ending(graph: Graph, targets: list[str], parameters: Iterable[Parameter], se
     if main.value.constructor == _OWN_TRAINER:
         return [*lines, "    build().train()"]
     if main.value.constructor.endswith("Trainer"):
-        # Those that come from transformers leave saving the model to their caller.
+        # Unlike the trainers of this package, those of transformers do not save the final model.
         return [*lines, "    trainer = build()", "    trainer.train()", "    trainer.save_model()"]
     lines += ["    main = build()", '    if callable(getattr(main, "train", None)):', "        main.train()"]
     return [*lines, "    elif callable(main):", "        main()"]
 
 
 def returned(targets: list[str], built: list[Expression], display: Expression) -> Statement:
-    """Returns the last statement of the function."""
+    """Returns the `return` of the function: the only target, or the display of several."""
     return Statement("return ", built[0] if len(targets) == 1 else display)

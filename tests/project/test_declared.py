@@ -59,7 +59,7 @@ def test_the_key_of_a_mapping_is_the_name_where_none_is_given(tmp_path):
         ("dynamic_args: [{names: -long}]\n", "cannot be the name of an option", "FG408"),
         (
             "dynamic_args: [{names: --a, type: int, default: many}]\n",
-            "the default 'many' of option '--a' is no int",
+            "the default 'many' of option '--a' is not of type int",
             "FG408",
         ),
         ("dynamic_args: [{names: --a, type: complex}]\n", "unknown type 'complex'", "FG408"),
@@ -141,7 +141,7 @@ def test_an_action_says_what_the_option_does(tmp_path, fields, action, of_type):
         ("action: append, type: bool", "which takes a value"),
         ("type: flag, choices: [1]", "takes no value, and has 'choices'"),
         ("type: flag, default: maybe", "the default 'maybe' of option '--a' is not a boolean"),
-        ("type: int, action: append, default: [1, x]", "the default 'x' of option '--a' is no int"),
+        ("type: int, action: append, default: [1, x]", "the default 'x' of option '--a' is not of type int"),
     ],
 )
 def test_an_action_that_cannot_be_is_an_error_with_its_place(tmp_path, fields, message):

@@ -278,7 +278,7 @@ def test_the_folder_of_a_run_that_nothing_was_recorded_of_is_told_as_one(bench):
         with pytest.raises(ProjectError, match="was not started by 'fgcli train'") as caught:
             opens("out/runs/20260101T000000Z-1")
         assert "FG437" == caught.value.code
-        assert "keeps no config" in caught.value.hint
+        assert "no config" in caught.value.hint
 
 
 def test_files_of_data_that_changed_are_named(bench):

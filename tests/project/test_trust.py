@@ -179,7 +179,7 @@ def test_a_user_trusts_a_folder_and_edits_of_its_code_are_not_asked_about_again(
     (project / "templates/configs/more.yaml").write_text("main: !call:more.py:make []\n")
     assert 2 == Project("more", str(project))()
     store_trust(stored_trust().minus(Trust(folders=(str(project.resolve()),))))
-    with pytest.raises(ResolveError, match="you have not said that you trust"):
+    with pytest.raises(ResolveError, match="you do not trust yet"):
         Project("more", str(project))()
 
 

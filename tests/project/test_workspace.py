@@ -27,7 +27,7 @@ def test_a_folder_without_meta_names_the_projects_in_it(tmp_path):
     make_project(tmp_path / "one")
     make_project(tmp_path / "two")
 
-    with pytest.raises(ProjectError, match="holds no 'meta.yaml'") as caught:
+    with pytest.raises(ProjectError, match="has no 'meta.yaml'") as caught:
         find_project(str(tmp_path))
 
     assert ("FG401", "projects there: one, two") == (caught.value.code, caught.value.hint)

@@ -1,6 +1,7 @@
-"""The short names of the language as plain Python.
+"""The short names of the language (`items`, `getitem`, `named_list`, ...) as plain Python.
 
-Takes built arguments, gives the expression that does the same; or the source of a function where one is passed on.
+Takes built arguments; gives an expression with the same effect. For a short name that is passed as an object, gives
+the source of a function.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ SOURCES = {
 
 
 def source_lines(word: str, local: str) -> list[str]:
-    """Returns a function at module level that does what a short name does."""
+    """Returns the source of a module-level function with the effect of a short name.
+
+    Args:
+        word: the short name.
+        local: the name of the function.
+    """
     parameters, value = SOURCES[word]
     return [f"def {local}{parameters}:", f"    return {value}"]
 
@@ -33,7 +39,7 @@ def source_lines(word: str, local: str) -> list[str]:
 def expanded(
     word: str, args: Sequence[Expression], kwargs: Sequence[Keyword], display: Expression
 ) -> Expression | None:
-    """Returns what a call of a short name does; None where its arguments do not fit.
+    """Returns an expression with the effect of a call of a short name; None if the arguments do not match.
 
     Args:
         word: the short name.

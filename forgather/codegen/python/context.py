@@ -1,7 +1,8 @@
-"""What every part of the lowering works with: the statements written so far, and how values become expressions.
+"""The state that all parts of the lowering share, and how values, containers and calls become Python expressions.
 
-Takes built parts, gives expressions; statements that have to stand before them are added to the block. Keeps true: what
-is called first stands first. How a node is built is left to `lowering`, which is above this.
+Takes built parts; gives expressions, and adds the statements that have to run before them to the current block. Calls
+are written in the order in which construction makes them. `build` is abstract: `Lowering` implements it for each kind
+of node.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LONGEST_INLINE, LONGEST_STRING, DEEPEST = 80, 60, 4
 _LONGEST_KEY = 24
 
 SPREAD_MARK = "**"
-"""What stands before a value that holds keywords, as `Part.before` and in a display of keywords."""
+"""The prefix of a value that is unpacked into keywords, in `Part.before` and in dict displays."""
 _HINTS = {
     "FG331": "build it with the config: Project(...)(target), or export a target that does not need it",
     "FG332": "'fgcli check' shows what is wrong with a config; export a target that does not need it",
@@ -47,21 +48,28 @@ _HINTS = {
 
 
 def cannot(code: str, message: str, node: Node, path: GraphPath) -> GraphError:
-    """Returns the error that says what stands in the way of Python code."""
+    """Returns the error for a node that cannot be written as Python code.
+
+    Args:
+        code: FG331, plain Python has no equivalent; FG332, the config itself is wrong.
+        message: the reason.
+        node: the node.
+        path: its path in the graph.
+    """
     message = f"{message}, which plain Python cannot express" if code == "FG331" else message
     return GraphError(message, code=code, span=node.span, path=format_path(path), hint=_HINTS[code])
 
 
 @dataclass(slots=True)
 class Part:
-    """One value among others that are built in a row.
+    """An argument, or a member of a container, while it is built.
 
     Args:
-        before: what stands before it: `lr=`, `"key": `.
+        before: the text in front of it: `lr=`, `"key": `.
         make: builds it.
-        wanted_name: what a variable that holds it would be called.
-        expression: what it became.
-        dropped: True where only the building counts: another value takes its place.
+        wanted_name: the name for a variable that holds it.
+        expression: its expression, once it is built.
+        dropped: True if a later value replaces it, so that it is built only for the calls in it.
     """
 
     before: str
@@ -72,7 +80,7 @@ class Part:
 
 
 def room(path: GraphPath) -> int:
-    """Returns how wide a string at a path may be: the deeper it may be indented, the less."""
+    """Returns the widest string that is written in place at a path, in columns: less for a deeper indentation."""
     if not path:
         return LONGEST_STRING
     step = path[-1]
@@ -118,18 +126,34 @@ class LoweringContext(ABC):
 
     @abstractmethod
     def build(self, node: Node, path: GraphPath) -> Expression:
-        """Returns the expression of a node; statements that have to stand before it are added to the block."""
+        """Returns the expression of a node, and adds the statements that have to run before it to the block.
+
+        Args:
+            node: the node.
+            path: its path in the graph.
+        """
 
     @abstractmethod
     def make_deferred(self, node: Node, path: GraphPath) -> Expression:
-        """Returns the expression of a node for a function that is called later, or never."""
+        """Returns the expression of a node inside a function that is called later, or never.
+
+        Args:
+            node: the node.
+            path: its path in the graph.
+        """
 
     def bound(self, node: Node) -> Expression | None:
-        """Returns the expression of a node that has been built already."""
+        """Returns the expression of a node that has already been built, else None."""
         return self._bound.get(id(node))
 
     def bind(self, expression: Expression, wanted: str, string: str | None = None) -> Expression:
-        """Returns a variable that holds the expression's value; the expression itself where that is a name already."""
+        """Returns a new variable that holds the value of an expression; the expression itself if it is a constant.
+
+        Args:
+            expression: the expression.
+            wanted: the name that the variable should have.
+            string: the text of a long string literal, which may be broken over several lines.
+        """
         if expression.constant and string is None:
             return expression
         variable = self.names.free(wanted)
@@ -138,14 +162,26 @@ class LoweringContext(ABC):
         return name(variable)
 
     def bind_unbroken(self, expression: Expression, wanted: str, faults: str = "") -> Expression:
-        """Returns a variable that holds the value of an expression that cannot be broken over lines."""
+        """Returns a new variable that holds the value of an expression that cannot be broken over several lines.
+
+        Args:
+            expression: the expression.
+            wanted: the name that the variable should have.
+            faults: rules of ruff that the line breaks.
+        """
         variable = self.names.free(wanted)
         self.temporaries += 1
         self.block.append(Statement(f"{variable} = ", expression, whole=True, faults=faults))
         return name(variable)
 
     def lazy(self, node: Node, path: GraphPath, make: Callable[[], Expression]) -> Expression:
-        """Returns a call of a local function that builds a node when it is first needed, and once."""
+        """Returns a call of a local cached function that builds a node when it is needed for the first time.
+
+        Args:
+            node: the node.
+            path: its path in the graph.
+            make: builds the node; its statements go into the function.
+        """
         block, self.block = self.block, []
         self.uncertain += 1
         expression = make()
@@ -159,7 +195,13 @@ class LoweringContext(ABC):
         return found
 
     def local_lazy(self, node: Node, path: GraphPath, make: Callable[[], Expression]) -> Expression:
-        """Returns what `lazy` returns, for use inside the function that is being written alone."""
+        """Returns a call like that of `lazy`, which is not used outside the function that is being written.
+
+        Args:
+            node: the node.
+            path: its path in the graph.
+            make: builds the node.
+        """
         before = self._bound.get(id(node))
         found = self.lazy(node, path, make)
         del self._bound[id(node)]
@@ -170,7 +212,13 @@ class LoweringContext(ABC):
     # plain values
 
     def literal(self, value: PlainScalar, path: GraphPath = (), longest: int | None = None) -> Expression:
-        """Returns a plain value."""
+        """Returns the expression of a plain value.
+
+        Args:
+            value: the value.
+            path: its path in the graph; () for a text that is not a value of the config.
+            longest: the width up to which a string is written in place; None for the usual one.
+        """
         if isinstance(value, float) and (isnan(value) or value in (inf, -inf)):
             self.imports.use("math")
             return name("math.nan" if isnan(value) else "math.inf" if value > 0 else "-math.inf")
@@ -188,7 +236,7 @@ class LoweringContext(ABC):
         return self.bind(literal, name_for(self.graph, Scalar(value=value), path) if path else "text", value)
 
     def key(self, key: PlainKey) -> Expression:
-        """Returns a mapping's key."""
+        """Returns the expression of a mapping's key."""
         if isinstance(key, tuple):
             return bracketed("(", [("", self.key(part)) for part in key], ")", pure=True, constant=True)
         return self.literal(key, (), _LONGEST_KEY)
@@ -196,7 +244,10 @@ class LoweringContext(ABC):
     # values in a row
 
     def sequence(self, parts: Iterable[Part]) -> list[Part]:
-        """Builds parts in order. What a part calls beforehand comes after the calls of those before it."""
+        """Builds parts in order, and keeps the order of their calls.
+
+        If a part adds statements that call something, the earlier parts get variables in front of these statements.
+        """
         done: list[Part] = []
         for part in parts:
             start = len(self.block)
@@ -207,7 +258,7 @@ class LoweringContext(ABC):
         return done
 
     def _row(self, items: Iterable[Part]) -> list[Part]:
-        """Builds the items of a list; where one has become a variable, so do the others that call something."""
+        """Builds the items of a list; if one of them became a variable, so do all that call something."""
         start = len(self.block)
         parts = self.sequence(items)
         made = {statement.before for statement in self.block[start:]}
@@ -216,7 +267,12 @@ class LoweringContext(ABC):
         return parts
 
     def bind_calls(self, parts: list[Part], at: int) -> None:
-        """Gives a variable to each part that calls something, in statements from position `at` on."""
+        """Moves each part that calls something into a variable.
+
+        Args:
+            parts: the parts.
+            at: the position of the new statements in the block.
+        """
         for part in parts:
             if part.expression.pure or (part.dropped and part.expression.constant):
                 continue
@@ -230,7 +286,13 @@ class LoweringContext(ABC):
             at += 1
 
     def container(self, node: Container, path: GraphPath, build: Build) -> Expression:
-        """Returns a container's display; `build` builds its members."""
+        """Returns the display of a container.
+
+        Args:
+            node: the container.
+            path: its path in the graph.
+            build: builds a member.
+        """
         held = members(node)
         if node.kind is not ContainerKind.DICT:
             parts = self._row(self._part("", value, (*path, step), build) for step, value in held)
@@ -246,12 +308,12 @@ class LoweringContext(ABC):
     def merged(
         self, keys: list[object], parts: list[Part], earlier: Iterable[Part] = ()
     ) -> list[tuple[str, Expression]]:
-        """Returns the members of a dict display; of equal keys the first stays, with the last value.
+        """Returns the members of a dict display; of equal keys the first position and the last value count.
 
         Args:
             keys: the keys.
             parts: their values.
-            earlier: what was built before them.
+            earlier: parts that were built before them.
         """
         last = {key: position for position, key in enumerate(keys)}
         first = {key: position for position, key in reversed(list(enumerate(keys)))}
@@ -269,7 +331,13 @@ class LoweringContext(ABC):
     # calls
 
     def arguments(self, node: Call, path: GraphPath, build: Build) -> list[Part]:
-        """Returns the arguments of a call, still to be built; `before` holds the keyword."""
+        """Returns the arguments of a call as parts that are not built yet; `before` is the keyword.
+
+        Args:
+            node: the call.
+            path: its path in the graph.
+            build: builds an argument.
+        """
         parts = [self._part("", value, (*path, Index(position)), build) for position, value in enumerate(node.args)]
         for entry in (*node.kwargs, *node.named_latent_args):
             parts.append(self._part(str(entry.key), entry.value, (*path, Key(entry.key)), build))
@@ -278,7 +346,17 @@ class LoweringContext(ABC):
         return parts
 
     def applied(self, node: Call, path: GraphPath, callee: Expression, parts: list[Part]) -> Expression:
-        """Returns a call with built arguments, or what a short name does with them."""
+        """Returns the expression of a call; for a short name of the language, the equivalent expression.
+
+        Args:
+            node: the call.
+            path: its path in the graph.
+            callee: the expression that is called.
+            parts: the built arguments.
+
+        Raises:
+            GraphError: FG331, FG332, the call of a short name cannot be written.
+        """
         count = len(node.args)
         if node.constructor in SHORT_NAMES:
             if node.spread is not None:
@@ -297,7 +375,7 @@ class LoweringContext(ABC):
         return call(callee, [*positional, *self.keywords(keywords)])
 
     def keywords(self, members: list[tuple[str, Expression]]) -> list[tuple[str, Expression]]:
-        """Returns keyword arguments; from the first that is no identifier on, as `**{...}`."""
+        """Returns keyword arguments; from the first name that is not an identifier on, as `**{...}`."""
         if any(word == SPREAD_MARK for word, _ in members):
             return [("**", self._display(members))]
         odd = next((at for at, (word, _) in enumerate(members) if not is_identifier(word)), len(members))
@@ -327,12 +405,25 @@ class LoweringContext(ABC):
         return found
 
     def bound_callee(self, node: Call, path: GraphPath) -> Expression:
-        """Returns what `callee` returns, found before the arguments of the call are built."""
+        """Returns the expression that a call calls, evaluated before the arguments of the call are built.
+
+        Args:
+            node: the call.
+            path: its path in the graph.
+        """
         callee = self.callee(node, path)
         return callee if callee.pure else self.bind(callee, "function")
 
     def callee(self, node: Call, path: GraphPath) -> Expression:
-        """Returns the expression of what a call calls."""
+        """Returns the expression that a call calls.
+
+        Args:
+            node: the call.
+            path: its path in the graph.
+
+        Raises:
+            GraphError: FG332, the constructor cannot be imported.
+        """
         source, symbol = split(node.constructor)
         if node.constructor in SHORT_NAMES:
             return self.imports.short_function(symbol) if node.kind is CallKind.PARTIAL else name("None")
@@ -357,13 +448,20 @@ class LoweringContext(ABC):
     # values that construction finds
 
     def environment_value(self, node: Env) -> Expression:
-        """Returns a variable that holds an environment variable, or `None`."""
+        """Returns a variable that holds the value of an environment variable, or None."""
         self.imports.use("os")
         read = call(name("os.environ.get"), [("", self.literal(node.variable))])
         return self.bind(read, node.variable.lower())
 
     def unless(self, test: str, given: Expression, wanted: str, default: Callable[[], Expression]) -> Expression:
-        """Returns `default` where the test holds, else `given`; what the default needs is built only then."""
+        """Returns a conditional expression, or a variable that is set in an `if`: the default is built only if needed.
+
+        Args:
+            test: the condition under which the default is used.
+            given: the value otherwise.
+            wanted: the name for a variable.
+            default: builds the default.
+        """
         block, self.block = self.block, []
         self.uncertain += 1
         expression = default()

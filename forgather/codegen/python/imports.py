@@ -1,7 +1,7 @@
-"""What a module imports, and how it calls what it has imported.
+"""The imports of a generated module, and the expressions that refer to imported objects.
 
-Takes constructors, gives expressions and the lines at the top of the module. Keeps true: nothing is imported here; a
-constructor means in Python what `config.resolve` makes of it; each import has one name, and no two share one.
+Takes constructors; gives expressions, and the import lines of the module. Nothing is imported here. The expression of a
+constructor has the same meaning as in `config.resolve`. Each import has one name, and no two imports share a name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from forgather.codegen.python.ir import Expression, bracketed, broken, call, nam
 from forgather.codegen.python.names import Names, is_identifier
 from forgather.config.graph import Call, Scalar, Sequence
 
-# Names that the generated text gives to what it imports for itself.
+# Imports that the generated code itself needs, by their names.
 _OWN = {
     "math": ("math", None), "os": ("os", None), "sys": ("sys", None), "hashlib": ("hashlib", None),
     "importlib": ("importlib", None), "importlib.machinery": ("importlib.machinery", None),
@@ -38,10 +38,10 @@ class Imports:
     """The imports of one module.
 
     Args:
-        names: gives each import its name.
-        system_path: folders that the project adds to `sys.path`; what lies there is imported last.
-        own: names in use of what the generated text needs for itself.
-        short: names in use of the functions that stand for the language's short names.
+        names: the names that are taken.
+        system_path: folders that the project adds to `sys.path`; modules in them are imported last.
+        own: imports and constants that the generated code itself uses.
+        short: the function for each short name of the language that is passed as an object.
     """
 
     names: Names
@@ -54,7 +54,7 @@ class Imports:
     _used_files: set[Source] = field(default_factory=set)
 
     def take(self, nodes: Iterable[Call]) -> None:
-        """Gives a name to what each constructor imports, before any variable takes it."""
+        """Reserves a name for the import of each constructor, before variables are named."""
         for node in nodes:
             source, symbol = split(node.constructor)
             if source is None:
@@ -71,16 +71,16 @@ class Imports:
                 self._names[key] = own or _name_of(key, self.names)
 
     def use(self, word: str) -> Expression:
-        """Returns a name that the generated text needs for itself, and imports it."""
+        """Returns a name that the generated code itself needs, and records that it is used."""
         self.own.add(word)
         return name(word)
 
     def function(self, node: Call, folders: Expression | None = None) -> Expression:
-        """Returns the expression of what a call calls.
+        """Returns the expression of the object that a call calls.
 
         Args:
             node: the call.
-            folders: its `submodule_searchpath`, where that is known at construction only.
+            folders: the expression of its `submodule_searchpath`, if that is built; else None.
         """
         source, symbol = split(node.constructor)
         if source is None:
@@ -103,18 +103,18 @@ class Imports:
         return _attributes(name(self._names[key]), _rest(source, symbol, key))
 
     def short_function(self, word: str) -> Expression:
-        """Returns the name of a function that does what a short name of the language does."""
+        """Returns the name of a function that has the effect of a short name of the language."""
         if word not in self.short:
             self.short[word] = self.names.free(f"get_{word}" if word in ("items", "keys", "values") else word)
         return name(self.short[word])
 
     def keep(self, words: set[str]) -> None:
-        """Forgets what no word of the text names any more."""
+        """Removes the imports that the generated code does not use; `words` are the names that it reads."""
         self.own = {word for word in self.own if word.partition(".")[0] in words}
         self._used = {key for key in self._used if self._names[key] in words}
 
     def facts(self) -> list[str]:
-        """Returns what the text imports of what the config names, as "module:symbol" and files."""
+        """Returns the imports that the config names, as "module:symbol" and files."""
         found = [f"{module}:{symbol}" if symbol else module for module, symbol in self._used]
         return sorted([*found, *(source for source, _ in self._used_files)])
 
@@ -158,13 +158,13 @@ class Imports:
 
 
 def split(constructor: str) -> tuple[str | None, str]:
-    """Returns the module or file of a constructor, None for a builtin, and the symbol."""
+    """Returns the module or file of a constructor (None for a builtin), and its symbol."""
     source, colon, symbol = constructor.rpartition(":")
     return (source if colon else None), symbol
 
 
 def static_folders(node: Call) -> tuple[str, ...] | None:
-    """Returns the folders that a call looks for its module in; None where only construction tells."""
+    """Returns the `submodule_searchpath` of a call; None if it is known only at construction."""
     search = node.submodule_searchpath
     if search is None:
         return ()
@@ -188,15 +188,15 @@ def _name_of(key: tuple[str, str | None], names: Names) -> str:
 
 
 def _imported(source: str, symbol: str) -> tuple[str, str | None] | None:
-    """Returns what stands behind `from` and `import`; None where the names of it cannot be written there."""
+    """Returns the module and the name of a `from` import; None if they cannot be written as identifiers."""
     if not _PLAIN_MODULE.fullmatch(source) or not all(is_identifier(part) for part in source.split(".")):
         return None
     parts = symbol.split(".")
     if source == "builtins":
         return (source, parts[0]) if is_identifier(parts[0]) and hasattr(builtins, parts[0]) else None
     inner = len(parts) - 2
-    # `from a import b` is what resolving does: the attribute, else the submodule. Further down only a file shows
-    # that a name is a module.
+    # `from a import b` finds the attribute, else the submodule, as resolving a constructor does. For a longer symbol,
+    # only the files show which of its parts are modules.
     while inner > 0 and not _is_module(".".join((source, *parts[:inner]))):
         inner -= 1
     module, first = ".".join((source, *parts[: max(inner, 0)])), parts[max(inner, 0)]

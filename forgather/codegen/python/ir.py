@@ -1,7 +1,7 @@
-"""Python expressions and statements as values, and their layout.
+"""Python expressions and statements as values, their layout, and the removal of unused ones.
 
-Takes texts and their parts, gives source lines. Keeps true: a line is at most 120 wide wherever it can be broken, and
-what is laid out here is what `ruff format` leaves as it is.
+Takes texts and their parts; gives source lines. A line has at most 120 columns if it can be broken, and `ruff format`
+leaves the lines unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WIDTH = 120
 INDENT = "    "
 _PIECE = 88
 _LONGEST_PATH = 240
-# Characters that stand for themselves: one column wide, or two (CJK); all others are written as escapes.
+# Characters that are written as they are, one column wide or two (CJK); all others are written as escapes.
 _NARROW = re.compile(r"[ -~\u00a1-\u00ac\u00ae-\u02af\u0391-\u03ff\u0410-\u044f]*")
 _KEPT = re.compile(r"[ -~\u00a1-\u00ac\u00ae-\u02af\u0391-\u03ff\u0410-\u044f\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff]")
 _SHORT = {"\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
@@ -29,13 +29,13 @@ class Expression:
     """A Python expression.
 
     Args:
-        text: the whole of it, on one line.
-        head: its beginning up to an opening bracket after which it may be broken; "" where it may not.
-        items: what stands between the brackets, each with what stands before it (`lr=`, `"key": `, `**`).
+        text: the whole expression on one line.
+        head: its beginning up to an opening bracket after which it may be broken; "" if it may not be broken.
+        items: the expressions between the brackets, each with the text in front of it (`lr=`, `"key": `, `**`).
         close: the closing bracket.
-        pure: True where evaluating it calls nothing, so that it may be moved past a call.
-        constant: True for names and plain values: evaluating it twice, or later, makes no difference.
-        primary: True where `.name`, `(...)` or `[...]` may follow.
+        pure: True if evaluating it calls nothing, so that it may be moved past a call.
+        constant: True for names and plain values: evaluating them twice, or later, makes no difference.
+        primary: True if `.name`, `(...)` or `[...]` may follow it without parentheses.
     """
 
     text: str
@@ -48,19 +48,27 @@ class Expression:
 
     @property
     def depth(self) -> int:
-        """How deep its brackets are nested."""
+        """The nesting depth of its brackets."""
         return 1 + max((item.depth for _, item in self.items), default=0) if self.head else 0
 
 
 def name(text: str) -> Expression:
-    """Returns a variable, or a dotted name."""
+    """Returns the expression of a variable or a dotted name."""
     return Expression(text, constant=True)
 
 
 def bracketed(
     head: str, items: Iterable[tuple[str, Expression]], close: str, *, pure: bool, constant: bool = False
 ) -> Expression:
-    """Returns a call or a display."""
+    """Returns a call or a display.
+
+    Args:
+        head: the text up to and including the opening bracket.
+        items: the members, each with the text in front of it.
+        close: the closing bracket.
+        pure: whether it calls nothing itself; it is impure if one of its members is.
+        constant: whether evaluating it again makes no difference.
+    """
     items = tuple(items)
     inside = ", ".join(before + item.text for before, item in items)
     comma = "," if close == ")" and head == "(" and len(items) == 1 else ""
@@ -71,18 +79,24 @@ def bracketed(
 
 
 def as_primary(value: Expression) -> Expression:
-    """Returns an expression after which, and before which as `**`, nothing binds closer."""
+    """Returns an expression in parentheses, if it needs them in front of `.name` or after `**`."""
     return value if value.primary else replace(value, text=f"({value.text})", primary=True)
 
 
 def call(function: Expression, items: Iterable[tuple[str, Expression]], *, pure: bool = False) -> Expression:
-    """Returns a call."""
+    """Returns a call.
+
+    Args:
+        function: the expression that is called.
+        items: the arguments, each with the text in front of it.
+        pure: whether the call has no effect, so that it may be moved past other calls.
+    """
     text = as_primary(function).text
     return bracketed(f"{text}(", items, ")", pure=pure and function.pure)
 
 
 def width(text: str) -> int:
-    """Returns the columns that a text takes."""
+    """Returns the width of a text in columns; a CJK character has two."""
     return len(text) if _NARROW.fullmatch(text) else sum(1 if _NARROW.fullmatch(char) else 2 for char in text)
 
 
@@ -90,7 +104,7 @@ def quoted(text: str) -> str:
     """Returns a string literal on one line.
 
     Raises:
-        GraphError: the string contains half of a surrogate pair, which no file can contain.
+        GraphError: FG330, the string contains half of a surrogate pair, which no file can contain.
 
     Example:
         >>> print(quoted('say "it"'), quoted("it's"), quoted("a\\nb\\u2028"))
@@ -101,7 +115,12 @@ def quoted(text: str) -> str:
 
 
 def below(folder: str, text: str) -> list[str]:
-    """Returns the parts of a path below an absolute folder; none where joining them does not give the very text."""
+    """Returns the parts of a path below an absolute folder; none if joining them does not give the same text.
+
+    Args:
+        folder: the folder.
+        text: the path.
+    """
     if not os.path.isabs(folder) or not text.startswith(folder + os.sep) or len(text) > _LONGEST_PATH:
         return []
     parts = text[len(folder) + 1 :].split(os.sep)
@@ -123,7 +142,7 @@ def _escaped(char: str, quote: str) -> str:
 
 
 def pieces(text: str) -> list[str]:
-    """Returns a long string as literals that Python joins, cut after line ends and blanks."""
+    """Returns a long string as several literals that Python concatenates, split after line ends and spaces."""
     found, start = [], 0
     while start < len(text):
         stop = _cut(text, start)
@@ -133,7 +152,7 @@ def pieces(text: str) -> list[str]:
 
 
 def _cut(text: str, start: int) -> int:
-    """Returns where the piece that begins at `start` ends: after a line end, or else after a blank, or anywhere."""
+    """Returns the end of the piece that begins at `start`: after a line end, else after a space, else anywhere."""
     size, stop, blank = 0, start, 0
     while stop < len(text):
         size += width(_escaped(text[stop], "'")) + (text[stop] == '"')
@@ -152,13 +171,13 @@ class Statement:
     """One statement.
 
     Args:
-        before: what stands before the expression: `name = `, `return `, or nothing.
+        before: the text in front of the expression: `name = `, `return `, or "".
         expression: the expression; None for a statement with a body.
-        string: the value of a string that may be broken into pieces.
-        heads: lines above the body: decorators, and `def ...:` or `if ...:`.
-        body: statements inside.
-        whole: True where the expression cannot be broken.
-        faults: rules of ruff that it breaks on purpose.
+        string: the value of a string literal that may be broken into pieces.
+        heads: the lines above the body: decorators, and `def ...:` or `if ...:`.
+        body: the statements inside.
+        whole: True if the expression cannot be broken over several lines.
+        faults: rules of ruff that the line breaks, for its `noqa`.
     """
 
     before: str = ""
@@ -171,14 +190,14 @@ class Statement:
 
     @property
     def quiet(self) -> bool:
-        """True where running it calls nothing."""
+        """Whether running it calls nothing."""
         if self.expression is not None:
             return self.expression.pure
         return self.is_function or all(statement.quiet for statement in self.body)
 
     @property
     def is_function(self) -> bool:
-        """True for a local function."""
+        """Whether it defines a local function."""
         return bool(self.heads) and self.heads[-1].startswith("def ")
 
 
@@ -201,7 +220,7 @@ def _ends_with_function(statement: Statement) -> bool:
 
 def _lines(statement: Statement, indent: str) -> list[str]:
     if statement.expression is None:
-        # A function that stands first in an `if` is set off from it.
+        # `ruff format` puts an empty line in front of a function that comes first in an `if`.
         gap = [""] if statement.body[0].is_function and not statement.is_function else []
         return [*(indent + head for head in statement.heads), *gap, *layout(statement.body, indent + INDENT)]
     if statement.string is not None and width(indent + statement.before + statement.expression.text) > WIDTH:
@@ -219,7 +238,14 @@ def _unbroken(line: str, faults: str) -> str:
 
 
 def broken(expression: Expression, indent: str, before: str, after: str) -> list[str]:
-    """Returns an expression on one line where it fits, else one line for each part of it."""
+    """Returns the lines of an expression: one line if it fits, else one line for each part of it.
+
+    Args:
+        expression: the expression.
+        indent: the indentation.
+        before: the text in front of it.
+        after: the text after it.
+    """
     line = f"{indent}{before}{expression.text}{after}"
     if width(line) <= WIDTH or not expression.head:
         return [line]
@@ -230,7 +256,8 @@ def broken(expression: Expression, indent: str, before: str, after: str) -> list
 
 
 def without_unused(statements: list[Statement]) -> list[Statement]:
-    """Returns the statements without variables that nothing reads; what their values call is still called."""
+    """Returns the statements without variables that nothing reads; the calls in their values remain."""
+    # Removing one variable can leave another one unread.
     while _drop(statements, names_read(statements)):
         pass
     return statements
@@ -258,7 +285,7 @@ def _drop(statements: list[Statement], read: set[str]) -> bool:
 
 
 def unused(expression: Expression) -> str:
-    """Returns what stands before an expression whose value nothing needs."""
+    """Returns the text in front of an expression whose value is not used: "" for a call, else an assignment to `_`."""
     return "" if expression.text.endswith(")") else "_ = "
 
 

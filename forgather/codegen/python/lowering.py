@@ -1,8 +1,8 @@
-"""The pass from nodes to statements.
+"""The lowering of graph nodes to Python statements, and of `!calc` expressions to Python text.
 
-Takes the nodes that targets need, gives the statements that build them. Keeps true: calls stand in the order in which
-`config.materialize` makes them, what it remembers is built once and has a variable where it is needed again, and what
-is needed only in some cases (the default of something that is given, the other branch of a `!calc`) is built only then.
+Takes the nodes that targets need; gives the statements that build them. Calls are made in the order of
+`config.materialize`. A node that is built once there is built once here, and has a variable if it is used again. A node
+that is needed only in some cases (the default of a variable, the other branch of a `!calc`) is built only then.
 """
 
 from __future__ import annotations
@@ -42,7 +42,15 @@ class Lowering(LoweringContext):
         self._partials = PartialLowering(self)
 
     def build(self, node: Node, path: GraphPath) -> Expression:
-        """Returns the expression of a node; statements that have to stand before it are added to the block."""
+        """Returns the expression of a node, and adds the statements that have to run before it to the block.
+
+        Args:
+            node: the node.
+            path: its path in the graph.
+
+        Raises:
+            GraphError: FG304, FG305, FG331, FG332, the node cannot be written as Python.
+        """
         if isinstance(node, Scalar):
             return self.literal(node.value, path)
         key = id(node)
@@ -65,7 +73,7 @@ class Lowering(LoweringContext):
         return expression
 
     def _make(self, node: Node, path: GraphPath) -> Expression:
-        """Returns the expression of a node as if nothing of it had been built yet."""
+        """Returns the expression of a node that has not been built yet."""
         self._open.append(id(node))
         try:
             if isinstance(node, Call):
@@ -83,12 +91,17 @@ class Lowering(LoweringContext):
         raise TypeError(f"unknown node {type(node).__name__}")
 
     def make_deferred(self, node: Node, path: GraphPath) -> Expression:
-        """Returns the expression of a node for a function that is called later, or never."""
+        """Returns the expression of a node inside a function that is called later, or never.
+
+        Args:
+            node: the node.
+            path: its path in the graph.
+        """
         with self._partials.deferred():
             return self._make(node, path)
 
     def _is_open(self, node: Node) -> bool:
-        """Returns whether a node is being built just now."""
+        """Returns whether a node is being built: reading it now would be a cycle."""
         return id(node) in self._open
 
     def _maker(self, node: Node, expression: Expression, path: GraphPath) -> Expression:
@@ -98,7 +111,7 @@ class Lowering(LoweringContext):
         return call(name(function), ())
 
     def _wants_function(self, node: Node, expression: Expression) -> bool:
-        """Returns whether a factory that is called at several places is long enough for a function of its own."""
+        """Returns whether a factory that is called at several places is long enough for a separate function."""
         if self.uncertain or self.block is not self.top or not isinstance(node, Call):
             return False
         return self.reach.places[id(node)] > 1 and width(expression.text) > _LONGEST_TWICE
@@ -120,7 +133,7 @@ class Lowering(LoweringContext):
     # values that construction finds
 
     def _variable(self, node: Var, path: GraphPath) -> Expression:
-        """Returns a `!var`: a parameter, or its default."""
+        """Returns the expression of a `!var`: its parameter, or its default if the parameter is not given."""
         parameter = self.parameters[node.variable]
         if not parameter.unset:
             return name(parameter.name)
@@ -131,7 +144,7 @@ class Lowering(LoweringContext):
         return self.unless(f"{parameter.name} is UNSET", name(parameter.name), parameter.name, make)
 
     def _environment(self, node: Env, path: GraphPath) -> Expression:
-        """Returns an `!env`: read when it is built, by `os.environ`."""
+        """Returns the expression of an `!env`, which reads `os.environ`."""
         default, inside = node.default, (*path, Key("default"))
         self.imports.use("os")
         if default is None:
@@ -144,7 +157,7 @@ class Lowering(LoweringContext):
         return self.unless(f"{value.text} is None", value, node.variable.lower(), partial(self.build, default, inside))
 
     def _calculated(self, node: Calc, path: GraphPath) -> Expression:
-        """Returns a `!calc`."""
+        """Returns the expression of a `!calc`."""
 
         def text_of(word: str) -> str:
             found = self._named(word, lazily)
@@ -168,7 +181,7 @@ class Lowering(LoweringContext):
         return self.bind_unbroken(expression, wanted, faults)
 
     def _named(self, word: str, lazily: bool) -> Expression:
-        """Returns what a name in a `!calc` stands for: a variable, or else a target."""
+        """Returns the expression of a name in a `!calc`: a variable, or else a target."""
         entry = self.graph.targets.get(word)
         if entry is None:
             return self._given(word)
@@ -183,7 +196,7 @@ class Lowering(LoweringContext):
         return self.unless(f"{parameter} is UNSET", name(parameter), word, make)
 
     def _given(self, variable: str) -> Expression:
-        """Returns a variable that must have been given."""
+        """Returns the expression of a variable without default; the generated code raises if it is not given."""
         parameter = self.parameters[variable]
         if not parameter.unset:
             return name(parameter.name)
@@ -201,7 +214,7 @@ class Lowering(LoweringContext):
         if self.reach.remembered(node):
             return self.lazy(node, path, make)
         found = self.local_lazy(node, path, make)
-        # What is built anew for each reader is not kept by the function either.
+        # Each reader gets a new object, so the local function must not be cached: its first line is `@cache`.
         self.top[-1].heads = self.top[-1].heads[1:]
         self.drops = True
         return found
@@ -218,22 +231,22 @@ _IF, _OR, _AND, _NOT, _ORDER, _SIGN, _ATOM = 3, 4, 5, 6, 7, 13, 20
 
 
 def calc_text(expression: str, text_of: Callable[[str], str], literal: Callable[[PlainScalar], str]) -> str:
-    """Returns the Python text of an expression.
+    """Returns the Python text of a `!calc` expression.
 
     Args:
-        expression: as the config has it.
-        text_of: gives the text, a name, that stands for a name of the expression.
-        literal: gives the text of a plain value.
+        expression: the expression in the config.
+        text_of: returns the Python text for a name in the expression.
+        literal: returns the Python text of a plain value.
 
     Raises:
-        Refusal: the expression holds something that is not allowed.
+        Refusal: FG305, a part of the expression is not allowed.
     """
     writer = _Writer(expression, text_of, literal)
     return writer.write(parse_calc(expression), 0)
 
 
 def is_lazy(expression: str) -> bool:
-    """Returns whether a part of an expression may stay unevaluated."""
+    """Returns whether Python may skip a part of an expression: an operand of `and` or `or`, or a branch of `if`."""
     tree = parse_calc(expression)
     return any(
         isinstance(node, (ast.BoolOp, ast.IfExp)) or (isinstance(node, ast.Compare) and len(node.ops) > 1)
@@ -246,7 +259,7 @@ class _Writer:
         self._expression, self._text_of, self._literal = expression, text_of, literal
 
     def write(self, node: ast.expr, around: int) -> str:
-        """Returns a part's text, in brackets where it binds less than what is around it."""
+        """Returns the text of a part, in parentheses if it has a lower precedence than its surroundings."""
         text, strength = self._part(node)
         return f"({text})" if strength < around else text
 

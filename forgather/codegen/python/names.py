@@ -1,7 +1,7 @@
-"""Names of variables.
+"""The names of variables in generated code.
 
-Takes what the user called a thing, gives an identifier. Keeps true: no two things get one name, and none gets that of
-a keyword, a builtin or an import.
+Takes a name from the config; gives an identifier that is unique in the module, and is not a keyword, a builtin or an
+import.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from forgather.config.path import GraphPath, Key
 _LONGEST = 40
 _UNREADABLE = re.compile(r"[^A-Za-z0-9_]+")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-# Names that are mistaken for digits.
+# Names that look like digits, which ruff rejects (E741).
 _MISREAD = frozenset("lOI")
 _BUILTIN = frozenset(dir(builtins))
 
 
 def is_identifier(text: str) -> bool:
-    """Returns whether a text can be written as a name and means itself (Python folds some letters into others)."""
+    """Returns whether a text can be written as an identifier; only ASCII, because Python normalizes other letters."""
     return text.isascii() and text.isidentifier() and not keyword.iskeyword(text) and text != "__debug__"
 
 
 def identifier(text: str) -> str:
-    """Returns the nearest identifier.
+    """Returns an identifier that resembles a text.
 
     Example:
         >>> [identifier(text) for text in (".x", "class", "my-model", "1st", "Modèle", "模型", "list")]
@@ -47,16 +47,16 @@ class Names:
     """The names of one module.
 
     Args:
-        taken: names that are used already.
+        taken: names that are already used.
     """
 
     def __init__(self, taken: set[str]) -> None:
         self._taken = taken
-        # Names are never given back: no smaller number is free later.
+        # Names are never released, so the search for a free number continues after the last one.
         self._next: dict[str, int] = {}
 
     def free(self, wanted: str) -> str:
-        """Returns `wanted`, or the next free name, and takes it."""
+        """Returns an unused identifier, `wanted` or one with a number, and reserves it."""
         base = identifier(wanted)
         found, stem = base, base.rstrip("_")
         number = self._next.get(stem, 2)
@@ -68,12 +68,18 @@ class Names:
 
 
 def name_for(graph: Graph, node: Node, path: GraphPath) -> str:
-    """Returns what a node would best be called: its `@name`, anchor, target, key, or what it is made by."""
+    """Returns the best name for the variable of a node: its `@name`, anchor, target, key or constructor.
+
+    Args:
+        graph: the graph.
+        node: the node.
+        path: its path in the graph.
+    """
     return node.name or graph.anchors.get(id(node)) or _target(graph, node) or _last_key(path) or _maker(node)
 
 
 def is_named(graph: Graph, node: Node) -> bool:
-    """Returns whether the user gave a node a name of its own."""
+    """Returns whether the user named a node, by `@name`, an anchor or a target."""
     return bool(node.name or id(node) in graph.anchors or _target(graph, node))
 
 
@@ -87,7 +93,8 @@ def _target(graph: Graph, node: Node) -> str | None:
     return found
 
 
-# Of the graph that was asked for last, which is kept, so that the ids stay those of its nodes.
+# The targets of the last graph, and the name of each of their nodes by id. The targets are kept, because an id can be
+# reused after its node is freed.
 _targets_of: list[Any] = [None, {}]
 
 

@@ -1,7 +1,8 @@
-"""The parameters of the generated function: one for each variable that a construction may be given.
+"""The parameters of the generated function: one for each variable of the config.
 
-Takes the reached nodes, gives a parameter by variable. Keeps true: a variable that all its places give one plain
-default has that default; where the places differ, or a default has to be built, each place decides for itself.
+Takes the needed nodes; gives the parameter of each variable. If all uses of a variable have the same plain default, it
+is the default of the parameter. If the uses differ, or a default has to be built, the parameter is `UNSET` by default,
+and each use has its own default.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class Parameter:
 
     Args:
         name: its name.
-        required: True where it has to be given.
-        unset: True where its default says that nothing was given.
-        default: the plain default of the others.
+        required: True if it has no default.
+        unset: True if its default is `UNSET`.
+        default: its plain default, if it is neither required nor unset.
     """
 
     name: str
@@ -34,14 +35,21 @@ class Parameter:
     default: PlainScalar = None
 
     def text(self, literal: Callable[[PlainScalar], str]) -> str:
-        """Returns the parameter as it stands in the signature; `literal` gives the text of a plain value."""
+        """Returns the text of the parameter in the signature; `literal` returns the text of a plain value."""
         if self.required:
             return self.name
         return f"{self.name}={'UNSET' if self.unset else literal(self.default)}"
 
 
 def parameters_of(graph: Graph, targets: list[str], reach: Reach, names: Names) -> dict[str, Parameter]:
-    """Returns the parameter of each variable, in the order in which they are met."""
+    """Returns the parameter of each variable, in the order of their first use.
+
+    Args:
+        graph: the whole graph.
+        targets: the names of the targets.
+        reach: the part of the graph that they need.
+        names: the names that are taken.
+    """
     certain = reach.certain(targets)
     forms: dict[str, set[str]] = {}
     defaults: dict[str, PlainScalar] = {}

@@ -1,8 +1,8 @@
-"""`!partial` as Python: `functools.partial` where that means the same, else a local function.
+"""The lowering of `!partial`: to `functools.partial` if that has the same effect, else to a local function.
 
-Takes a partial's node, gives the expression of the callable. Keeps true: what a call builds anew (factories, and
-containers that hold one) stands inside the function, everything else is built once, before it; `latent_args` win over
-what a call is given, which `functools.partial` does not know.
+Takes the node of a partial; gives the expression of the callable. Factories, and containers with a factory inside, are
+built by each call, so they are inside the function; everything else is built once, before it. `latent_args` override
+the arguments of a call, which `functools.partial` cannot express.
 """
 
 from __future__ import annotations
@@ -21,42 +21,56 @@ from forgather.config.traverse import children, members
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What has been built, or looked up, for the functions that are written.
+    """The nodes that have been built before the functions of partials.
 
     Args:
-        fixed: variables by node.
-        callees: what a call calls, or what the environment holds, by node.
+        fixed: the variable of each node that is built once.
+        callees: the variable of the called object, or of the environment variable, for each call and `!env`.
     """
 
     fixed: dict[int, Expression]
     callees: dict[int, Expression]
 
     def copy(self) -> Known:
-        """Returns a copy that may grow by itself."""
+        """Returns an independent copy."""
         return Known(dict(self.fixed), dict(self.callees))
 
     def under(self, other: Known) -> Known:
-        """Returns both; what the other knows counts."""
+        """Returns the union; for a node in both, that of `other`."""
         return Known(self.fixed | other.fixed, self.callees | other.callees)
 
 
 class PartialLowering:
-    """Writes partials into the function of a context."""
+    """The generator of partials within one generated function.
+
+    Args:
+        context: the state of the function.
+    """
 
     def __init__(self, context: LoweringContext) -> None:
         self._context = context
         self._known = Known({}, {})
         self._certain = Known({}, {})
-        # Of the function that is being written: what is built beforehand where a variable has no value, by the
-        # variable's node; the variables that are known to have none; and containers with the place they belong to.
+        # The state of the partial's function that is being written:
+        # - for each variable, the nodes that are built before the function if the variable has no value;
+        # - the variables that have no value at the current place;
+        # - for each container, its expression and the scope in which that is valid.
         self._inside: dict[int, Known] = {}
         self._scope: tuple[int, ...] = ()
         self._local: dict[int, tuple[Expression, tuple[int, ...]]] = {}
-        # Parts of factories that are plain containers: one for all partials, wherever the first of them stands.
+        # Plain containers inside factories are shared by all partials, in whatever block the first of them is.
         self._containers: dict[int, Expression] = {}
 
     def partial(self, node: Call, path: GraphPath) -> Expression:
-        """Returns the expression of a partial."""
+        """Returns the expression of a partial.
+
+        Args:
+            node: the partial.
+            path: its path in the graph.
+
+        Raises:
+            GraphError: FG331, FG332, the partial cannot be written as Python.
+        """
         values = [*node.args, *(entry.value for entry in node.kwargs)]
         if node.latent_args or any(self._context.reach.live(value) for value in values):
             return self._function(node, path)
@@ -70,7 +84,7 @@ class PartialLowering:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Forgets, inside a function that is called later, what was built in another such function."""
+        """Hides nodes that were built inside another local function: their variables do not exist in this one."""
         context = self._context
         if context.uncertain == 1:
             self._certain = self._known.copy()
@@ -102,7 +116,7 @@ class PartialLowering:
         return name(function)
 
     def _add_keywords(self, function: str, node: Call) -> None:
-        """Adds the attribute by which a partial says what it has set."""
+        """Adds the attribute `keywords` of `functools.partial`, which libraries read."""
         live = self._context.reach.live
         values = [(entry.key, entry.value) for entry in node.kwargs if not live(entry.value)]
         members = [(f"{quoted(str(key))}: ", self._per_call(value, ())) for key, value in values]
@@ -119,7 +133,7 @@ class PartialLowering:
                 self._fix(value, (*path, step))
 
     def _fix(self, node: Node, path: GraphPath) -> None:
-        """Builds, before the function, the parts of a node that all calls share."""
+        """Builds the parts of a node that all calls share, before the function."""
         context = self._context
         if isinstance(node, Scalar) or id(node) in self._known.fixed:
             return
@@ -163,7 +177,7 @@ class PartialLowering:
             context.block.append(Statement(heads=(f"if {test}:",), body=inner))
 
     def _test(self, node: Lookup) -> tuple[str, Expression]:
-        """Returns the test that holds where a variable has no value, and its value."""
+        """Returns the condition under which a variable has no value, and the expression of its value."""
         context = self._context
         if isinstance(node, Var):
             context.imports.use("UNSET")
@@ -183,7 +197,7 @@ class PartialLowering:
         context.sequence(parts)
         positional = [("", part.expression) for part in parts[:count]]
         own = [(f"{quoted(part.before)}: ", part.expression) for part in parts[count : count + len(node.kwargs)]]
-        # A key that is there already stays where it is, with the later value.
+        # In a dict display a repeated key keeps its first position and gets the last value.
         keys = {entry.key for entry in node.kwargs}
         last = [(part.before, part.expression) for part in parts[count + len(node.kwargs) :]]
         latent = [self._latent(key, value, again=key in keys) for key, value in last]
@@ -203,7 +217,7 @@ class PartialLowering:
         part.make = lambda: context.unless(f"{word} not in kwargs", given, key, make)
 
     def _per_call(self, node: Node, path: GraphPath) -> Expression:
-        """Returns the expression of a node inside the function."""
+        """Returns the expression of a node inside the function of a partial."""
         context = self._context
         if isinstance(node, Scalar):
             return context.literal(node.value, path)

@@ -1,7 +1,7 @@
-"""What is reached from the targets that are asked for, and at how many places.
+"""The nodes that targets need, and at how many places each of them is used.
 
-Takes a graph and target names, gives the nodes and what construction does with them. Keeps true: `remembered` and
-`live` answer as `config.materialize` and its partials do.
+Takes a graph and names of targets; gives the nodes, and how construction treats them. `remembered` and `live` give the
+same answers as `config.materialize` and its partials.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from forgather.config.yaml.events import Refusal
 
 
 class Reach:
-    """The part of a graph that some of its targets need.
+    """The part of a graph that targets need.
 
     Args:
         graph: the whole graph.
-        targets: names of the targets.
+        targets: the names of the targets.
     """
 
     def __init__(self, graph: Graph, targets: Iterable[str]) -> None:
@@ -33,15 +33,15 @@ class Reach:
         self.places: dict[int, int] = self._count([node for _, node in starts])
 
     def remembered(self, node: Node) -> bool:
-        """Returns whether every alias of a node is one object."""
+        """Returns whether all uses of a node give the same object."""
         return is_one_object(node, is_aliased=id(node) in self._shared)
 
     def repeats(self, node: Node) -> bool:
-        """Returns whether a node is one object that is needed at several places."""
+        """Returns whether a node gives one object that is used at several places."""
         return self.places[id(node)] > 1 and self.remembered(node)
 
     def live(self, node: Node) -> bool:
-        """Returns whether each call of a partial builds a node anew."""
+        """Returns whether each call of a partial builds a new object of a node."""
         if id(node) not in self._live:
             if isinstance(node, Call):
                 self._live[id(node)] = node.kind is CallKind.FACTORY
@@ -50,7 +50,7 @@ class Reach:
         return self._live[id(node)]
 
     def undecided(self, node: Node) -> bool:
-        """Returns whether a container is built anew by each call of a partial in some cases only."""
+        """Returns whether a call of a partial builds a new object of a container only in some cases."""
         return isinstance(node, Container) and self.live(node) and not self._surely_live(node)
 
     def _surely_live(self, node: Node) -> bool:
@@ -59,7 +59,7 @@ class Reach:
         return isinstance(node, Call) and self.live(node)
 
     def certain(self, targets: Iterable[str]) -> set[int]:
-        """Returns the ids of nodes that are built whatever values the variables get."""
+        """Returns the ids of the nodes that are built for any values of the variables."""
         found: set[int] = set()
         stack = [self._graph.target(name).value for name in targets]
         while stack:
@@ -88,7 +88,7 @@ class Reach:
                 stack += [((*path, *(step or ())), child) for step, child in self._edges(node)][::-1]
 
     def _count(self, starts: list[Node]) -> dict[int, int]:
-        """Counts the places at which each node is built; what is remembered builds its parts once."""
+        """Counts the places at which each node is built; a node that is one object builds its children once."""
         open_edges = {id(node): 0 for _, node in self.nodes}
         for _, node in self.nodes:
             for _, child in self._edges(node):
@@ -100,23 +100,26 @@ class Reach:
         ready = [node for key, node in known.items() if not open_edges[key]]
         while ready:
             node = ready.pop()
-            # What a partial builds anew, it builds besides the one that is remembered.
+            # A partial builds new objects in addition to the one object of other uses.
             weight = 1 if self.remembered(node) and not self.live(node) else places[id(node)]
             for _, child in self._edges(node):
                 places[id(child)] += weight
                 open_edges[id(child)] -= 1
                 if not open_edges[id(child)]:
                     ready.append(child)
-        # What a circle leads to stays open: a circle through a default that is never built is none.
+        # Nodes behind a cycle are never ready; such a cycle is allowed if it goes through a default that is not built.
         return {key: max(2, count) if open_edges[key] else count for key, count in places.items()}
 
 
 def calc_names(node: Calc) -> list[str]:
-    """Returns the names that an expression reads, one for each time; none where it is no expression."""
+    """Returns the names that a `!calc` reads; none if its expression is malformed.
+
+    Each name is given twice, because an expression may read it several times: a factory that is read twice is called
+    twice, and two places are enough to give a value a variable.
+    """
     try:
         tree = parse_calc(node.expression)
     except Refusal:
         return []
     once = names_in(tree)
-    # A factory that is read twice is called twice: two places are enough to give what it holds a variable.
-    return [*once, *once] if len(once) else []
+    return [*once, *once]
