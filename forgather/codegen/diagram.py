@@ -1,8 +1,8 @@
-"""A graph folded into boxes with rows: what any picture of it is made of.
+"""A graph as boxes with rows, the common form of all its pictures.
 
-Takes a graph, gives boxes: the config itself first, then one for each call and container. Keeps true: a node that is
-reached many times is one box; plain values, variables and short plain lists are rows of the box they stand in; nothing
-is imported or built, and `!env` stays symbolic.
+Takes a graph; gives boxes: the config first, then one for each call and container. A node that is used several times is
+one box. Plain values, variables and short plain lists are rows of the box that contains them. Nothing is imported or
+constructed, and `!env` stays symbolic.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Row:
     """One value of a box.
 
     Args:
-        step: how the value is reached from its box.
+        step: the step of the path from the box to the value.
         node: the value.
-        entry: the key that holds it; None for items and positional arguments.
-        box: position of the value's own box; None for a value that is shown in the row.
-        rows: values inside a short plain list or mapping, and the default of a variable.
+        entry: its entry; None for items and positional arguments.
+        box: the index of the value's own box; None for a value that is shown in the row.
+        rows: the values inside a short plain list or mapping, or the default of a variable.
     """
 
     step: Step
@@ -59,8 +59,8 @@ class Box:
     """A call, a container, or the config itself.
 
     Args:
-        node: what the box shows; None for the config.
-        path: the shortest path that reaches it.
+        node: its node; None for the config.
+        path: the shortest path to it.
         rows: its values.
     """
 
@@ -70,12 +70,12 @@ class Box:
 
 
 def fold(graph: Graph) -> list[Box]:
-    """Returns the boxes of a graph, those nearest to the config first; box 0 is the config."""
+    """Returns the boxes of a graph, in the order of their distance from the config; box 0 is the config."""
     tops = roots(graph)
     shared = shared_nodes([node for _, node in tops])
     boxes = [Box(None)]
     places: dict[int, int] = {}
-    # A list that grows while it is read: breadth first, and no recursion.
+    # The list grows during the iteration: this is a breadth-first search, without recursion for deep graphs.
     for box in boxes:
         for step, node, entry in _top_edges(graph) if box.node is None else edges(box.node):
             if (inner := _inline(node, shared)) is not None:
@@ -93,7 +93,7 @@ def _top_edges(graph: Graph) -> list[tuple[Step, Node, Entry | None]]:
 
 
 def _inline(node: Node, shared: set[int]) -> tuple[Row, ...] | None:
-    """Returns the rows inside a value that needs no box; None for one that does."""
+    """Returns the rows inside a value without its own box; None for a value that gets a box."""
     if isinstance(node, Call) or (isinstance(node, Container) and (node.tagged or id(node) in shared)):
         return None
     if isinstance(node, Container) and len(flow_text(node, _INLINE + 1)) > _INLINE:
@@ -103,7 +103,7 @@ def _inline(node: Node, shared: set[int]) -> tuple[Row, ...] | None:
 
 
 def kind(node: Node | None) -> str:
-    """Returns what a node is, in one word: `singleton`, `list`, `var`, `str`, ..."""
+    """Returns the kind of a node in one word: `singleton`, `list`, `var`, `str`, ..."""
     if node is None:
         return CONFIG
     if isinstance(node, Scalar):
@@ -117,52 +117,61 @@ def is_number(node: Node) -> bool:
 
 
 def is_plain(node: Node) -> bool:
-    """Returns whether a node is a sequence or mapping without a tag, which begins where its first value stands."""
+    """Returns whether a node is a sequence or mapping without a tag; such a node has the place of its first value."""
     return isinstance(node, Container) and not node.tagged
 
 
 def title(node: Node) -> str:
-    """Returns the short name of what stands in a box: the symbol of a call, the kind of a container."""
+    """Returns the title of a node's box: the symbol of a call, the kind of a container."""
     if isinstance(node, Call):
         return node.constructor.rpartition(":")[2] or node.constructor
     return f"!{kind(node)}" if kind(node) in (ContainerKind.TUPLE, ContainerKind.DLIST) else kind(node)
 
 
 def heading(box: Box, name: str) -> str:
-    """Returns what a box goes by: a call by its symbol, a container by its name or the key that leads to it."""
+    """Returns the heading of a box: the symbol of a call, the name of a container, or its key.
+
+    Args:
+        box: the box.
+        name: the anchor or name of its node; "" if it has none.
+    """
     if isinstance(box.node, Call):
         return title(box.node)
     return name or (label(box.path[-1]) if box.path else CONFIG)
 
 
 def constructor(node: Node | None) -> str | None:
-    """Returns the whole constructor of a call; None for other nodes."""
+    """Returns the constructor of a call; None for other nodes."""
     return node.constructor if isinstance(node, Call) else None
 
 
 def own_name(node: Node | None) -> str | None:
-    """Returns the `@name` of a node."""
+    """Returns the `@name` of a node; None if it has none."""
     return node.name if node is not None else None
 
 
 def step_text(step: Step) -> str:
-    """Returns a step as it stands in a path: `.lr`, `[0]`, `['in.proj']`."""
+    """Returns the text of a step in a path: `.lr`, `[0]`, `['in.proj']`."""
     path: GraphPath = (step,)
     text = format_path(path)
     return text if text.startswith("[") else f".{text}"
 
 
 def label(step: Step) -> str:
-    """Returns a step as it stands in front of a value: `lr`, `[0]`."""
+    """Returns the text of a step as the label of a value: `lr`, `[0]`."""
     if isinstance(step, Index):
         return f"[{step.position}]"
     return step.name if isinstance(step.name, str) else key_text(step.name)
 
 
 def flow_text(node: Node, limit: int = _LONGEST) -> str:
-    """Returns a value on one line, as YAML would have it, calls without their arguments; cut at `limit`.
+    """Returns a value on one line in YAML's flow style, calls without their arguments.
 
-    Numbers stay as they were written (`1e-2`, `0o17`).
+    Numbers are shown as the user wrote them (`1e-2`, `0o17`).
+
+    Args:
+        node: the value.
+        limit: the number of characters after which the text is cut.
     """
     if isinstance(node, Scalar):
         return _cut(node.written if is_number(node) and node.written else scalar_text(node.value), limit)
@@ -186,17 +195,17 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: max(limit - 1, 0)]}…"
 
 
-# Characters that steer, hide or turn the reading direction, and those that XML has no way to write.
+# Control characters, invisible characters, changes of the reading direction, and characters that XML cannot contain.
 _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufffe\uffff]")
 
 
 def uses(boxes: Iterable[Box]) -> Counter[int]:
-    """Returns at how many places other boxes use each box; being named by the config is no use."""
+    """Returns the number of uses of each box by other boxes; the config itself does not count."""
     return Counter(row.box for box in boxes if box.node is not None for row in box.rows if row.box is not None)
 
 
 def cut(text: str, width: int) -> str:
-    """Returns the text, or its beginning and an ellipsis.
+    """Returns the text, cut with an ellipsis if it is longer than `width` characters.
 
     Example:
         >>> cut("forgather", 5)
@@ -206,5 +215,5 @@ def cut(text: str, width: int) -> str:
 
 
 def visible(text: str) -> str:
-    """Returns the text with characters that cannot be seen, or that act on others, as escapes."""
+    """Returns the text with invisible characters, and those that change how others are shown, as escapes."""
     return _HIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

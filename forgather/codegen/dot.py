@@ -1,7 +1,7 @@
-"""A graph in the language of Graphviz.
+"""A graph in the DOT language of Graphviz.
 
-Takes a graph, gives text that `dot -Tsvg` reads. Keeps true: each box is there once, whatever its places; a text of the
-config stands in a label as text, never as markup.
+Takes a graph; gives text for `dot -Tsvg`. Each box appears once, even if it is used several times. A text of the config
+is always shown as text, and never read as markup.
 """
 
 from __future__ import annotations
@@ -38,11 +38,7 @@ digraph config {
 
 
 def dot(graph: Graph) -> str:
-    """Returns a directed graph with a table for each box; a dashed edge leads to a box that others use too.
-
-    Args:
-        graph: what to draw.
-    """
+    """Returns a directed graph with a table for each box; further edges to the same box are dashed."""
     boxes = fold(graph)
     names = anchor_names(graph, roots(graph))
     used = uses(boxes)

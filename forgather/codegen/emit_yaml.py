@@ -1,7 +1,7 @@
-"""Graph to YAML text.
+"""Generates YAML from a graph.
 
-Takes a graph, gives text without templates, merge keys or repeats. Keeps true: loading the text gives the
-same graph, structure and sharing alike; `!env` stays symbolic.
+Takes a graph; gives YAML without templates, merge keys or duplicate keys. Loading the text gives an equal graph with
+the same sharing of nodes. `!env` stays symbolic.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def emit_yaml(graph: Graph) -> str:
     """Returns YAML text that loads as a graph equal to `graph`, definitions first.
 
     Raises:
-        GraphError: a string that YAML cannot hold.
+        GraphError: FG330, YAML cannot represent a string.
     """
     entries = (*graph.definitions, *graph.targets.values())
     tops = [((Key(entry.key),), entry.value) for entry in entries]
@@ -37,7 +37,7 @@ def emit_yaml(graph: Graph) -> str:
 
 
 class _Emitter:
-    """Turns nodes into a head, which stands behind `key:` or `-`, and lines below it, without indent."""
+    """Converts each node to a head, the text after `key:` or `-`, and the lines below it without indentation."""
 
     def __init__(self, anchors: dict[int, str]) -> None:
         self._anchors = anchors
@@ -137,7 +137,7 @@ def _escaped(text: str) -> str:
 
 
 def _is_ambiguous(kwargs: tuple[Entry, ...]) -> bool:
-    """Returns whether a mapping of these keys would be read as something else than keywords."""
+    """Returns whether a mapping with these keys would not be read as keyword arguments."""
     keys = [str(entry.key) for entry in kwargs]
     if keys and all(key in _EXPLICIT for key in keys):
         return True

@@ -1,7 +1,7 @@
-"""A graph as a Mermaid flowchart, as GitHub and other pages draw it.
+"""A graph as a Mermaid flowchart, which GitHub and other pages draw.
 
-Takes a graph, gives text. Keeps true: each box is there once, whatever its places; a text of the config cannot end a
-label or be read as markup; plain values are lines of their box's label, cut where there are many.
+Takes a graph; gives text. Each box appears once, even if it is used several times. A text of the config cannot end a
+label or be read as markup. Plain values are lines in the label of their box, up to a limit.
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ _CLASSES = """\
 
 
 def mermaid(graph: Graph) -> str:
-    """Returns a flowchart of the graph, left to right; a dotted arrow leads to a box that others use too.
-
-    Args:
-        graph: what to draw.
-    """
+    """Returns a flowchart of the graph from left to right; further arrows to the same box are dotted."""
     boxes = fold(graph)
     names = anchor_names(graph, roots(graph))
     used = uses(boxes)
@@ -57,10 +53,10 @@ def mermaid(graph: Graph) -> str:
 
 
 def too_large(text: str) -> str | None:
-    """Returns what is too large in a flowchart for those who draw it; None where it will be drawn.
+    """Returns which limit of Mermaid a flowchart exceeds; None if it can be drawn.
 
     Source:
-        `maxTextSize` and `maxEdges` of Mermaid's configuration; pages such as GitHub's do not raise them.
+        `maxTextSize` and `maxEdges` of Mermaid's configuration; pages such as GitHub do not raise them.
     """
     edges = text.count("-->|") + text.count("-.->|")
     if len(text) > MAX_TEXT:
@@ -86,5 +82,5 @@ def _pair(row: Row) -> str:
 
 
 def _text(text: str) -> str:
-    """Writes every character that Markdown, HTML or Mermaid may read in its own way as an entity."""
+    """Returns the text with entities for all characters that have a meaning in Markdown, HTML or Mermaid."""
     return _SPECIAL.sub(lambda match: f"#{ord(match[0])};", visible(text))

@@ -1,1 +1,1 @@
-"""Proof that generated code builds what its config builds, with stand-ins for everything that a config names."""
+"""The proof that generated code builds the same objects as its config, on stand-ins for all imported objects."""

@@ -1,9 +1,9 @@
-"""Does generated code build what its config builds?
+"""Proves that a generated module makes the same calls as its config.
 
-Takes a graph and a generated module, gives a count of equal calls. Keeps true: both run on stand-ins, so nothing that
-the config names is imported or called; they run bare and with every variable given, in an environment of their own; a
-name means the same stand-in in both, and what is real in one (a few pure builtins, `functools.partial`, short names) is
-real in the other.
+Takes a graph and a generated module; gives the number of calls, or raises at the first difference. Both are run on
+stand-ins, so that nothing that the config names is imported or called. They are run without variables and with all
+variables, in a private environment. A name refers to equal stand-ins in both, and the few real objects (pure builtins,
+`functools.partial`, short names of the language) are the same in both.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from forgather.verification.recording import Comparison, Log, Recorded, StandIn,
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One way to run both sides.
+    """One way to run the config and the code.
 
     Args:
-        given: True where every variable gets a value, False where only those do that need one.
-        truth: how comparisons of results come out.
+        given: True if every variable gets a value, False if only variables without default do.
+        truth: the result of every comparison of stand-ins.
     """
 
     given: bool
@@ -54,18 +54,19 @@ def prove(
     project_dir: str = ".",
     file: str = "<generated>",
 ) -> int:
-    """Returns how many calls a generated module makes, all of them as its config makes them.
+    """Returns the number of calls that a generated module makes, if they are the same as those of its config.
 
     Args:
-        graph: what the module was made from.
-        text: the module.
-        targets: what its `build` returns.
+        graph: the graph that the module was generated from.
+        text: the source of the module.
+        targets: the targets that its `build` returns.
         parameters: the parameter of `build` for each variable.
         project_dir: folder that file imports are relative to.
-        file: where the module lies, or would lie.
+        file: the path of the module, which need not exist.
 
     Raises:
-        GraphError: FG333 with the first difference; FG334 where the config itself cannot be built.
+        GraphError: FG333, the first difference; FG334, the config itself cannot be built, or cannot be run on
+            stand-ins.
     """
     code = _compiled(text)
     _stay_inside(graph, text)
@@ -95,10 +96,10 @@ def prove(
 
 
 def _stay_inside(graph: Graph, text: str) -> None:
-    """Refuses what would reach past the stand-ins, before any of it runs.
+    """Raises if the graph or the code could reach the implementation of the stand-ins, before any of it runs.
 
     Raises:
-        GraphError: FG334, a name of Python's own is asked for.
+        GraphError: FG334, it uses a special name of Python, or a method that can make a value of any size.
     """
     for node in _nodes(graph):
         if isinstance(node, Call) and grows(node.constructor):
@@ -158,7 +159,7 @@ def _compare(ours: Log, theirs: Log, expected: dict[str, Any], build: Callable[[
         raise GraphError(f"the generated code fails: {type(error).__name__}: {error}", code="FG333") from None
 
 
-# what the graph asks for
+# the variables and nodes of the graph
 
 
 def _nodes(graph: Graph) -> Iterator[Any]:
@@ -170,7 +171,7 @@ def _calcs(graph: Graph) -> list[Calc]:
 
 
 def _value(graph: Graph, variable: str, log: Log) -> Any:
-    """Returns the value of a variable: a stand-in, or a mapping with one where the variable holds keywords."""
+    """Returns the value of a variable: a stand-in, or a mapping with one if the variable is unpacked into keywords."""
     value = log.record(f"the variable {variable}")
     holders = (node.spread for node in _nodes(graph) if isinstance(node, Call))
     holds_keywords = any(isinstance(node, Var) and node.variable == variable for node in holders)
@@ -187,7 +188,7 @@ def _variables(graph: Graph, parameters: Mapping[str, str], scenario: Scenario) 
 
 @contextmanager
 def _environment(graph: Graph, *, given: bool) -> Iterator[None]:
-    """Sets the variables that `!env` reads: all of them, or those alone that have no default."""
+    """Sets the environment variables that `!env` reads, all of them or only those without default, for the block."""
     nodes = [node for node in _nodes(graph) if isinstance(node, Env)]
     before = {node.variable: os.environ.get(node.variable) for node in nodes}
     try:
@@ -204,12 +205,12 @@ def _environment(graph: Graph, *, given: bool) -> Iterator[None]:
                 os.environ[variable] = value
 
 
-# Builtins that compute and do nothing else.
+# Builtins without side effects, which are not replaced by stand-ins.
 PURE = frozenset(
     ("abs", "bool", "callable", "dict", "float", "frozenset", "getattr", "int", "isinstance", "len", "list", "max",
      "min", "object", "round", "set", "str", "tuple", "NameError", "KeyError", "TypeError", "ValueError")
 )  # fmt: skip
-# What generated code may reach of the modules that it imports for itself: values and paths, nothing that acts.
+# The parts of the standard library that generated code uses itself: only values and path functions.
 _PATHS = SimpleNamespace(
     **{
         word: getattr(os.path, word)
@@ -224,15 +225,15 @@ _REAL: Mapping[str, Any] = {f"functools.{word}": getattr(functools, word) for wo
 
 
 class Barred(Exception):
-    """Something is asked for that would lead from a stand-in to what it is made of, and from there anywhere."""
+    """An access that would lead from a stand-in to its implementation, and from there to any object."""
 
 
 def is_inner(name: str) -> bool:
-    """Returns whether a name is one of Python's own, as `__class__`."""
+    """Returns whether a name is a special name of Python, such as `__class__`."""
     return name.startswith("__") and name.endswith("__")
 
 
-# What makes a value of the size that an argument says, or grows with every call.
+# Methods whose result can have any size, because an argument gives the size or they grow their object.
 _GROWING = frozenset(
     ("center", "ljust", "rjust", "zfill", "expandtabs", "replace", "join", "translate", "format", "format_map",
      "to_bytes", "extend")
@@ -248,14 +249,14 @@ def grows(constructor: str) -> bool:
 
 
 def _rounded(number: Any, digits: Any = None) -> Any:
-    """What `round` is in both worlds."""
+    """Replaces `round` for both sides; it refuses numbers of digits that would take very long."""
     if isinstance(digits, int) and abs(digits) > _MAX_DIGITS:
         raise Barred(f"round(..., {digits}) computes a number of that many digits")
     return round(number, digits)
 
 
 def _guarded(thing: Any, name: str, *default: Any) -> Any:
-    """What `getattr` is in both worlds."""
+    """Replaces `getattr` for both sides: it refuses special names, private names and growing methods."""
     if isinstance(name, str) and (is_inner(name) or (name[:1] == "_" and not isinstance(thing, (Recorded, StandIn)))):
         raise Barred(f"getattr(..., {name!r}) leads out of the stand-ins")
     if name in _GROWING and not isinstance(thing, (Recorded, StandIn)):
@@ -264,11 +265,11 @@ def _guarded(thing: Any, name: str, *default: Any) -> Any:
 
 
 class RecordingResolver(Resolver):
-    """Finds stand-ins for what constructors name.
+    """Resolves constructors to stand-ins.
 
     Args:
         project_dir: folder that file imports are relative to.
-        log: where calls go.
+        log: the log of the calls.
     """
 
     def __init__(self, project_dir: str, log: Log) -> None:
@@ -276,7 +277,12 @@ class RecordingResolver(Resolver):
         self._log = log
 
     def resolve(self, constructor: str, searchpath: Sequence[str] = ()) -> Any:
-        """Returns a stand-in, or what is real in both worlds."""
+        """Returns a stand-in, or the real object if both sides use it.
+
+        Args:
+            constructor: the constructor.
+            searchpath: the `submodule_searchpath` of the call.
+        """
         source, colon, symbol = constructor.rpartition(":")
         if not colon and constructor in SHORT:
             return SHORT[constructor]
@@ -307,11 +313,11 @@ def _builtin(log: Log, symbol: str) -> Any:
 
 
 def module_globals(log: Log, file: str) -> dict[str, Any]:
-    """Returns the globals for a generated module: imports and builtins that are stand-ins.
+    """Returns the globals of a generated module, with stand-ins for imports and builtins.
 
     Args:
-        log: where calls go.
-        file: what the module takes itself to be.
+        log: the log of the calls.
+        file: the `__file__` of the module.
     """
     packages: dict[str, Any] = {}
 
@@ -326,12 +332,12 @@ def module_globals(log: Log, file: str) -> dict[str, Any]:
         machinery=SimpleNamespace(ModuleSpec=importlib.machinery.ModuleSpec),
         util=SimpleNamespace(module_from_spec=importlib.util.module_from_spec),
     )
-    # Asked for now: whoever runs this may have put another mapping in the place of `os.environ`.
+    # Read here and not at import: the caller may have replaced `os.environ`.
     system = SimpleNamespace(environ=os.environ, path=_PATHS, PathLike=os.PathLike)
     helpers = {**_HELPERS, "os": system, "sys": SimpleNamespace(modules=packages, path=[]), "importlib": parts}
 
     def import_hook(name: str, _: Any = None, __: Any = None, names: Sequence[str] = (), *___: Any) -> Any:
-        # Generated code imports modules for itself whole, and what the config names by `from`.
+        # Generated code uses `import module` for its own needs, and `from module import name` for the config's names.
         if not names:
             return helpers[name.partition(".")[0]]
         return StandIn(log, name, _REAL)

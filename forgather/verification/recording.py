@@ -1,10 +1,10 @@
-"""Stand-ins for constructors and for what they return, which record what is done with them; comparison of two records.
+"""Stand-ins that record what is done with them, and the comparison of two such records.
 
-Takes calls and operations, gives a log; takes two logs and the values of two constructions, raises `Unequal` at the
-first difference. Keeps true: nothing that a config names is imported or run; what a stand-in answers depends on the
-order of the calls alone, so that two equal constructions see equal answers; its own parts have names with two
-underscores on both sides, which nothing that is compared can ask for; one object here is one object there; callables
-are equal when they do the same, twice, and again with arguments of a call.
+Takes calls and operations; gives a log of events. Takes two logs and the results of two constructions; raises `Unequal`
+at the first difference. The result of a stand-in depends only on the order of the calls, so that two equal
+constructions get equal results. Shared objects have to be shared in both. Two callables are equal if calls of them have
+the same effects: without arguments, a second time, and with further arguments. The attributes of a stand-in have
+special names (`__log__`), which neither side can read.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _FIRST_NUMBER = 1_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Event:
-    """Something that was called.
+    """A call of a constructor, or an operation on a stand-in.
 
     Args:
-        what: the constructor, or the operation on an earlier result.
+        what: the constructor, or the operation.
         args: positional arguments.
         kwargs: keyword arguments.
-        result: what it gave.
-        is_call: True for a constructor.
+        result: the result.
+        is_call: True for the call of a constructor.
     """
 
     what: str
@@ -43,32 +43,52 @@ class Event:
 
 @dataclass(slots=True)
 class Log:
-    """What one construction did, in order.
+    """The events of one construction, in order.
 
     Args:
-        truth: how comparisons of stand-ins come out.
+        truth: the result of every comparison of stand-ins.
+        events: the events.
     """
 
     truth: bool = True
     events: list[Event] = field(default_factory=list)
 
     def record(self, what: str, *args: Any, is_call: bool = False, **kwargs: Any) -> Recorded:
-        """Adds an event and returns its new result."""
+        """Adds an event and returns its result, a new stand-in.
+
+        Args:
+            what: the constructor, or the operation.
+            args: positional arguments.
+            is_call: True for the call of a constructor.
+            kwargs: keyword arguments.
+        """
         return self.call(what, args, kwargs, is_call=is_call)
 
     def call(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_call: bool = True) -> Recorded:
-        """Adds an event and returns its new result."""
+        """Adds an event and returns its result, a new stand-in.
+
+        Args:
+            what: the constructor, or the operation.
+            args: positional arguments.
+            kwargs: keyword arguments; unlike in `record`, any names are possible.
+            is_call: True for the call of a constructor.
+        """
         result = Recorded(self, len(self.events))
         self.events.append(Event(what, args, kwargs, result, is_call))
         return result
 
     def count(self) -> int:
-        """Returns how many constructors were called."""
+        """Returns the number of calls of constructors."""
         return sum(event.is_call for event in self.events)
 
 
 class Recorded:
-    """What a constructor returned. It stands anything that a config does with a result."""
+    """The result of a constructor. It supports every operation that a config can apply to a result.
+
+    Args:
+        log: the log of the calls.
+        serial: the position of its event in the log.
+    """
 
     def __init__(self, log: Log, serial: int) -> None:
         self.__dict__.update(__log__=log, __serial__=serial)
@@ -82,14 +102,14 @@ class Recorded:
         return self.__log__.record(f".{name}", self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Returns a result of its own."""
+        """Returns a new result."""
         return self.__log__.call("()", (self, *args), kwargs, is_call=False)
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self.__log__.record(f"item {position}", self) for position in range(_ITEMS)])
 
     def __bool__(self) -> bool:
-        # Not recorded: how often a value is asked for its truth is up to the compiler.
+        # Not recorded: how often Python evaluates the truth of a value depends on the compiled code.
         return bool(self.__log__.truth)
 
     def __fspath__(self) -> str:
@@ -111,7 +131,7 @@ class Recorded:
 
 
 def _number(result: Recorded, what: str) -> int:
-    # Numbered by kind, so that one difference elsewhere does not make all numbers differ.
+    # Counted for each kind of operation, so that one difference does not change all later numbers.
     number: int = _FIRST_NUMBER + sum(event.what == what for event in result.__log__.events)
     result.__log__.record(what, result)
     return number
@@ -140,17 +160,17 @@ for _word in ("getitem", "neg", "pos", "abs"):
     setattr(Recorded, f"__{_word}__", _operation(_word))
 for _word in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Recorded, f"__{_word}__", _comparison(_word))
-# Arithmetic of the language is on real numbers, which a result may be.
+# `!calc` accepts only real numbers as operands, and the result of a call may be one.
 Real.register(Recorded)
 
 
 class StandIn:
-    """Stands in for a module, or for anything in one: its parts are stand-ins, a call of it is recorded.
+    """A stand-in for a module, or for an object in a module. Its attributes are stand-ins, and calls are recorded.
 
     Args:
-        log: where calls go.
-        dotted: its whole name.
-        real: parts that are not stood in for, by whole name.
+        log: the log of the calls.
+        dotted: its full name.
+        real: the real objects that are used instead of stand-ins, by full name.
     """
 
     def __init__(self, log: Log, dotted: str, real: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -176,12 +196,12 @@ _OVERRIDDEN = 6
 
 
 class Unequal(Exception):
-    """A difference.
+    """A difference between a config and its code.
 
     Args:
-        path: where, as a path of the graph.
-        expected: what the config gives.
-        found: what the code gives.
+        path: the path in the graph.
+        expected: the value or call of the config.
+        found: the value or call of the code.
     """
 
     def __init__(self, path: str, expected: str, found: str) -> None:
@@ -190,11 +210,11 @@ class Unequal(Exception):
 
 
 class Comparison:
-    """One comparison of what a config did with what code did.
+    """The comparison of the construction of a config with that of its code.
 
     Args:
-        ours: the config's log.
-        theirs: the code's log.
+        ours: the log of the config.
+        theirs: the log of the code.
     """
 
     def __init__(self, ours: Log, theirs: Log) -> None:
@@ -207,7 +227,15 @@ class Comparison:
         self._probed = 0
 
     def values(self, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-        """Compares targets, then what callables among them do, then the order of all calls."""
+        """Compares the targets, then the effects of the callables among them, then the order of all calls.
+
+        Args:
+            ours: the targets of the config, by name.
+            theirs: the targets of the code.
+
+        Raises:
+            Unequal: the first difference.
+        """
         for name, value in ours.items():
             self._same(value, theirs[name], name)
         self._probe_all()
@@ -220,11 +248,11 @@ class Comparison:
             stack += list(self._parts(a, b, where))[::-1]
 
     def _parts(self, a: Any, b: Any, path: str) -> Iterator[tuple[Any, Any, str]]:
-        """Compares two values by themselves, and yields what is inside them."""
+        """Compares two values without their content, and yields the pairs of values inside them."""
         if isinstance(a, _CALLABLE) and isinstance(b, _CALLABLE):
             if self._is_new(a, b, path):
                 self._callables.append((path, a, b))
-                # What a library may ask a function for that stands for a partial.
+                # Generated functions have the attribute `keywords` of `functools.partial`, which libraries read.
                 asked = getattr(b, "keywords", {}) if isinstance(b, FunctionType) else {}
                 for word, value in asked.items():
                     yield getattr(a, "keywords", {}).get(word), value, f"{path}.keywords[{word!r}]"
@@ -237,7 +265,7 @@ class Comparison:
         elif isinstance(a, (list, tuple)):
             if len(a) != len(b):
                 raise Unequal(path, f"{len(a)} items", f"{len(b)} items")
-            # Equal constant tuples may be one object in compiled code.
+            # Python may store equal constant tuples as one object.
             if isinstance(a, tuple) or self._is_new(a, b, path):
                 yield from ((x, y, f"{path}[{at}]") for at, (x, y) in enumerate(zip(a, b, strict=True)))
         elif isinstance(a, dict):
@@ -273,7 +301,7 @@ class Comparison:
             yield value, found, f"{path}.{key}"
 
     def _is_new(self, a: Any, b: Any, path: str) -> bool:
-        """Returns whether two objects meet for the first time; raises where one has met another before."""
+        """Returns whether a pair of objects is new; raises `Unequal` if one of them was paired with another object."""
         self._kept += [a, b]
         met = self._forth.setdefault(id(a), b)
         other = self._back.setdefault(id(b), a)
@@ -295,7 +323,7 @@ class Comparison:
         text = repr(value)
         return text if len(text) <= 80 else text[:77] + "..."
 
-    # what callables do
+    # the effects of callables
 
     def _probe_all(self) -> None:
         while self._callables and self._probed < _MAX_PROBES:
@@ -309,7 +337,7 @@ class Comparison:
                 self._same(mine, other, f"{path}()")
 
     def _ways(self, function: Any) -> list[tuple[Callable[[Log], list[Any]], Callable[[Log], dict[str, Any]]]]:
-        """Ways to call a partial: bare, twice, with further arguments, and with each keyword given anew."""
+        """Returns the calls to compare: without arguments, twice, with more arguments, with each keyword replaced."""
         keywords = list(getattr(function, "keywords", {}))[:_OVERRIDDEN]
 
         def nothing(log: Log) -> list[Any]:

@@ -1,8 +1,8 @@
-"""Everything that the page shows, as plain data.
+"""The graph page: its content as plain data, and the HTML document.
 
-Takes a graph, the text that it was read from and a way to shorten file names; gives lists, dicts, strings and numbers.
-Keeps true: no file is named by a folder of the machine; each line of a template is there once. `docs/graph_page.md`
-describes the fields.
+Takes a graph, its rendered text and a function that shortens file names; gives lists, dicts, strings and numbers, and
+the document that embeds them. The names of files contain no folder of this machine. Each line of a template is included
+once. `docs/graph_page.md` describes the fields.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def page_data(
     """Returns the data of the page.
 
     Args:
-        graph: the graph, overrides applied.
-        rendered: the text that it was read from.
-        shorten: names a file, given its absolute path.
-        config: name of the config.
-        project: name of the project.
-        overrides: pairs of path and text, as `--set` takes them.
-        findings: what was found out about the config.
+        graph: the graph with overrides.
+        rendered: the rendered text of the config.
+        shorten: returns the short name of a file from its absolute path.
+        config: the name of the config.
+        project: the name of the project.
+        overrides: pairs of graph path and YAML text, as `--set` takes them.
+        findings: the findings about the config.
     """
     places = _Places(rendered, shorten)
     lines = RenderedLines(rendered)
@@ -81,7 +81,7 @@ def page_data(
         "over": sorted(overridden(boxes, lines, numbers).items()),
         "findings": [_finding(found, places) for found in findings],
     }
-    # What was named while the rest was written.
+    # Added last: `places` collects the files, places and origins that the other parts refer to.
     return data | {"files": places.files, "places": places.places, "origins": places.origins, "sources": places.sources}
 
 
@@ -113,7 +113,8 @@ class _Places:
         if origin is None:
             return None
         if id(origin) not in self._origins:
-            self._held.append(origin)  # its id stays its own
+            # Kept, because an id can be reused after its object is freed.
+            self._held.append(origin)
             fact: dict[str, Any] = {"at": self.place(origin.span)}
             if origin.sites[:-1]:
                 fact["via"] = self._sites(origin.sites[-2::-1])
@@ -130,7 +131,7 @@ class _Places:
 
     @property
     def sources(self) -> list[list[list[Any]]]:
-        """For each file, runs of lines: the first one's number, then the lines around all places in it."""
+        """For each file, runs of lines around its places: the number of the first line, then the lines."""
         return [
             _runs(self._sources.get(file), sorted(line for other, line in self._places if other == file))
             for file in self._files
@@ -138,7 +139,7 @@ class _Places:
 
 
 def _without_root(name: str) -> str:
-    """A file outside the project, the workspace and the library goes by the end of its path."""
+    """Returns only the end of an absolute path, so that the page does not show folders of this machine."""
     return "…/" + "/".join(name.split("/")[-2:]) if name.startswith("/") else name
 
 
@@ -231,7 +232,7 @@ class _Boxes:
         return _without_none(fact)
 
     def _written(self, row: Row, value: Origin | None) -> dict[str, Any]:
-        """The line of the value; that of its key too, where it is another one."""
+        """Returns the place of a value, and the place of its key if that is in another line."""
         key = row.entry.origin if row.entry else None
         if value is None or key is None or key.span == value.span or is_plain(row.node):
             return {"origin": self._places.origin(key if is_plain(row.node) else value or key)}
@@ -253,7 +254,7 @@ def _lines(rendered: RenderedText, places: _Places) -> list[list[Any]]:
 
 
 def _templates(rendered: RenderedText, places: _Places) -> list[dict[str, Any]]:
-    """The templates, each with who asked for it and how much it wrote."""
+    """Returns the templates, each with the place that uses it, and the number of lines that it wrote."""
     wrote: dict[tuple[str, str], list[int]] = {}
     for number, (text, origin) in enumerate(rendered.source_map.lines(), start=1):
         if origin is not None and text.strip():
@@ -285,7 +286,7 @@ def _without_none(fact: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value(node: Node) -> str | None:
-    """Returns a number as Python writes it, where it was written in another way."""
+    """Returns a number in canonical notation, if the user wrote it differently; else None."""
     if not isinstance(node, Scalar) or not is_number(node) or node.written is None:
         return None
     text = scalar_text(node.value)
@@ -297,26 +298,26 @@ def _cut(text: str) -> str:
 
 
 _HERE = Path(__file__).parent
-# In this order they make one script; each speaks only of those before it, but for what `main.js` joins.
+# They are joined to one script in this order: each file uses only definitions of the files before it.
 SCRIPTS = ("model.js", "dom.js", "layout.js", "canvas.js", "objects.js", "templates.js", "text.js", "panel.js",
            "search.js", "notice.js", "main.js")  # fmt: skip
 _UNSAFE = re.compile("[<>&\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """Returns the HTML document that shows `data`."""
+    """Returns the HTML document for the data of `page_data`; it loads nothing from the network or from files."""
     parts = {
         "title": _escaped(" · ".join(part for part in (data["config"], data["project"]) if part)),
         "style": _read("page.css"),
         "data": embedded(data),
         "script": "\n".join(_read(name) for name in SCRIPTS),
     }
-    # One pass: what is put in is never read for marks.
+    # In one pass, so that marks inside the inserted texts are not replaced.
     return re.sub(r"@(title|style|data|script)@", lambda mark: parts[mark[1]], _read("page.html"))
 
 
 def embedded(data: Mapping[str, Any]) -> str:
-    """Returns JSON that may stand in a `<script>` element: it has no `<`, and nothing a browser reads as a line end.
+    """Returns JSON that is safe in a `<script>` element: it contains no `<`, and no line end of JavaScript in a string.
 
     Example:
         >>> embedded({"text": "</script>"})

@@ -1,7 +1,7 @@
-"""Where the values of a graph stand in the rendered text, and which of its lines count for nothing.
+"""The lines of the rendered text that the values of a graph are written in, and the lines that have no effect.
 
-Takes a `RenderedText` and boxes, gives line numbers. Keeps true: a line is called overridden only where no value of the
-graph is written in it.
+Takes a `RenderedText` and boxes; gives line numbers. A line counts as overridden only if no value of the graph is
+written in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class RenderedLines:
     """Finds the rendered line that an origin wrote.
 
     Args:
-        rendered: the text and its map.
+        rendered: the text and its source map.
     """
 
     def __init__(self, rendered: RenderedText) -> None:
@@ -37,12 +37,12 @@ class RenderedLines:
                 self._of_origin.setdefault(id(origin), []).append(bisect_right(ends, start + blanks))
 
     def find(self, origin: Origin | None, word: str = "", below: int = 0) -> int | None:
-        """Returns the line that `origin` wrote; of several, the first below the line `below` that holds `word`.
+        """Returns the line that an origin wrote; None if there is none.
 
         Args:
-            origin: who wrote it: the very object that the source map holds, or one that is equal.
-            word: text of the line.
-            below: a line that stands before it.
+            origin: the origin: an object of the source map, or an equal one.
+            word: of several lines, the first that contains this text is returned.
+            below: of several lines, one from this line on is preferred.
         """
         lines = self._of_origin.get(id(origin)) or self._equal_to(origin)
         if len(lines) < 2:
@@ -51,7 +51,7 @@ class RenderedLines:
         return next((line for line in later if word in self.texts[line - 1]), later[0])
 
     def _equal_to(self, origin: Origin | None) -> list[int]:
-        """Returns the lines of an origin that was made anew, as that of a tag which an expression printed."""
+        """Returns the lines of an origin that only equals one of the source map, as of a tag from an expression."""
         if origin is None:
             return []
         if not self._of_equal:
@@ -60,7 +60,7 @@ class RenderedLines:
         return sorted(set(self._of_equal.get(origin, ())))
 
     def block(self, line: int) -> range:
-        """Returns the lines of the value whose key stands on `line`: those below it that are indented deeper."""
+        """Returns the lines of the value whose key is on `line`: this line, and the deeper indented lines below it."""
         indent = _indent(self.texts[line - 1])
         last = line
         for number in range(line + 1, len(self.texts) + 1):
@@ -73,7 +73,12 @@ class RenderedLines:
 
 
 def numbered(boxes: Sequence[Box], lines: RenderedLines) -> dict[int, int]:
-    """Returns the rendered line of each row and of each box, by `id`."""
+    """Returns the rendered line of each row and of each box, by the `id` of the row or box.
+
+    Args:
+        boxes: the boxes of the graph.
+        lines: finds the lines.
+    """
     found: dict[int, int] = {}
 
     def note(row: Row, below: int) -> int:
@@ -91,7 +96,7 @@ def numbered(boxes: Sequence[Box], lines: RenderedLines) -> dict[int, int]:
         for row in box.rows:
             below = note(row, below)
             child = None if row.box is None else boxes[row.box]
-            # Written at the first place that leads to it; elsewhere stands an alias.
+            # A shared node is written at its first path; the other places have an alias.
             if child is not None and child.node is not None and child.path == (*box.path, row.step):
                 line = lines.find(child.node.origin, "", below)
                 if line is not None:
@@ -100,7 +105,13 @@ def numbered(boxes: Sequence[Box], lines: RenderedLines) -> dict[int, int]:
 
 
 def overridden(boxes: Iterable[Box], lines: RenderedLines, found: dict[int, int]) -> dict[int, int]:
-    """Returns the lines whose text counts for nothing, each with the line that overrides it."""
+    """Returns the lines that have no effect, each with the line that overrides it.
+
+    Args:
+        boxes: the boxes of the graph.
+        lines: finds the lines.
+        found: the line of each row and box, from `numbered`.
+    """
     boxes = list(boxes)
     rows = [row for box in boxes for outer in box.rows for row in (outer, *outer.rows)]
     alive = sorted({*found.values(), *(lines.find(row.node.origin) or 0 for row in rows if not is_plain(row.node))})
