@@ -145,11 +145,6 @@ def constructor(node: Node | None) -> str | None:
     return node.constructor if isinstance(node, Call) else None
 
 
-def own_name(node: Node | None) -> str | None:
-    """Returns the `@name` of a node; None if it has none."""
-    return node.name if node is not None else None
-
-
 def step_text(step: Step) -> str:
     """Returns the text of a step in a path: `.lr`, `[0]`, `['in.proj']`."""
     path: GraphPath = (step,)

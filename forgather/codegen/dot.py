@@ -15,7 +15,6 @@ from forgather.codegen.diagram import (
     heading,
     kind,
     label,
-    own_name,
     uses,
     visible,
 )
@@ -45,7 +44,7 @@ def dot(graph: Graph) -> str:
     lines = [_HEAD]
     for number, box in enumerate(boxes):
         if box.node is not None:
-            name = names.get(id(box.node)) or own_name(box.node) or ""
+            name = names.get(id(box.node)) or box.node.name or ""
             lines.append(f"  n{number} [label=<{_table(box, name, shared=used[number] > 1)}>]")
     drawn: set[int] = set()
     for number, box in enumerate(boxes):

@@ -16,7 +16,6 @@ from forgather.codegen.python import names as naming
 from forgather.codegen.python.builtin_calls import source_lines
 from forgather.codegen.python.imports import OWN_NAMES, Imports
 from forgather.codegen.python.ir import (
-    Expression,
     Statement,
     bracketed,
     layout,
@@ -76,8 +75,8 @@ def emit_python(graph: Graph, targets: Names[str] = ("main",), setting: Setting 
         expression = lowering.build(graph.target(target).value, (Key(target),))
         built.append(expression if len(wanted) == 1 else lowering.bind(expression, target))
     members = zip((f"{lowering.key(target).text}: " for target in wanted), built, strict=True)
-    last = returned(wanted, built, bracketed("{", members, "}", pure=True))
-    statements = [*lowering.block, last]
+    result = built[0] if len(wanted) == 1 else bracketed("{", members, "}", pure=True)
+    statements = [*lowering.block, Statement("return ", result)]
     if lowering.drops:
         statements = without_unused(statements)
         imports.keep(names_read(statements))
@@ -273,8 +272,3 @@ def ending(graph: Graph, targets: list[str], parameters: Iterable[Parameter], se
         return [*lines, "    trainer = build()", "    trainer.train()", "    trainer.save_model()"]
     lines += ["    main = build()", '    if callable(getattr(main, "train", None)):', "        main.train()"]
     return [*lines, "    elif callable(main):", "        main()"]
-
-
-def returned(targets: list[str], built: list[Expression], display: Expression) -> Statement:
-    """Returns the `return` of the function: the only target, or the display of several."""
-    return Statement("return ", built[0] if len(targets) == 1 else display)

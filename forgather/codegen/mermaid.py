@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from forgather.codegen.diagram import Box, Row, cut, flow_text, fold, heading, kind, label, own_name, uses, visible
+from forgather.codegen.diagram import Box, Row, cut, flow_text, fold, heading, kind, label, uses, visible
 from forgather.config.anchor_names import anchor_names
 from forgather.config.graph import Graph
 from forgather.config.traverse import roots
@@ -35,7 +35,7 @@ def mermaid(graph: Graph) -> str:
     lines = ["flowchart LR"]
     for number, box in enumerate(boxes):
         if box.node is not None:
-            name = names.get(id(box.node)) or own_name(box.node) or ""
+            name = names.get(id(box.node)) or box.node.name or ""
             kinds = kind(box.node) if kind(box.node) in ("singleton", "factory", "partial") else "data"
             shape = f'n{number}["{_label(box, name)}"]:::{kinds}'
             lines.append(f"  {shape}")

@@ -36,7 +36,7 @@ from forgather.project.locations import library_dir
 from forgather.project.project import Project
 from forgather.project.reader import reader_for
 from forgather.project.rendered_variable import RENDERED
-from forgather.project.targets import run_meta
+from forgather.project.targets import known_processes, run_meta
 
 if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
@@ -106,7 +106,7 @@ def check_project(
     graph = project.graph
     reader = reader or reader_for(project.meta)
     judgement = judge(graph, reader)
-    started = None if for_run else _process_count(graph)
+    started = None if for_run else known_processes(graph)
     settings, undecided, words = judge_settings(graph, judgement, reader, project.precedence, processes=started)
     elsewhere, unread = judge_projects(graph, project)
     found = [one for one in _without_meant(found, (*judgement.texts, *words)) if not _repeats_the_library(one)]
@@ -179,15 +179,6 @@ def _rank(found: Diagnostic) -> tuple[int, str, int, int, str, str]:
 def _misdeclared(graph: Graph, reserved: frozenset[str], severity: Severity) -> Iterator[Diagnostic]:
     for fault in read_options(graph, reserved=reserved).faults:
         yield replace(fault.error.diagnostic, severity=severity)
-
-
-def _process_count(graph: Graph) -> int | None:
-    """Returns the number of processes on one machine; None if it depends on the machine or on sizes."""
-    try:
-        processes = run_meta(graph).nproc_per_node
-    except ForgatherError:
-        return None
-    return processes if isinstance(processes, int) else None
 
 
 def _meta_findings(graph: Graph) -> Iterator[Diagnostic]:

@@ -24,7 +24,7 @@ from forgather.project.metadata import ProjectMeta
 from forgather.project.metadata_cache import load_meta
 from forgather.project.path_display import Display
 from forgather.project.project import Project
-from forgather.project.template_environment import template_environment
+from forgather.project.template_environment import project_environment
 from forgather.project.workspace import META_FILE, find_project, project_above
 
 
@@ -75,7 +75,7 @@ def code_digests(graph: Graph, project_dir: str) -> dict[str, str]:
     """
     digest, found = Digests(), {}
     for _, node in all_nodes(graph):
-        file = node.constructor.partition(":")[0] if isinstance(node, Call) else ""
+        file = _file_of(node)
         if file.endswith(".py") and file not in found:
             known = digest(os.path.normpath(os.path.join(project_dir, file)))
             if known is not None:
@@ -108,10 +108,7 @@ def open_config(meta: ProjectMeta, config: str, now: datetime) -> Compared:
         config: the config's name.
         now: the time that clock functions return.
     """
-    environment = template_environment(
-        meta.searchpath, project_dir=meta.project_dir, workspace_root=meta.workspace_root
-    )
-    project = Project.placed(meta, config, environment=replace(environment, now=now))
+    project = Project.placed(meta, config, environment=replace(project_environment(meta), now=now))
     display = Display(meta.project_dir, meta.workspace_root)
     graph = project.graph
     code = code_digests(graph, meta.project_dir)

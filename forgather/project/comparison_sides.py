@@ -27,7 +27,7 @@ from forgather.project.path_display import Display, near_path
 from forgather.project.project import Project
 from forgather.project.run_facts import is_run_folder
 from forgather.project.run_reader import open_run
-from forgather.project.template_environment import template_environment
+from forgather.project.template_environment import project_environment, template_environment
 from forgather.project.workspace import META_FILE, WORKSPACE_FOLDER, find_project, find_workspace
 from forgather.source import Span
 from forgather.spelling import close_matches
@@ -181,11 +181,11 @@ def open_current_config(folder: str) -> Compared:
         error.context = (*error.context, f"the config of the run {os.path.basename(run.folder)}")
         raise
     variables, overrides = run.changes
-    now = template_environment(meta.searchpath, project_dir=meta.project_dir, workspace_root=meta.workspace_root)
+    now = project_environment(meta)
     then = run.environment()
     # A config that names its folders after the host would otherwise differ on every other machine.
-    told = {name: value for name, value in then.variables.items() if name in ("hostname", "uname") and value}
-    environment = replace(now, now=then.now, variables={**now.variables, **told})
+    host = {name: value for name, value in then.variables.items() if name in ("hostname", "uname") and value}
+    environment = replace(now, now=then.now, variables={**now.variables, **host})
     project = Project.placed(meta, config, environment=environment, overrides=overrides, variables=variables)
     return Compared(
         title=f"{config} now",

@@ -56,7 +56,7 @@ def changed_defaults(old: Graph, new: Graph, then: Defaults, now: Defaults) -> I
         now: the defaults of the second side.
     """
     before = {node.constructor: (path, node) for path, node in reversed(all_nodes(old)) if isinstance(node, Call)}
-    told: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     for path, node in all_nodes(new):
         if not isinstance(node, Call) or node.constructor not in before:
             continue
@@ -66,8 +66,8 @@ def changed_defaults(old: Graph, new: Graph, then: Defaults, now: Defaults) -> I
         given = {entry.key for entry in entries(node)} | set(list(theirs)[: len(node.args)])
         for name in dict.fromkeys((*ours, *theirs)):
             words = _words(node.constructor, name, ours, theirs)
-            if words and name not in given and (node.constructor, name) not in told:
-                told.add((node.constructor, name))
+            if words and name not in given and (node.constructor, name) not in reported:
+                reported.add((node.constructor, name))
                 place, earlier = before[node.constructor]
                 yield Difference(
                     Change.DEFAULT,

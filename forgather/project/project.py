@@ -30,7 +30,7 @@ from forgather.project.metadata import ProjectMeta
 from forgather.project.metadata_cache import load_meta
 from forgather.project.rendered_variable import RENDERED, reads_rendered
 from forgather.project.setting_precedence import Precedence
-from forgather.project.template_environment import template_environment
+from forgather.project.template_environment import project_environment
 from forgather.project.workspace import find_project
 from forgather.redaction import note, note_secrets
 
@@ -111,9 +111,7 @@ class Project:
     @cached_property
     def rendered(self) -> RenderedText:
         """The config as rendered text, with the origin of every line."""
-        environment = self._environment or template_environment(
-            self.meta.searchpath, project_dir=self.meta.project_dir, workspace_root=self.meta.workspace_root
-        )
+        environment = self._environment or project_environment(self.meta)
         variables = {**environment.variables, "config_stem": self.config_stem}
         environment = replace(environment, now=environment.now or datetime.now(), variables=variables)
         self._environment = environment
@@ -128,12 +126,7 @@ class Project:
 
     def see(self, now: datetime) -> None:
         """Sets the time that the clock functions of the templates return; has to be called before the first render."""
-        self._environment = replace(
-            template_environment(
-                self.meta.searchpath, project_dir=self.meta.project_dir, workspace_root=self.meta.workspace_root
-            ),
-            now=now,
-        )
+        self._environment = replace(project_environment(self.meta), now=now)
 
     def also_set(self, assignments: Sequence[tuple[str, str]]) -> None:
         """Adds overrides after those that were given."""

@@ -12,13 +12,13 @@ from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 
-from forgather.config.graph import Call, Graph, Node, Scalar
+from forgather.config.graph import Call, Graph, Scalar
 from forgather.config.materialize import BeforeCalls
 from forgather.config.path import GraphPath, Key
 from forgather.errors import ForgatherError, GraphError, UnboundVarError
 from forgather.project.metadata import ProjectMeta
 from forgather.project.reader import reader_for
-from forgather.project.trainer_arguments import trainer_arguments
+from forgather.project.trainer_arguments import keyword, trainer_arguments
 
 USUAL_SEED = 42
 """The default seed of the trainers' arguments, both of transformers and ours."""
@@ -56,7 +56,7 @@ def written_seed(graph: Graph, meta: ProjectMeta) -> int | None:
         meta: the project, which determines where modules are found.
     """
     call = _arguments(graph)
-    node = _keyword(call, "seed") if call else None
+    node = keyword(call, "seed")
     default = getattr(node, "default", None)
     node = default if isinstance(default, Scalar) else node
     if isinstance(node, Scalar):
@@ -68,7 +68,7 @@ def _seed(graph: Graph, meta: ProjectMeta, build: Any) -> int | None:
     call = _arguments(graph)
     if call is None:
         return None
-    node = _keyword(call, "seed")
+    node = keyword(call, "seed")
     if node is None:
         return _default(call, meta)
     path: GraphPath = (Key("trainer_args"), Key("seed"))
@@ -85,7 +85,7 @@ def _seed(graph: Graph, meta: ProjectMeta, build: Any) -> int | None:
         f"the seed of the trainer is {str(seed)[:80]!r}, which is not a whole number of {_BITS} bits",
         code="FG335",
         span=node.span,
-        hint="give a number such as 42; a class of your own seeds nothing with seed: ~",
+        hint="give a number such as 42; with seed: ~, a class of your own sets no seed",
     )
 
 
@@ -102,10 +102,6 @@ def _arguments(graph: Graph) -> Call | None:
         return found.call
     target = graph.targets.get("trainer_args")
     return target.value if target and isinstance(target.value, Call) else None
-
-
-def _keyword(call: Call, name: str) -> Node | None:
-    return next((entry.value for entry in call.kwargs if entry.key == name), None)
 
 
 def _default(call: Call, meta: ProjectMeta) -> int | None:

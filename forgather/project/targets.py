@@ -78,6 +78,17 @@ def run_meta(graph: Graph) -> RunMeta:
     )
 
 
+def known_processes(graph: Graph) -> int | None:
+    """Returns the number of processes on one machine; None if it depends on the machine or on sizes, or is wrong, which
+    `run_meta` reports.
+    """
+    try:
+        processes = run_meta(graph).nproc_per_node
+    except ProjectError:
+        return None
+    return processes if isinstance(processes, int) else None
+
+
 def _output_dir(meta: Node) -> str | None:
     for entry in string_entries(meta):
         node = entry.value

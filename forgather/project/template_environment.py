@@ -10,6 +10,7 @@ import os
 
 from forgather.config.environment import ConfigEnvironment
 from forgather.project.locations import cache_dir
+from forgather.project.metadata import ProjectMeta
 from forgather.project.trust import stored_trust
 from forgather.project.versions import VersionTable
 
@@ -38,6 +39,11 @@ def template_environment(
     return ConfigEnvironment(
         searchpath=searchpath, variables=variables, cache_dir=cache_dir("templates"), allowed_env=_allowed_env
     )
+
+
+def project_environment(meta: ProjectMeta) -> ConfigEnvironment:
+    """Returns the environment of one load of a project in its usual place."""
+    return template_environment(meta.searchpath, project_dir=meta.project_dir, workspace_root=meta.workspace_root)
 
 
 def _allowed_env() -> tuple[str, ...]:

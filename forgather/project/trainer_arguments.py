@@ -27,7 +27,7 @@ class TrainerArguments:
 
     def get(self, name: str) -> Node | None:
         """Returns the node of a setting; None if it is not given."""
-        return _keyword(self.call, name)
+        return keyword(self.call, name)
 
     def entry(self, name: str) -> Entry | None:
         """Returns the entry of a setting, with its place; None if it is not given."""
@@ -54,9 +54,15 @@ def trainer_arguments(graph: Graph) -> TrainerArguments | None:
 def _given(main: Node) -> Node | None:
     # Every trainer takes the model first, and its arguments second.
     by_place = main.args[1] if isinstance(main, Call) and len(main.args) > 1 else None
-    return _keyword(main, "args") or by_place
+    return keyword(main, "args") or by_place
 
 
-def _keyword(node: Node, name: str) -> Node | None:
+def keyword(node: Node | None, name: str) -> Node | None:
+    """Returns the node of a keyword argument; None if it is not given, or the node is not a call.
+
+    Args:
+        node: the call.
+        name: the keyword.
+    """
     entries = node.kwargs if isinstance(node, Call) else ()
     return next((entry.value for entry in entries if entry.key == name), None)

@@ -24,7 +24,6 @@ from forgather.codegen.diagram import (
     is_plain,
     kind,
     label,
-    own_name,
     step_text,
     title,
 )
@@ -198,7 +197,7 @@ class _Boxes:
                 "kind": kind(node),
                 "title": title(node),
                 "calls": constructor(node),
-                "name": own_name(node),
+                "name": node.name,
                 "anchor": self._anchors.get(id(node)),
                 "origin": self._places.origin(key.origin if key else node.origin),
                 "line": self._numbers.get(id(home if key else box)),

@@ -130,13 +130,13 @@ class Imports:
         found |= {_OWN[word]: word for word in self.own if word in _OWN}
         last = {key: word for key, word in found.items() if system_path and self._is_first_party(key[0])}
         first = {key: word for key, word in found.items() if key not in last}
-        standard = {key: word for key, word in first.items() if _is_standard(key[0])}
+        standard = {key: word for key, word in first.items() if key[0].partition(".")[0] in sys.stdlib_module_names}
         others = {key: word for key, word in first.items() if key not in standard}
         lines: list[str] = []
         for group in (standard, others):
             lines += ["", *_sorted(group)] if lines and group else _sorted(group)
         if system_path:
-            lines += ["", *(line for folder in system_path for line in _appended(folder))]
+            lines += ["", *(f"sys.path.append({folder})" for folder in system_path)]
         return [*lines, "", *_sorted(last)] if last else lines
 
     def file_lines(self) -> list[str]:
@@ -228,10 +228,6 @@ def _attributes(owner: Expression, symbol: str) -> Expression:
     return Expression(text, pure=owner.pure, constant=owner.constant)
 
 
-def _is_standard(module: str) -> bool:
-    return module.partition(".")[0] in sys.stdlib_module_names
-
-
 def _sorted(names: dict[tuple[str, str | None], str]) -> list[str]:
     """Returns import lines in the order of isort: plain imports, then `from` imports, each by module."""
     plain = sorted((module for module, symbol in names if symbol is None), key=_order)
@@ -272,7 +268,3 @@ def _order(text: str) -> tuple[list[tuple[int, int, str]], list[tuple[int, int, 
 def _natural(text: str) -> list[tuple[int, int, str]]:
     parts = (part for part in _DIGITS.split(text) if part)
     return [(0, int(part), part) if part.isdigit() else (1, 0, part) for part in parts]
-
-
-def _appended(folder: str) -> list[str]:
-    return [f"sys.path.append({folder})"]

@@ -100,10 +100,6 @@ class Lowering(LoweringContext):
         with self._partials.deferred():
             return self._make(node, path)
 
-    def _is_open(self, node: Node) -> bool:
-        """Returns whether a node is being built: reading it now would be a cycle."""
-        return id(node) in self._open
-
     def _maker(self, node: Node, expression: Expression, path: GraphPath) -> Expression:
         function = self.names.free(f"make_{name_for(self.graph, node, path)}")
         self.block.append(Statement(heads=(f"def {function}():",), body=[Statement("return ", expression)]))
@@ -185,7 +181,7 @@ class Lowering(LoweringContext):
         entry = self.graph.targets.get(word)
         if entry is None:
             return self._given(word)
-        if self._is_open(entry.value):
+        if id(entry.value) in self._open:
             hint = "break the cycle with a !var or a plain value"
             raise Refusal("FG304", f"!calc reads the target {word!r} while that is being built from it", hint)
         make = partial(self._target, word, entry.value, lazily)

@@ -20,7 +20,7 @@ from forgather.config.graph import Call, CallKind, ContainerKind, Entry, Mapped,
 from forgather.config.lint.call_check import Called
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.errors import Diagnostic, Severity
-from forgather.project.checks.setting_rules import arguments_of, rules_about
+from forgather.project.checks.setting_rules import arguments_of, place_to_fix, rules_about
 from forgather.project.checks.subject import Subject
 from forgather.rules import is_path
 
@@ -81,12 +81,11 @@ class _Place:
             inner: the item.
         """
         entry = inner or self._entry
-        span = None if entry is None else entry.value.span if entry.alias else entry.span
         return Diagnostic(
             code=code,
             message=message,
             severity=severity,
-            span=span or self.node.span or self.callee.span,
+            span=place_to_fix(entry) or self.node.span or self.callee.span,
             path=format_path(self.path if inner is None else (*self.path, Key(inner.key))),
             hint=hint,
         )
@@ -202,11 +201,7 @@ def _check_files(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
             f"{item.value!r} matches no {'data file' if os.path.isdir(os.path.expanduser(item.value)) else 'file'}"
         )
         finding = place.finding("FG456", message, _path_hint(item.value), Severity.WARNING)
-        yield finding if item is node else _at_item(finding, item)
-
-
-def _at_item(finding: Diagnostic, item: Node) -> Diagnostic:
-    return replace(finding, span=item.span or finding.span)
+        yield finding if item is node else replace(finding, span=item.span or finding.span)
 
 
 def _is_there(written: str, suffixes: Collection[str]) -> bool:

@@ -15,7 +15,7 @@ from forgather.config.graph import CallKind, Entry, Mapped, Node, Scalar
 from forgather.config.lint.call_check import Called
 from forgather.config.path import Key, format_path
 from forgather.errors import Diagnostic, ForgatherError
-from forgather.project.checks.setting_rules import arguments_of, rules_about
+from forgather.project.checks.setting_rules import arguments_of, place_to_fix, rules_about
 from forgather.project.checks.subject import Subject
 from forgather.rules import Rules
 from forgather.signatures.results import Callee
@@ -120,11 +120,10 @@ def _accepted_hint(names: list[str]) -> str:
 def _finding(
     called: Called, path: tuple[str, ...], entry: Entry | None, code: str, message: str, hint: str
 ) -> Diagnostic:
-    span = None if entry is None else entry.value.span if entry.alias else entry.span
     return Diagnostic(
         code=code,
         message=message,
-        span=span or called.node.span,
+        span=place_to_fix(entry) or called.node.span,
         path=format_path((*called.path, *map(Key, path))),
         hint=hint,
     )

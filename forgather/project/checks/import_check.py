@@ -9,15 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from forgather.bounded import MAX_CODE_BYTES, read_text
 from forgather.errors import Diagnostic, Severity
 from forgather.project.checks.subject import Subject
 from forgather.source import Span
-
-if TYPE_CHECKING:
-    pass
 
 # Only unindented imports, which nothing guards. Relative imports are checked when the constructor is read.
 _IMPORT = re.compile(r"^(?:from[ \t]+([A-Za-z_][\w.]*)[ \t]+import\b|import[ \t]+([A-Za-z_][\w.]*))", re.MULTILINE)

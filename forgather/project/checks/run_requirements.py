@@ -22,8 +22,8 @@ from forgather.errors import Diagnostic, ForgatherError, ProjectError
 from forgather.project.checks.setting_rules import rules_about
 from forgather.project.checks.subject import Subject
 from forgather.project.literal import plain_value
-from forgather.project.targets import run_meta
-from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
+from forgather.project.targets import known_processes
+from forgather.project.trainer_arguments import TrainerArguments, keyword, trainer_arguments
 
 if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
@@ -78,7 +78,7 @@ def _check_deepspeed(graph: Graph, arguments: TrainerArguments, calls: Mapping[i
     given = _settings(arguments, calls)
     if given is None:
         return
-    known = _processes(graph)
+    known = known_processes(graph)
     try:
         judge.zero_config(asked, given, processes=known or 1, on_cpu=False)
     except ForgatherError as error:
@@ -87,17 +87,6 @@ def _check_deepspeed(graph: Graph, arguments: TrainerArguments, calls: Mapping[i
             if known is not None or not one.message.startswith("train_batch_size"):
                 span = one.span or _place_in(entry, one.message)
                 yield replace(one, span=span)
-
-
-def _processes(graph: Graph) -> int | None:
-    """Returns the number of processes that a run starts; None if it is not known, or wrong, which is reported
-    elsewhere.
-    """
-    try:
-        processes = run_meta(graph).nproc_per_node
-    except ForgatherError:
-        return None
-    return processes if isinstance(processes, int) else None
 
 
 def _is_ours(arguments: TrainerArguments, calls: Mapping[int, Called]) -> bool:
@@ -171,8 +160,7 @@ def _missing_class(name: str, module: str, entry: Entry, node: Node, reader: Rea
 def _module_of_model(graph: Graph) -> str | None:
     """Returns the module of the model's classes, if the config describes a model of transformers."""
     main = graph.targets.get("main")
-    model = _keyword(main.value, "model") if main else None
-    config = _keyword(model, "config") if model else None
+    config = keyword(keyword(main.value, "model"), "config") if main else None
     constructor = config.constructor if isinstance(config, Call) and config.kind is not CallKind.META else ""
     library, _, name = constructor.rpartition(":")
     if library != "transformers" or not name.endswith("Config"):
@@ -189,8 +177,3 @@ def _family(config: str) -> str | None:
     folder = os.path.join(spec.submodule_search_locations[0], "models")
     wanted = config.removesuffix("Config").lower()
     return next((name for name in sorted(os.listdir(folder)) if name.replace("_", "") == wanted), None)
-
-
-def _keyword(node: Node, name: str) -> Node | None:
-    entries = node.kwargs if isinstance(node, Call) else ()
-    return next((entry.value for entry in entries if entry.key == name), None)

@@ -21,6 +21,7 @@ from forgather.project.setting_precedence import Precedence
 from forgather.rule_conditions import SOMETHING, UNKNOWN, misfit
 from forgather.rules import Rules, Violation, shipped_rules
 from forgather.signatures.results import Callee, Default
+from forgather.source import Span
 
 if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
@@ -232,16 +233,22 @@ _LITERALS = (str, int, float, bool, type(None), list, tuple, dict)
 
 def _finding(breach: Violation, called: Called, rules: Rules) -> Diagnostic:
     path, entry = _written(called.node, breach.argument, rules)
-    # The value of an alias is written at its anchor, and has to be fixed there.
-    span = (entry.value.span if entry.alias else entry.span) if entry else None
     return Diagnostic(
         code=breach.code,
         message=breach.message,
         severity=breach.severity,
-        span=span or called.node.span,
+        span=place_to_fix(entry) or called.node.span,
         path=format_path((*called.path, *path)),
         hint=breach.hint,
     )
+
+
+def place_to_fix(entry: Entry | None) -> Span | None:
+    """Returns the place where the user changes the value of an entry; None without an entry."""
+    if entry is None:
+        return None
+    # The value of an alias is written at its anchor.
+    return entry.value.span if entry.alias else entry.span
 
 
 def _written(node: Call, argument: str, rules: Rules) -> tuple[GraphPath, Entry | None]:
