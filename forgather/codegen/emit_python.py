@@ -67,7 +67,7 @@ def emit_python(graph: Graph, targets: Names[str] = ("main",), setting: Setting 
     reach = Reach(graph, wanted)
     names = naming.Names(set(OWN_NAMES))
     imports = Imports(names, setting.system_path)
-    imports.take(node for _, node in reach.nodes if isinstance(node, Call))
+    imports.reserve(node for _, node in reach.nodes if isinstance(node, Call))
     parameters = parameters_of(graph, wanted, reach, names)
     lowering = Lowering(graph, reach, imports, names, parameters, project_dir=setting.project_dir)
     built = []
@@ -79,14 +79,14 @@ def emit_python(graph: Graph, targets: Names[str] = ("main",), setting: Setting 
     statements = [*lowering.block, Statement("return ", result)]
     if lowering.drops:
         statements = without_unused(statements)
-        imports.keep(names_read(statements))
+        imports.drop_unused(names_read(statements))
     head = signature(parameters.values(), lambda value: lowering.literal(value, (), 10**6).text)
     imports.own |= {"UNSET"} if any(parameter.unset for parameter in parameters.values()) else set()
     tail = ending(graph, wanted, parameters.values(), setting.seed)
     imports.own |= {"seed_everything"} if tail and setting.seed is not None else set()
     text = module_text(setting, wanted, statements, imports, head, tail)
     known = {variable: parameter.name for variable, parameter in parameters.items()}
-    return PythonCode(text, tuple(wanted), known, tuple(imports.facts()))
+    return PythonCode(text, tuple(wanted), known, tuple(imports.named_imports()))
 
 
 _FILE_IMPORT = '''\
@@ -195,10 +195,10 @@ def _helpers(imports: Imports) -> list[str]:
 
 def _docstring(setting: Setting, targets: list[str], imports: Imports) -> list[str]:
     what = f"the target {targets[0]!r}" if len(targets) == 1 else f"{len(targets)} targets"
-    where = f" of the project {_said(setting.project)}" if setting.project else ""
-    lines = [f'"""Builds {_said(what)} of the config {_said(setting.config)}{where}.']
-    lines = lines if width(lines[0]) < 110 else [f'"""Builds {_said(what)} of a config.']
-    if any(fact.startswith("forgather") and fact.endswith(":from_project") for fact in imports.facts()):
+    where = f" of the project {_docstring_text(setting.project)}" if setting.project else ""
+    lines = [f'"""Builds {_docstring_text(what)} of the config {_docstring_text(setting.config)}{where}.']
+    lines = lines if width(lines[0]) < 110 else [f'"""Builds {_docstring_text(what)} of a config.']
+    if any(fact.startswith("forgather") and fact.endswith(":from_project") for fact in imports.named_imports()):
         lines += ["", "`from_project` reads another config when it is called, from a folder below the working folder."]
     if "PROJECT_DIR" in imports.own:
         what = "It imports files of the project, from" if "import_file" in imports.own else "Its folders begin at"
@@ -208,11 +208,11 @@ def _docstring(setting: Setting, targets: list[str], imports: Imports) -> list[s
 
 def _own_docstring(targets: list[str]) -> list[str]:
     if len(targets) == 1:
-        return [f'    """Returns the target \'{_said(targets[0])}\'."""']
+        return [f'    """Returns the target \'{_docstring_text(targets[0])}\'."""']
     return ['    """Returns the targets by name."""']
 
 
-def _said(text: str) -> str:
+def _docstring_text(text: str) -> str:
     """Returns a name from the config for a docstring, without quotes, escapes and control characters."""
     shown = quoted("".join(char if char.isprintable() else "?" for char in text.replace("\\", "/"))[:60])[1:-1]
     return shown.replace("\\", "").replace('"', "'")

@@ -20,13 +20,13 @@ from forgather.config.traverse import all_nodes, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.checks.argument_rules import check_arguments
 from forgather.project.checks.chosen_keywords import check_chosen_keywords
-from forgather.project.checks.cross_project import judge_projects
+from forgather.project.checks.cross_project import check_other_projects
 from forgather.project.checks.import_check import check_imports
 from forgather.project.checks.output_folders import check_output_folder
 from forgather.project.checks.packed_rows import check_packed_rows
-from forgather.project.checks.root_settings import judge_no_run, judge_roots
+from forgather.project.checks.root_settings import check_missing_run, check_root_settings
 from forgather.project.checks.run_requirements import check_run_requirements
-from forgather.project.checks.setting_rules import judge_settings
+from forgather.project.checks.setting_rules import check_settings
 from forgather.project.checks.subject import Subject
 from forgather.project.checks.trainer_hooks import check_trainer_hooks
 from forgather.project.checks.trusted_calls import check_trusted_calls
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 GIVEN_BY_A_RUN = frozenset({"run_dir", RENDERED})
 """Construction variables that `train` sets."""
-UNNAMED = "FG232"
+UNDEFINED_NAME = "FG232"
 """The code of the finding that a calculation reads an undefined name."""
-IDLE = "FG233"
+NO_EFFECT = "FG233"
 """The code of the finding that an override changes nothing."""
-LOOKALIKE = "FG222"
+SUSPICIOUS_SCALAR = "FG222"
 """The code of the finding that a string looks like a number, a boolean or null."""
-SAID_BY_THE_RUN = frozenset({"FG825", "FG440", "FG848"})
+REPORTED_BY_THE_RUN = frozenset({"FG825", "FG440", "FG848"})
 """Codes of findings that the constructed objects report again, so that a run need not print them twice."""
 CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
     check_arguments,
@@ -66,7 +66,7 @@ here."""
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.LINT: 3}
 
 
-class Checked(NamedTuple):
+class CheckResult(NamedTuple):
     """The result of the check.
 
     Args:
@@ -89,7 +89,7 @@ def check_project(
     *,
     for_run: bool = False,
     reserved: frozenset[str] = frozenset(),
-) -> Checked:
+) -> CheckResult:
     """Returns all findings about a config.
 
     Args:
@@ -102,16 +102,16 @@ def check_project(
     try:
         found = [*project.diagnostics]
     except ForgatherError as error:
-        return Checked(_ordered([*_all_findings(error), *_known_before(project)]))
+        return CheckResult(_ordered([*_all_findings(error), *_known_before(project)]))
     graph = project.graph
     reader = reader or reader_for(project.meta)
     judgement = judge(graph, reader)
     started = None if for_run else known_processes(graph)
-    settings, undecided, words = judge_settings(graph, judgement, reader, project.precedence, processes=started)
-    elsewhere, unread = judge_projects(graph, project)
-    found = [one for one in _without_meant(found, (*judgement.texts, *words)) if not _repeats_the_library(one)]
+    settings, undecided, words = check_settings(graph, judgement, reader, project.precedence, processes=started)
+    elsewhere, unread = check_other_projects(graph, project)
+    found = [one for one in _without_accepted_texts(found, (*judgement.texts, *words)) if not _repeats_the_library(one)]
     if for_run:
-        found = _as_a_run_sees(found, graph)
+        found = _with_undefined_as_errors(found, graph)
     found += (*judgement.findings, *settings, *elsewhere, *_unbound(graph, for_run=for_run))
     subject = Subject(project, graph, judgement.calls, reader)
     for check in CHECKS:
@@ -119,29 +119,29 @@ def check_project(
     found += (*judge_remote_code(graph), *_meta_findings(graph))
     known = {one.span for one in found}
     # A call's own finding at that place says more than a finding about the root setting.
-    found += [one for one in judge_roots(graph, judgement.calls) if one.span not in known]
-    found += judge_no_run(graph, for_run=for_run)
+    found += [one for one in check_root_settings(graph, judgement.calls) if one.span not in known]
+    found += check_missing_run(graph, for_run=for_run)
     # `Project.diagnostics` does not know the option names that the command line reserves.
     found = [one for one in found if one.code not in FAULTS]
-    found += _misdeclared(graph, reserved, Severity.WARNING if for_run else Severity.ERROR)
+    found += _malformed_options(graph, reserved, Severity.WARNING if for_run else Severity.ERROR)
     context = project.lineage
     writers = project.writers
     # A finding belongs to the line where the user wrote the value, not to the template of the library that prints it.
-    placed = [writers.placed(one if one.context else replace(one, context=context)) for one in found]
-    return Checked(_ordered(placed), (*judgement.unchecked, *undecided, *unread))
+    placed = [writers.relocated(one if one.context else replace(one, context=context)) for one in found]
+    return CheckResult(_ordered(placed), (*judgement.unchecked, *undecided, *unread))
 
 
-def _without_meant(found: Iterable[Diagnostic], texts: Iterable[Scalar]) -> list[Diagnostic]:
+def _without_accepted_texts(found: Iterable[Diagnostic], texts: Iterable[Scalar]) -> list[Diagnostic]:
     """Returns the findings without those about strings that a parameter accepts, as in `eval_strategy: no`."""
     meant = {(text.span.file, text.span.line, repr(text.value)) for text in texts if text.span is not None}
-    return [one for one in found if one.code != LOOKALIKE or _written_at(one) not in meant]
+    return [one for one in found if one.code != SUSPICIOUS_SCALAR or _written_at(one) not in meant]
 
 
 def _repeats_the_library(found: Diagnostic) -> bool:
     """Returns whether a line repeats a line of the library: the user may write it down, because another release may
     differ.
     """
-    return found.code == IDLE and f" at {library_dir()}{os.sep}" in found.message
+    return found.code == NO_EFFECT and f" at {library_dir()}{os.sep}" in found.message
 
 
 def _written_at(found: Diagnostic) -> tuple[str, int, str] | None:
@@ -176,7 +176,7 @@ def _rank(found: Diagnostic) -> tuple[int, str, int, int, str, str]:
     return (_ORDER[found.severity], *place, found.code, found.message)
 
 
-def _misdeclared(graph: Graph, reserved: frozenset[str], severity: Severity) -> Iterator[Diagnostic]:
+def _malformed_options(graph: Graph, reserved: frozenset[str], severity: Severity) -> Iterator[Diagnostic]:
     for fault in read_options(graph, reserved=reserved).faults:
         yield replace(fault.error.diagnostic, severity=severity)
 
@@ -189,14 +189,16 @@ def _meta_findings(graph: Graph) -> Iterator[Diagnostic]:
         yield from _all_findings(error)
 
 
-def _as_a_run_sees(found: Iterable[Diagnostic], graph: Graph) -> list[Diagnostic]:
+def _with_undefined_as_errors(found: Iterable[Diagnostic], graph: Graph) -> list[Diagnostic]:
     """Returns the findings with undefined names as errors if `main` needs them: a run sets no further variables."""
     main = graph.targets.get("main")
     needed = [] if main is None else walk([((Key("main"),), main.value)], unbuilt=False)
     places = {node.span for _, node in needed if isinstance(node, Calc) and node.span is not None}
     return [
         replace(one, severity=Severity.ERROR, hint="write a number, or the name of a target")
-        if one.code == UNNAMED and one.span in places and not any(repr(name) in one.message for name in GIVEN_BY_A_RUN)
+        if one.code == UNDEFINED_NAME
+        and one.span in places
+        and not any(repr(name) in one.message for name in GIVEN_BY_A_RUN)
         else one
         for one in found
     ]

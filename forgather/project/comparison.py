@@ -108,7 +108,7 @@ def open_config(meta: ProjectMeta, config: str, now: datetime) -> Compared:
         config: the config's name.
         now: the time that clock functions return.
     """
-    project = Project.placed(meta, config, environment=replace(project_environment(meta), now=now))
+    project = Project.in_environment(meta, config, environment=replace(project_environment(meta), now=now))
     display = Display(meta.project_dir, meta.workspace_root)
     graph = project.graph
     code = code_digests(graph, meta.project_dir)

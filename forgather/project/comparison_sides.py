@@ -55,7 +55,7 @@ def open_revision(word: str, revision: str, folder: str | None, now: datetime) -
         config = _config(tree, meta, start, word if not is_path else None)
         workspace = tree.real(meta.workspace_root) if meta.workspace_root else None
         environment = template_environment(meta.searchpath, project_dir=project_dir, workspace_root=workspace)
-        project = Project.placed(meta, config, environment=replace(environment, now=now))
+        project = Project.in_environment(meta, config, environment=replace(environment, now=now))
         display = Display(project_dir, workspace)
         return Compared(
             title=f"{config}@{revision}",
@@ -96,15 +96,15 @@ def _not_committed(tree: Tree, project_dir: str) -> ProjectError:
 
 def _meta(tree: Tree, project_dir: str) -> ProjectMeta:
     workspace: str | None = project_dir
-    while workspace is not None and not tree.is_folder(os.path.join(tree.laid(workspace), WORKSPACE_FOLDER)):
+    while workspace is not None and not tree.is_folder(os.path.join(tree.private_path(workspace), WORKSPACE_FOLDER)):
         workspace = None if workspace == tree.top else os.path.dirname(workspace)
     neighbors = Neighbors(
-        workspace=tree.laid(workspace) if workspace else find_workspace(os.path.dirname(tree.top)),
+        workspace=tree.private_path(workspace) if workspace else find_workspace(os.path.dirname(tree.top)),
         library=_library(tree),
-        repository=tree.laid(tree.top),
+        repository=tree.private_path(tree.top),
         is_folder=tree.is_folder,
     )
-    laid = tree.laid(project_dir)
+    laid = tree.private_path(project_dir)
     # This writes the files of the project into the private folder, where `read_meta` reads them.
     tree.is_folder(laid)
     return read_meta(laid, neighbors)
@@ -112,7 +112,7 @@ def _meta(tree: Tree, project_dir: str) -> ProjectMeta:
 
 def _library(tree: Tree) -> str:
     """Returns the library of the revision if it is part of the repository, else the installed one."""
-    laid = tree.laid(os.path.realpath(library_dir()))
+    laid = tree.private_path(os.path.realpath(library_dir()))
     return laid if tree.is_folder(laid) else library_dir()
 
 
@@ -186,7 +186,7 @@ def open_current_config(folder: str) -> Compared:
     # A config that names its folders after the host would otherwise differ on every other machine.
     host = {name: value for name, value in then.variables.items() if name in ("hostname", "uname") and value}
     environment = replace(now, now=then.now, variables={**now.variables, **host})
-    project = Project.placed(meta, config, environment=environment, overrides=overrides, variables=variables)
+    project = Project.in_environment(meta, config, environment=environment, overrides=overrides, variables=variables)
     return Compared(
         title=f"{config} now",
         graph=without_options(project.graph),

@@ -35,7 +35,7 @@ class Writers:
         self._declared = declared
         self._own = os.path.join(project_dir, "")
 
-    def placed(self, found: Diagnostic) -> Diagnostic:
+    def relocated(self, found: Diagnostic) -> Diagnostic:
         """Returns a finding at the line that wrote the value, with the line that prints it as context."""
         span = self.span(found.span, found.path)
         if span is None or span == found.span:

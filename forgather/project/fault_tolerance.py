@@ -81,21 +81,21 @@ def _wrong(found: str, span: Any, hint: str | None) -> ProjectError:
 
 
 def restart_assignments(
-    graph: Graph, tolerance: FaultTolerance | None, *, goes_on: bool
+    graph: Graph, tolerance: FaultTolerance | None, *, resumes: bool
 ) -> tuple[tuple[str, str], ...]:
     """Returns pairs of graph path and YAML text for the trainer's arguments.
 
     Args:
         graph: the config's graph.
         tolerance: the config's fault tolerance; None without one.
-        goes_on: whether this is a further attempt that resumes from the newest checkpoint.
+        resumes: whether this is a further attempt that resumes from the newest checkpoint.
     """
     arguments = trainer_arguments(graph)
     if arguments is None:
         return ()
     interval = None if tolerance is None else tolerance.checkpoint_interval
     wanted = {} if interval is None else _missing(arguments, interval)
-    if goes_on:
+    if resumes:
         wanted["resume_from_checkpoint"] = '"auto"'
     return tuple((arguments.path(name), text) for name, text in wanted.items())
 

@@ -81,7 +81,7 @@ class Tree:
     def __init__(self, top: str, revision: str, commit: str, folder: str) -> None:
         self.top, self.revision, self.commit, self.folder = top, revision, commit, folder
         self._blobs = {path: (mode, blob) for path, mode, blob in _listing(top, commit)}
-        self._laid: set[str] = set()
+        self._written_out: set[str] = set()
 
     def has(self, file: str) -> bool:
         """Returns whether the revision contains a file, given by its absolute path in the working tree."""
@@ -97,16 +97,16 @@ class Tree:
         # A parent may be a symbolic link, which then has to exist first.
         for parent in (*_parents(inside), inside):
             if parent == inside or parent in self._blobs:
-                self.lay_out(parent)
+                self.write_out(parent)
         return os.path.isdir(self._target(inside))
 
-    def lay_out(self, part: str) -> str:
+    def write_out(self, part: str) -> str:
         """Writes a file or folder of the revision, and returns its path in the private folder.
 
         Args:
             part: the path below the top; "" is everything.
         """
-        if not any(part == done or part.startswith(f"{done}/") for done in self._laid):
+        if not any(part == done or part.startswith(f"{done}/") for done in self._written_out):
             prefix = f"{part}/" if part else ""
             wanted = {
                 path: entry
@@ -114,10 +114,10 @@ class Tree:
                 if (path == part or path.startswith(prefix)) and not os.path.lexists(self._target(path))
             }
             self._write(wanted)
-            self._laid.add(part)
+            self._written_out.add(part)
         return self._target(part)
 
-    def laid(self, path: str) -> str:
+    def private_path(self, path: str) -> str:
         """Returns the path in the private folder for a path of the working tree; a path outside the repository is
         unchanged.
         """
@@ -151,7 +151,7 @@ class Tree:
         leads_to = _below(os.path.normpath(os.path.join(os.path.dirname(target), link)), self.folder)
         if leads_to and not os.path.isabs(link):
             os.symlink(link, target)
-            self.lay_out(leads_to)
+            self.write_out(leads_to)
 
 
 @contextmanager

@@ -164,12 +164,12 @@ def _is_another(top: str, entry: _Entry) -> bool:
     if entry.mode == _SUBMODULE:
         return False
     kind = _kind(facts)
-    if kind != entry.mode and (kind == b"" or _LINK in (kind, entry.mode) or _minds_modes(top)):
+    if kind != entry.mode and (kind == b"" or _LINK in (kind, entry.mode) or _compares_modes(top)):
         return True
     return entry.seen is not None and entry.seen[0] not in (0, facts.st_size & _SIZE)
 
 
-def _minds_modes(top: str) -> bool:
+def _compares_modes(top: str) -> bool:
     return _line(top, "config", "--type=bool", "core.fileMode") != "false"
 
 

@@ -52,7 +52,7 @@ def machine_independent_project(meta: ProjectMeta, config_name: str) -> Project:
     environment = ConfigEnvironment(
         searchpath=meta.searchpath, variables=_variables(meta), now=_NOW, cache_dir=cache_dir("templates")
     )
-    return Project.placed(meta, config_name, environment=environment)
+    return Project.in_environment(meta, config_name, environment=environment)
 
 
 def machine_independent_graph(project: Project) -> Graph:
@@ -131,7 +131,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class GoldenCheck:
     """A config and its golden.
 
     Args:
@@ -151,7 +151,7 @@ class Judged:
     error: ForgatherError | None = None
 
 
-def compare_goldens(meta: ProjectMeta, names: Sequence[str] = ()) -> list[Judged]:
+def compare_goldens(meta: ProjectMeta, names: Sequence[str] = ()) -> list[GoldenCheck]:
     """Returns the comparison of each golden with its config.
 
     Args:
@@ -166,14 +166,14 @@ def compare_goldens(meta: ProjectMeta, names: Sequence[str] = ()) -> list[Judged
     judged = [_compare_golden(meta, config) for config in chosen]
     if not names:
         judged += [
-            Judged(config=name, file=golden_file(meta, name), state=State.LOST)
+            GoldenCheck(config=name, file=golden_file(meta, name), state=State.LOST)
             for name in _existing_goldens(meta)
             if name not in available
         ]
     return judged
 
 
-def update_golden(judged: Judged) -> bool:
+def update_golden(judged: GoldenCheck) -> bool:
     """Writes the current graph into a golden, or removes it if its config is gone. Returns whether anything changed.
 
     Raises:
@@ -265,22 +265,22 @@ def _graph_of(text: str, file: str) -> Graph:
         raise _no_golden(file, f"cannot be read: {error.message}", error.span) from error
 
 
-def _compare_golden(meta: ProjectMeta, config: str) -> Judged:
+def _compare_golden(meta: ProjectMeta, config: str) -> GoldenCheck:
     file = golden_file(meta, config)
     try:
         graph = machine_independent_graph(machine_independent_project(meta, config))
         text = golden_text(graph)
     except ForgatherError as error:
-        return Judged(config=config, file=file, state=State.BROKEN, error=error)
+        return GoldenCheck(config=config, file=file, state=State.BROKEN, error=error)
     if not os.path.lexists(file):
-        return Judged(config=config, file=file, state=State.MISSING, text=text)
+        return GoldenCheck(config=config, file=file, state=State.MISSING, text=text)
     try:
         # A golden contains no secrets, so it is compared with the graph of a text without secrets.
         differences = diff(read_golden(file), _graph_of(text, file) if HIDDEN in text else graph)
     except ForgatherError as error:
-        return Judged(config=config, file=file, state=State.BROKEN, text=text, error=error)
+        return GoldenCheck(config=config, file=file, state=State.BROKEN, text=text, error=error)
     state = State.DIFFERS if differences else State.SAME
-    return Judged(config=config, file=file, state=state, differences=differences, text=text)
+    return GoldenCheck(config=config, file=file, state=state, differences=differences, text=text)
 
 
 def _existing_goldens(meta: ProjectMeta) -> Iterator[str]:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _Construction = tuple[str, str, tuple[str, ...]]
 # The constructions that are running in this context, outermost first; paths in `from_project` are relative to the last.
-_UNDER_WAY: ContextVar[tuple[_Construction, ...]] = ContextVar("constructions_under_way", default=())
+_RUNNING: ContextVar[tuple[_Construction, ...]] = ContextVar("constructions_under_way", default=())
 
 
 class Project:
@@ -79,7 +79,7 @@ class Project:
         self._template: str | None = None
 
     @classmethod
-    def placed(
+    def in_environment(
         cls,
         meta: ProjectMeta,
         config_name: str,
@@ -124,11 +124,11 @@ class Project:
             note_secrets(text)
         return rendered
 
-    def see(self, now: datetime) -> None:
+    def set_clock(self, now: datetime) -> None:
         """Sets the time that the clock functions of the templates return; has to be called before the first render."""
         self._environment = replace(project_environment(self.meta), now=now)
 
-    def also_set(self, assignments: Sequence[tuple[str, str]]) -> None:
+    def add_overrides(self, assignments: Sequence[tuple[str, str]]) -> None:
         """Adds overrides after those that were given."""
         if assignments:
             self.overrides = (*self.overrides, *assignments)
@@ -261,14 +261,14 @@ class Project:
 
         self.refuse_errors()
         guard = ProjectGuard(self.meta, self._trust)
-        with self._under_way(targets), self.located():
+        with self._marked_as_running(targets), self.located():
             guard.before_files(self.meta.system_path)
             for folder in self.meta.system_path:
                 # At the end: a module of the project must not replace an installed one.
                 if folder not in sys.path:
                     sys.path.append(folder)
             resolver = Resolver(self.meta.project_dir, guard=guard)
-            with self._wishing(), seeded_construction(self.graph, self.meta) as seed_all:
+            with self._requesting_processes(), seeded_construction(self.graph, self.meta) as seed_all:
                 return materialize(
                     self.graph,
                     targets=targets,
@@ -289,7 +289,7 @@ class Project:
         return EVERYTHING if self._is_trusted else current_trust()
 
     @contextmanager
-    def _wishing(self) -> Iterator[None]:
+    def _requesting_processes(self) -> Iterator[None]:
         """Passes the number of processes that the config asks for to a trainer, unless the launcher compares it."""
         if compared_by_launcher.get():
             yield
@@ -305,8 +305,8 @@ class Project:
             requested.reset(token)
 
     @contextmanager
-    def _under_way(self, targets: tuple[str, ...]) -> Iterator[None]:
-        outer = _UNDER_WAY.get()
+    def _marked_as_running(self, targets: tuple[str, ...]) -> Iterator[None]:
+        outer = _RUNNING.get()
         this = (self.meta.project_dir, self.config_name, targets)
         if this in outer:
             circle = " -> ".join(name for _, name, _ in (*outer[outer.index(this) :], this))
@@ -315,11 +315,11 @@ class Project:
                 code="FG416",
                 hint="'from_project' must name a config or targets that do not lead back here",
             )
-        token = _UNDER_WAY.set((*outer, this))
+        token = _RUNNING.set((*outer, this))
         try:
             yield
         finally:
-            _UNDER_WAY.reset(token)
+            _RUNNING.reset(token)
 
     @contextmanager
     def _named_in_errors(self) -> Iterator[None]:
@@ -332,7 +332,7 @@ class Project:
     def _reading(self) -> AbstractContextManager[None]:
         # During a construction, memory and time belong to the objects, so a config that they read has the other budgets
         # only.
-        return nullcontext() if _UNDER_WAY.get() else limits_while_reading(self.config_name, self._file)
+        return nullcontext() if _RUNNING.get() else limits_while_reading(self.config_name, self._file)
 
     def _file(self) -> str | None:
         name = template_name(self.meta, self.config_name)
@@ -381,7 +381,7 @@ def from_project(
     Raises:
         ForgatherError: the other config is missing or has errors; FG416, it leads back to the calling config.
     """
-    under_way = _UNDER_WAY.get()
+    under_way = _RUNNING.get()
     base = under_way[-1][0] if under_way else os.getcwd()
     project = Project(config_template, os.path.normpath(os.path.join(base, project_dir)), **dict(pp_kwargs or {}))
     return project(targets, **variables)

@@ -32,8 +32,10 @@ from forgather.redaction import hidden, hide
 
 LOSS = "loss.jsonl"
 _FOLDERS = ("output_dir", "logging_dir", "log_dir", "run_dir")
-_OF_THEN = ("project", "project_dir", "workspace_root", "library", "config", "template", "instant", "hostname", "uname",
-            "environment_read", "search_path", "system_path")  # fmt: skip
+_FIRST_RUN_FACTS = (
+    "project", "project_dir", "workspace_root", "library", "config", "template", "instant", "hostname", "uname",
+    "environment_read", "search_path", "system_path",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +46,20 @@ class Losses:
         same: whether the files are equal byte for byte.
         lines: number of lines of the first run; None if it has no such file.
         first: the first line that differs, from 1; None if the common part is equal.
-        goes_on: True if the second run wrote everything that the first one did, and more.
+        continues: True if the second run wrote everything that the first one did, and more.
     """
 
     same: bool
     lines: int | None
     first: int | None = None
-    goes_on: bool = False
+    continues: bool = False
 
     @property
     def differ(self) -> bool:
         """True if the second run does not repeat the first one. A first run that ended early has a part only, and does
         not differ.
         """
-        return self.lines is not None and not (self.same or self.goes_on)
+        return self.lines is not None and not (self.same or self.continues)
 
 
 def new_output_dir(run: PastRun, given: str | None, now: datetime) -> str:
@@ -117,7 +119,7 @@ def rerun_project(run: PastRun, meta: ProjectMeta, output_dir: str) -> Project:
     """
     environment = ConfigEnvironment(searchpath=(run.folder,), cache_dir=cache_dir("templates"))
     overrides = redirected_outputs(run, output_dir)
-    return Project.placed(meta, run.config, environment=environment, overrides=overrides, template=GRAPH)
+    return Project.in_environment(meta, run.config, environment=environment, overrides=overrides, template=GRAPH)
 
 
 def redirected_outputs(run: PastRun, output_dir: str) -> list[tuple[str, str]]:
@@ -166,7 +168,7 @@ def complete_record(folder: str, run: PastRun, project: Project) -> None:
         facts = json.load(stream)
     host = facts.get("hostname")
     # The record describes the config of the first run, with the folders and the clock of that time.
-    facts |= {name: run.facts[name] for name in _OF_THEN if name in run.facts}
+    facts |= {name: run.facts[name] for name in _FIRST_RUN_FACTS if name in run.facts}
     facts |= {"rerun_of": run.folder, "ran_on": host, "files": _digests(folder)}
     with open(os.path.join(folder, FACTS), "w", encoding="utf-8", newline="\n") as stream:
         stream.write(json.dumps(hidden(facts), indent=2) + "\n")
@@ -203,7 +205,7 @@ def compare_losses(first: str, second: str) -> Losses:
     theirs = theirs or []
     differ = (number for number, pair in enumerate(zip(ours, theirs, strict=False), start=1) if pair[0] != pair[1])
     line = next(differ, None)
-    return Losses(same=ours == theirs, lines=len(ours), first=line, goes_on=line is None and len(theirs) > len(ours))
+    return Losses(same=ours == theirs, lines=len(ours), first=line, continues=line is None and len(theirs) > len(ours))
 
 
 def _lines(file: str) -> list[bytes] | None:

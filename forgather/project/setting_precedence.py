@@ -31,7 +31,7 @@ class Precedence:
         for rank, file in enumerate(files):
             self._ranks.setdefault(file, rank)
 
-    def stands(self, setting: Entry, other: Entry | None, *, given_only: bool = False) -> bool:
+    def takes_effect(self, setting: Entry, other: Entry | None, *, given_only: bool = False) -> bool:
         """Returns whether the user wrote a setting, and nothing closer to the config contradicts it.
 
         Args:

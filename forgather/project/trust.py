@@ -95,14 +95,14 @@ def stored_trust() -> Trust:
     except FileNotFoundError:
         return Trust()
     except (OSError, UnicodeDecodeError) as error:
-        raise _unbelievable(file, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise _unusable_list(file, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if hasattr(os, "geteuid") and (facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o022):
-        raise _unbelievable(file, "belongs to another user, or can be written by others", f"chmod 600 {file}")
+        raise _unusable_list(file, "belongs to another user, or can be written by others", f"chmod 600 {file}")
     try:
         data = json.loads(text)
         return Trust(**{kind: _texts(data.get(kind, [])) for kind in _KINDS})
     except (ValueError, AttributeError, RecursionError):
-        raise _unbelievable(file, "is not a JSON object of lists of strings") from None
+        raise _unusable_list(file, "is not a JSON object of lists of strings") from None
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ def _texts(value: Any) -> tuple[str, ...]:
     raise ValueError
 
 
-def _unbelievable(file: str, why: str, hint: str | None = None) -> ProjectError:
+def _unusable_list(file: str, why: str, hint: str | None = None) -> ProjectError:
     return ProjectError(
         f"the list of what you trust, {file!r}, {why}",
         code="FG442",
@@ -135,7 +135,7 @@ def store_trust(trust: Trust) -> None:
         # A rename replaces the file in one step: a reader never sees half of it.
         os.replace(draft, file)
     except OSError as error:
-        raise _unbelievable(file, f"cannot be written: {error.strerror}", "check the folder's permissions") from error
+        raise _unusable_list(file, f"cannot be written: {error.strerror}", "check the folder's permissions") from error
 
 
 def parse_trust(words: Iterable[str], is_folder: Callable[[str], bool] = os.path.isdir) -> Trust:

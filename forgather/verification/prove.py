@@ -69,7 +69,7 @@ def prove(
             stand-ins.
     """
     code = _compiled(text)
-    _stay_inside(graph, text)
+    _refuse_escapes(graph, text)
     names = [word for node in _calcs(graph) for word in names_in(parse_calc(node.expression))]
     scenarios = [Scenario(given=False, truth=True)]
     if parameters or any(isinstance(node, Env) for node in _nodes(graph)):
@@ -95,7 +95,7 @@ def prove(
     return counts[0]
 
 
-def _stay_inside(graph: Graph, text: str) -> None:
+def _refuse_escapes(graph: Graph, text: str) -> None:
     """Raises if the graph or the code could reach the implementation of the stand-ins, before any of it runs.
 
     Raises:
@@ -137,7 +137,7 @@ def _construct(
         return materialize(graph, targets=targets, variables=given, project_dir=resolver.project_dir, resolver=resolver)
     except ForgatherError:
         raise
-    except Barred as error:
+    except ForbiddenAccess as error:
         message = f"the code cannot be proven: {error}"
         raise GraphError(message, code="FG334", hint="without --verify, 'fgcli code' writes the code") from None
     except Exception as error:  # noqa: BLE001 - what a builtin raises for the config's arguments
@@ -224,7 +224,7 @@ _HELPERS: Mapping[str, Any] = {
 _REAL: Mapping[str, Any] = {f"functools.{word}": getattr(functools, word) for word in ("cache", "partial", "wraps")}
 
 
-class Barred(Exception):
+class ForbiddenAccess(Exception):
     """An access that would lead from a stand-in to its implementation, and from there to any object."""
 
 
@@ -251,16 +251,16 @@ def grows(constructor: str) -> bool:
 def _rounded(number: Any, digits: Any = None) -> Any:
     """Replaces `round` for both sides; it refuses numbers of digits that would take very long."""
     if isinstance(digits, int) and abs(digits) > _MAX_DIGITS:
-        raise Barred(f"round(..., {digits}) computes a number of that many digits")
+        raise ForbiddenAccess(f"round(..., {digits}) computes a number of that many digits")
     return round(number, digits)
 
 
 def _guarded(thing: Any, name: str, *default: Any) -> Any:
     """Replaces `getattr` for both sides: it refuses special names, private names and growing methods."""
     if isinstance(name, str) and (is_inner(name) or (name[:1] == "_" and not isinstance(thing, (Recorded, StandIn)))):
-        raise Barred(f"getattr(..., {name!r}) leads out of the stand-ins")
+        raise ForbiddenAccess(f"getattr(..., {name!r}) leads out of the stand-ins")
     if name in _GROWING and not isinstance(thing, (Recorded, StandIn)):
-        raise Barred(f"{name!r} of {type(thing).__name__} can make a value of any size")
+        raise ForbiddenAccess(f"{name!r} of {type(thing).__name__} can make a value of any size")
     return getattr(thing, name, *default)
 
 

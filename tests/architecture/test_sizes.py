@@ -16,6 +16,7 @@ FUNCTION_LINES, MOST_FUNCTION_LINES = 60, 100
 PARAMETERS = 12
 LONG_MODULES = {
     "forgather/config/_jinja/environment.py": "one class, with every function that a running template calls",
+    "forgather/codegen/python/context.py": "the state of one generated function, and each form that a value takes in it",
     "forgather/config/_jinja/template_errors.py": "one table of what Jinja and Python raise, with the nearest names",
     "forgather/config/insight/diff.py": "one walk over two graphs, and which item of a list is which",
     "forgather/config/yaml/compose.py": "one pass over the events of a document, with what it collects",
@@ -31,6 +32,7 @@ LONG_MODULES = {
     "forgather/redaction.py": "the known secrets, and each form of a text or of data that hides them",
     "forgather/ml/trainer/snapshot.py": "what one process writes of a checkpoint, file by file",
     "forgather/ml/trainer/trainer.py": "one class, whose keywords and documentation are its interface",
+    "forgather/signatures/engine.py": "the search for one constructor, and the error of each of its steps",
     "forgather/signatures/name_resolution.py": "one class that resolves names, and its scopes",
 }
 LONG_FUNCTIONS: dict[str, str] = {}

@@ -6,7 +6,7 @@ import pytest
 
 from forgather.errors import ProjectError
 from forgather.project.golden import (
-    Judged,
+    GoldenCheck,
     State,
     compare_goldens,
     golden_text,
@@ -172,7 +172,7 @@ def test_what_cannot_be_read_is_told_at_once_and_not_written_over(tmp_path, kind
 
 
 def test_a_golden_that_cannot_be_removed_is_an_error(tmp_path):
-    lost = Judged(config="c.yaml", file=str(tmp_path), state=State.LOST)
+    lost = GoldenCheck(config="c.yaml", file=str(tmp_path), state=State.LOST)
     with pytest.raises(ProjectError, match=r"\[FG431\] the golden .* cannot be written: Is a directory"):
         update_golden(lost)
 

@@ -93,7 +93,7 @@ def written(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GLOBALS_TEST_DIR", "set here")
         opened = Project("c", project)
-        opened.see(NOON)
+        opened.set_clock(NOON)
         found = YAML(typ="safe", pure=True).load(opened.rendered.text)
         assert found.keys() == opened.graph.targets.keys()
         # Where a user's folders are is told by the environment of now.

@@ -82,18 +82,18 @@ def test_what_may_be_written_is_told(tmp_path, text, hint):
 )
 def test_the_interval_holds_where_the_config_saves_nothing(tmp_path, saves, expected):
     found = graph(tmp_path, "{checkpoint_interval: 5}", saves)
-    assert expected == list(restart_assignments(found, fault_tolerance(found), goes_on=False))
+    assert expected == list(restart_assignments(found, fault_tolerance(found), resumes=False))
 
 
 def test_a_further_attempt_goes_on(tmp_path):
     found = graph(tmp_path, "{}")
     expected = (("+main.args.resume_from_checkpoint", '"auto"'),)
-    assert expected == restart_assignments(found, fault_tolerance(found), goes_on=True)
-    assert () == restart_assignments(found, fault_tolerance(found), goes_on=False)
+    assert expected == restart_assignments(found, fault_tolerance(found), resumes=True)
+    assert () == restart_assignments(found, fault_tolerance(found), resumes=False)
 
 
 def test_a_job_that_was_queued_again_goes_on_without_further_words(tmp_path):
     found = graph(tmp_path, "")
     assert fault_tolerance(found) is None
-    assert "resume_from_checkpoint" in restart_assignments(found, None, goes_on=True)[0][0]
-    assert () == restart_assignments(found, None, goes_on=False)
+    assert "resume_from_checkpoint" in restart_assignments(found, None, resumes=True)[0][0]
+    assert () == restart_assignments(found, None, resumes=False)

@@ -13,7 +13,7 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import OWN_NAMES, add_json, add_set
 from forgather.cli.output import plural, write_findings, write_json
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
-from forgather.project.check import Checked, check_project
+from forgather.project.check import CheckResult, check_project
 from forgather.project.configs import config_files
 from forgather.project.metadata_cache import load_meta
 from forgather.project.path_display import Display
@@ -50,7 +50,7 @@ class _Report(NamedTuple):
 
     name: str
     display: Display
-    checked: Checked
+    checked: CheckResult
 
 
 def run(invocation: Invocation) -> int:
@@ -124,7 +124,7 @@ def _folders(invocation: Invocation) -> tuple[list[str], bool]:
 
 def _broken(error: ForgatherError, folder: str, name: str) -> _Report:
     """Returns the report of a project that cannot be opened, because of what one of its files says."""
-    return _Report(name, Display(folder), Checked((error.diagnostic, *error.others)))
+    return _Report(name, Display(folder), CheckResult((error.diagnostic, *error.others)))
 
 
 def _report(project: Project, reader: Reader, name: str) -> _Report:

@@ -10,7 +10,7 @@ from forgather.cli.options import add_json
 from forgather.cli.origin_labels import Labels
 from forgather.cli.output import plural, print_error, write_json, write_text
 from forgather.cli.palette import Look
-from forgather.project.golden import Judged, State, compare_goldens, update_golden
+from forgather.project.golden import GoldenCheck, State, compare_goldens, update_golden
 from forgather.project.metadata_cache import load_meta
 from forgather.project.path_display import Display, near_path
 from forgather.project.workspace import find_project
@@ -59,7 +59,7 @@ def run(invocation: Invocation) -> int:
     return TROUBLE if broken else int(not options.update and any(item.state is not State.SAME for item in judged))
 
 
-def _fact(item: Judged, changed: bool, places: Places) -> dict[str, object]:
+def _fact(item: GoldenCheck, changed: bool, places: Places) -> dict[str, object]:
     return {
         "config": item.config,
         "file": places[0].file(item.file),
@@ -69,15 +69,15 @@ def _fact(item: Judged, changed: bool, places: Places) -> dict[str, object]:
     }
 
 
-def _done(item: Judged) -> str:
+def _done(item: GoldenCheck) -> str:
     return f"{near_path(item.file)} {'removed' if item.state is State.LOST else 'written'}"
 
 
-def _counts(items: list[Judged], word: str) -> str:
+def _counts(items: list[GoldenCheck], word: str) -> str:
     return f"{plural(len(items), 'golden')} {word}"
 
 
-def _report(judged: list[Judged], places: Places) -> list[str]:
+def _report(judged: list[GoldenCheck], places: Places) -> list[str]:
     lines: list[str] = []
     for item in judged:
         if item.state is State.DIFFERS:
@@ -91,6 +91,6 @@ def _report(judged: list[Judged], places: Places) -> list[str]:
     return lines
 
 
-def _verdict(judged: list[Judged]) -> str:
+def _verdict(judged: list[GoldenCheck]) -> str:
     same = sum(item.state is State.SAME for item in judged)
     return f"{same} of {len(judged)} as before"

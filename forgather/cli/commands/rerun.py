@@ -214,7 +214,7 @@ def _verdict(losses: Losses) -> str:
     if losses.same:
         return f"loss file   identical bytes, {plural(losses.lines, 'line')}"
     if losses.first is None:
-        other = "more" if losses.goes_on else "fewer"
+        other = "more" if losses.continues else "fewer"
         return (
             f"loss file   the same as far as both go; the first run wrote {plural(losses.lines, 'line')}, this {other}"
         )

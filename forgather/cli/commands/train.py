@@ -177,7 +177,7 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
     """Runs `main` in this process, which a launcher has started beside others; rank 0 alone writes and prints."""
     options = invocation.options
     project = invocation.open_project()
-    project.see(datetime.fromisoformat(member.share("instant", {"now": datetime.now().isoformat()})["now"]))
+    project.set_clock(datetime.fromisoformat(member.share("instant", {"now": datetime.now().isoformat()})["now"]))
     _tolerant(_resumed(project, invocation))
     findings = _checked(project) if member.is_main and not (options.no_check or CHECKED in os.environ) else ()
     plan = plan_run(project)
@@ -221,15 +221,15 @@ def _resumed(project: Project, invocation: Invocation) -> Project:
             code="FG676",
             hint="leave one of them out",
         )
-    project.also_set(resume_assignments(project.graph, options.resume, allowed))
+    project.add_overrides(resume_assignments(project.graph, options.resume, allowed))
     return project
 
 
 def _tolerant(project: Project) -> Project:
     """Returns the project with what its `fault_tolerance` changes in the arguments of its trainer."""
     tolerance = fault_tolerance(project.graph)
-    project.also_set(
-        restart_assignments(project.graph, tolerance, goes_on=resumes_after_restart(tolerance, os.environ))
+    project.add_overrides(
+        restart_assignments(project.graph, tolerance, resumes=resumes_after_restart(tolerance, os.environ))
     )
     return project
 
@@ -311,11 +311,11 @@ def _checked(project: Project) -> Sequence[Diagnostic]:
     Raises:
         ProjectError: the config has errors; all of them are in it.
     """
-    from forgather.project.check import SAID_BY_THE_RUN, check_project
+    from forgather.project.check import REPORTED_BY_THE_RUN, check_project
 
     findings = check_project(project, for_run=True, reserved=OWN_NAMES).findings
     project.refuse(findings)
-    return [found for found in findings if found.code not in SAID_BY_THE_RUN]
+    return [found for found in findings if found.code not in REPORTED_BY_THE_RUN]
 
 
 def _dry_run(plan: RunPlan, asked: ProcessRequest, command: list[str], *, world_size: int | None, as_json: bool) -> int:

@@ -53,7 +53,7 @@ class Imports:
     _files: dict[Source, str] = field(default_factory=dict)
     _used_files: set[Source] = field(default_factory=set)
 
-    def take(self, nodes: Iterable[Call]) -> None:
+    def reserve(self, nodes: Iterable[Call]) -> None:
         """Reserves a name for the import of each constructor, before variables are named."""
         for node in nodes:
             source, symbol = split(node.constructor)
@@ -108,12 +108,12 @@ class Imports:
             self.short[word] = self.names.free(f"get_{word}" if word in ("items", "keys", "values") else word)
         return name(self.short[word])
 
-    def keep(self, words: set[str]) -> None:
+    def drop_unused(self, words: set[str]) -> None:
         """Removes the imports that the generated code does not use; `words` are the names that it reads."""
         self.own = {word for word in self.own if word.partition(".")[0] in words}
         self._used = {key for key in self._used if self._names[key] in words}
 
-    def facts(self) -> list[str]:
+    def named_imports(self) -> list[str]:
         """Returns the imports that the config names, as "module:symbol" and files."""
         found = [f"{module}:{symbol}" if symbol else module for module, symbol in self._used]
         return sorted([*found, *(source for source, _ in self._used_files)])

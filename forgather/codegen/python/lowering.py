@@ -58,7 +58,7 @@ class Lowering(LoweringContext):
             return self._bound[key]
         if key in self._makers:
             return call(self._makers[key], ())
-        repeats = self.reach.repeats(node)
+        repeats = self.reach.is_reused(node)
         if repeats and self.uncertain:
             return self.lazy(node, path, lambda: self.make_deferred(node, path))
         temporaries = self.temporaries
@@ -207,7 +207,7 @@ class Lowering(LoweringContext):
         if bound is not None:
             return bound
         make = partial(self.make_deferred, node, path)
-        if self.reach.remembered(node):
+        if self.reach.is_one_object(node):
             return self.lazy(node, path, make)
         found = self.local_lazy(node, path, make)
         # Each reader gets a new object, so the local function must not be cached: its first line is `@cache`.

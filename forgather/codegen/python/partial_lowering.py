@@ -20,7 +20,7 @@ from forgather.config.traverse import children, members
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class BuiltNodes:
     """The nodes that have been built before the functions of partials.
 
     Args:
@@ -31,13 +31,13 @@ class Known:
     fixed: dict[int, Expression]
     callees: dict[int, Expression]
 
-    def copy(self) -> Known:
+    def copy(self) -> BuiltNodes:
         """Returns an independent copy."""
-        return Known(dict(self.fixed), dict(self.callees))
+        return BuiltNodes(dict(self.fixed), dict(self.callees))
 
-    def under(self, other: Known) -> Known:
+    def updated(self, other: BuiltNodes) -> BuiltNodes:
         """Returns the union; for a node in both, that of `other`."""
-        return Known(self.fixed | other.fixed, self.callees | other.callees)
+        return BuiltNodes(self.fixed | other.fixed, self.callees | other.callees)
 
 
 class PartialLowering:
@@ -49,13 +49,13 @@ class PartialLowering:
 
     def __init__(self, context: LoweringContext) -> None:
         self._context = context
-        self._known = Known({}, {})
-        self._certain = Known({}, {})
+        self._known = BuiltNodes({}, {})
+        self._certain = BuiltNodes({}, {})
         # The state of the partial's function that is being written:
         # - for each variable, the nodes that are built before the function if the variable has no value;
         # - the variables that have no value at the current place;
         # - for each container, its expression and the scope in which that is valid.
-        self._inside: dict[int, Known] = {}
+        self._inside: dict[int, BuiltNodes] = {}
         self._scope: tuple[int, ...] = ()
         self._local: dict[int, tuple[Expression, tuple[int, ...]]] = {}
         # Plain containers inside factories are shared by all partials, in whatever block the first of them is.
@@ -72,7 +72,7 @@ class PartialLowering:
             GraphError: FG331, FG332, the partial cannot be written as Python.
         """
         values = [*node.args, *(entry.value for entry in node.kwargs)]
-        if node.latent_args or any(self._context.reach.live(value) for value in values):
+        if node.latent_args or any(self._context.reach.is_built_per_call(value) for value in values):
             return self._function(node, path)
         context = self._context
         callee = context.bound_callee(node, path)
@@ -117,7 +117,7 @@ class PartialLowering:
 
     def _add_keywords(self, function: str, node: Call) -> None:
         """Adds the attribute `keywords` of `functools.partial`, which libraries read."""
-        live = self._context.reach.live
+        live = self._context.reach.is_built_per_call
         values = [(entry.key, entry.value) for entry in node.kwargs if not live(entry.value)]
         members = [(f"{quoted(str(key))}: ", self._per_call(value, ())) for key, value in values]
         if members:
@@ -137,12 +137,12 @@ class PartialLowering:
         context = self._context
         if isinstance(node, Scalar) or id(node) in self._known.fixed:
             return
-        if not context.reach.live(node):
+        if not context.reach.is_built_per_call(node):
             self._known.fixed[id(node)] = context.bind(self._once(node, path), name_for(context.graph, node, path))
         elif isinstance(node, Call):
             self._fix_call(node, path)
         elif isinstance(node, Container):
-            if context.reach.undecided(node):
+            if context.reach.is_sometimes_per_call(node):
                 message = "a container of a !partial contains a factory only in the default of a variable"
                 raise cannot("FG332", message, node, path)
             for step, value in members(node):
@@ -152,7 +152,7 @@ class PartialLowering:
 
     def _once(self, node: Node, path: GraphPath) -> Expression:
         context = self._context
-        if not isinstance(node, Container) or context.reach.remembered(node) or context.reach.places[id(node)] < 2:
+        if not isinstance(node, Container) or context.reach.is_one_object(node) or context.reach.places[id(node)] < 2:
             return context.build(node, path)
         if id(node) not in self._containers:
             if not context.uncertain:
@@ -192,7 +192,7 @@ class PartialLowering:
         context, count = self._context, len(node.args)
         parts = context.arguments(node, path, self._per_call)
         for entry, part in zip(node.kwargs, parts[count:], strict=False):
-            if context.reach.live(entry.value):
+            if context.reach.is_built_per_call(entry.value):
                 self._unless_given(str(entry.key), part)
         context.sequence(parts)
         positional = [("", part.expression) for part in parts[:count]]
@@ -236,14 +236,14 @@ class PartialLowering:
 
     def _default(self, node: Node, default: Node, path: GraphPath) -> Expression:
         known, scope = self._known, self._scope
-        self._known, self._scope = self._inside[id(node)].under(known), (*scope, id(node))
+        self._known, self._scope = self._inside[id(node)].updated(known), (*scope, id(node))
         expression = self._per_call(default, path)
         self._known, self._scope = known, scope
         return expression
 
     def _container(self, node: Container, path: GraphPath) -> Expression:
         context = self._context
-        if not context.reach.repeats(node):
+        if not context.reach.is_reused(node):
             return context.container(node, path, self._per_call)
         if id(node) not in self._local:
             found = context.local_lazy(node, path, lambda: context.container(node, path, self._per_call))

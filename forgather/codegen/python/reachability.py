@@ -1,7 +1,7 @@
 """The nodes that targets need, and at how many places each of them is used.
 
-Takes a graph and names of targets; gives the nodes, and how construction treats them. `remembered` and `live` give the
-same answers as `config.materialize` and its partials.
+Takes a graph and names of targets; gives the nodes, and how construction treats them. `is_one_object` and
+`is_built_per_call` give the same answers as `config.materialize` and its partials.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ class Reach:
         self.nodes: list[tuple[GraphPath, Node]] = list(self._walk(starts))
         self.places: dict[int, int] = self._count([node for _, node in starts])
 
-    def remembered(self, node: Node) -> bool:
+    def is_one_object(self, node: Node) -> bool:
         """Returns whether all uses of a node give the same object."""
         return is_one_object(node, is_aliased=id(node) in self._shared)
 
-    def repeats(self, node: Node) -> bool:
+    def is_reused(self, node: Node) -> bool:
         """Returns whether a node gives one object that is used at several places."""
-        return self.places[id(node)] > 1 and self.remembered(node)
+        return self.places[id(node)] > 1 and self.is_one_object(node)
 
-    def live(self, node: Node) -> bool:
+    def is_built_per_call(self, node: Node) -> bool:
         """Returns whether each call of a partial builds a new object of a node."""
         if id(node) not in self._live:
             if isinstance(node, Call):
                 self._live[id(node)] = node.kind is CallKind.FACTORY
             else:
-                self._live[id(node)] = any(self.live(child) for _, child in children(node))
+                self._live[id(node)] = any(self.is_built_per_call(child) for _, child in children(node))
         return self._live[id(node)]
 
-    def undecided(self, node: Node) -> bool:
+    def is_sometimes_per_call(self, node: Node) -> bool:
         """Returns whether a call of a partial builds a new object of a container only in some cases."""
-        return isinstance(node, Container) and self.live(node) and not self._surely_live(node)
+        return isinstance(node, Container) and self.is_built_per_call(node) and not self._is_certainly_per_call(node)
 
-    def _surely_live(self, node: Node) -> bool:
+    def _is_certainly_per_call(self, node: Node) -> bool:
         if isinstance(node, Container):
-            return any(self._surely_live(child) for _, child in children(node))
-        return isinstance(node, Call) and self.live(node)
+            return any(self._is_certainly_per_call(child) for _, child in children(node))
+        return isinstance(node, Call) and self.is_built_per_call(node)
 
     def certain(self, targets: Iterable[str]) -> set[int]:
         """Returns the ids of the nodes that are built for any values of the variables."""
@@ -101,7 +101,7 @@ class Reach:
         while ready:
             node = ready.pop()
             # A partial builds new objects in addition to the one object of other uses.
-            weight = 1 if self.remembered(node) and not self.live(node) else places[id(node)]
+            weight = 1 if self.is_one_object(node) and not self.is_built_per_call(node) else places[id(node)]
             for _, child in self._edges(node):
                 places[id(child)] += weight
                 open_edges[id(child)] -= 1

@@ -93,7 +93,7 @@ def require_folder(folder: Path) -> None:
     except FileNotFoundError:
         is_link = os.path.islink(folder)
         problem = (
-            f"{str(folder)!r} is a link to nothing" if is_link else f"there is no checkpoint folder {str(folder)!r}"
+            f"{str(folder)!r} is a broken link" if is_link else f"there is no checkpoint folder {str(folder)!r}"
         )
     except UnicodeEncodeError:
         problem = f"the checkpoint folder {str(folder)!r} cannot be read: its path is no UTF-8"

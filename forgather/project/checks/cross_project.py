@@ -26,7 +26,7 @@ CONSTRUCTORS = frozenset(
 _PARAMETERS = ("project_dir", "config_template", "targets", "pp_kwargs")
 
 
-def judge_projects(graph: Graph, project: Project) -> tuple[list[Diagnostic], list[Unchecked]]:
+def check_other_projects(graph: Graph, project: Project) -> tuple[list[Diagnostic], list[Unchecked]]:
     """Returns the findings about names of other projects, and the calls that are known only when they are built.
 
     Args:

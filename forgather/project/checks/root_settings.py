@@ -33,7 +33,7 @@ _TRAINERS = tuple(f"forgather.ml:{name}" for name in ("Trainer", "AccelTrainer",
 _MANY = 6
 
 
-def judge_roots(graph: Graph, calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
+def check_root_settings(graph: Graph, calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
     """Yields a warning for each root key that was meant as a setting of the trainer, or as another target.
 
     Args:
@@ -99,7 +99,7 @@ class _Meant(NamedTuple):
     hint: str | None
 
 
-def judge_no_run(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:
+def check_missing_run(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:
     """Yields findings about a config that is not a run: it has no `main`, but keys that look like settings of a
     trainer.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
 
 
-def judge_settings(
+def check_settings(
     graph: Graph, judgement: Judgement, reader: Reader, precedence: Precedence, *, processes: int | None = None
 ) -> tuple[list[Diagnostic], list[Unchecked], list[Scalar]]:
     """Returns the findings about settings of known calls, the rules that were not checked, and strings that a setting
@@ -44,7 +44,7 @@ def judge_settings(
     findings: list[Diagnostic] = []
     for called in judgement.calls.values():
         if called.node.kind not in (CallKind.META, CallKind.PARTIAL):
-            findings += judge.of(called)
+            findings += judge.check_call(called)
     return findings, judge.unchecked, judge.texts
 
 
@@ -63,7 +63,7 @@ class _Settings:
         self.unchecked: list[Unchecked] = []
         self.texts: list[Scalar] = []
 
-    def of(self, called: Called) -> Iterator[Diagnostic]:
+    def check_call(self, called: Called) -> Iterator[Diagnostic]:
         """Yields the findings about the settings of one call."""
         for rules in rules_about(called):
             given, settings, found = self._settings(called, rules)
@@ -74,16 +74,16 @@ class _Settings:
             found += rules.values({name: self._names_known(name, facts[name], called, rules) for name in judged})
             self.texts += _accepted_texts(called, rules)
             # A setting with a wrong value would give a second finding if it took part in a conflict.
-            wrong = {breach.argument for breach in found if breach.severity is Severity.ERROR}
+            wrong = {violation.argument for violation in found if violation.severity is Severity.ERROR}
             facts |= dict.fromkeys({rules.renamed.get(name, name) for name in wrong}, UNKNOWN)
-            stands = partial(self._stands, called.node, rules)
+            stands = partial(self._takes_effect, called.node, rules)
             found += rules.broken(facts, given, main=called.node is self._main, stands=stands)
-            for breach in found:
-                yield _finding(breach, called, rules)
+            for violation in found:
+                yield _finding(violation, called, rules)
             undecided = rules.undecided(facts)
             if undecided:
                 reason = f"rules about {', '.join(undecided)}: known only when it is built"
-                self._leave(called, reason)
+                self._add_unchecked(called, reason)
 
     def _names_known(self, name: str, value: Any, called: Called, rules: Rules) -> Any:
         """Returns the value of a setting; for a mapping with unknown values, a mapping of what is known."""
@@ -95,14 +95,14 @@ class _Settings:
             return {str(entry.key): self._partly(entry.value) for entry in node.entries}
         return self._value(node)
 
-    def _stands(self, node: Call, rules: Rules, rule: Mapping[str, Any]) -> bool:
+    def _takes_effect(self, node: Call, rules: Rules, rule: Mapping[str, Any]) -> bool:
         """Returns whether the user wrote the setting of a rule, and nothing closer to the config sets the other one."""
         argument = rule["argument"]
         _, setting = _written(node, argument, rules)
         if setting is None or setting.key != argument.rpartition(".")[2]:
             return False
         _, other = _written(node, str(rule.get("after") or rule["beside"]), rules)
-        return self._precedence.stands(setting, other, given_only="beside" in rule)
+        return self._precedence.takes_effect(setting, other, given_only="beside" in rule)
 
     def _settings(self, called: Called, rules: Rules) -> tuple[frozenset[str], dict[str, Any], list[Violation]]:
         """Returns the names of the given settings, all settings under their current names, and findings about names."""
@@ -149,10 +149,10 @@ class _Settings:
             callee = None
         if isinstance(callee, Callee):
             return _defaults(callee)
-        self._leave(called, f"settings of {rules.elsewhere}, which is not known")
+        self._add_unchecked(called, f"settings of {rules.elsewhere}, which is not known")
         return None
 
-    def _leave(self, called: Called, reason: str) -> None:
+    def _add_unchecked(self, called: Called, reason: str) -> None:
         node = called.node
         self.unchecked.append(
             Unchecked(path=format_path(called.path), constructor=node.constructor, reason=reason, span=node.span)
@@ -231,15 +231,15 @@ def _defaults(callee: Callee | None) -> dict[str, Any]:
 _LITERALS = (str, int, float, bool, type(None), list, tuple, dict)
 
 
-def _finding(breach: Violation, called: Called, rules: Rules) -> Diagnostic:
-    path, entry = _written(called.node, breach.argument, rules)
+def _finding(violation: Violation, called: Called, rules: Rules) -> Diagnostic:
+    path, entry = _written(called.node, violation.argument, rules)
     return Diagnostic(
-        code=breach.code,
-        message=breach.message,
-        severity=breach.severity,
+        code=violation.code,
+        message=violation.message,
+        severity=violation.severity,
         span=place_to_fix(entry) or called.node.span,
         path=format_path((*called.path, *path)),
-        hint=breach.hint,
+        hint=violation.hint,
     )
 
 
