@@ -92,9 +92,7 @@ def require_folder(folder: Path) -> None:
             problem += "; what torch.save wrote is never loaded: it could run code"
     except FileNotFoundError:
         is_link = os.path.islink(folder)
-        problem = (
-            f"{str(folder)!r} is a broken link" if is_link else f"there is no checkpoint folder {str(folder)!r}"
-        )
+        problem = f"{str(folder)!r} is a broken link" if is_link else f"there is no checkpoint folder {str(folder)!r}"
     except UnicodeEncodeError:
         problem = f"the checkpoint folder {str(folder)!r} cannot be read: its path is no UTF-8"
     except (OSError, ValueError) as error:
