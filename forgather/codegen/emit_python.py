@@ -89,6 +89,7 @@ def emit_python(graph: Graph, targets: Names[str] = ("main",), setting: Setting 
     return PythonCode(text, tuple(wanted), known, tuple(imports.named_imports()))
 
 
+# A copy of the file import of `config.resolve`, so that the generated module does not need this package.
 _FILE_IMPORT = '''\
 def import_file(source, folders=()):
     """Imports a file of the project, or a module in `folders`; it finds its neighbors by relative imports."""

@@ -45,6 +45,7 @@ def _note_option(record: Mapped) -> None:
     """Registers the default of an option, or the value of a record, whose name looks secret."""
     found = {entry.key: entry.value for entry in record.entries}
     default = found.get("default") or found.get("value")
+    # A declared option has `names`, a record such as an HTTP header one of the others.
     names = next((found[key] for key in ("names", "name", "key", "header") if key in found), None)
     if isinstance(default, Scalar) and isinstance(default.value, str) and names is not None:
         for name in names.items if isinstance(names, Sequence) else (names,):
@@ -62,6 +63,7 @@ def _note_nested(name: str, node: Node) -> None:
     # A weak name says nothing about the values nested below it.
     if strength_of(name) is not Strength.STRONG:
         return
+    # A stack instead of recursion, and each node once: aliases can make the number of paths exponential.
     seen: set[int] = set()
     stack: list[Node] = [node]
     while stack:

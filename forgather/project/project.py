@@ -125,7 +125,10 @@ class Project:
         return rendered
 
     def set_clock(self, now: datetime) -> None:
-        """Sets the time that the clock functions of the templates return; has to be called before the first render."""
+        """Sets the time that the clock functions of the templates return.
+
+        It has to be called before the first render, so that all processes of a run render the same text.
+        """
         self._environment = replace(project_environment(self.meta), now=now)
 
     def add_overrides(self, assignments: Sequence[tuple[str, str]]) -> None:

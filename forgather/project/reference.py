@@ -1,7 +1,7 @@
-"""The reference: what is known of a setting or a template, for `fgcli explain` and the pages in `docs/reference`.
+"""The reference of settings and library templates, for `fgcli explain` and the pages in `docs/reference`.
 
-Takes names; gives facts that are read from the sources of the package: the classes of training arguments, the rules
-about them, the words of other tools, and the template library. Nothing is imported from the training tower.
+Takes names; gives facts from the source of the package: the classes of training arguments, the rules about them, their
+names in other tools, and the template library. Nothing is imported from the training tower.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Setting:
     """A setting of the training arguments.
 
     Args:
-        name: as configs write it, below `trainer_args`.
+        name: its key below `trainer_args`.
         type: its annotation.
-        default: its default value, as Python writes it.
-        values: which values are accepted, in words.
-        meaning: what it does.
-        trainers: trainers that take it.
-        read_by: modules that read it, from the root of the package.
-        other_words: what other tools and older releases call it.
-        set_by: what templates of the library set it to, as (template, value).
+        default: the source of its default.
+        values: a description of the accepted values.
+        meaning: its description in the docstring of the class.
+        trainers: the trainers that accept it.
+        read_by: the modules that read it, relative to the package.
+        other_words: its names in other tools and older releases.
+        set_by: the templates of the library that set it, each with the value.
     """
 
     name: str
@@ -66,12 +66,12 @@ class LibraryTemplate:
     """A template of the library.
 
     Args:
-        name: as `extends` and `include` take it.
+        name: its name for `extends` and `include`.
         about: its first comment.
-        blocks: the blocks that it defines or overrides, with the comment above each.
+        blocks: the blocks that it defines or overrides, each with the comment above it.
         fills: the block that it is included in; "" for a template that is extended, or included elsewhere.
-        uses: templates that it extends or includes by name.
-        constructors: what it builds.
+        uses: the templates that it extends or includes by name.
+        constructors: the constructors in it.
         text: its source.
     """
 
@@ -86,7 +86,7 @@ class LibraryTemplate:
 
 @functools.cache
 def settings() -> Mapping[str, Setting]:
-    """Returns the settings of all trainers by name, in the order in which their classes declare them."""
+    """Returns the settings of all trainers by name, in the order of their declaration."""
     rules = _rules_of_arguments()
     found: dict[str, Setting] = {}
     for file in _SOURCES:
@@ -120,14 +120,14 @@ def _settings_of(node: ast.ClassDef, rules: Mapping[str, Mapping[str, object]]) 
 
 
 def _default(value: ast.expr | None) -> str:
-    """Returns a default as it is written; that of `field(default=...)` for a field of a dataclass."""
+    """Returns the source of a default; for `field(default=...)`, of the argument `default`."""
     if isinstance(value, ast.Call):
         value = next((keyword.value for keyword in value.keywords if keyword.arg == "default"), value)
     return ast.unparse(value) if value is not None else ""
 
 
 def argument_meanings(docstring: str) -> dict[str, str]:
-    """Returns the texts of the section `Args` of a docstring in Google style, by name.
+    """Returns the descriptions in the section `Args` of a Google-style docstring, by parameter.
 
     Example:
         >>> argument_meanings("Runs.\\n\\nArgs:\\n    a, b: sizes\\n        in bytes.\\n\\nRaises:\\n    X: y.")
@@ -218,7 +218,7 @@ def _length_of_comment(lines: list[str]) -> int:
 
 
 def _blocks(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Yields each block with the comment above it, over the key that it is the value of."""
+    """Yields each block with its comment, which is above the key whose value the block is."""
     for number, line in enumerate(lines):
         if found := _BLOCK.match(line):
             above = number
@@ -237,7 +237,7 @@ def _set_by(setting: str) -> Iterator[tuple[str, str]]:
 
 
 def setting_page(setting: Setting) -> str:
-    """Returns what is known of a setting, as text."""
+    """Returns the page of a setting as text."""
     facts = [
         ("values", setting.values),
         ("trainers", ", ".join(setting.trainers)),
@@ -251,7 +251,7 @@ def setting_page(setting: Setting) -> str:
 
 
 def template_page(template: LibraryTemplate) -> str:
-    """Returns what is known of a template, as text: what it is for, how it is used, its blocks and its source."""
+    """Returns the page of a template as text: its purpose, an example, its blocks and its source."""
     if template.fills:
         example = f"[{template.fills}]\n    -- include '{template.name}'"
     else:

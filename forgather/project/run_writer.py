@@ -221,6 +221,7 @@ def overrides_text(variables: Mapping[str, object], overrides: Sequence[tuple[st
         overrides: pairs of graph path and YAML text.
     """
     lines = ["# What the command line changed: options of the config as variables, then --set as path and YAML text."]
+    # Variables that a Python caller passes can be any objects.
     lines.append(f"variables: {json.dumps(dict(variables), default=str)}")
     if not overrides:
         return "\n".join([*lines, "overrides: []", ""])

@@ -155,6 +155,7 @@ def _refuse_name(name: str, what: str) -> None:
 def _write(file: str, text: str) -> str:
     try:
         os.makedirs(os.path.dirname(file), exist_ok=True)
+        # "x" fails if the file exists: it must not be overwritten.
         with open(file, "x", encoding="utf-8", newline="\n") as stream:
             stream.write(text)
     except FileExistsError:

@@ -88,6 +88,7 @@ def _accepted(names: Names, expression: ast.expr, scope: Scope, depth: int) -> W
     if isinstance(expression, ast.Constant):
         if expression.value is None:
             return frozenset(("none",))
+        # A string is a forward reference.
         if isinstance(expression.value, str):
             try:
                 inner = ast.parse(expression.value.strip(), "<annotation>", "eval").body
@@ -164,6 +165,7 @@ def words_of_class(names: Names, cls: Class) -> Words:
             if base.module.name == "pathlib" or names.own(base, "__subclasshook__"):
                 return None
             continue
+        # Instances of any class with the methods of a protocol match it.
         if base.dotted in ("typing.Protocol", "typing_extensions.Protocol"):
             return None
         if base.dotted.startswith("enum."):

@@ -43,6 +43,7 @@ def bound_values(statements: Sequence[ast.stmt], name: str, judge: StatementFact
     """
     # From the last statement backwards: the last certain binding replaces all earlier ones.
     found: list[Any] = []
+    # A branch that ends in `raise` does not continue, so it contributes no value.
     if statements and isinstance(statements[-1], ast.Raise):
         return found, True
     for statement in reversed(judge.ordered(statements, name)):
@@ -65,6 +66,7 @@ def _bound_by(statement: ast.stmt, name: str, judge: StatementFacts) -> Result:
         target = getattr(statement, "target", None)
         if target is not None and _position(target, name) is not None:
             loop = [*loop, *(judge.value(statement, name, None) or [])]
+        # The body may never run, so the binding is not certain.
         return loop, False
     if isinstance(statement, ast.Delete):
         return [], any(isinstance(target, ast.Name) and target.id == name for target in statement.targets)
@@ -132,10 +134,12 @@ def _try(statement: ast.Try, name: str, judge: StatementFacts) -> Result:
     imports = [s for s in statement.body if isinstance(s, ast.Import | ast.ImportFrom)]
     outcomes = [judge.importable(one) for one in imports]
     only_imports = bool(imports) and len(imports) == len(statement.body)
+    # An import in the body certainly fails, so a handler decides.
     if False in outcomes:
         handled = [bound_values(handler.body, name, judge) for handler in statement.handlers]
         return last + [value for values, _ in handled for value in values], bool(handled) and all(s for _, s in handled)
     tried, tried_sure = bound_values([*statement.body, *statement.orelse], name, judge)
+    # All imports certainly succeed, so no handler runs.
     if only_imports and all(outcomes):
         return last + tried, tried_sure
     handled = [bound_values(handler.body, name, judge) for handler in statement.handlers]

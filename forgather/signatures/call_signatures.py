@@ -79,6 +79,8 @@ class CallSignatures:
             rest = without_first(params, partial.args)
             if rest is None:
                 return Doubt("a partial with more arguments than its function takes")
+            # As in `inspect.signature` of a partial: from the first parameter that is given by keyword on, all become
+            # keyword-only, and the given ones get a default.
             given = [i for i, p in enumerate(rest) if p.name in partial.keywords and p.is_named]
             for index, param in enumerate(rest):
                 if given and index >= given[0] and param.kind is EITHER:
@@ -142,6 +144,7 @@ class CallSignatures:
     def role(self, function: Function) -> str | Doubt:
         """Returns how a method gets its first argument, by its name and decorators: "plain", "static" or "class"."""
         node = function.node
+        # Python makes these methods static, or class methods, without a decorator.
         role = "static" if function.home and node.name == "__new__" else "plain"
         if function.home and node.name in ("__init_subclass__", "__class_getitem__"):
             role = "class"
@@ -373,6 +376,7 @@ def _new_and_init(init: Ways | None, new: Ways | None) -> Ways:
         made.append(rest)
     if init is None or [[p.name for p in way] for way in init] == [[p.name for p in way] for way in made]:
         return made if init is None else init
+    # A `__new__(cls, *args, **kwargs)` accepts everything, so `__init__` alone decides.
     if all({p.kind for p in way} == {STAR, STARS} for way in made):
         return init
     return Doubt("it has both __new__ and __init__")

@@ -317,6 +317,7 @@ def own_fields(names: Names, cls: Class, options: Options) -> list[Field] | Doub
     scope = Scope(names, cls.module, cls.module.is_stub, None)
     found: list[Field] = []
     for statement in cls.body.plain():
+        # A field in a condition or loop may or may not exist.
         if isinstance(statement, ast.If | ast.Try | ast.For | ast.With):
             if any(isinstance(inner, ast.AnnAssign) for inner in ast.walk(statement)):
                 return Doubt(f"the fields of {cls.name} depend on code")
@@ -326,6 +327,7 @@ def own_fields(names: Names, cls: Class, options: Options) -> list[Field] | Doub
         bare = text.partition("[")[0].rpartition(".")[2]
         if bare == "ClassVar":
             continue
+        # `_: KW_ONLY` is a marker: the fields after it are keyword-only.
         if bare == "KW_ONLY":
             keyword_only = True
             continue

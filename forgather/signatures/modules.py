@@ -53,6 +53,7 @@ class ModuleTable:
         """
         if key in self._memo:
             value, used = self._memo[key]
+            # A result that uses a memoized one depends on the same modules.
             self._used[-1] |= used
             return value  # type: ignore[no-any-return]
         if key in self.active:
@@ -101,6 +102,7 @@ class ModuleTable:
             return parent
         if parent.text is None or parent.is_stub:
             return None if parent.found.closed else Doubt(f"{parent_name!r} is not written in Python")
+        # A package may put modules without a file into `sys.modules`, as `six.moves` does.
         makes = bool(_MAKES_MODULES.search(parent.text.text))
         return Doubt(f"{parent_name!r} creates modules at import") if makes and parent.has(leaf) else None
 

@@ -280,6 +280,7 @@ class Names:
 
     def _mro(self, cls: Class) -> list[Class | Ref | Doubt]:
         bases = self.bases(cls)
+        # These two replace the bases of the class that they make, so there is nothing to linearize.
         if any(base == Ref("typing.NamedTuple") or base == Ref("typing.TypedDict") for base in bases):
             return [cls, *bases]
         chains = [self.mro(base) if isinstance(base, Class) else [base] for base in bases]

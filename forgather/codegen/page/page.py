@@ -300,6 +300,7 @@ _HERE = Path(__file__).parent
 # They are joined to one script in this order: each file uses only definitions of the files before it.
 SCRIPTS = ("model.js", "dom.js", "layout.js", "canvas.js", "objects.js", "templates.js", "text.js", "panel.js",
            "search.js", "notice.js", "main.js")  # fmt: skip
+# Also control characters and surrogates, which are invisible or cannot be encoded.
 _UNSAFE = re.compile("[<>&\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
 
 

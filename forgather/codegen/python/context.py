@@ -219,9 +219,11 @@ class LoweringContext(ABC):
             path: its path in the graph; () for a text that is not a value of the config.
             longest: the width up to which a string is written in place; None for the usual one.
         """
+        # These floats have no literal in Python.
         if isinstance(value, float) and (isnan(value) or value in (inf, -inf)):
             self.imports.use("math")
             return name("math.nan" if isnan(value) else "math.inf" if value > 0 else "-math.inf")
+        # Written in hexadecimal, because Python limits the length of decimal literals.
         if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
             return self.bind_unbroken(Expression(f"0x{value:X}" if value > 0 else f"-0x{-value:X}"), "number")
         if not isinstance(value, str):

@@ -135,6 +135,7 @@ def _escaped(char: str, quote: str) -> str:
     if _KEPT.fullmatch(char):
         return char
     code = ord(char)
+    # Half of a surrogate pair cannot be encoded as UTF-8.
     if 0xD800 <= code <= 0xDFFF:
         message = f"a string contains U+{code:04X}, half of a surrogate pair"
         raise GraphError(message, code="FG330", hint="repair the string")

@@ -216,6 +216,7 @@ class Lowering(LoweringContext):
         return found
 
 
+# Precedences in the order of Python's grammar: an operator with a higher number binds its operands closer.
 _BINARY: dict[type[ast.operator], tuple[str, int]] = {
     ast.Add: ("+", 11), ast.Sub: ("-", 11), ast.Mult: ("*", 12), ast.Div: ("/", 12), ast.FloorDiv: ("//", 12),
     ast.Mod: ("%", 12), ast.Pow: ("**", 14),
@@ -290,6 +291,7 @@ class _Writer:
         sign, strength = _BINARY.get(type(node.op), ("", 0))
         if not sign:
             raise self._refused(node)
+        # `**` is right-associative, and its right operand may have a sign without parentheses.
         if isinstance(node.op, ast.Pow):
             left, right = self.write(node.left, strength + 1), self.write(node.right, _SIGN)
             tight = _is_simple(node.left) and _is_simple(node.right) and "(" not in left + right
