@@ -169,10 +169,10 @@ def measure_digests(trainer, repeats, folder):
 def note(file, gib, seconds, ratios):
     """Adds the figures to those of the reliability tests."""
     texts = {
-        "stall": f"{ratios['stall']:.3f} of torch.save of {gib} GiB ({seconds['torch.save']:.1f} s), reach "
-        f"{REACH['stall']}; a step takes {ratios['next step']:.2f} of its time during the writing, reach "
+        "stall": f"{ratios['stall']:.3f} of torch.save of {gib} GiB ({seconds['torch.save']:.1f} s), limit "
+        f"{REACH['stall']}; a step takes {ratios['next step']:.2f} of its time during the writing, limit "
         f"{REACH['next step']:.2f}",
-        "digests": f"{ratios['digests']:.2f} of the save without, reach {REACH['digests']}; "
+        "digests": f"{ratios['digests']:.2f} of the save without, limit {REACH['digests']}; "
         f"the digests alone take {seconds['digests alone'] / seconds['save without']:.0%} of it",
     }
     figures = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}

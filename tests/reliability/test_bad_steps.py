@@ -45,7 +45,7 @@ def test_a_bad_step_of_one_rank_changes_nothing_on_any(full, figure):
     for kind, fault in tried:
         check_left_out(faulty(kind, fault, SKIP), BAD)
     figure("R14", f"{len(tried)} bad steps of one rank left out under {len({kind for kind, _ in tried})} strategies: "
-           "weights, optimizer and schedule with the bits of before")  # fmt: skip
+           "weights, optimizer and schedule unchanged")  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["one process x1", "DDP x2"])

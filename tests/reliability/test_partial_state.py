@@ -140,4 +140,4 @@ def test_a_part_that_does_not_exist_is_refused(settings, wrong):
 
 
 def test_every_part_was_removed(figure):
-    figure("R7", f"{len(PARTS)} parts and 5 files removed in turn: each is named, and spared where it is allowed")
+    figure("R7", f"{len(PARTS)} parts and 5 files removed in turn: each is named, and skipped if --allow-missing names it")

@@ -252,5 +252,5 @@ def test_a_model_that_replaces_an_older_one_is_loaded_whole_or_not_at_all(older,
     # Shards that take the names of older ones: nothing can be loaded between the first and the last of them.
     if not (older == newer != "one file"):
         assert -1 not in told
-    none = f", {told.count(-1)} of them none" if -1 in told else ""
+    none = f" or, in {told.count(-1)} of them, are refused" if -1 in told else ""
     figure("R2", f"a model, {older} by {newer}: {len(told)} of {len(told)} states load one whole model{none}")

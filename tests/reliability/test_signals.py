@@ -185,4 +185,4 @@ def test_a_signal_gives_one_checkpoint_and_the_run_goes_on_exactly(
     if len(took) == len(ALL):
         slowest = max(took.values())
         figure("R11", f"{len(took)} of {len(ALL)}: one checkpoint (none before the first step), 143, the same bits when "
-               f"resumed; ended {slowest:.1f} s after the signal at most")  # fmt: skip
+               f"resumed; ended at most {slowest:.1f} s after the signal")  # fmt: skip

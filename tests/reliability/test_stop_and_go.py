@@ -130,7 +130,7 @@ def test_a_signal_to_the_launcher_or_to_one_process_saves_once(bench, number, to
     took[number, to] = seconds
     if len(took) == 6:
         slowest = max(took.values())
-        figure("R11", f"6 of 6 signals to the real command or one of its processes: 143, {slowest:.1f} s after at most")
+        figure("R11", f"6 of 6 signals to the real command or one of its processes: 143, at most {slowest:.1f} s later")
 
 
 def test_signals_of_one_moment_are_one(bench):
