@@ -140,4 +140,6 @@ def test_a_part_that_does_not_exist_is_refused(settings, wrong):
 
 
 def test_every_part_was_removed(figure):
-    figure("R7", f"{len(PARTS)} parts and 5 files removed in turn: each is named, and skipped if --allow-missing names it")
+    figure(
+        "R7", f"{len(PARTS)} parts and 5 files removed in turn: each is named, and skipped if --allow-missing names it"
+    )

@@ -171,4 +171,6 @@ def test_one_then_two_then_one_process_meet_the_rows_and_losses_of_one(tmp_path,
     assert len(losses) == len(found) == 16
     worst = max(abs(one - other) / one for one, other in zip(losses, found, strict=True))
     assert math.isfinite(worst) and worst < 1e-5
-    figure("R15", f"1, then 2, then 1 gloo ranks, accumulation {accumulation}: the same rows, losses within {worst:.0e}")
+    figure(
+        "R15", f"1, then 2, then 1 gloo ranks, accumulation {accumulation}: the same rows, losses within {worst:.0e}"
+    )
