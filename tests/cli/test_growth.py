@@ -1,8 +1,8 @@
 """The work of `check` and `code` grows with a config as its size does, whatever it is made of, and whatever is wrong."""
 
 import contextlib
+import cProfile
 import io
-import sys
 
 import pytest
 
@@ -10,7 +10,7 @@ from forgather.cli.main import main
 from forgather.codegen.python.names import Names
 from tests.project.workbench import make_project
 
-SMALL, LARGE = 40, 160
+SMALL, LARGE = 25, 100
 # Four times the size is four times the work; the rest is for what is sorted. A square would make it sixteen.
 MOST = 6.5
 
@@ -49,20 +49,10 @@ KINDS = {
 def work_of(folder, command, text):
     """Returns how many calls, of Python's and of C's functions, a command makes for a config."""
     (folder / "templates/configs/plain.yaml").write_text(text)
-    count = 0
-
-    def counted(frame, event, arg):
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        sys.setprofile(counted)
-        try:
-            main(["-t", "plain", command])
-        finally:
-            sys.setprofile(None)
-    return count
+    calls, said = cProfile.Profile(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), calls:
+        main(["-t", "plain", command])
+    return sum(entry.callcount for entry in calls.getstats())
 
 
 @pytest.mark.parametrize("command", ["check", "code"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import run_forked
 from tests.matrix import thinned
 from tests.patience import patience
 from tests.project.workbench import make_project
@@ -110,16 +111,34 @@ def commit(folder):
     return folder
 
 
+HOSTILE = Path(__file__).with_name("hostile.py")
+
+
 def run(project, arguments, home, **env):
+    """Runs a command under the hook, in a fork: `torch` and the others are not imported there."""
+    words = [f"{home}{os.pathsep}", *arguments]
+    return audited(run_forked(words, project, {**surroundings(project, home), **env}, HOSTILE))
+
+
+def run_apart(project, arguments, home, **env):
+    """Runs a command under the hook, in a process that begins with this: for what imports at its start."""
     done = subprocess.run(
-        [sys.executable, "-B", str(Path(__file__).with_name("hostile.py")), f"{home}{os.pathsep}", *arguments],
+        [sys.executable, "-B", str(HOSTILE), f"{home}{os.pathsep}", *arguments],
         cwd=project,
-        env={**os.environ, "XDG_CACHE_HOME": str(home), "HOME": str(home), "PYTHONPATH": str(project), **env},
+        env={**os.environ, **surroundings(project, home), **env},
         capture_output=True,
         text=True,
         timeout=patience(60),
         check=False,
     )
+    return audited(done)
+
+
+def surroundings(project, home):
+    return {"XDG_CACHE_HOME": str(home), "HOME": str(home), "PYTHONPATH": str(project)}
+
+
+def audited(done):
     lines = [line for line in done.stderr.split("\n") if line.startswith("AUDIT ")]
     assert lines, done.stderr
     return json.loads(lines[-1][6:]), done
@@ -178,7 +197,7 @@ def test_completion_runs_nothing(project, tmp_path, command, config):
         "COMP_LINE": line,
         "COMP_POINT": str(len(line)),
     }
-    audit, _ = run(project, [], tmp_path, **environment)
+    audit, _ = run_apart(project, [], tmp_path, **environment)
 
     assert_harmless(audit, project)
     assert 0 == audit["status"]

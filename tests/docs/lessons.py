@@ -9,8 +9,8 @@ shows. What a page holds:
 * `...` in a line stands for any text, and a line `...` for any number of lines.
 * `^C` is Ctrl-C, pressed when the lines above it have been printed; lines printed until it arrives are not compared.
 
-`fgcli train` runs in a fork of this process, where the libraries are imported already; everything else, and the
-processes that a run starts, are started as a shell starts them.
+`fgcli train`, and a script that imports torch, run in a fork of this process, where the libraries are imported already;
+everything else, and the processes that a run starts, are started as a shell starts them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import runpy
 import select
 import shlex
 import signal
@@ -33,7 +34,8 @@ from tests.reliability.forks import Child
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.M | re.S)
-RUN = re.compile(r"fgcli (-[pt] \S+ )*(train|construct|rerun)\b")
+RUN = re.compile(r"fgcli (-[pt] \S+ )*(train|construct|rerun|ckpt (export|verify))\b")
+SCRIPT = re.compile(r"python (\S+\.py)\b")
 SHELL = re.compile(r"[|;&<>*$]")
 TIMEOUT_SECONDS = 120
 INTERRUPT = "^C"
@@ -118,7 +120,7 @@ class Terminal:
 
     def _run(self, words: str, moment: re.Pattern[str] | None) -> tuple[int, str]:
         reading, writing = os.pipe()
-        process = _Forked if RUN.match(words) and not SHELL.search(words) else _Started
+        process = _Forked if imports_libraries(words, self.folder) and not SHELL.search(words) else _Started
         started = process(words, self.folder, writing)
         os.close(writing)
         printed = b""
@@ -140,6 +142,13 @@ class Terminal:
         assert moment is None, f"$ {words}\n{printed.decode()}\n(it ended before {INTERRUPT})"
         lines = printed.decode().splitlines()
         return started.status, "".join(line.rstrip() + "\n" for line in lines)
+
+
+def imports_libraries(words: str, folder: Path) -> bool:
+    """Whether what is typed would first import torch for seconds."""
+    if script := SCRIPT.match(words):
+        return re.search("^(import|from) (torch|transformers)", (folder / script[1]).read_text(), re.M) is not None
+    return RUN.match(words) is not None
 
 
 def difference(command: Command, printed: str) -> str:
@@ -193,7 +202,7 @@ class _Forked:
 
     def __init__(self, words: str, folder: Path, output: int) -> None:
         import_libraries()
-        self._process = Child(_fgcli, shlex.split(words), folder, output)
+        self._process = Child(_typed, shlex.split(words), folder, output)
         self.status = 0
 
     def interrupt(self) -> None:
@@ -219,7 +228,36 @@ def import_libraries() -> None:
     from forgather.ml import AccelTrainer, Trainer  # noqa: F401, F811
 
 
-def _fgcli(words: list[str], folder: Path, output: int) -> int:
+def _typed(words: list[str], folder: Path, output: int) -> int:
+    os.environ.pop("FORGATHER_TRUST", None)
+    return run_fgcli(words, folder, output) if words[0] == "fgcli" else _run_script(words, folder, output)
+
+
+def _run_script(words: list[str], folder: Path, output: int) -> int:
+    _begin(words[1:], folder, output)
+    sys.path.insert(0, str(folder))
+    try:
+        runpy.run_path(words[1], run_name="__main__")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def run_fgcli(words: list[str], folder: Path, output: int) -> int:
+    """Runs a command in this process, a fork, as a shell would: its words, its folder, and where both streams go."""
+    _begin([str(Path(sys.executable).parent / words[0]), *words[1:]], folder, output)
+    from forgather.cli.main import main
+
+    try:
+        return main(words[1:])
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _begin(words: list[str], folder: Path, output: int) -> None:
+    """Makes a fork what a shell starts: no input, one stream for all output, the settings of a new interpreter."""
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(output, 1)
@@ -230,13 +268,5 @@ def _fgcli(words: list[str], folder: Path, output: int) -> int:
     warnings.resetwarnings()
     for quiet in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
         warnings.simplefilter("ignore", quiet)
-    os.environ.pop("FORGATHER_TRUST", None)
     os.chdir(folder)
-    sys.argv = [str(Path(sys.executable).parent / words[0]), *words[1:]]
-    from forgather.cli.main import main
-
-    try:
-        return main(words[1:])
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+    sys.argv = words

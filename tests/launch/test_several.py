@@ -75,25 +75,27 @@ def test_a_run_is_repeated_in_as_many_processes_as_it_had(bench):
     keeps += "    torch.distributed.barrier()\n"
     text = (bench / "toy.py").read_text().replace("    environment.shut", f"{keeps}    environment.shut")
     (bench / "toy.py").write_text(text)
-    started = fgcli("-t", "a", "train", "--nproc-per-node", "3", cwd=bench)
+    config = bench / "templates/configs/a.yaml"
+    config.write_text(config.read_text().replace("nproc_per_node: 2", "nproc_per_node: 1"))
+    started = fgcli("-t", "a", "train", "--nproc-per-node", "2", cwd=bench)
     assert 0 == started.returncode, started.stderr
     (first,) = (path for path in (bench / "out" / "runs").iterdir() if path.is_dir())
-    assert started.stdout == f"ranks add to 3 of 3 in {first}\n"
+    assert started.stdout == f"ranks add to 1 of 2 in {first}\n"
     assert started.stderr.startswith(f"run folder out/runs/{first.name}\n")
     # A thread of a process group that lets go of a tensor while the interpreter is torn down aborts the process.
-    assert ["handled.0", "handled.1", "handled.2"] == sorted(path.name for path in first.glob("handled.*"))
+    assert ["handled.0", "handled.1"] == sorted(path.name for path in first.glob("handled.*"))
     assert b"" == (bench / "torn_down").read_bytes()
-    assert {"total": 3, "per_node": 3} == json.loads((first / "run.json").read_text())["processes"]
+    assert {"total": 2, "per_node": 2} == json.loads((first / "run.json").read_text())["processes"]
 
     done = fgcli("rerun", str(first), cwd=bench)
 
     assert 0 == done.returncode, done.stderr
     (second,) = (bench / "out" / "reruns").glob("*/runs/2*")
-    assert {"total": 3, "per_node": 3} == json.loads((second / "run.json").read_text())["processes"]
-    assert done.stdout == f"ranks add to 3 of 3 in {second}\n"
-    assert "processes   3, as in the first run\n" in done.stderr
+    assert {"total": 2, "per_node": 2} == json.loads((second / "run.json").read_text())["processes"]
+    assert done.stdout == f"ranks add to 1 of 2 in {second}\n"
+    assert "processes   2, as in the first run\n" in done.stderr
     assert done.stderr.count("output folder: ") == 1
-    assert done.stderr.endswith("loss file   identical bytes, 3 lines\n")
+    assert done.stderr.endswith("loss file   identical bytes, 2 lines\n")
 
 
 def test_torchrun_is_in_charge_where_it_started_the_processes(bench):

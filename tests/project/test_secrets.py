@@ -14,7 +14,10 @@ from forgather.ml import TrainingArguments
 from forgather.ml.trainer.snapshot import without_secrets_of
 from forgather.redaction import hidden, hide, hide_known, is_secret, known_hidden, note_secrets, remember
 from forgather.secret_names import strength_of
+from tests.docs.lessons import import_libraries, run_fgcli
+from tests.forked import run_forked
 from tests.project.workbench import ROOT, fgcli, make_project
+from tests.reliability.forks import in_child
 
 PLANTED = {f"SECRET_{number:02}": f"plantedvalue{number:02}xyz" for number in range(50)}
 VALUES = list(PLANTED.values())
@@ -166,7 +169,8 @@ STATIC = [
 
 @pytest.mark.parametrize("words", STATIC, ids=" ".join)
 def test_a_static_command_shows_no_secret(project, words):
-    text, done = shown("-t", "a", *words, cwd=project) if words[0] != "diff" else shown(*words, cwd=project)
+    done = run_forked(words if words[0] == "diff" else ["-t", "a", *words], project)
+    text = done.stdout + done.stderr
 
     assert done.returncode in (0, 1, 2)
     assert "Traceback" not in text
@@ -208,8 +212,12 @@ def test_a_training_writes_no_secret_into_any_file(project, monkeypatch):
     (project / "templates/configs/real.yaml").write_text(TRAINING)
     monkeypatch.setenv("SPLIT", "loss")
     before = set(project.rglob("*"))
-    text, done = shown("-t", "real", "train", cwd=project)
-    assert 0 == done.returncode, text
+    import_libraries()
+    with (project.parent / "printed.txt").open("w+b") as output:
+        ended = in_child(run_fgcli, ["fgcli", "-t", "real", "train"], project, output.fileno())
+        output.seek(0)
+        text = output.read().decode()
+    assert 0 == ended.value, text + ended.error
     written = {file.name for file in (project / "out_real").rglob("*")}
     assert {"training_args.json", "trainer_state.json", "report.html", "summary.json", "metrics.jsonl"} <= written
     assert [name for name in written if name.startswith("events.out")]
@@ -223,9 +231,9 @@ def test_a_training_writes_no_secret_into_any_file(project, monkeypatch):
     metrics = [json.loads(line) for line in next(project.rglob("metrics.jsonl")).read_text().splitlines()]
     assert [1, 2] == [line["step"] for line in metrics if "loss" in line]
 
-    text, done = shown("ckpt", "show", "out_real/checkpoint-2", "--json", cwd=project)
-    assert 0 == done.returncode, text
-    assert [] == [value for value in VALUES if value in text]
+    done = run_forked(["ckpt", "show", "out_real/checkpoint-2", "--json"], project)
+    assert 0 == done.returncode, done.stderr
+    assert [] == [value for value in VALUES if value in done.stdout + done.stderr]
 
 
 def test_an_error_shows_no_secret(project):

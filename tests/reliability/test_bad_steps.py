@@ -28,8 +28,8 @@ QUICK = [
     ("FSDP2 x2", "gradient inf"),
     ("ZBVZeroBubble x2", "loss nan"),
     ("fp16 x2", "loss nan"),
-    ("ZeRO-3 x2", "spike"),
 ]
+"""ZeRO is among all kinds; test_deepspeed.py drops gradients of its engine in every run of the suite."""
 
 
 def faulty(kind, fault, settings, **given):
@@ -120,7 +120,7 @@ def rewound(kind, fault, folder):
 
 def test_a_run_that_went_back_passes_over_the_rows_of_the_bad_step(tmp_path, full, figure):
     """Nothing here draws random numbers: to compute up to the step again and pass over it is to leave it out."""
-    tried = list(KINDS) if full else ["one process x1", "GPipe x2"]
+    tried = list(KINDS) if full else ["one process x1", "DDP x2"]
     for number, kind in enumerate(tried):
         fault = "loss inf" if kind == "fp16 x2" else list(FAULTS)[number % len(FAULTS)]
         folder = tmp_path / str(number)

@@ -394,7 +394,7 @@ def test_float16_is_refused():
 
 
 def compile_whole(model):
-    model.compile(backend="aot_eager")
+    model.compile(backend="eager")
 
 
 def _compiled(schedule):
@@ -498,12 +498,16 @@ def _wrong(how):
 
 @pytest.mark.parametrize(
     ("how", "seen_in"),
-    [
-        ("gradients x 2", "grad_norm"),
-        ("mean of means", "loss"),
-        ("tied gradients not added", "grad_norm"),
-        ("tied weight counted twice", "grad_norm"),
-    ],
+    # The bench of test_cells.py has the first two, too.
+    thinned(
+        [
+            ("gradients x 2", "grad_norm"),
+            ("mean of means", "loss"),
+            ("tied gradients not added", "grad_norm"),
+            ("tied weight counted twice", "grad_norm"),
+        ],
+        lambda how, seen_in: how.startswith("tied"),
+    ),
 )
 def test_what_is_wrong_is_seen(how, seen_in):
     want = single_run(recipe(make_gpt2), windows(3, 3, 4))
