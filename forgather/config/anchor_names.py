@@ -28,6 +28,7 @@ def anchor_names(graph: Graph, tops: Iterable[tuple[GraphPath, Node]]) -> dict[i
     names: dict[int, str] = {}
     taken: set[str] = set()
     for path, node in walk(tops):
+        # Plain scalars are written at each occurrence: nobody can see whether two equal numbers are one object.
         if id(node) in shared and not isinstance(node, Scalar):
             name = _free(graph.anchors.get(id(node)) or node.name or _last_key(path), taken)
             taken.add(name)
@@ -41,6 +42,7 @@ def _last_key(path: GraphPath) -> str:
 
 
 def _free(wanted: str, taken: set[str]) -> str:
+    # The name of a node or the last key may have characters that YAML does not allow in an anchor.
     base = _UNREADABLE.sub("_", wanted).strip("_") or "value"
     name, number = base, 2
     while name in taken:

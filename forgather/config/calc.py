@@ -43,6 +43,7 @@ def parse_calc(expression: str) -> ast.expr:
     Raises:
         Refusal: FG305, the text is not an expression, is too long, or contains something that is not allowed.
     """
+    # Before parsing: Python's parser takes long for a hostile text, and may run out of stack.
     if len(expression) > MAX_CHARS:
         raise Refusal("FG305", f"a !calc expression of {len(expression)} characters", f"the limit is {MAX_CHARS}")
     try:
@@ -53,6 +54,8 @@ def parse_calc(expression: str) -> ast.expr:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise Refusal("FG305", f"{_cut(expression)} is not an expression", f"allowed: {_ALLOWED}") from None
     for node in (found for found in ast.walk(tree) if isinstance(found, ast.expr)):
+        # The whole tree is checked first, so that an expression is refused even if the forbidden part would not be
+        # evaluated.
         called = isinstance(node, ast.Call) and getattr(node.func, "id", None) not in FUNCTIONS
         if called or not isinstance(node, _EXPRESSIONS):
             raise Refusal("FG305", f"!calc {_cut(expression)}: {_what(node)} is not allowed", f"allowed: {_ALLOWED}")
@@ -132,6 +135,7 @@ class _Evaluation:
         if apply is None:
             raise self._fault(f"the operator {type(node.op).__name__} is not allowed", f"allowed: {_ALLOWED}")
         left, right = self._number(self.value(node.left, depth)), self._number(self.value(node.right, depth))
+        # `9**9**9` must be refused before Python computes it.
         if isinstance(left, int) and isinstance(right, int) and _bits(type(node.op), left, right) > MAX_BITS:
             raise self._fault("the result would have too many digits")
         return self._checked(lambda: apply(left, right))
@@ -154,6 +158,7 @@ class _Evaluation:
             right = self.value(part, depth)
             if not self._checked(functools.partial(compare, left, right)):
                 return False
+            # `1 < x < 3` compares neighbours, as in Python.
             left = right
         return True
 
@@ -163,6 +168,7 @@ class _Evaluation:
         if function is None or node.keywords:
             raise self._fault(f"{_what(node)} is not allowed", f"allowed: {_ALLOWED}")
         args = [self.value(arg, depth) for arg in node.args]
+        # round(x, -10**9) computes a power of ten with that many digits.
         if name == "round" and len(args) == 2 and not (isinstance(args[1], int) and abs(args[1]) <= 400):
             raise self._fault(f"round to {args[1]!r} digits", "at most 400")
         return self._checked(lambda: function(*args))
@@ -171,6 +177,7 @@ class _Evaluation:
         try:
             return self._bounded(compute())
         except (ArithmeticError, TypeError, ValueError) as error:
+            # A Refusal is a ValueError, and already has its message.
             if isinstance(error, Refusal):
                 raise
             raise self._fault(f"{type(error).__name__}: {error}") from None

@@ -198,6 +198,7 @@ def judge_name(module: str, symbol: str) -> Verdict:
     module = _NAMES.get(module, module)
     name = f"{module}:{symbol}"
     words = [*module.split("."), *symbol.split(".")]
+    # Names such as `__globals__` or `__class__` lead from any object to all of Python.
     if any(_is_inner(word) for word in words):
         return Verdict(Standing.DENIED, name, _INNER)
     verdict = _listed(module, symbol, _may_hold)
@@ -246,6 +247,7 @@ def _listed(module: str, symbol: str, is_part: Callable[[_Package, str, str], bo
     package = _table().packages.get(root)
     if package is not None:
         return Verdict(Standing.ALLOWED if is_part(package, module, symbol) else Standing.UNLISTED, name)
+    # The standard library is denied unless listed: most of it can read files or run programs.
     if root in sys.stdlib_module_names:
         return Verdict(Standing.DENIED, name, _NOT_LISTED)
     return Verdict(Standing.UNLISTED, name)
@@ -272,6 +274,7 @@ def names_of(found: Any) -> list[str]:
         >>> names_of(logging.os.getcwd)
         ['posix:getcwd']
     """
+    # A wrapper is as dangerous as the function that it calls.
     if isinstance(found, functools.partial | functools.partialmethod):
         return names_of(found.func)
     if isinstance(found, staticmethod | classmethod):
@@ -280,6 +283,7 @@ def names_of(found: Any) -> list[str]:
         return [f"{found.__module__}:{found.__qualname__}"] if _has_home(found) else []
     if isinstance(found, MethodType):
         owner = found.__self__
+        # A class method runs with its class, so the class must be allowed as well.
         return [*names_of(found.__func__), *(names_of(owner) if isinstance(owner, type) else ())]
     if isinstance(found, BuiltinFunctionType):
         return _names_of_builtin(found)
@@ -293,6 +297,7 @@ def names_of(found: Any) -> list[str]:
     module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
     if isinstance(module, str) and isinstance(name, str):
         return [f"{module}:{name}"]
+    # An object with __call__ runs a method of its class.
     return names_of(type(found))
 
 

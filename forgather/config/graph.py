@@ -291,6 +291,7 @@ def is_one_object(node: Node, *, is_aliased: bool) -> bool:
     """
     if isinstance(node, Call):
         return node.kind is not CallKind.FACTORY
+    # A tagged container is shared, even inside a factory.
     return is_aliased or (isinstance(node, Container) and node.tagged)
 
 

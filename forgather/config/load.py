@@ -81,6 +81,7 @@ def load_value(text: str, file: str = COMMAND_LINE, anchors: Mapping[str, Node] 
     origin = Origin((Site(Span(file, 1), file),))
     rendered = RenderedText(name=file, file=file, text=text, source_map=SourceMap(text, (0,), (origin,)))
     composer = _compose(rendered, Places(rendered), anchors or {}, is_config=False)
+    # `--set path=` has an empty value, which is null in YAML.
     return composer.root or Scalar(origin=origin, value=None)
 
 
@@ -114,6 +115,7 @@ def _caused(fault: LoadError, rendered: RenderedText) -> LoadError:
         return fault
     first, *rest = errors
     if first.code != _NEARLY_HEADER:
+        # A nearly correct header explains every later error; other findings may be unrelated to the load error.
         rest += [fault.diagnostic, *fault.others]
     return LoadError(
         first.message,
@@ -126,6 +128,7 @@ def _caused(fault: LoadError, rendered: RenderedText) -> LoadError:
 
 
 def _refuse_characters(text: str, places: Places) -> None:
+    # Line numbers of YAML and of an editor would differ after such a character.
     found = _FORBIDDEN.search(text)
     if found is None:
         return

@@ -112,6 +112,7 @@ class _Construction:
         self._variables = variables
         self._resolver = resolver
         self._hook = hook
+        # A target may be read by name in `!calc`, so a root value counts as aliased even if it has one parent.
         tops = [node for _, node in roots(graph)]
         self._shared = shared_nodes(tops) | {id(node) for node in tops}
         self._built: dict[int, Any] = {}
@@ -123,6 +124,7 @@ class _Construction:
 
     def build(self, node: Node, path: GraphPath) -> Any:
         """Returns the object of a node."""
+        # Without a memo: an immutable value has no identity to keep.
         if isinstance(node, Scalar):
             return node.value
         key = id(node)
@@ -143,9 +145,11 @@ class _Construction:
         stack: list[tuple[GraphPath, Node]] = [((Key(name),), node) for name, node in reversed(tops)]
         while stack:
             path, node = stack.pop()
+            # A variable with a value replaces its default, whose constructors are then not needed.
             if id(node) in seen or self._is_given(node):
                 continue
             seen.add(id(node))
+            # A search path that is computed would need a call, which must not happen yet.
             if isinstance(node, Call) and not isinstance(node.submodule_searchpath, (Call, Lookup)):
                 function = self._resolve(node, path)
                 if node.kind is CallKind.META:
@@ -228,6 +232,7 @@ class _Construction:
                 error.span, error.path = node.span, format_path(path)
             raise
         except (Exception, SystemExit) as error:
+            # A module that exits while it is imported, as scripts without a main guard do, gets the place too.
             note_once(error, BuildNote(node.constructor, format_path(path), node.span, act="importing"))
             raise
         if not callable(function):
@@ -293,6 +298,7 @@ class _Construction:
     def _environment(self, node: Env, path: GraphPath) -> Any:
         value = os.environ.get(node.variable)
         if value is not None:
+            # The value may be secret: output and logs redact remembered values.
             remember(value, node.variable)
             return value
         if node.default is not None:
@@ -315,6 +321,7 @@ class _Construction:
             hint = nearest(name, [*self._variables, *self._graph.targets]) or f"pass {name}=..., or define a target"
             message = f"!calc reads {name!r}, which is neither a variable nor a target"
             raise UnboundVarError(message, code="FG306", span=node.span, path=format_path(path), hint=hint)
+        # Checked again at construction, because a name may be a variable that the static check does not know.
         if id(entry.value) in self._open:
             message = f"!calc reads the target {name!r} while that is being built from it"
             hint = "break the cycle with a !var or a plain value"
@@ -333,6 +340,7 @@ class _Construction:
 
     def _new_recipe(self, node: Node, path: GraphPath) -> Recipe | Any:
         if isinstance(node, Call):
+            # Resolved and checked as a partial now, and called once per call of the partial around it.
             fresh = self._call(replace(node, kind=CallKind.PARTIAL), path)
             return FreshCall(fresh.func, fresh.args, fresh.keywords, fresh.latent, fresh._place, fresh._check)
         if isinstance(node, Container):

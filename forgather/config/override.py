@@ -40,6 +40,7 @@ from forgather.source import Origin, Site, Span
 
 _MAX_DEPTH = 100
 _LISTED = 2
+# A node in a list of thousands has thousands of paths; the finding only needs to say "many".
 _COUNTED = 100
 _ORIGIN = Origin((Site(Span(COMMAND_LINE, 1), COMMAND_LINE),))
 
@@ -66,6 +67,7 @@ def split_assignment(text: str) -> tuple[str, str]:
         elif char == "=" and depth <= 0:
             return text[:position].strip(), text[position + 1 :]
         else:
+            # An `=` in brackets is part of a key: `options['a=b']=1`.
             depth += (char == "[") - (char == "]")
     raise GraphError(f"{text!r} is not an assignment: it has no '='", code="FG313", hint="write path=value")
 
@@ -89,6 +91,7 @@ def override(graph: Graph, assignments: Sequence[tuple[str, str]]) -> Graph:
 def _assign(graph: Graph, text: str, value: str) -> Graph:
     adds = text.startswith("+")
     path = read_path(text.removeprefix("+"))
+    # The value may use aliases of the config: `--set model.head=*head`.
     anchors = {graph.anchors[id(node)]: node for _, node in all_nodes(graph) if id(node) in graph.anchors}
     alias = value.strip().removeprefix("*") if value.lstrip().startswith("*") else None
     edit = _Edit(text, path, _value(text, value, anchors), adds, alias)
@@ -110,6 +113,7 @@ def _value(text: str, value: str, anchors: Mapping[str, Node]) -> Node:
     try:
         return load_value(value, anchors=anchors)
     except ForgatherError as error:
+        # The place of the value is not in a file, so the message shows the option.
         error.context = (f"--set {text}={value}",)
         raise
 
@@ -222,9 +226,11 @@ def _set(holder: Node, step: Step, edit: _Edit) -> Node:
     """Returns `holder` with the child behind `step` replaced, at this path only."""
     if isinstance(holder, Call) and isinstance(step, Key):
         if step.name == SEARCH_PATH and all(entry.key != step.name for entry in entries(holder)):
+            # `submodule_searchpath` is a field of the call, unless the call has an argument of that name.
             marks = _marked(holder.marks, SEARCH_PATH, holder.submodule_searchpath, edit)
             return replace(holder, submodule_searchpath=edit.value, marks=marks)
         kwargs, latent = _entry_set(holder.kwargs, step.name, edit), holder.latent_args
+        # A keyword may be among the latent arguments only.
         if kwargs is holder.kwargs:
             latent = _entry_set(latent, step.name, edit)
         return replace(holder, kwargs=kwargs, latent_args=latent)
@@ -309,6 +315,7 @@ def _rebuilt(graph: Graph, swaps: Mapping[int, Node], edit: _Edit, moved: Moved 
 
     def change(node: Node) -> Node:
         if id(node) not in made:
+            # By id of the old node, so that a shared node becomes one new node.
             made[id(node)] = swaps.get(id(node)) or rebuild(node, change, moved)
             if id(node) in graph.anchors:
                 anchors[id(made[id(node)])] = graph.anchors[id(node)]
@@ -326,6 +333,7 @@ def _rebuilt(graph: Graph, swaps: Mapping[int, Node], edit: _Edit, moved: Moved 
 
 def _refuse_depth(level: list[Node], edit: _Edit) -> None:
     for _ in range(_MAX_DEPTH + 1):
+        # Level by level without repeated nodes, because the number of paths can be exponential.
         level = list({id(child): child for parent in level for _, child in children(parent)}.values())
         if not level:
             return

@@ -39,6 +39,7 @@ def call_noted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
     """
     try:
         return function(*args, **kwargs)
+    # A constructor may call sys.exit(); the user should still see which one.
     except (Exception, SystemExit) as error:
         note_once(error, BuildNote(place.constructor, place.path, place.span))
         raise
@@ -78,6 +79,7 @@ def call_checked(
 
 def note_once(error: BaseException, note: BuildNote) -> None:
     """Adds `note` to an exception that has no `BuildNote` yet."""
+    # Calls nest, and only the innermost place is the cause.
     if not any(isinstance(old, BuildNote) for old in getattr(error, "__notes__", ())):
         error.add_note(note)
 
@@ -94,6 +96,7 @@ class Recipe(ABC):
 
 def built(value: Any, memo: dict[int, Any]) -> Any:
     """Returns a new value of a recipe, and any other value itself."""
+    # Most arguments are plain values that were built once.
     return value.build(memo) if isinstance(value, Recipe) else value
 
 
@@ -182,8 +185,10 @@ class PartialObject:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Returns the result of `func` for the arguments of this call and those of the partial."""
+        # One memo per call: a shared container is one object within a call, and a new one in the next.
         memo: dict[int, Any] = {}
         first = tuple(built(value, memo) for value in self.args)
+        # A factory whose keyword is overridden by the call is not called.
         given = {key: kwargs[key] if key in kwargs else built(value, memo) for key, value in self.keywords.items()}
         last = {key: built(value, memo) for key, value in self.latent.items()}
         return call_checked(self.func, (*first, *args), {**given, **kwargs, **last}, self._place, self._check)
@@ -193,6 +198,7 @@ class PartialObject:
         try:
             return inspect.signature(functools.partial(self.func, *self.args, **{**self.keywords, **self.latent}))
         except (TypeError, ValueError):
+            # inspect.signature() then reports that there is none, instead of failing inside of a property.
             raise AttributeError("__signature__") from None
 
     def __repr__(self) -> str:

@@ -74,6 +74,7 @@ def parse_path(text: str) -> GraphPath:
     at = 0
     while at < len(text):
         match = _TOKEN.match(text, at)
+        # `callbacks[2]prompts` lacks its dot.
         if match is None or (at > 0 and match[1] and text[at] != "."):
             raise GraphError(
                 f"{text!r} is not a graph path: cannot read it from column {at + 1}",
@@ -95,6 +96,7 @@ def _step(match: re.Match[str], text: str) -> Key | Index:
     if match[3] is not None:
         return Key(re.sub(r"\\(.)", r"\1", match[3]))
     try:
+        # Keys that are not strings are written as Python literals: `[key 1]`, `[key ('a', 2)]`.
         return Key(literal_eval(match[4] or "no literal"))
     except (ValueError, SyntaxError):
         body = match[4] or match[5]

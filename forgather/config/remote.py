@@ -127,6 +127,7 @@ def may_run_remote_code(function: Any) -> bool:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return True
+    # `**kwargs` may be passed on to a function that has such a parameter.
     return any(it.kind is it.VAR_KEYWORD or it.name in _WATCHED for it in parameters.values())
 
 
@@ -211,6 +212,7 @@ def _unpinned(
         inside = [_expanded(source) for source in _named_in(folder)]
         folders += [other for other in inside if os.path.isdir(other) and other not in folders]
         further += inside
+    # A local folder needs no commit, but its code runs only with the user's trust.
     if not all(map(is_trusted, folders)):
         return switch
     needed = set[str]()
@@ -219,6 +221,7 @@ def _unpinned(
     if not all(map(os.path.isdir, map(_expanded, further))):
         needed.add("code_revision")
     given = {key: known[key] for key in _REVISIONS if known.get(key) is not None}
+    # If one revision is needed, every revision that is given must be a commit, because the function may use either.
     is_pinned = needed <= set(given) and all(map(_is_commit, given.values()))
     return None if not needed or is_pinned else switch
 

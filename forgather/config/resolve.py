@@ -149,6 +149,7 @@ class Resolver:
             try:
                 found = getattr(found, part)
             except AttributeError:
+                # `torch:nn.functional.relu`: a submodule is an attribute only after something has imported it.
                 submodule = self._submodule(found, part)
                 if submodule is None:
                     shown = module_name if found is module else f"{module_name}:{walked}"
@@ -178,8 +179,10 @@ class Resolver:
 def _package(folders: tuple[str, ...]) -> str:
     """Returns the name of the package whose modules are the files of `folders`; it is created on first use."""
     # The name is a hash of the folders, so that two projects with equal file names never share a module.
+    # Two names of one folder must not import its files twice.
     real = [os.path.realpath(folder) for folder in dict.fromkeys(folders)]
     name = _PREFIX + sha256("\0".join(real).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    # One package for equal folders, so that a class imported by two calls is one class.
     if name not in sys.modules:
         spec = ModuleSpec(name, None, is_package=True)
         spec.submodule_search_locations = real
@@ -187,6 +190,7 @@ def _package(folders: tuple[str, ...]) -> str:
         package.__path__ = real
         package.__spec__ = spec
         sys.modules[name] = package
+        # Python caches listings of folders, and a file may have been written since.
         importlib.invalidate_caches()
     return name
 
@@ -195,6 +199,7 @@ def _import(name: str, symbol: str, project_dir: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        # A module that exists but fails to import another one keeps its own exception.
         if not _is_missing(error, name):
             raise
         missing = error.name or name

@@ -44,10 +44,12 @@ def split(text: str) -> tuple[Part, ...]:
         >>> [(part.name, part.line, part.text) for part in split("a: 1\\n#--- more ---\\nb: 2")]
         [(None, 1, 'a: 1\\n'), ('more', 3, 'b: 2')]
     """
+    # A cheap test first: `{% raw %}` is rare.
     raw = _raw_spans(text) if "raw" in text else []
     parts: list[Part] = []
     name, line, begin = None, 1, 0
     for match in _HEADER.finditer(text):
+        # A header line inside `{% raw %}` is text of a prompt.
         inside = bisect_right(raw, (match.start(), len(text))) - 1
         if inside >= 0 and match.start() < raw[inside][1]:
             continue

@@ -95,6 +95,7 @@ class _Rewriter:
                 self._emit_line("{##}", end)
                 return True
         elif first == "[":
+            # Only `[identifier]` alone on its line: `[1]` and `[a, b]` are YAML.
             if header := _BLOCK.fullmatch(line):
                 self._emit_line(self._block_header(header), end)
                 return True
@@ -110,6 +111,7 @@ class _Rewriter:
     def _block_header(self, header: re.Match[str]) -> str:
         indent, name, mark = len(header.group(1).expandtabs()), header.group(2), header.group(3)
         closing = ""
+        # A bracket block ends at the next header of the same or a smaller indent.
         while self.open and self.open[-1].indent is not None and self.open[-1].indent >= indent:
             closing += _end_of(self.open.pop())
         self._push(_Open("block", name, indent, bool(mark)))
@@ -139,6 +141,7 @@ class _Rewriter:
         if depth <= 0:
             return code.rstrip(), end
         lines, stop = [code.rstrip()], end
+        # Bounded in total: a file of unclosed brackets would be read again from each line.
         for _ in range(min(_LOOKAHEAD, self.lookahead)):
             if stop >= len(self.text):
                 break
@@ -172,6 +175,7 @@ class _Rewriter:
         return ""
 
     def _push(self, opened: _Open) -> None:
+        # Deeper nesting cannot compile, and the parser reports it.
         if len(self.open) < _MAX_OPEN:
             self.open.append(opened)
 
@@ -192,6 +196,7 @@ class _Rewriter:
         blocks = [i for i, item in enumerate(self.open) if item.word == "block"]
         wanted = [i for i in blocks if self.open[i].name == name] if name else []
         if not name:
+            # An `endblock` without a name belongs to a `-- block` rather than to a bracket block.
             wanted = [i for i in blocks if self.open[i].indent is None] or blocks
         if not wanted:
             return ""
@@ -245,6 +250,7 @@ class _Rewriter:
                     in_comment = True
             elif quote:
                 quote, scan = self._quoted(quote, mark, at)
+            # An apostrophe within a word (`it's x  ## cut`) opens no YAML quote.
             elif not in_comment and self._opens_token(at) and self._closes(mark, at):
                 quote = mark
 
@@ -255,6 +261,7 @@ class _Rewriter:
     def _quoted(self, quote: str, mark: str, at: int) -> tuple[str, int]:
         if mark != quote:
             return quote, at + 1
+        # YAML writes a quote inside single quotes as two.
         if quote == "'" and self.text.startswith("''", at):
             return quote, at + 2
         if quote == '"':
@@ -264,6 +271,7 @@ class _Rewriter:
         return "", at + 1
 
     def _opens_token(self, at: int) -> bool:
+        # Bounded, because the pattern is anchored at the end and would scan a long line for each quote.
         begin = max(0, at - 60)
         line = self.text.rfind("\n", begin, at) + 1
         return _TOKEN_START.search(self.text[max(line, begin) : at]) is not None

@@ -81,6 +81,7 @@ def parse_tag(text: str) -> Tag:
         raise Refusal("FG211", message, "put the name in the tag, and its arguments after the tag")
     _refuse(text)
     word, _, rest = text[1:].partition(":")
+    # `!list@name` is accepted for `!list:@name`.
     if "@" in word:
         word, _, behind = word.partition("@")
         rest = f"@{behind}"
@@ -105,6 +106,7 @@ def _refuse(text: str) -> None:
         word = text.removeprefix(STANDARD)
         hint = "call the constructor: !singleton:module:symbol" if word.startswith("python") else _REFUSED.get(word)
         raise Refusal("FG214", f"the tag '!!{word}' is not part of the language", hint)
+    # `[!call:a:b, 1]`: YAML takes the comma as a part of the tag.
     swallowed = _SWALLOWED.search(text)
     if swallowed:
         raise Refusal(
@@ -122,6 +124,7 @@ def _refuse(text: str) -> None:
 
 def _split_name(body: str, text: str) -> tuple[str, str | None]:
     at = body.rfind("@")
+    # Only an `@` after the last `:` names the node; a path may contain one.
     if at < 0 or at < body.rfind(":"):
         return body, None
     name = body[at + 1 :]
@@ -149,6 +152,7 @@ def _constructor(body: str, text: str) -> str:
             raise Refusal("FG211", f"{text!r}: the constructor needs both sides of its ':'", "write module:symbol")
         _refuse_odd(module, symbol, text)
         return body
+    # Before the dotted form: without a second colon, a builtin of that whole name is meant first.
     if body in BUILTIN_NAMES:
         return body
     if body.endswith(".py") or "/" in body:

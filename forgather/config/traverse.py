@@ -89,6 +89,7 @@ def rebuild(node: Node, change: Callable[[Node], Node], moved: Moved = with_valu
         args, kwargs = _values(node.args, change), _entries(node.kwargs, change, moved)
         latent = _entries(node.latent_args, change, moved)
         search = node.submodule_searchpath and change(node.submodule_searchpath)
+        # Identity tells callers that nothing changed, and keeps shared nodes shared.
         same = (
             args is node.args
             and kwargs is node.kwargs
@@ -155,6 +156,7 @@ def walk(roots: Iterable[tuple[GraphPath, Node]], *, unbuilt: bool = True) -> It
         unbuilt: whether to visit the arguments of `!meta`, which are passed without being built.
     """
     seen: set[int] = set()
+    # An own stack: a graph may be deeper than Python's recursion limit.
     stack = [(path, node) for path, node in roots][::-1]
     while stack:
         path, node = stack.pop()
@@ -205,6 +207,7 @@ def reached(tops: Iterable[tuple[GraphPath, Node]], wanted: set[int], *, limit: 
         limit: the most paths to return.
     """
     tops = list(tops)
+    # Without this, a search for one node would walk every path of a graph, which can be exponentially many.
     leads = _leading(tops, wanted)
     found: list[tuple[GraphPath, Node]] = []
     stack = tops[::-1]

@@ -17,6 +17,7 @@ from forgather.config.yaml.scalar_text import key_text, scalar_text
 from forgather.source import Origin
 
 _WIDTH = 60
+# The history of a value is bounded, because each container above it may have one, too.
 _STOPS = 40
 
 
@@ -75,6 +76,8 @@ def blame(
             path where the value is written.
         depth: the number of levels below each of `tops`; None for all.
     """
+    # A node that is only reached through aliases is written at no path of its own, so its first alias shows the
+    # contents.
     elsewhere = frozenset() if aliases else frozenset(homes(graph))
     places = _roots(graph) if tops is None else (_top(graph, path, node) for path, node in tops)
     for top in places:
@@ -103,6 +106,8 @@ class _Place:
         """Yields the places directly below this one."""
         entry, around = self.entry, self.around
         if entry is not None and entry.alias is not None:
+            # Values inside an aliased node are reached through the alias as well, which is what a reader of the path
+            # sees.
             around = (*((entry.alias, origin) for origin in entry.through), *around)
         for step, child, inner in edges(self.node):
             yield _Place((*self.path, step), child, inner, _shadows(step, inner, self.shadows), around)
@@ -117,6 +122,7 @@ def _inside(place: _Place, elsewhere: AbstractSet[int], depth: int | None) -> It
             continue
         if depth is not None and len(place.path) >= depth:
             continue
+        # Reversed, so that the stack gives the children in order; a graph may be deeper than Python's recursion limit.
         stack.extend([*place.inside()][::-1])
 
 
@@ -142,6 +148,7 @@ def _top(graph: Graph, path: GraphPath, node: Node) -> _Place:
         if found is None:
             break
         place = found
+
     return place if place.node is node else _Place(path, node, None, ())
 
 
@@ -167,6 +174,7 @@ def _writing(node: Node, entry: Entry | None) -> Writing:
 def _origin(node: Node, entry: Entry) -> Origin | None:
     """Returns the origin of a value; for a block container, that of its key and not that of its first member."""
     own, key = node.origin, entry.origin
+    # A tag is written where the container begins, and an alias where it is used, so their own origins are right.
     if not isinstance(node, Container) or node.tagged or entry.alias is not None:
         return own
     if own is None or key is None or isinstance(entry.key, int):
@@ -184,6 +192,7 @@ def value_text(node: Node) -> str:
         '[0.9, a b]'
     """
     if isinstance(node, Scalar):
+        # As it was written: `3e-4` rather than 0.0003.
         return _shortened(scalar_text(node.value) if node.written is None else node.written or "~")
     if isinstance(node, Lookup):
         if node.is_expression:

@@ -80,6 +80,7 @@ class Contents:
             top = stack[-1]
             inside = list(children(top))
             missing = [child for _, child in inside if id(child) not in self._numbers]
+            # Children first: a node is numbered by the numbers of its children, without recursion.
             if missing and id(top) not in self._numbers:
                 stack.extend(missing)
                 continue
@@ -101,6 +102,7 @@ def align(old: Items[Node], new: Items[Node], contents: Contents) -> Alignment:
         contents: numbers of the contents of nodes.
     """
     pairs = list(_stretches(old, new, contents))
+    # An item that is missing in one place and new in another was moved; the pair replaces both.
     gone = {contents(old[i]): position for position, (i, j) in enumerate(pairs) if i is not None and j is None}
     moved = False
     for position, (i, j) in enumerate(pairs):
@@ -212,11 +214,13 @@ class _Walk:
             yield Difference(item.change, item.old, item.new, self._also(item), item.partner)
 
     def _compare(self, place: _Place) -> list[_Place | _Found]:
+        # A pair of nodes is compared once, however many paths lead to it; the further paths are reported with it.
         if place.ids in self.met:
             self.met[place.ids].append(place)
             return []
         self.met[place.ids] = [place]
         if not _comparable(place.old, place.new):
+            # Contents of different kinds have no counterparts, so the whole value is the difference.
             return [] if _same_leaf(place.old, place.new) else [_value(place)]
         sharing = self._sharing(place)
         inside = _Place(
@@ -231,6 +235,8 @@ class _Walk:
             return []
         ours = self.first[0].setdefault(id(place.old), place)
         theirs = self.first[1].setdefault(id(place.new), place)
+        # Below an object that was split or joined, every shared value is split or joined too: reporting the top is
+        # enough.
         if place.split:
             return []
         found = []
@@ -244,6 +250,7 @@ class _Walk:
         if isinstance(place.old, Sequence) and isinstance(place.new, Sequence):
             yield from self._items(place, place.old, place.new)
             return
+        # Only in a `!dlist` does the order of keys change the object: it is the order of the list.
         if _is_dlist(place.old):
             yield from _order_of_keys(place)
         yield from _members(place, edges(place.old), edges(place.new))
@@ -350,6 +357,7 @@ def _head(place: _Place) -> Iterator[_Found]:
     if isinstance(old, Call) and isinstance(new, Call):
         if old.constructor != new.constructor:
             yield _Found(Change.CONSTRUCTOR, place, *_sides(place, old.constructor, new.constructor))
+        # Moving a keyword to `latent_args` changes when it is built, which no value shows.
         late = {entry.key for entry in old.latent_args} ^ {entry.key for entry in new.latent_args}
         both = {entry.key for entry in entries(old)} & {entry.key for entry in entries(new)}
         for key in sorted(str(key) for key in late & both):
@@ -420,6 +428,7 @@ def _listed(items: Iterable[Node]) -> str:
 
 def _removed(above: _Place | None, edge: _Edge, by: Origin | None = None) -> _Found:
     step, node, entry = edge
+    # Nothing marks a line as the remover of a key, so it is inferred from what replaced the text around the key.
     if by is None and above is not None:
         by = _remover(entry, above)
     origin = entry.origin if entry is not None else node.origin

@@ -66,6 +66,7 @@ def annotate(rendered: RenderedText, graph: Graph, assignments: Sequence[tuple[s
     lines = [Line(text, origin) for text, origin in rendered.source_map.lines()]
     # Loading the same text with each line as its own origin gives the same graph with origins in the rendered text.
     placed = override(load(_by_line(rendered)), assignments)
+    # Both graphs have the same structure, so their values come in the same order.
     for real, here in zip(blame(graph, aliases=False), blame(placed, aliases=False), strict=True):
         _note(lines, real, here)
     return lines
@@ -91,6 +92,7 @@ def _note(lines: list[Line], real: Blame, here: Blame) -> None:
             continue
         lines[number - 1].notes.append(Note(real.path, writing, winner=real.now))
         lines[number - 1].counts = False
+        # The contents of an aliased value are still effective at their own path.
         for inner in _lines_in(place.node) if not place.through else ():
             lines[inner - 1].counts = False
 

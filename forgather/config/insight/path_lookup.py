@@ -44,6 +44,7 @@ def read_path(text: str) -> GraphPath:
     """
     if not text.startswith("."):
         return parse_path(text)
+    # A path cannot begin with a dot otherwise, so `.base.lr` needs no quotes.
     first, *rest = parse_path(text[1:])
     return (Key(f".{first.name}"), *rest) if isinstance(first, Key) else parse_path(text)
 
@@ -68,6 +69,7 @@ def root_entry(graph: Graph, name: object) -> Entry | None:
     if isinstance(name, str) and name in graph.targets:
         return graph.targets[name]
     matches = [entry for entry in graph.definitions if entry.key == name]
+    # Definitions may repeat; aliases after the last one refer to it.
     return matches[-1] if matches else None
 
 
@@ -106,6 +108,7 @@ def matching(graph: Graph, text: str, known: Iterable[tuple[GraphPath, Node]]) -
         GraphError: FG311 or, with `*`, FG445: there is no such value; the hint names the nearest paths.
     """
     if "*" in text:
+        # `[*]` and `*` match one step: they stop at dots and brackets.
         wanted = re.compile(_pattern(text))
         found = [stops[-1] for path, _ in known if wanted.fullmatch(path_text(path)) and (stops := follow(graph, path))]
         if not found:
@@ -165,6 +168,8 @@ def near_paths(text: str, known: Iterable[str]) -> list[str]:
     for path in paths:
         ends.setdefault(_last(path), []).append(path)
     found = sorted((path for path in paths if path.endswith((f".{text}", f"]{text}"))), key=len)
+    # First exact ends (`learning_rate`), then similar paths, then similar last parts: from the surest guess to the
+    # weakest.
     found += close_matches(text, paths, n=_NEAR, cutoff=_CUTOFF)
     for end in close_matches(_last(text), ends, n=_NEAR, cutoff=_CUTOFF):
         found += sorted(ends[end], key=lambda path: (path.count(".") + path.count("["), path))

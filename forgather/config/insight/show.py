@@ -92,6 +92,7 @@ class _Drawing:
     def lines(self, step: Step, node: Node, first: str, rest: str) -> Iterator[str]:
         label = _label(step)
         anchor = self._anchors.get(id(node))
+        # A node without an anchor name has one parent, or is a plain scalar, which is shown again.
         if anchor and id(node) in self._drawn:
             yield f"{first}{label}: *{anchor}"
             return
@@ -147,6 +148,8 @@ class _JsonWriter:
     def _is_node(self, node: Container) -> bool:
         if not node.is_plain or id(node) in self._shared:
             return True
+        # A JSON object has only string keys, and a mapping with a key `kind` or `ref` would read as a node or a
+        # reference.
         return any(not isinstance(entry.key, str) or entry.key in ("kind", "ref") for entry in entries(node))
 
     def _fields(self, node: Node) -> dict[str, Any]:
@@ -179,6 +182,7 @@ class _JsonWriter:
 
 
 def _plain(value: Any) -> Any:
+    # JSON has no infinity and no nan.
     if isinstance(value, float) and not math.isfinite(value):
         return {"kind": "scalar", "yaml": ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"}
     return value
