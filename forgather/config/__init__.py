@@ -1,3 +1,5 @@
-"""The configuration tower. Each stage is a module with one function of its name; import from the module:
-`from forgather.config.render import render`, then `load`, `check`, `materialize`.
+"""The configuration tower: from the text of a config to objects.
+
+Each stage is a module with a function of its name, which is imported from there (`from forgather.config.render import
+render`): `render`, `load`, `override`, `materialize`.
 """

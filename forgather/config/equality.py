@@ -55,7 +55,8 @@ class _Comparison:
                 continue
             self._met.add((id(a), id(b)))
             ours, theirs = list(children(a)), list(children(b))
-            if [_key(step) for step, _ in ours] != [_key(step) for step, _ in theirs]:
+            # By repr, because the keys 1 and True are equal in Python and different in a config.
+            if [repr(step) for step, _ in ours] != [repr(step) for step, _ in theirs]:
                 return False
             stack.extend((x, y) for (_, x), (_, y) in zip(ours, theirs, strict=True))
         return True
@@ -64,7 +65,3 @@ class _Comparison:
         if not self._sharing or isinstance(a, Scalar):
             return True
         return self._forth.setdefault(id(a), id(b)) == id(b) and self._back.setdefault(id(b), id(a)) == id(a)
-
-
-def _key(step: object) -> str:
-    return repr(step)

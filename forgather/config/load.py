@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping
 
 from forgather.config.graph import Entry, Graph, Mapped, Node, Scalar, describe
-from forgather.config.lint.indent_check import fallen_out
+from forgather.config.lint.indent_check import unindented_settings
 from forgather.config.rendered import RenderedText
 from forgather.config.yaml.compose import Composer
 from forgather.config.yaml.events import YamlProblem
 from forgather.config.yaml.source_positions import Places
-from forgather.config.yaml.yaml_errors import explain
+from forgather.config.yaml.yaml_errors import located_error
 from forgather.errors import BudgetError, LoadError, Severity
 from forgather.source import Origin, Site, SourceMap, Span
 from forgather.spelling import begin_document
@@ -60,7 +60,7 @@ def load(rendered: RenderedText) -> Graph:
         diagnostics=(
             *composer.diagnostics,
             *composer.indents.findings(places),
-            *fallen_out(composer.root_entries),
+            *unindented_settings(composer.root_entries),
             *composer.reuse.findings([entry.value for entry in targets.values()], places),
         ),
         kept=tuple(composer.anchored),
@@ -100,7 +100,7 @@ def _compose(
         for event in read_events(text):
             composer.feed(event)
     except YamlProblem as problem:
-        raise composer.faults.joined(explain(problem, text, places)) or problem from None
+        raise composer.faults.joined(located_error(problem, text, places)) or problem from None
     except LoadError as fault:
         raise composer.faults.joined(fault) or fault from None
     if (found := composer.faults.joined()) is not None:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from forgather.aliases import alias_of, suggest
 from forgather.config.graph import Call, Entry, Graph, Mapped, Node, describe
 from forgather.config.graph import Sequence as Items
-from forgather.config.insight.path_lookup import edge, follow, near_paths, path_text, read_path, root_entry
+from forgather.config.insight.path_lookup import child_at, near_paths, path_text, read_path, root_entry, steps_along
 from forgather.config.load import COMMAND_LINE, load_value
 from forgather.config.path import GraphPath, Index, Key, format_path
 from forgather.config.traverse import (
@@ -27,7 +27,7 @@ from forgather.config.traverse import (
     all_nodes,
     children,
     entries,
-    reached,
+    paths_to,
     rebuild,
     roots,
     shared_nodes,
@@ -99,7 +99,7 @@ def _assign(graph: Graph, text: str, value: str) -> Graph:
         return _assign_root(graph, edit)
     holder = _follow(graph, edit)
     step = path[-1]
-    found = edge(holder, step)
+    found = child_at(holder, step)
     present = None if found is None else found[0]
     _judge_presence(edit, holder, present)
     if present is not None and _is_home(graph, holder, step, present):
@@ -143,7 +143,7 @@ class _Edit:
 
 def _follow(graph: Graph, edit: _Edit) -> Node:
     """Returns the node that contains, or will contain, the value at the path."""
-    stops = follow(graph, edit.path[:-1])
+    stops = steps_along(graph, edit.path[:-1])
     if not stops:
         _root_entry(graph, edit)
     if len(stops) < len(edit.path) - 1:
@@ -365,7 +365,7 @@ def _others(graph: Graph, edit: _Edit, changed: Iterable[int], behind: GraphPath
     ]  # fmt: skip
     uses: list[GraphPath] = []
     places: list[GraphPath] = [(Key(name), *behind) for key, name in names.items() if key in wanted and key != own]
-    for path, node in reached(inside, wanted | set(names), limit=_COUNTED):
+    for path, node in paths_to(inside, wanted | set(names), limit=_COUNTED):
         if id(node) == own:
             uses.append((*path, *edit.path[1:]))
         elif id(node) in wanted:

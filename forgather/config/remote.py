@@ -44,7 +44,7 @@ _CONTAINERS = (Mapping, list, tuple)
 _NUMBERS = frozenset((int, float, bool, type(None)))
 
 
-def judge_remote_code(graph: Graph) -> Iterator[Diagnostic]:
+def remote_code_findings(graph: Graph) -> Iterator[Diagnostic]:
     """Yields an error for each value of a graph that allows code from the Hub without a pinned commit."""
     for path, node in all_nodes(graph):
         entries = node.kwargs if isinstance(node, Call) else node.entries if isinstance(node, Mapped) else ()

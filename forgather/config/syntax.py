@@ -65,12 +65,10 @@ class _Rewriter:
         while self.pos < size:
             if not self._special_line():
                 self._data_line()
-        if self.open and not self._inside_tag():
+        # `pos` is behind the text if a tag is not closed: an end inside of that tag would only hide the mistake.
+        if self.open and self.pos <= size:
             self.out.append(self._close_down_to(0))
         return "".join(self.out)
-
-    def _inside_tag(self) -> bool:
-        return self.pos > len(self.text)
 
     def _line_end(self) -> int:
         end = self.text.find("\n", self.pos)
@@ -175,7 +173,6 @@ class _Rewriter:
         return ""
 
     def _push(self, opened: _Open) -> None:
-        # Deeper nesting cannot compile, and the parser reports it.
         if len(self.open) < _MAX_OPEN:
             self.open.append(opened)
 

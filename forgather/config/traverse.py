@@ -198,7 +198,7 @@ def shared_nodes(nodes: Iterable[Node]) -> set[int]:
     return {key for key, edges in count.items() if edges > 1}
 
 
-def reached(tops: Iterable[tuple[GraphPath, Node]], wanted: set[int], *, limit: int) -> list[tuple[GraphPath, Node]]:
+def paths_to(tops: Iterable[tuple[GraphPath, Node]], wanted: set[int], *, limit: int) -> list[tuple[GraphPath, Node]]:
     """Returns the paths to wanted nodes, not continued below them, each with its node.
 
     Args:
@@ -236,7 +236,7 @@ def _leading(tops: Iterable[tuple[GraphPath, Node]], wanted: set[int]) -> set[in
     return leads
 
 
-def homes(graph: Graph) -> set[int]:
+def written_nodes(graph: Graph) -> set[int]:
     """Returns the ids of the nodes that are written at some path, and are not only reached by aliases or merge keys."""
     entries = (*graph.targets.values(), *graph.definitions)
     found = {id(entry.value) for entry in entries if entry.alias is None}
@@ -250,7 +250,7 @@ def walk_places(graph: Graph) -> Iterator[tuple[GraphPath, Node]]:
     entries = (*graph.targets.values(), *graph.definitions)
     stack: list[tuple[GraphPath, Node, Entry | None]] = [((Key(entry.key),), entry.value, entry) for entry in entries]
     stack.reverse()
-    at_home, opened = homes(graph), set[int]()
+    at_home, opened = written_nodes(graph), set[int]()
     while stack:
         path, node, entry = stack.pop()
         yield path, node

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from forgather.config.graph import Calc, Graph, Scalar, Var
-from forgather.config.lint.call_check import Unchecked, judge
+from forgather.config.lint.call_check import Unchecked, check_calls
 from forgather.config.path import GraphPath, Key, format_path
-from forgather.config.remote import judge_remote_code
+from forgather.config.remote import remote_code_findings
 from forgather.config.traverse import all_nodes, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.checks.argument_rules import check_arguments
@@ -105,7 +105,7 @@ def check_project(
         return CheckResult(_ordered([*_all_findings(error), *_known_before(project)]))
     graph = project.graph
     reader = reader or reader_for(project.meta)
-    judgement = judge(graph, reader)
+    judgement = check_calls(graph, reader)
     started = None if for_run else known_processes(graph)
     settings, undecided, words = check_settings(graph, judgement, reader, project.precedence, processes=started)
     elsewhere, unread = check_other_projects(graph, project)
@@ -116,7 +116,7 @@ def check_project(
     subject = Subject(project, graph, judgement.calls, reader)
     for check in CHECKS:
         found += check(subject)
-    found += (*judge_remote_code(graph), *_meta_findings(graph))
+    found += (*remote_code_findings(graph), *_meta_findings(graph))
     known = {one.span for one in found}
     # A call's own finding at that place says more than a finding about the root setting.
     found += [one for one in check_root_settings(graph, judgement.calls) if one.span not in known]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from forgather.config.graph import Call, Entry, Graph, Node
-from forgather.config.insight.path_lookup import follow, path_text, read_path
+from forgather.config.insight.path_lookup import path_text, read_path, steps_along
 from forgather.config.path import Key
 from forgather.config.traverse import all_nodes, replace_nodes
 from forgather.config.yaml.merge import overriding
@@ -51,7 +51,7 @@ def _settable_path(graph: Graph, text: str) -> str:
     except ForgatherError:
         return text
     last = path[-1]
-    stops = follow(graph, path[:-1]) if len(path) > 1 else []
+    stops = steps_along(graph, path[:-1]) if len(path) > 1 else []
     if len(stops) < len(path) - 1 or not stops or not isinstance(last, Key):
         return text
     holder = stops[-1].node

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from forgather.config.graph import Call, Entry, Graph
-from forgather.config.insight.path_lookup import follow, read_path
+from forgather.config.insight.path_lookup import read_path, steps_along
 from forgather.config.path import GraphPath, Key, format_path, parse_path
 from forgather.config.traverse import walk
 from forgather.errors import BuildNote, Diagnostic, ForgatherError, GraphError
@@ -63,7 +63,7 @@ class Writers:
             steps = read_path(path)
         except ForgatherError:
             return ()
-        stops = follow(self.graph, steps)
+        stops = steps_along(self.graph, steps)
         if len(stops) < len(steps):
             return ()
         entry = stops[-1].entry

@@ -190,9 +190,9 @@ class Project:
     @cached_property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """All findings about the project and this config that are known without constructing anything."""
-        from forgather.config.lint.check import check
+        from forgather.config.lint.graph_check import check_graph
 
-        found = [*self.meta.diagnostics, *self.rendered.diagnostics, *self.graph.diagnostics, *check(self.graph)]
+        found = [*self.meta.diagnostics, *self.rendered.diagnostics, *self.graph.diagnostics, *check_graph(self.graph)]
         options, faults = read_options(self.graph)
         found += unread_options(options, self.rendered.reads)
         # Commands that do not use the option continue without it.

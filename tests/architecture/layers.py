@@ -48,7 +48,7 @@ signatures:
     signatures.reader
 checks and views:
     config.insight.blame config.insight.change config.insight.path_lookup
-    config.insight.show config.lint.argument_check config.lint.check
+    config.insight.show config.lint.argument_check config.lint.graph_check
     config.insight.diff config.lint.call_check config.override
     config.insight.line_annotations
 code generation:

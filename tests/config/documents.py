@@ -6,7 +6,7 @@ from pathlib import Path
 
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.graph import Graph
-from forgather.config.lint.check import check
+from forgather.config.lint.graph_check import check_graph
 from forgather.config.load import load
 from forgather.config.render import render
 from forgather.config.rendered import RenderedText
@@ -52,5 +52,5 @@ def hazards(folder: Path, **files: str) -> list[str]:
         graph = load(text)
     except ForgatherError as error:
         return [str(error).replace(f"{folder}/", "")]
-    found = (*text.diagnostics, *graph.diagnostics, *check(graph))
+    found = (*text.diagnostics, *graph.diagnostics, *check_graph(graph))
     return [str(finding).replace(f"{folder}/", "") for finding in found]

@@ -2,11 +2,11 @@ import time
 
 from documents import graph_of
 
-from forgather.config.lint.check import check
+from forgather.config.lint.graph_check import check_graph
 
 
 def findings(text):
-    return [f"{found.severity} {found.code} {found.span.line} {found.message}" for found in check(graph_of(text))]
+    return [f"{found.severity} {found.code} {found.span.line} {found.message}" for found in check_graph(graph_of(text))]
 
 
 def test_a_sound_config_has_no_findings():

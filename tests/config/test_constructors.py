@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from forgather.config.environment import ConfigEnvironment
-from forgather.config.lint.call_check import judge
+from forgather.config.lint.call_check import check_calls
 from forgather.config.load import load
 from forgather.config.render import render_text
 from forgather.errors import Severity
@@ -63,7 +63,7 @@ def judged(tmp_path):
 
     def judged(text):
         graph = load(render_text(ConfigEnvironment(), textwrap.dedent(text)))
-        return judge(graph, Reader(str(tmp_path)))
+        return check_calls(graph, Reader(str(tmp_path)))
 
     return judged
 
@@ -293,5 +293,5 @@ def test_a_positional_argument_too_much_is_the_one_that_is_pointed_at(tmp_path):
     (tmp_path / "parts.py").write_text(PARTS)
     text = "main: !call:parts.py:Plain\n  - 1\n  - 0.5\n  - n\n  - true\n  - 5\n"
     graph = load(render_text(ConfigEnvironment(), text))
-    found = judge(graph, Reader(str(tmp_path))).findings
+    found = check_calls(graph, Reader(str(tmp_path))).findings
     assert [("FG209", 6)] == [(one.code, one.span.line) for one in found]

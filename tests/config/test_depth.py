@@ -9,7 +9,7 @@ from forgather.codegen.emit_yaml import emit_yaml
 from forgather.config.equality import same_graph
 from forgather.config.graph import Graph
 from forgather.config.insight.show import to_json, tree
-from forgather.config.lint.check import check
+from forgather.config.lint.graph_check import check_graph
 from forgather.config.materialize import materialize
 from forgather.config.override import override
 
@@ -40,6 +40,6 @@ def test_the_deepest_graph_goes_through_every_stage(graph):
         built()
     assert tree(graph).startswith("a: ")
     json.dumps(to_json(graph))
-    assert [] == check(graph)
+    assert [] == check_graph(graph)
     assert same_graph(graph, graph_of(emit_yaml(graph)))
     assert ["a"] == list(override(graph, [("a", "1")]).targets)

@@ -16,7 +16,7 @@ def place(tmp_path):
     templates = tmp_path / "templates"
     templates.mkdir()
     (templates / "a.yaml").write_text("-- set x = 1\nk: {{ x }}\n")
-    renderer.forget()
+    renderer.clear_memory()
     return ConfigEnvironment(searchpath=(str(templates),), cache_dir=str(tmp_path / "cache"))
 
 
@@ -40,14 +40,14 @@ def test_the_first_render_writes_a_private_entry(place):
 
 def test_a_hit_needs_no_parser(place, monkeypatch):
     first = render(place, "a.yaml")
-    renderer.forget()
+    renderer.clear_memory()
     no_compiler(monkeypatch)
     assert first == render(place, "a.yaml")
 
 
 def test_equal_text_under_another_name_is_a_hit_and_keeps_its_own_places(place, monkeypatch):
     render(place, "a.yaml")
-    renderer.forget()
+    renderer.clear_memory()
     no_compiler(monkeypatch)
     other = render_text(place, "-- set x = 1\nk: {{ x }}\n", name="other", file="<other>")
     assert ("<other>", "other") == (other.source_map.at(1, 1).span.file, other.source_map.at(1, 1).site.template)
@@ -80,7 +80,7 @@ def test_a_damaged_entry_is_ignored_and_replaced(place, damage):
         data = stream.read()
     with open(path, "wb") as stream:
         stream.write(damage(data))
-    renderer.forget()
+    renderer.clear_memory()
     assert "k: 1" == render(place, "a.yaml").text
     with open(path, "rb") as stream:
         assert data == stream.read()
@@ -92,7 +92,7 @@ def test_an_entry_under_another_key_is_ignored(place):
     render_text(place, "z: 9\n")
     (other,) = set(entries(place)) - {path}
     os.replace(other, path)
-    renderer.forget()
+    renderer.clear_memory()
     assert "k: 1" == render(place, "a.yaml").text
 
 
@@ -117,7 +117,7 @@ def test_an_entry_that_is_no_file_is_ignored(place, make):
     for path in entries(place):
         os.unlink(path)
         make(path)
-    renderer.forget()
+    renderer.clear_memory()
     assert "k: 1" == render(place, "a.yaml").text
 
 

@@ -7,7 +7,7 @@ from forgather.config import traverse
 from forgather.config.equality import same_graph, same_value
 from forgather.config.graph import Scalar
 from forgather.config.path import format_path
-from forgather.config.traverse import all_nodes, children, reached, rebuild, roots, shared_nodes, walk
+from forgather.config.traverse import all_nodes, children, paths_to, rebuild, roots, shared_nodes, walk
 
 CONFIG = """
 .d: &d [1, 2]
@@ -74,8 +74,8 @@ def test_shared_nodes_are_those_with_several_edges():
 def test_paths_to_a_node_are_all_of_them_up_to_a_limit():
     graph = graph_of("x: &x [1]\na: [*x, *x]\nb: {c: *x}\n")
     wanted = {id(graph.targets["x"].value)}
-    assert ["x", "a[0]", "a[1]", "b.c"] == [format_path(path) for path, _ in reached(roots(graph), wanted, limit=9)]
-    assert 2 == len(reached(roots(graph), wanted, limit=2))
+    assert ["x", "a[0]", "a[1]", "b.c"] == [format_path(path) for path, _ in paths_to(roots(graph), wanted, limit=9)]
+    assert 2 == len(paths_to(roots(graph), wanted, limit=2))
 
 
 def test_graphs_that_differ_in_sharing_alone_are_not_the_same():

@@ -10,7 +10,7 @@ from forgather.cli.main import main
 from forgather.codegen.emit_yaml import emit_yaml
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.equality import same_graph
-from forgather.config.lint.check import check
+from forgather.config.lint.graph_check import check_graph
 from forgather.config.load import load
 from forgather.config.render import render, render_text
 from tests.golden import check_golden
@@ -63,7 +63,7 @@ def test_the_graphs_of_a_project_are_what_its_goldens_hold(project, monkeypatch,
 def test_a_config_has_no_finding(config):
     text = rendered(config)
     graph = load(text)
-    assert [] == [str(finding) for finding in (*text.diagnostics, *graph.diagnostics, *check(graph))]
+    assert [] == [str(finding) for finding in (*text.diagnostics, *graph.diagnostics, *check_graph(graph))]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=name)

@@ -81,7 +81,7 @@ def run(invocation: Invocation) -> int:
 
 def _blamed(project: Project, paths: list[str], depth: int | None) -> Iterator[Blame]:
     from forgather.config.insight.blame import blame
-    from forgather.config.insight.path_lookup import matching
+    from forgather.config.insight.path_lookup import find_values
     from forgather.config.traverse import walk_places
 
     graph = project.graph
@@ -90,7 +90,7 @@ def _blamed(project: Project, paths: list[str], depth: int | None) -> Iterator[B
         return
     known = list(walk_places(graph))
     for text in paths:
-        stops = matching(graph, text, known)
+        stops = find_values(graph, text, known)
         yield from blame(graph, [(stop.path, stop.node) for stop in stops], aliases=False, depth=depth)
 
 

@@ -19,7 +19,7 @@ from forgather.source import Span, variable_place
 Places = tuple[Place, ...]
 
 
-class Given:
+class OutsideVariable:
     """Replaces the template in the place of a variable that was given from outside: by an option, or in Python."""
 
     __slots__ = ("name",)
@@ -34,12 +34,12 @@ class Given:
 
 def given_places(variables: Iterable[str]) -> dict[str, Places]:
     """Returns the pseudo places of variables that were given from outside, by name."""
-    return {name: ((Given(name), 1, None),) for name in variables}
+    return {name: ((OutsideVariable(name), 1, None),) for name in variables}
 
 
 def with_given(places: Places, context: RunContext, names: Names) -> Places:
     """Returns the place of a `set`, followed by the outside variables that its expression reads, directly or not."""
-    found = [place for name in names for place in context.fg_sets.get(name, ()) if type(place[0]) is Given]
+    found = [place for name in names for place in context.fg_sets.get(name, ()) if type(place[0]) is OutsideVariable]
     # `set x = max_steps * 2` is caused by the option that gives max_steps, so blame names that option too.
     return (*places, *dict.fromkeys(found)) if found else places
 

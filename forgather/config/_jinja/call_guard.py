@@ -56,7 +56,7 @@ _CLASSES = (dict, Cycler, Joiner, Namespace)
 _OWNERS = (LoopContext, Cycler, Joiner, Mapping)
 
 
-def check(account: Account, called: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def check_call(account: Account, called: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Checks one call, and charges its cost.
 
     Args:

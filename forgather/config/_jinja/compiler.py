@@ -19,8 +19,16 @@ from jinja2.idtracking import VAR_LOAD_RESOLVE
 from forgather.config._jinja.charged import INTERCEPTED, ChargingGenerator
 from forgather.config._jinja.parser import TracingParser
 from forgather.config._jinja.seams import mark_seams
-from forgather.config._jinja.static_analysis import HIDDEN, bound_by, count_nodes, finds, names_in, survey, turns_of
-from forgather.config._jinja.template_lint import holdings
+from forgather.config._jinja.static_analysis import (
+    HIDDEN,
+    bound_names,
+    contains_node,
+    count_nodes,
+    loop_rows,
+    name_tables,
+    names_in,
+)
+from forgather.config._jinja.template_lint import block_contents
 
 _BODY_COST = 2
 
@@ -58,8 +66,8 @@ class TracingGenerator(ChargingGenerator):
             "fg_dropped": tuple(self.dropped),
             "fg_blocks": {name: (block.lineno, around.get(name, ())) for name, block in self.blocks.items()},
             "fg_cost": 2 + count_nodes(node.body) // _BODY_COST,
-            **survey(node),
-            "fg_held": holdings(node),
+            **name_tables(node),
+            "fg_held": block_contents(node),
             "fg_open_end": node.__dict__["fg_open_end"],
             "fg_reads": tuple(name for name in self.resolved if name not in HIDDEN),
         }
@@ -189,7 +197,7 @@ class TracingGenerator(ChargingGenerator):
         if cost:
             self.writeline(f"fg_turn({cost})")
         names, place = self.bound.get(id(body), ((), None))
-        saves = names or any(finds(child, (nodes.Assign, nodes.AssignBlock)) for child in body)
+        saves = names or any(contains_node(child, (nodes.Assign, nodes.AssignBlock)) for child in body)
         saved = self.temporary_identifier() if saves else ""
         if saves:
             self.writeline(f"{saved} = context.fg_sets")
@@ -203,7 +211,7 @@ class TracingGenerator(ChargingGenerator):
 
     def visit_With(self, node: nodes.With, frame: Frame) -> None:
         """Writes a `with`; its names have its line as their place."""
-        names = tuple(name for target in node.targets for name in bound_by(target))
+        names = tuple(name for target in node.targets for name in bound_names(target))
         self.scoped[id(node.body)] = 0
         self.bound[id(node.body)] = names, self._place(node.lineno, frame)
         super().visit_With(node, frame)
@@ -276,7 +284,7 @@ class TracingGenerator(ChargingGenerator):
         owners = tuple(dict.fromkeys(name for name, _ in names_in(node.iter)[1]))
         turns = self.temporary_identifier()
         self.writeline(f"{turns} = fg_loop({len(self.loops)}, context, ({_refs(frame, owners)}))")
-        self.loops.append((self._place(node.lineno, frame), owners, turns_of(node)))
+        self.loops.append((self._place(node.lineno, frame), owners, loop_rows(node)))
         self.turns[id(node.body)] = f"{turns}.begin(context)"
         if node.else_:
             self.turns[id(node.else_)] = f"{turns}.otherwise(context)"

@@ -22,7 +22,7 @@ from forgather.config._jinja.assignments import Turns, note_imported, sets_of, w
 from forgather.config._jinja.budget import Account
 from forgather.config._jinja.charged import INTERCEPTED
 from forgather.config._jinja.filters import FILTERS, TESTS, json_text
-from forgather.config._jinja.loader import Ask, Definition, Library
+from forgather.config._jinja.loader import Definition, Library, TemplateRequest
 from forgather.config._jinja.origins import Place, Traced, Trail
 from forgather.config._jinja.runtime_types import (
     RunContext,
@@ -144,7 +144,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             MissingTemplate: there is no such template.
         """
         asker, line, why = parent
-        ask = Ask(asker.definition, line, why, asker.use)
+        ask = TemplateRequest(asker.definition, line, why, asker.use)
         # `extends trainer` without quotes: report the undefined name, not a missing template.
         if isinstance(name, Undefined):
             name._fail_with_undefined_error()
@@ -183,7 +183,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             return self.select_template(name, parent)
         return self.get_template(name, parent)
 
-    def _refuse_circle(self, found: Definition, ask: Ask) -> None:
+    def _refuse_circle(self, found: Definition, ask: TemplateRequest) -> None:
         chain = self.library.extends_chain(ask.use)
         if any(self.library.used[use] is found for use in chain):
             names = [self.library.uses[use].name for use in reversed(chain)]
@@ -194,7 +194,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
                 hint=" -> ".join([*names, found.name]),
             )
 
-    def instance(self, found: Definition, ask: Ask | None) -> LoadedTemplate:
+    def instance(self, found: Definition, ask: TemplateRequest | None) -> LoadedTemplate:
         """Returns a template whose code has run, so that its blocks and functions exist.
 
         Raises:
@@ -418,7 +418,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         given = {name: value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars")}
         for value in given.values():
             account.weigh(value)
-        call_guard.check(account, __obj, args, given)
+        call_guard.check_call(account, __obj, args, given)
         result = super().call(__context, __obj, *args, **kwargs)
         return call_guard.traced_result(__obj, args, result)
 

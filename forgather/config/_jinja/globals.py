@@ -46,23 +46,9 @@ class Globals:
 
     def table(self) -> dict[str, Callable[..., Any]]:
         """Returns the functions by their names in templates."""
-        own: list[Callable[..., Any]] = [
-            self.isotime,
-            self.utcisotime,
-            self.filetime,
-            self.utcfiletime,
-            self.now,
-            self.utcnow,
-            self.env,
-        ]
-        paths: list[Callable[..., Any]] = [
-            os.path.normpath,
-            os.path.abspath,
-            os.path.relpath,
-            os.path.dirname,
-            os.path.basename,
-        ]
-        table: dict[str, Callable[..., Any]] = {function.__name__: function for function in (*own, *paths)}
+        clocks = (self.isotime, self.utcisotime, self.filetime, self.utcfiletime, self.now, self.utcnow)
+        paths = (os.path.normpath, os.path.abspath, os.path.relpath, os.path.dirname, os.path.basename)
+        table: dict[str, Callable[..., Any]] = {function.__name__: function for function in (*clocks, self.env, *paths)}
         table.update(
             joinpath=os.path.join,
             splitext=os.path.splitext,
@@ -114,16 +100,12 @@ class Globals:
             RenderError: FG116, it looks secret, or is not set and has no default; FG446, it is not allowed.
         """
         # First of all: a secret is refused even if the user's list allows its name.
-        if _is_one_of(name, _SECRET):
+        why = "looks secret" if _is_one_of(name, _SECRET) else None
+        if why is None and _PASSWORD_IN_URL.search(os.environ.get(str(name), "")):
+            why = "contains a URL with a password"
+        if why is not None:
             raise RenderError(
-                f"the environment variable '{name}' looks secret, and a rendered config is stored with the run",
-                code="FG116",
-                hint=f"write `!env {name}`: it is read when the object is built, and never stored",
-            )
-        if _PASSWORD_IN_URL.search(os.environ.get(str(name), "")):
-            raise RenderError(
-                f"the environment variable '{name}' contains a URL with a password, and a rendered config is "
-                "stored with the run",
+                f"the environment variable '{name}' {why}, and a rendered config is stored with the run",
                 code="FG116",
                 hint=f"write `!env {name}`: it is read when the object is built, and never stored",
             )

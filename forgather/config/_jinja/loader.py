@@ -51,7 +51,7 @@ class Definition:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class TemplateRequest:
     """The statement that asks for a template.
 
     Args:
@@ -102,22 +102,13 @@ class Library:
             SyntaxFault: FG124, the text is too long; FG105, it defines one sub-template twice.
         """
         if len(text) > MAX_FILE_CHARS:
-            raise SyntaxFault(
-                f"the template has {len(text):,} characters; at most {MAX_FILE_CHARS:,} are read",
-                code="FG124",
-                span=Span(file, 1),
-                hint="a config is a few hundred lines; keep data in files of its own",
-            )
+            message = f"the template has {len(text):,} characters; at most {MAX_FILE_CHARS:,} are read"
+            raise too_large(message, Span(file, 1))
         # Rewriting and Jinja count lines by "\n".
         if "\r" in text:
             text = text.replace("\r\n", "\n").replace("\r", "\n")
         if text.count("\n") > _MAX_LINES:
-            raise SyntaxFault(
-                f"the template has more than {_MAX_LINES:,} lines",
-                code="FG124",
-                span=Span(file, _MAX_LINES),
-                hint="a config is a few hundred lines; keep data in files of its own",
-            )
+            raise too_large(f"the template has more than {_MAX_LINES:,} lines", Span(file, _MAX_LINES))
         self.sources[file] = SourceFile(file, text)
         own, *parts = split(text)
         if len(parts) > _MAX_PARTS:
@@ -142,7 +133,7 @@ class Library:
             self.inline.setdefault(found.name, []).append(found)
         return Definition(name, file, 1, own.text)
 
-    def _add_file(self, name: str, path: str, root: int, ask: Ask | None) -> Definition:
+    def _add_file(self, name: str, path: str, root: int, ask: TemplateRequest | None) -> Definition:
         if path not in self._files:
             own = self.add_text(name, path, read_text(path, ask.span if ask else None))
             self._files[path] = Definition(name, path, 1, own.text, root)
@@ -150,7 +141,7 @@ class Library:
 
     # -- looking up
 
-    def find(self, name: str, ask: Ask | None = None) -> Definition | None:
+    def find(self, name: str, ask: TemplateRequest | None = None) -> Definition | None:
         """Returns the definition of a name for the statement that asks; None if there is none.
 
         Args:
@@ -187,7 +178,7 @@ class Library:
             raise _unreadable(directory, "is a folder", ask.span if ask else None)
         return None
 
-    def _candidates(self, name: str, first_root: int, ask: Ask | None) -> Iterator[tuple[int, str]]:
+    def _candidates(self, name: str, first_root: int, ask: TemplateRequest | None) -> Iterator[tuple[int, str]]:
         pieces = [piece for piece in name.split("/") if piece not in ("", ".")]
         if not pieces or ".." in pieces or _BAD_NAME.search(name) or len(name) > 1000:
             raise RenderError(
@@ -199,7 +190,7 @@ class Library:
         for root in range(first_root, len(self.roots)):
             yield root, os.path.join(self.roots[root], *pieces)
 
-    def _refuse_outside(self, name: str, path: str, ask: Ask | None) -> None:
+    def _refuse_outside(self, name: str, path: str, ask: TemplateRequest | None) -> None:
         # Links may lead within the search path only: a project must not read other files of the user.
         real = os.path.realpath(path)
         for root in self.roots:
@@ -222,7 +213,7 @@ class Library:
 
     # -- what was used
 
-    def note_use(self, found: Definition, ask: Ask | None) -> int:
+    def note_use(self, found: Definition, ask: TemplateRequest | None) -> int:
         """Records that a template was loaded, and why; returns its index in `uses`."""
         use = TemplateUse(
             name=found.name,
@@ -261,7 +252,7 @@ class Library:
             steps[3:-2] = [f"... {len(steps) - 5} more ..."]
         return ", ".join(steps)
 
-    def missing(self, name: str, ask: Ask | None) -> RenderError:
+    def missing(self, name: str, ask: TemplateRequest | None) -> RenderError:
         """Returns the error for a name that does not exist, with the nearest names and the folders searched."""
         # A template that extends a wrong name cannot have meant itself.
         own = {ask.by.name} if ask is not None and ask.why == "extends" else set()
@@ -354,6 +345,12 @@ def read_text(path: str, span: Span | None = None) -> str:
             span=Span(path, line),
             hint="save the file as UTF-8",
         ) from error
+
+
+def too_large(message: str, span: Span) -> SyntaxFault:
+    """Returns the error for a template that passes a limit of size."""
+    hint = "a config is a few hundred lines; keep data in files of its own"
+    return SyntaxFault(message, code="FG124", span=span, hint=hint)
 
 
 def _unreadable(path: str, why: str, span: Span | None) -> RenderError:

@@ -27,15 +27,15 @@ from forgather.config._jinja.compiler import CompilerEnvironment
 from forgather.config._jinja.environment import RunEnvironment
 from forgather.config._jinja.filters import FILTERS, TESTS
 from forgather.config._jinja.globals import Globals
-from forgather.config._jinja.loader import Definition, Library
+from forgather.config._jinja.loader import Definition, Library, too_large
 from forgather.config._jinja.origins import Place, Traced, Trail
 from forgather.config._jinja.template_errors import RENDER_FAULTS, render_fault, syntax_fault
 from forgather.config._jinja.template_lint import findings
-from forgather.config._jinja.unused_names import reads
+from forgather.config._jinja.unused_names import names_read
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.rendered import RenderedText
 from forgather.config.syntax import desugar
-from forgather.errors import ForgatherError, RenderError, SyntaxFault
+from forgather.errors import ForgatherError, RenderError
 from forgather.source import Origin, Site, SourceMap, Span
 
 _MAGIC = b"forgather template 1\n"
@@ -44,7 +44,7 @@ _MAX_BYTES = 50_000_000
 _memory: dict[str, CodeType] = {}
 
 
-def code_of(text: str, build: Callable[[str], CodeType], folder: str | None) -> CodeType:
+def cached_code(text: str, build: Callable[[str], CodeType], folder: str | None) -> CodeType:
     """Returns the code of a template's text, from memory, from the disk, or newly compiled.
 
     Args:
@@ -67,7 +67,7 @@ def code_of(text: str, build: Callable[[str], CodeType], folder: str | None) -> 
     return code
 
 
-def forget() -> None:
+def clear_memory() -> None:
     """Empties the cache in memory; the next render reads the disk."""
     _memory.clear()
 
@@ -248,13 +248,13 @@ class Render:
             templates=tuple(self.library.uses),
             sources=self.library.sources,
             diagnostics=findings(self.run, variables),
-            reads=reads(self.run),
+            reads=names_read(self.run),
             env_reads=dict(self.functions.env_reads),
             budget=self.environment.budget,
         )
 
     def _compiled(self, found: Definition) -> CodeType:
-        return code_of(found.text, lambda text: _build(found), self.environment.cache_dir)
+        return cached_code(found.text, lambda text: _build(found), self.environment.cache_dir)
 
 
 @cache
@@ -286,13 +286,10 @@ def _refuse_huge(source: str, found: Definition) -> None:
         end = len(source) if end < 0 else end
         count, chars, position = count + 1, chars + end - begin, end
         if count > _MAX_TAGS or chars > _MAX_TAG_CHARS:
-            line = found.line + source.count("\n", 0, begin)
-            raise SyntaxFault(
-                f"the template contains more than {_MAX_TAGS:,} statements and expressions, or too much text in them",
-                code="FG124",
-                span=Span(found.file, line),
-                hint="a config is a few hundred lines; keep data in files of its own",
+            message = (
+                f"the template contains more than {_MAX_TAGS:,} statements and expressions, or too much text in them"
             )
+            raise too_large(message, found.span(source.count("\n", 0, begin) + 1))
 
 
 def source_map(text: Traced) -> SourceMap:

@@ -62,9 +62,7 @@ def mark_seams(tree: nodes.Template, tokens: Iterable[Token], source: str) -> No
     lines = source.split("\n")
     # Jinja's nodes do not say whether they begin a line, so the tokens are matched with the nodes in order.
     writers = list(_writers(tokens))
-    found = [
-        node for node in tree.find_all((nodes.Output, nodes.Include, nodes.CallBlock, nodes.FilterBlock, nodes.Block))
-    ]
+    found = list(tree.find_all((nodes.Output, nodes.Include, nodes.CallBlock, nodes.FilterBlock, nodes.Block)))
     written = [child for node in found for child in (node.nodes if isinstance(node, nodes.Output) else [node])]
     for node, (begins, word, follower) in zip(written, writers, strict=True):
         node.__dict__["fg_begins"] = begins

@@ -15,7 +15,8 @@ Names = tuple[str, ...]
 Fields = tuple[tuple[str, str], ...]
 Bound = tuple[str, Names, Fields]
 
-_HIDDEN = frozenset({"super", "self", "loop", "caller"})
+HIDDEN = frozenset({"super", "self", "loop", "caller"})
+"""Names that Jinja defines itself, which nothing in a template sets."""
 # Tables are stored in the compiled code; a list of thousands would make them large for no reader's benefit.
 _FOLLOWED = 64
 
@@ -30,20 +31,20 @@ def names_in(node: nodes.Node) -> tuple[Names, Fields]:
         if isinstance(item, nodes.Getattr) and isinstance(item.node, nodes.Name)
     ]
     return (
-        tuple(dict.fromkeys(name for name in names if name not in _HIDDEN)),
-        tuple(dict.fromkeys(pair for pair in fields if pair[0] not in _HIDDEN)),
+        tuple(dict.fromkeys(name for name in names if name not in HIDDEN)),
+        tuple(dict.fromkeys(pair for pair in fields if pair[0] not in HIDDEN)),
     )
 
 
-def bound_by(target: nodes.Node) -> Names:
+def bound_names(target: nodes.Node) -> Names:
     """Returns the names that an assignment to `target` binds."""
     return tuple(item.name for item in [target, *target.find_all(nodes.Name)] if isinstance(item, nodes.Name))
 
 
-def turns_of(node: nodes.For) -> tuple[tuple[Bound, ...], ...]:
+def loop_rows(node: nodes.For) -> tuple[tuple[Bound, ...], ...]:
     """Returns the names that each variable of a loop depends on: one row per item of a literal list, else one row."""
     names, fields = names_in(node.iter)
-    targets = bound_by(node.target)
+    targets = bound_names(node.target)
     whole = (tuple((target, names, fields) for target in targets),)
     literal = isinstance(node.iter, nodes.List | nodes.Tuple) and node.test is None and not node.recursive
     if not literal or not names or len(node.iter.items) > _FOLLOWED:  # type: ignore[attr-defined]
@@ -55,10 +56,10 @@ def _row(target: nodes.Node, item: nodes.Expr) -> tuple[Bound, ...]:
     if isinstance(target, nodes.Tuple) and isinstance(item, nodes.Tuple | nodes.List):
         if len(target.items) == len(item.items):
             return tuple(bound for pair in zip(target.items, item.items, strict=True) for bound in _row(*pair))
-    return tuple((name, *names_in(item)) for name in bound_by(target))
+    return tuple((name, *names_in(item)) for name in bound_names(target))
 
 
-def finds(node: nodes.Node, kinds: tuple[type[nodes.Node], ...]) -> bool:
+def contains_node(node: nodes.Node, kinds: tuple[type[nodes.Node], ...]) -> bool:
     """Returns whether a node is of one of the kinds, or contains one."""
     return isinstance(node, kinds) or next(node.find_all(kinds), None) is not None
 
@@ -78,13 +79,12 @@ _SCOPES = (
     nodes.With,
     nodes.AssignBlock,
 )
-HIDDEN = frozenset({"super", "self", "loop", "caller"})
 _SCOPE_WORDS = {nodes.Block: "block", nodes.For: "loop", nodes.Macro: "macro"}
 
 Tables = dict[str, tuple[object, ...]]
 
 
-def survey(tree: nodes.Template) -> Tables:
+def name_tables(tree: nodes.Template) -> Tables:
     """Returns the tables of a template.
 
     Returns:

@@ -1,8 +1,8 @@
 """Findings about templates whose text has no effect, or replaces more of a parent than was meant.
 
 Takes the templates of a load after they have run; gives diagnostics. Invariants: nothing here stops a render. The
-contents of a block (`Holding`) are read from the text of the template without rendering it, so a block may have more
-keys than are known here.
+contents of a block (`BlockContents`) are read from the text of the template without rendering it, so a block may have
+more keys than are known here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from forgather.source import Span
 _KEY = re.compile(r"([A-Za-z_][\w.-]*)\s*:(?:\s|$)")
 
 
-class Holding(NamedTuple):
+class BlockContents(NamedTuple):
     """The contents of a block, as far as its text shows them.
 
     Args:
@@ -42,18 +42,18 @@ class Holding(NamedTuple):
     sets: tuple[tuple[str, str], ...] = ()
 
 
-def holdings(tree: nodes.Template) -> tuple[tuple[str, tuple[object, ...]], ...]:
+def block_contents(tree: nodes.Template) -> tuple[tuple[str, tuple[object, ...]], ...]:
     """Returns the name and the contents of each block of a template, as constants for its compiled code."""
     return tuple((block.name, tuple(_of_block(block))) for block in tree.find_all(nodes.Block))
 
 
-def text_holding(text: str) -> Holding:
+def template_contents(text: str) -> BlockContents:
     """Returns the contents of a whole template, from its text."""
     lines = [line for line in text.split("\n") if not line.lstrip().startswith(("-- ", "<< ", ">> ", "{%", "=="))]
     return _of_lines(lines)
 
 
-def _of_block(block: nodes.Block) -> Holding:
+def _of_block(block: nodes.Block) -> BlockContents:
     found = _of_lines("".join(_texts(block)).split("\n"))
     included = [item.template for item in block.find_all(nodes.Include)]
     return found._replace(
@@ -70,14 +70,14 @@ def _texts(block: nodes.Block) -> Iterator[str]:
             yield part.data if isinstance(part, nodes.TemplateData) else "\0"
 
 
-def _of_lines(lines: Iterable[str]) -> Holding:
+def _of_lines(lines: Iterable[str]) -> BlockContents:
     written = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not written:
-        return Holding()
+        return BlockContents()
     # An expression at the margin, such as `== super()`, prints lines with an indent of their own.
     outermost = min((len(line) - len(line.lstrip()) for line in written if line[0] != "\0"), default=0)
     found = [match[1] for line in written if (match := _KEY.match(line, outermost))]
-    return Holding(keys=tuple(dict.fromkeys(found)), opening=written[0].split()[0])
+    return BlockContents(keys=tuple(dict.fromkeys(found)), opening=written[0].split()[0])
 
 
 _ENOUGH = 3
@@ -105,7 +105,7 @@ def replaced_blocks(
 Found = tuple[Severity, str, str]
 
 
-def _lost_keys(name: str, own: Holding, above: Holding) -> Found | None:
+def _lost_keys(name: str, own: BlockContents, above: BlockContents) -> Found | None:
     lost = [key for key in above.keys if key not in own.keys]
     # Replacing a small block as a whole is common, and no sign of a mistake.
     if not own.keys or len(lost) < _ENOUGH:
@@ -120,7 +120,7 @@ def _lost_keys(name: str, own: Holding, above: Holding) -> Found | None:
     return None
 
 
-def _shape(held: Holding) -> str:
+def _shape(held: BlockContents) -> str:
     """Returns the tag that begins a block, without the name of the object; "" for a plain mapping."""
     if not held.opening.startswith("!"):
         return ""
@@ -128,7 +128,7 @@ def _shape(held: Holding) -> str:
 
 
 def _lost_sets(
-    name: str, own: Holding, above: Holding, template: LoadedTemplate, environment: RunEnvironment
+    name: str, own: BlockContents, above: BlockContents, template: LoadedTemplate, environment: RunEnvironment
 ) -> Found | None:
     if own.opening:
         return None
@@ -144,7 +144,7 @@ def _lost_sets(
     return Severity.WARNING, message, "did you mean to keep it? Begin the block with `== super()`"
 
 
-def _above(name: str, parents: Sequence[LoadedTemplate], environment: RunEnvironment) -> tuple[Holding, bool]:
+def _above(name: str, parents: Sequence[LoadedTemplate], environment: RunEnvironment) -> tuple[BlockContents, bool]:
     """Returns the contents of a block in the parents, and whether any of them has the block."""
     keys: dict[str, None] = {}
     sets: dict[tuple[str, str], None] = {}
@@ -161,23 +161,23 @@ def _above(name: str, parents: Sequence[LoadedTemplate], environment: RunEnviron
         sets.update(dict.fromkeys(held.sets))
         if not held.calls_super:
             break
-    return Holding(keys=tuple(keys), opening=opening, sets=tuple(sets)), met
+    return BlockContents(keys=tuple(keys), opening=opening, sets=tuple(sets)), met
 
 
-def _held(template: LoadedTemplate, name: str) -> Holding | None:
+def _held(template: LoadedTemplate, name: str) -> BlockContents | None:
     found = next((held for block, held in template.namespace["fg_held"] if block == name), None)
-    return None if found is None else Holding(*found)
+    return None if found is None else BlockContents(*found)
 
 
-def _included(name: str, environment: RunEnvironment) -> Holding:
+def _included(name: str, environment: RunEnvironment) -> BlockContents:
     """Returns the contents of a template that a replaced block would have included."""
     if inline := environment.library.inline.get(name):
-        return text_holding(inline[0].text)
+        return template_contents(inline[0].text)
     path = environment.library.on_search_path(name) if name and not os.path.isabs(name) else None
     try:
-        return text_holding(read_text(path)) if path else Holding()
+        return template_contents(read_text(path)) if path else BlockContents()
     except ForgatherError:
-        return Holding()
+        return BlockContents()
 
 
 def _listed(names: Sequence[str]) -> str:

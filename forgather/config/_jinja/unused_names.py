@@ -23,7 +23,7 @@ _NEAR = 0.75
 _MAX_SEARCHED = 500
 
 
-def reads(environment: RunEnvironment) -> frozenset[str]:
+def names_read(environment: RunEnvironment) -> frozenset[str]:
     """Returns the names that any template of the load reads."""
     return frozenset().union(*[template.namespace["fg_reads"] for template in environment.templates])
 
@@ -160,7 +160,7 @@ def is_field_read(base: str, field: str, environment: RunEnvironment) -> bool:
 
 def _free_names(environment: RunEnvironment) -> set[str]:
     """Returns the names that templates read and that are not global: a `set` or a variable must define them."""
-    return set(reads(environment) - environment.globals.keys())
+    return set(names_read(environment) - environment.globals.keys())
 
 
 def _fields_of(base: str, environment: RunEnvironment) -> set[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from forgather.config.graph import Container, Entry, Graph, Lookup, Node, Scalar, Sequence, describe
 from forgather.config.path import GraphPath, Key
-from forgather.config.traverse import Step, children, edges, homes
+from forgather.config.traverse import Step, children, edges, written_nodes
 from forgather.config.yaml.scalar_text import key_text, scalar_text
 from forgather.source import Origin
 
@@ -78,7 +78,7 @@ def blame(
     """
     # A node that is only reached through aliases is written at no path of its own, so its first alias shows the
     # contents.
-    elsewhere = frozenset() if aliases else frozenset(homes(graph))
+    elsewhere = frozenset() if aliases else frozenset(written_nodes(graph))
     places = _roots(graph) if tops is None else (_top(graph, path, node) for path, node in tops)
     for top in places:
         path, node = top.path, top.node

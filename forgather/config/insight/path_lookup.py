@@ -22,7 +22,7 @@ _CUTOFF = 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class PathStep:
     """One step on the path to a value.
 
     Args:
@@ -73,7 +73,7 @@ def root_entry(graph: Graph, name: object) -> Entry | None:
     return matches[-1] if matches else None
 
 
-def edge(node: Node, step: Step) -> tuple[Node, Entry | None] | None:
+def child_at(node: Node, step: Step) -> tuple[Node, Entry | None] | None:
     """Returns the value behind a step, with its key or mark; `[3]` also finds the key 3 of a mapping."""
     for other, child, entry in edges(node):
         if other == step or (isinstance(node, Mapped) and isinstance(step, Index) and other == Key(step.position)):
@@ -81,22 +81,22 @@ def edge(node: Node, step: Step) -> tuple[Node, Entry | None] | None:
     return None
 
 
-def follow(graph: Graph, path: GraphPath) -> list[Stop]:
+def steps_along(graph: Graph, path: GraphPath) -> list[PathStep]:
     """Returns one stop for each step of `path` that exists, from the root on."""
     first = path[0]
     entry = root_entry(graph, first.name if isinstance(first, Key) else first.position)
     if entry is None:
         return []
-    stops = [Stop(path[:1], entry.value, entry)]
+    stops = [PathStep(path[:1], entry.value, entry)]
     for depth, step in enumerate(path[1:], start=2):
-        found = edge(stops[-1].node, step)
+        found = child_at(stops[-1].node, step)
         if found is None:
             break
-        stops.append(Stop(path[:depth], *found))
+        stops.append(PathStep(path[:depth], *found))
     return stops
 
 
-def matching(graph: Graph, text: str, known: Iterable[tuple[GraphPath, Node]]) -> list[Stop]:
+def find_values(graph: Graph, text: str, known: Iterable[tuple[GraphPath, Node]]) -> list[PathStep]:
     """Returns the values at a path: one, or all that match a path with `*`.
 
     Args:
@@ -110,13 +110,15 @@ def matching(graph: Graph, text: str, known: Iterable[tuple[GraphPath, Node]]) -
     if "*" in text:
         # `[*]` and `*` match one step: they stop at dots and brackets.
         wanted = re.compile(_pattern(text))
-        found = [stops[-1] for path, _ in known if wanted.fullmatch(path_text(path)) and (stops := follow(graph, path))]
+        found = [
+            stops[-1] for path, _ in known if wanted.fullmatch(path_text(path)) and (stops := steps_along(graph, path))
+        ]
         if not found:
             hint = "`*` is one key or position, `**` any number: '**.learning_rate', 'callbacks[*]'"
             raise GraphError(f"no value of the config fits {text!r}", code="FG445", path=text, hint=hint)
         return found
     path = read_path(text)
-    stops = follow(graph, path)
+    stops = steps_along(graph, path)
     if len(stops) < len(path):
         _not_there(text, path, stops, [path_text(other) for other, _ in known])
     return stops[-1:]
@@ -129,7 +131,7 @@ def _pattern(text: str) -> str:
     return "".join({"**": r".*", "*": r"[^.\[\]]*"}.get(part) or re.escape(part) for part in parts)
 
 
-def _not_there(text: str, path: GraphPath, stops: list[Stop], known: list[str]) -> NoReturn:
+def _not_there(text: str, path: GraphPath, stops: list[PathStep], known: list[str]) -> NoReturn:
     inside = list(children(stops[-1].node)) if stops else []
     names = [str(step.name) for step, _ in inside if isinstance(step, Key)]
     hint: str | None = None
@@ -150,7 +152,7 @@ def _not_there(text: str, path: GraphPath, stops: list[Stop], known: list[str]) 
     raise GraphError(message, code="FG311", path=text, span=stops[-1].node.span, hint=hint)
 
 
-def _near_inside(stop: Stop, step: Step, names: list[str]) -> list[str]:
+def _near_inside(stop: PathStep, step: Step, names: list[str]) -> list[str]:
     """Returns the path of the key at a stop that is nearest to a step; an empty list if none is near."""
     wanted = str(step.name) if isinstance(step, Key) else ""
     return [path_text((*stop.path, Key(name))) for name in close_matches(wanted, names, n=1)]

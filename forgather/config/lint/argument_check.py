@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from forgather.aliases import suggest
 from forgather.config.graph import Call, CallKind, Container, ContainerKind, Node, Scalar, describe
 from forgather.config.graph import Sequence as SequenceNode
+from forgather.config.lint.suspicious_scalars import BOOLEANS
 from forgather.config.path import PlainScalar
 from forgather.signatures.results import Annotation, Callee
 
@@ -161,11 +162,11 @@ _TENSORS = frozenset(f"{tensor}{end}" for tensor in ("Tensor", "torch.Tensor") f
 _TENSORS |= frozenset(f"Optional[{tensor}]" for tensor in ("Tensor", "torch.Tensor"))
 _ROW = {"list", "tuple", "iterable"}
 _CONTAINERS = {"list": _ROW, "tuple": _ROW, "dict": {"dict", "iterable"}}
-_SWITCHES = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
+
 _TYPES: dict[type, str] = {type(None): "none", bool: "bool", int: "int", float: "float", str: "str"}
 
 
-class Given(NamedTuple):
+class KnownValue(NamedTuple):
     """The value that a node will have, as far as it is known before construction.
 
     Args:
@@ -199,7 +200,7 @@ class Misfit(NamedTuple):
     hint: str
 
 
-def given_by(node: Node, callee: Callee | None) -> Given | None:
+def known_value(node: Node, callee: Callee | None) -> KnownValue | None:
     """Returns the value that a node will have; None if only construction can decide it.
 
     Args:
@@ -208,34 +209,34 @@ def given_by(node: Node, callee: Callee | None) -> Given | None:
     """
     if isinstance(node, Scalar):
         word = _TYPES[type(node.value)]
-        return Given(word, _literal(node.value), value=node.value)
+        return KnownValue(word, _literal(node.value), value=node.value)
     if isinstance(node, Container):
         if node.kind is ContainerKind.DLIST:
-            return Given("list", "a list")
-        return Given(str(node.kind), describe(node))
+            return KnownValue("list", "a list")
+        return KnownValue(str(node.kind), describe(node))
     if not isinstance(node, Call) or node.kind is CallKind.META:
         return None
     if node.kind is CallKind.PARTIAL:
         of_class = callee is not None and callee.kind == "class"
-        return Given("callable", f"a !partial of {node.constructor}", node.constructor, of_class=of_class)
+        return KnownValue("callable", f"a !partial of {node.constructor}", node.constructor, of_class=of_class)
     return _built(node, callee)
 
 
-def _built(node: Call, callee: Callee | None) -> Given | None:
+def _built(node: Call, callee: Callee | None) -> KnownValue | None:
     if callee is None:
         return None
 
     if callee.kind == "class":
         described = f"an object of {callee.name}"
-        return Given("instance", described, node.constructor, is_callable=callee.callable_instance)
+        return KnownValue("instance", described, node.constructor, is_callable=callee.callable_instance)
     gives = callee.gives.accepts
     if not gives or not gives <= _SIMPLE:
         # A function may return a subclass of the annotated class, and the subclass may be callable.
         return None
-    return Given("instance", f"what {callee.name} gives", node.constructor, is_callable=False)
+    return KnownValue("instance", f"what {callee.name} gives", node.constructor, is_callable=False)
 
 
-def misfit(given: Given, accepts: frozenset[str], is_callable: Callable[[str], bool | None]) -> Misfit | None:
+def misfit(given: KnownValue, accepts: frozenset[str], is_callable: Callable[[str], bool | None]) -> Misfit | None:
     """Returns why a value does not fit an annotation; None if it fits, or may fit.
 
     Args:
@@ -285,7 +286,7 @@ def asks_for_text(parameter: Parameter) -> bool:
     return "str" in accepts and accepts.isdisjoint(_SWITCHING) and (has_text or "none" not in accepts)
 
 
-def _partial(given: Given, accepts: frozenset[str], is_callable: Callable[[str], bool | None]) -> Misfit | None:
+def _partial(given: KnownValue, accepts: frozenset[str], is_callable: Callable[[str], bool | None]) -> Misfit | None:
     for word in accepts:
         if word.startswith("instance:"):
             # A partial of a function can replace an object that is called, such as a module; one of a class cannot.
@@ -296,7 +297,7 @@ def _partial(given: Given, accepts: frozenset[str], is_callable: Callable[[str],
     return Misfit("FG240", None, f"write !singleton or !factory:{given.constructor}, which calls it")
 
 
-def _for_callable(given: Given) -> Misfit | None:
+def _for_callable(given: KnownValue) -> Misfit | None:
     if given.word == "instance":
         if given.is_callable is not False:
             return None
@@ -307,7 +308,7 @@ def _for_callable(given: Given) -> Misfit | None:
     return Misfit("FG241", "a callable", hint)
 
 
-def _fits(given: Given, accepts: frozenset[str]) -> bool:
+def _fits(given: KnownValue, accepts: frozenset[str]) -> bool:
     if given.word == "none":
         return "none" in accepts
     # A text may become a path or a member of an enum, and a list an array; only construction can tell.
@@ -325,11 +326,11 @@ def _fits(given: Given, accepts: frozenset[str]) -> bool:
     return given.word in accepts
 
 
-def _advice(given: Given, accepts: frozenset[str]) -> str:
+def _advice(given: KnownValue, accepts: frozenset[str]) -> str:
     if given.word == "str" and not accepts.isdisjoint({"int", "float"}) and _is_number(str(given.value)):
         return f"a number in quotes is a text: write {given.value} without quotes"
-    if given.word == "str" and "bool" in accepts and str(given.value).lower() in _SWITCHES:
-        return f"write {_SWITCHES[str(given.value).lower()]}, without quotes"
+    if given.word == "str" and "bool" in accepts and str(given.value).lower() in BOOLEANS:
+        return f"write {BOOLEANS[str(given.value).lower()]}, without quotes"
     if given.word == "float" and "int" in accepts and float(str(given.value)).is_integer():
         return f"write the whole number {int(float(str(given.value)))}"
     if given.word == "none":

@@ -16,12 +16,12 @@ from forgather.aliases import keyword_for
 from forgather.config.graph import Call, CallKind, Entry, Graph, Node, Scalar
 from forgather.config.graph import Sequence as SequenceNode
 from forgather.config.lint.argument_check import (
-    Given,
+    KnownValue,
     Misfit,
     Mismatch,
     asks_for_text,
     binds,
-    given_by,
+    known_value,
     list_for_tensor,
     misfit,
     mismatches,
@@ -86,7 +86,7 @@ class Judgement(NamedTuple):
     texts: tuple[Scalar, ...] = ()
 
 
-def judge(graph: Graph, reader: Reader) -> Judgement:
+def check_calls(graph: Graph, reader: Reader) -> Judgement:
     """Checks every call in targets and definitions once, and returns the result.
 
     Args:
@@ -238,7 +238,7 @@ class _Judge:
         annotation = parameter.annotation
         if not isinstance(annotation, Annotation):
             return
-        given = given_by(node, self._known(node))
+        given = known_value(node, self._known(node))
         if given is None:
             return
         if annotation.accepts is not None:
@@ -272,7 +272,7 @@ class _Judge:
         return callee.callable_instance if isinstance(callee, Callee) else None
 
 
-def _message(callee: str, name: str, wanted: str, given: Given, found: Misfit) -> str:
+def _message(callee: str, name: str, wanted: str, given: KnownValue, found: Misfit) -> str:
     wanted = " ".join(wanted.split())
     wanted = wanted if len(wanted) <= 80 else wanted[:77] + "..."
     return f"{callee} takes {found.wanted or wanted} as {name!r}, and gets {given.described}"

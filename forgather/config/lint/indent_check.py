@@ -103,7 +103,7 @@ def _folded(text: Event, places: Places) -> Iterator[Diagnostic]:
         return
 
 
-def fallen_out(targets: Iterable[Entry]) -> Iterator[Diagnostic]:
+def unindented_settings(targets: Iterable[Entry]) -> Iterator[Diagnostic]:
     """Yields a warning for each root key that repeats a setting of the target above it, which is from another file.
 
     A child's block that is written without indent makes new targets instead of changing the settings.

@@ -11,9 +11,9 @@ from functools import lru_cache
 
 from forgather.config.yaml.scalars import resolve_scalar
 
-_BOOLEANS = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
+BOOLEANS = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
 _WORDS = {
-    **_BOOLEANS,
+    **BOOLEANS,
     "none": "~",
     "null": "~",
     "nil": "~",

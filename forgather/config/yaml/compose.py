@@ -18,7 +18,7 @@ from forgather.config.lint.indent_check import Indents
 from forgather.config.lint.suspicious_scalars import FIRST, WORDS, lookalike
 from forgather.config.path import PlainKey
 from forgather.config.tags import TAGS, parse_tag
-from forgather.config.yaml.duplicate_keys import Repeat, judge_repeat
+from forgather.config.yaml.duplicate_keys import Repeat, repeat_findings
 from forgather.config.yaml.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, Refusal
 from forgather.config.yaml.merge import MERGE_KEY, with_merges
 from forgather.config.yaml.node_builders import (
@@ -74,7 +74,7 @@ class Composer:
         self.diagnostics: list[Diagnostic] = []
         self.indents = Indents()
         self.reuse = Reuse()
-        self.faults = Faults()
+        self.faults = ErrorCollector()
         self.root: Node | None = None
         self.root_entries: tuple[Entry, ...] = ()
         self.definitions: tuple[Entry, ...] = ()
@@ -331,7 +331,7 @@ class Composer:
     def _repeated(self, repeat: Repeat, lines: Mapping[int, Event]) -> None:
         is_root = self._is_config and not self._frames
         try:
-            self.diagnostics += judge_repeat(repeat, lines[id(repeat.later)], self._places, is_root=is_root)
+            self.diagnostics += repeat_findings(repeat, lines[id(repeat.later)], self._places, is_root=is_root)
         except LoadError as fault:
             self.faults.note(fault)
 
@@ -388,7 +388,7 @@ def _line(place: Origin | None) -> tuple[Origin, ...]:
 _MAX_FAULTS = 10
 
 
-class Faults:
+class ErrorCollector:
     """The errors of one document, and the placeholders of values that could not be read."""
 
     def __init__(self) -> None:

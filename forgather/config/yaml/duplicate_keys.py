@@ -21,7 +21,7 @@ from forgather.errors import Diagnostic, Severity
 from forgather.source import Origin
 
 
-class Verdict(StrEnum):
+class KeyVerdict(StrEnum):
     """The relation of the later of two equal keys to the earlier one.
 
     OVERRIDE: a child's line replaces a parent's. BURIED: a child's line comes before the parent's, and loses. SAME: one
@@ -41,10 +41,10 @@ class Repeat:
 
     earlier: Entry
     later: Entry
-    verdict: Verdict
+    verdict: KeyVerdict
 
 
-def judge(earlier: Entry, later: Entry, descents: AbstractSet[tuple[Template, Template]]) -> Verdict:
+def verdict_on(earlier: Entry, later: Entry, descents: AbstractSet[tuple[Template, Template]]) -> KeyVerdict:
     """Returns the verdict on two entries of one key.
 
     Args:
@@ -56,10 +56,10 @@ def judge(earlier: Entry, later: Entry, descents: AbstractSet[tuple[Template, Te
     # Nodes without an origin are made in Python and have no writer chain.
     difference = _first_difference(a, b) if a and b else None
     if difference is not None:
-        return Verdict.BURIED if difference in descents else Verdict.OVERRIDE
+        return KeyVerdict.BURIED if difference in descents else KeyVerdict.OVERRIDE
     if (a and a.approximate) or (b and b.approximate):
-        return Verdict.UNSURE
-    return Verdict.SAME if same_value(earlier.value, later.value) else Verdict.CONFLICT
+        return KeyVerdict.UNSURE
+    return KeyVerdict.SAME if same_value(earlier.value, later.value) else KeyVerdict.CONFLICT
 
 
 def _first_difference(a: Origin, b: Origin) -> tuple[Template, Template] | None:
@@ -75,7 +75,7 @@ def _first_difference(a: Origin, b: Origin) -> tuple[Template, Template] | None:
     return None
 
 
-def judge_repeat(repeat: Repeat, event: Event, places: Places, *, is_root: bool) -> list[Diagnostic]:
+def repeat_findings(repeat: Repeat, event: Event, places: Places, *, is_root: bool) -> list[Diagnostic]:
     """Returns the findings about a duplicate key.
 
     Args:
@@ -89,7 +89,7 @@ def judge_repeat(repeat: Repeat, event: Event, places: Places, *, is_root: bool)
     """
     earlier, later = repeat.earlier, repeat.later
     first, last = earlier.span or places.span(1), later.span
-    if repeat.verdict is Verdict.CONFLICT:
+    if repeat.verdict is KeyVerdict.CONFLICT:
         raise places.fault_at(
             event,
             f"the key {later.key!r} appears twice in one block with different values; the first is at {first}",
@@ -98,15 +98,15 @@ def judge_repeat(repeat: Repeat, event: Event, places: Places, *, is_root: bool)
         )
     if is_root and (meant := _meant_block(repeat, event, places)):
         return [meant]
-    if repeat.verdict is Verdict.OVERRIDE:
+    if repeat.verdict is KeyVerdict.OVERRIDE:
         # An override is what a child is for: there is nothing to report unless it changes nothing.
         return list(_idle(earlier, later, event, places))
     notes = {
-        Verdict.SAME: f"the key {later.key!r} appears twice with the same value; the first is at {first}",
-        Verdict.UNSURE: f"the key {later.key!r} appears twice, and a filter hides its template; the later one wins",
-        Verdict.BURIED: f"the key {later.key!r} has no effect: the parent's line that follows it wins, at {last}",
+        KeyVerdict.SAME: f"the key {later.key!r} appears twice with the same value; the first is at {first}",
+        KeyVerdict.UNSURE: f"the key {later.key!r} appears twice, and a filter hides its template; the later one wins",
+        KeyVerdict.BURIED: f"the key {later.key!r} has no effect: the parent's line that follows it wins, at {last}",
     }
-    buried = repeat.verdict is Verdict.BURIED
+    buried = repeat.verdict is KeyVerdict.BURIED
     # An option of the command line beats the line of the config on purpose.
     if buried and _is_given(later):
         return []
@@ -119,7 +119,7 @@ def judge_repeat(repeat: Repeat, event: Event, places: Places, *, is_root: bool)
 def _meant_block(repeat: Repeat, event: Event, places: Places) -> Diagnostic | None:
     """Returns the finding about a target that repeats one of a parent where its block was probably meant."""
     earlier, later = repeat.earlier, repeat.later
-    buried = repeat.verdict is Verdict.BURIED
+    buried = repeat.verdict is KeyVerdict.BURIED
     ours, theirs = (earlier, later) if buried else (later, earlier)
     if later.key not in places.blocks or not places.extends(ours.origin, theirs.origin):
         return None

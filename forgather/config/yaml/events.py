@@ -26,7 +26,7 @@ class End(Protocol):
         """Characters before it on its line."""
 
 
-class Place(NamedTuple):
+class EndMark(NamedTuple):
     """An `End` that was computed instead of read from the parser."""
 
     line: int

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from forgather.config.graph import Entry
-from forgather.config.yaml.duplicate_keys import Repeat, Verdict, judge
+from forgather.config.yaml.duplicate_keys import KeyVerdict, Repeat, verdict_on
 from forgather.config.yaml.source_positions import Template
 from forgather.source import Origin
 
@@ -41,7 +41,7 @@ def with_merges(
             for entry in entries:
                 # Within one `<<: [*a, *b]`, the earlier mapping wins.
                 if entry.key not in line:
-                    line[entry.key] = reached(entry, MERGE_KEY, () if origin is None else (origin,))
+                    line[entry.key] = through_alias(entry, MERGE_KEY, () if origin is None else (origin,))
         _put_all(merged, line.values())
     own: dict[object, Entry] = {}
     for entry in explicit:
@@ -64,7 +64,7 @@ def overriding(entry: Entry, earlier: Entry) -> Entry:
     return replace(entry, replaced=(*entry.replaced, earlier, *earlier.replaced)[:_REMEMBERED])
 
 
-def reached(entry: Entry, alias: str | None, through: tuple[Origin, ...]) -> Entry:
+def through_alias(entry: Entry, alias: str | None, through: tuple[Origin, ...]) -> Entry:
     """Returns `entry` as it is seen through an alias or merge key at the lines `through`."""
     return replace(entry, alias=entry.alias or alias, through=(*through, *entry.through))
 
@@ -79,6 +79,6 @@ def _put_all(into: dict[object, Entry], entries: Iterable[Entry]) -> None:
 def _repeat(earlier: Entry, later: Entry, descents: AbstractSet[tuple[Template, Template]]) -> Repeat:
     # A mistake within one block must be found even if a line of the parent is between the two.
     for other in earlier.replaced:
-        if judge(other, later, descents) is Verdict.CONFLICT:
-            return Repeat(other, later, Verdict.CONFLICT)
-    return Repeat(earlier, later, judge(earlier, later, descents))
+        if verdict_on(other, later, descents) is KeyVerdict.CONFLICT:
+            return Repeat(other, later, KeyVerdict.CONFLICT)
+    return Repeat(earlier, later, verdict_on(earlier, later, descents))

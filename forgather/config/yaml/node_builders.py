@@ -28,7 +28,7 @@ from forgather.config.path import Index, Key
 from forgather.config.tags import STANDARD, Tag
 from forgather.config.traverse import SEARCH_PATH, edges
 from forgather.config.yaml.events import Event, Refusal
-from forgather.config.yaml.merge import overriding, reached
+from forgather.config.yaml.merge import overriding, through_alias
 from forgather.config.yaml.scalars import resolve_scalar
 from forgather.source import Origin
 
@@ -245,7 +245,7 @@ def _seen_in(form: Entry, entry: Entry) -> Entry:
     """Returns an entry of `args:`, `kwargs:` or `latent_args:` with the alias and replaced entries of that key."""
     if not form.alias and not form.replaced:
         return entry
-    seen = reached(entry, form.alias, form.through)
+    seen = through_alias(entry, form.alias, form.through)
     for earlier in form.replaced:
         for step, child, inner in edges(earlier.value):
             if step == Key(entry.key) or (isinstance(entry.key, int) and step == Index(entry.key)):

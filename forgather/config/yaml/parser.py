@@ -15,7 +15,7 @@ from typing import Any
 from ruamel.yaml import YAML, events
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from forgather.config.yaml.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, Event, Place, YamlProblem
+from forgather.config.yaml.events import ALIAS, END, MAPPING, SCALAR, SEQUENCE, EndMark, Event, YamlProblem
 
 # The pure parser reads some 50,000 characters in a second.
 _MAX_PURE_CHARS = 60_000
@@ -131,7 +131,7 @@ def _event(kind: str, event: Any, lines: list[str]) -> Event:
     if event.tag is None:
         return Event(kind, line, column, "", None, event.anchor, False, flow)
     behind = _BLANK.search(lines[line - 1] + " ", column)
-    end = Place(line - 1, behind.start() if behind else column)
+    end = EndMark(line - 1, behind.start() if behind else column)
     return Event(kind, line, column, "", event.tag, event.anchor, False, flow, end)
 
 

@@ -27,7 +27,7 @@ class _Finding:
     column: int = 1
 
 
-def explain(problem: YamlProblem, text: str, places: Places) -> LoadError:
+def located_error(problem: YamlProblem, text: str, places: Places) -> LoadError:
     """Returns the error to raise for a text that is not a document of the language.
 
     Args:

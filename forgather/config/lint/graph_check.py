@@ -15,7 +15,7 @@ from forgather.config.yaml.events import Refusal
 from forgather.errors import Diagnostic, Severity, nearest
 
 
-def check(graph: Graph) -> list[Diagnostic]:
+def check_graph(graph: Graph) -> list[Diagnostic]:
     """Returns the findings about a graph: duplicate `@name`s, names and cycles of `!calc`, unused definitions."""
     nodes = all_nodes(graph)
     return [
@@ -32,14 +32,9 @@ def _repeated_names(nodes: Collection[tuple[GraphPath, Node]]) -> Iterator[Diagn
         if node.name is None:
             continue
         if node.name in first:
-            yield Diagnostic(
-                code="FG231",
-                message=f"the name @{node.name} is given to two nodes; the first is {format_path(first[node.name])}",
-                severity=Severity.WARNING,
-                span=node.span,
-                path=format_path(path),
-                hint="rename one, or use an alias if they should be one object",
-            )
+            message = f"the name @{node.name} is given to two nodes; the first is {format_path(first[node.name])}"
+            hint = "rename one, or use an alias if they should be one object"
+            yield _finding(node, path, "FG231", message, Severity.WARNING, hint)
         first.setdefault(node.name, path)
 
 
