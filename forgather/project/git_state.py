@@ -227,6 +227,6 @@ def _has_moved(top: str, entry: _Entry, depth: int) -> bool:
 
 def _has_untracked(folder: str, output_dir: str | None) -> bool:
     inside = os.path.relpath(os.path.realpath(output_dir), os.path.realpath(folder)) if output_dir else os.pardir
-    beside = [] if inside.startswith(os.pardir) else [f":(exclude,literal){inside}"]
+    excluded = [] if inside.startswith(os.pardir) else [f":(exclude,literal){inside}"]
     words = ["ls-files", "--others", "--exclude-standard", "--directory", "--no-empty-directory", "-z"]
-    return bool(_answer(folder, *words, "--", ".", *beside))
+    return bool(_answer(folder, *words, "--", ".", *excluded))

@@ -80,7 +80,7 @@ def verify(run: PastRun, meta: ProjectMeta) -> list[Row]:
     return sorted(rows, key=lambda row: order.index(row.fate))
 
 
-def code_is_as_then(run: PastRun) -> bool:
+def is_code_unchanged(run: PastRun) -> bool:
     """Returns whether the project exists and its Python files equal those that the run recorded."""
     if not os.path.isdir(run.project_dir):
         return False
@@ -100,7 +100,7 @@ def _record(run: PastRun) -> Iterator[Row]:
     digest = Digests()
     for name, then in sorted(run.table("files").items()):
         now = digest(os.path.join(run.folder, *name.split("/")))
-        words = "gone" if now is None else "as written" if now == then else "another one"
+        words = "gone" if now is None else "as written" if now == then else "changed"
         yield _row("record", name, "as written", words, Status.LOST)
 
 
@@ -158,18 +158,17 @@ def _data(run: PastRun) -> Iterator[Row]:
 
 
 def _environment(run: PastRun) -> Iterator[Row]:
-    now = environment_needed(run.built)
+    needed = environment_needed(run.built)
     for name, was_set in run.table("environment_needed").items():
-        is_set = now.get(name, name in os.environ)
+        is_set = needed.get(name, name in os.environ)
         lost = bool(was_set) and not is_set
         yield _row("environment", name, _set(was_set), _set(is_set), Status.LOST if lost else Status.DIFFERS)
     for name, value in run.table("environment_read").items():
         # The repeated run uses the recorded graph, so a different value changes nothing.
         here = os.environ.get(name)
         if here is not None:
-            yield _row(
-                "environment", name, value, here if here == value else "another; the run's is used", Status.RESTORED
-            )
+            now = here if here == value else "differs; the recorded value is used"
+            yield _row("environment", name, value, now, Status.RESTORED)
 
 
 def _set(value: object) -> str:
@@ -188,8 +187,10 @@ def _checkpoint(run: PastRun) -> Iterator[Row]:
         for entry in entries(node) if isinstance(node, Call) else ():
             if entry.key == "resume_from_checkpoint" and _names_a_checkpoint(entry):
                 value = str(entry.value.value) if isinstance(entry.value, Scalar) else ""
-                now = value if os.path.isdir(value) else "not there" if value not in ("auto", "True") else "begins anew"
-                lost = Status.DIFFERS if now == "begins anew" else Status.LOST
+                # With "auto" the repeated run finds no checkpoint in its new output folder.
+                is_auto = value in ("auto", "True") and not os.path.isdir(value)
+                now = value if os.path.isdir(value) else "starts from the beginning" if is_auto else "does not exist"
+                lost = Status.DIFFERS if is_auto else Status.LOST
                 yield _row("checkpoint", format_path(path), value, now, lost)
 
 

@@ -24,7 +24,7 @@ from forgather.errors import ProjectError
 from forgather.project.locations import cache_dir, library_dir
 from forgather.project.metadata import ProjectMeta
 from forgather.project.project import Project
-from forgather.project.provenance import code_is_as_then
+from forgather.project.provenance import is_code_unchanged
 from forgather.project.run_facts import FACTS, GRAPH
 from forgather.project.run_reader import PastRun
 from forgather.project.run_writer import OVERRIDES, overrides_text
@@ -89,7 +89,7 @@ def new_output_dir(run: PastRun, given: str | None, now: datetime) -> str:
 
 def rerun_meta(run: PastRun) -> ProjectMeta:
     """Returns the project in which the run is repeated: the real one, or the copy that the run recorded."""
-    real = code_is_as_then(run)
+    real = is_code_unchanged(run)
     system = [str(folder) for folder in run.listed("system_path")]
     return ProjectMeta(
         project_dir=run.project_dir if real else run.archive,

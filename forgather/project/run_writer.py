@@ -262,9 +262,9 @@ def _facts(project: Project, command: Sequence[str], started: datetime, output_d
 
 
 def _changes(project: Project) -> dict[str, object]:
-    """Returns the values that the config or the command line gives in place of those of its parent, or adds to them.
+    """Returns the values of the parent that the config or the command line replaces, and those that it adds.
 
-    `parent` is the template that the config extends; without one, all of the config is its own, and no change.
+    `parent` is the template that the config extends; a config without one has no changes.
     """
     own, *others = project.rendered.templates
     parent = next((use.name for use in others if use.parent == 0 and use.why == "extends"), None)
@@ -272,10 +272,10 @@ def _changes(project: Project) -> dict[str, object]:
     whole: set[tuple[object, ...]] = set()
     for found in blame(project.graph, aliases=False) if parent is not None or project.overrides else ():
         if found.path[:-1] in whole and not found.was:
-            # It was written together with what is around it.
+            # It was written together with the value around it, which is listed.
             whole.add(found.path)
         elif isinstance(found.node, (Mapped, Items)) and found.now.text.endswith(")"):
-            # One that its text does not show whole is told by what is inside.
+            # The text does not show all of the value, so the values inside are listed instead.
             continue
         elif found.path[0] not in _NOT_BUILT and _is_own(found.now, own.file if parent else None):
             whole.add(found.path)
@@ -287,7 +287,7 @@ def _changes(project: Project) -> dict[str, object]:
 
 
 def _is_own(writing: Writing, file: str | None) -> bool:
-    """Whether a value comes from the command line, or from the config's own file."""
+    """Returns whether a value comes from the command line, or from the config's own file."""
     if writing.origin is None or writing.alias is not None:
         return False
     # A file that the config includes is a part of it.

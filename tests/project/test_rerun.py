@@ -203,7 +203,7 @@ def test_a_variable_that_is_not_set_is_refused(first, capsys, monkeypatch):
 def test_a_record_that_was_edited_is_refused(first, capsys):
     (first / "graph.yaml").write_text((first / "graph.yaml").read_text() + "\n# edited\n")
 
-    assert (1, [("lost", "record", "graph.yaml", "another one")]) == rows(first, capsys)
+    assert (1, [("lost", "record", "graph.yaml", "changed")]) == rows(first, capsys)
 
 
 def test_versions_processors_and_defaults_are_told(first, capsys):
@@ -268,7 +268,7 @@ def test_a_run_that_went_on_from_a_checkpoint_is_told(tmp_path, monkeypatch, cap
 
     assert (0, []) == rows(run.resolve(), capsys)
     Path("checkpoint-3").rmdir()
-    assert ("lost", "checkpoint", "args", "not there") in rows(run.resolve(), capsys)[1]
+    assert ("lost", "checkpoint", "args", "does not exist") in rows(run.resolve(), capsys)[1]
 
 
 def test_not_a_run(first, capsys):
