@@ -120,7 +120,7 @@ _HEAD = "# A golden: what a config describes. 'fgcli golden' compares, 'fgcli go
 _NOT_OURS = "remove it, or move it to another folder; then 'fgcli golden --update' writes one"
 
 
-class State(StrEnum):
+class GoldenState(StrEnum):
     """The result of comparing a golden with its config."""
 
     SAME = "same"
@@ -145,7 +145,7 @@ class GoldenCheck:
 
     config: str
     file: str
-    state: State
+    state: GoldenState
     differences: tuple[Difference, ...] = ()
     text: str = ""
     error: ForgatherError | None = None
@@ -163,40 +163,41 @@ def compare_goldens(meta: ProjectMeta, names: Sequence[str] = ()) -> list[Golden
     """
     available = list(config_files(meta.searchdir, meta.config_prefix))
     chosen = list(dict.fromkeys(choose_config(meta, name) for name in names)) or available
-    judged = [_compare_golden(meta, config) for config in chosen]
+    checked = [_compare_golden(meta, config) for config in chosen]
     if not names:
-        judged += [
-            GoldenCheck(config=name, file=golden_file(meta, name), state=State.LOST)
+        checked += [
+            GoldenCheck(config=name, file=golden_file(meta, name), state=GoldenState.LOST)
             for name in _existing_goldens(meta)
             if name not in available
         ]
-    return judged
+    return checked
 
 
-def update_golden(judged: GoldenCheck) -> bool:
+def update_golden(checked: GoldenCheck) -> bool:
     """Writes the current graph into a golden, or removes it if its config is gone. Returns whether anything changed.
 
     Raises:
         ProjectError: FG431, the file cannot be written, or is not a golden.
     """
-    if judged.state is State.LOST:
-        _remove(judged.file)
+    if checked.state is GoldenState.LOST:
+        _remove(checked.file)
         return True
-    before = _text(judged.file)
-    if not judged.text or judged.text == before:
+    before = _text(checked.file)
+    if not checked.text or checked.text == before:
         return False
-    if before != "" and os.path.lexists(judged.file) and not (before or "").startswith(_HEAD):
+    # A file that is not a golden is the user's own, so it is kept; an empty one is not.
+    if before != "" and os.path.lexists(checked.file) and not (before or "").startswith(_HEAD):
         raise ProjectError(
-            f"{judged.file!r} is not a golden, and is not overwritten",
+            f"{checked.file!r} is not a golden, and is not overwritten",
             code="FG431",
             hint=_NOT_OURS,
         )
     try:
-        os.makedirs(os.path.dirname(judged.file), exist_ok=True)
-        with open(judged.file, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(judged.text)
+        os.makedirs(os.path.dirname(checked.file), exist_ok=True)
+        with open(checked.file, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(checked.text)
     except OSError as error:
-        raise _unwritable(judged.file, error) from error
+        raise _unwritable(checked.file, error) from error
     return True
 
 
@@ -271,15 +272,15 @@ def _compare_golden(meta: ProjectMeta, config: str) -> GoldenCheck:
         graph = machine_independent_graph(machine_independent_project(meta, config))
         text = golden_text(graph)
     except ForgatherError as error:
-        return GoldenCheck(config=config, file=file, state=State.BROKEN, error=error)
+        return GoldenCheck(config=config, file=file, state=GoldenState.BROKEN, error=error)
     if not os.path.lexists(file):
-        return GoldenCheck(config=config, file=file, state=State.MISSING, text=text)
+        return GoldenCheck(config=config, file=file, state=GoldenState.MISSING, text=text)
     try:
         # A golden contains no secrets, so it is compared with the graph of a text without secrets.
         differences = diff(read_golden(file), _graph_of(text, file) if HIDDEN in text else graph)
     except ForgatherError as error:
-        return GoldenCheck(config=config, file=file, state=State.BROKEN, text=text, error=error)
-    state = State.DIFFERS if differences else State.SAME
+        return GoldenCheck(config=config, file=file, state=GoldenState.BROKEN, text=text, error=error)
+    state = GoldenState.DIFFERS if differences else GoldenState.SAME
     return GoldenCheck(config=config, file=file, state=state, differences=differences, text=text)
 
 

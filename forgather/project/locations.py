@@ -23,11 +23,11 @@ def error_pages_dir() -> str:
     return _shipped("_errors", os.path.join("docs", "errors"))
 
 
-def _shipped(inside_package: str, beside_package: str) -> str:
+def _shipped(inside_package: str, next_to_package: str) -> str:
     installed = os.path.join(_PACKAGE, inside_package)
     if os.path.isdir(installed):
         return installed
-    return os.path.join(os.path.dirname(_PACKAGE), beside_package)
+    return os.path.join(os.path.dirname(_PACKAGE), next_to_package)
 
 
 def config_dir() -> str:

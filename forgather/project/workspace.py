@@ -12,6 +12,7 @@ from forgather.errors import ProjectError
 
 META_FILE = "meta.yaml"
 WORKSPACE_FOLDER = "forgather_workspace"
+# Large folders without projects. The folder of a run has a copy of its project's meta.yaml, which is not a project.
 _SKIPPED = frozenset({"node_modules", "__pycache__", "build", "dist", "output_models", "runs", "venv"})
 
 

@@ -160,7 +160,7 @@ def test_code_without_a_trainer_runs_nothing():
     assert "save_model" not in emit_python(graph_of("main: !call:forgather.ml:Trainer []\n")).text
 
 
-def test_folders_of_the_system_path_are_added_before_what_lies_in_them(tmp_path):
+def test_folders_of_the_system_path_are_added_before_modules_in_them(tmp_path):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "mine.py").write_text("thing = list\n")
     setting = Setting(project_dir=str(tmp_path), folder=str(tmp_path), system_path=(str(tmp_path / "src"),))

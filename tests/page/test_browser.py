@@ -107,7 +107,7 @@ def test_a_shared_node_is_drawn_once_with_an_edge_from_each_place(opened):
     assert ["held", "shared", "shared"] == sorted(edge.split()[0] for edge in edges)
 
 
-def test_the_keyboard_searches_goes_on_and_leaves(opened):
+def test_the_keyboard_searches_continues_and_leaves(opened):
     page = opened()
     page.keys("/", "tokenizer")
     assert "7" == page.browser.find_element("id", "count").text
@@ -229,7 +229,7 @@ def test_the_help_opens_by_key_and_by_button(opened):
     assert not shown.is_displayed()
 
 
-def test_notes_are_no_findings(opened):
+def test_notes_are_not_findings(opened):
     page = opened(overrides=[("main.tokenizer.size", "99")])
     assert "1 note" == page.browser.find_element("id", "findings").text
     page.click("#findings")

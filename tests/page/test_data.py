@@ -104,7 +104,7 @@ def test_overriding_a_block_overrides_all_its_lines(bench):
     assert ["  opt:", "    a: 1", "    b:", "      c: 2"] == [data["lines"][line - 1][0] for line, _ in data["over"]]
 
 
-def test_lines_of_a_loop_are_told_apart(bench):
+def test_lines_of_a_loop_are_distinguished(bench):
     text = "main:\n-- for name in ['a', 'b', 'c']\n  {{ name }}: !call:app:F\n    lr: 1\n-- endfor\n"
     data = bench({"templates/configs/a.yaml": text})
     assert [3, 5, 7] == [row(box, "lr")["line"] for box in data["boxes"] if box.get("title") == "F"]
@@ -127,7 +127,7 @@ def test_the_templates_say_who_asked_for_them_and_what_they_wrote(bench):
     assert ("include", 3) == (part["why"], part["wrote"])
 
 
-def test_findings_are_told_with_their_place(bench):
+def test_findings_are_reported_with_their_place(bench):
     text = "-- extends 'base.yaml'\ntext outside\n"
     data = bench({"templates/configs/a.yaml": text, "templates/base.yaml": "main: 1\n"})
     assert ["warning"] == [found["severity"] for found in data["findings"]]
@@ -199,7 +199,7 @@ def test_the_page_and_the_annotated_text_agree_on_every_line(config):
     assert len(theirs) > 40
 
 
-def test_a_number_stands_as_it_was_written(bench):
+def test_a_number_is_shown_as_it_was_written(bench):
     text = "main: {lr: 1e-2, mask: 0o17, plain: 0.5, flag: True, none: null, text: '1e-2', betas: [9e-1, 0.95]}\n"
     main = box(bench({"templates/configs/a.yaml": text}), "dict")
     assert [("1e-2", "0.01"), ("0o17", "15"), ("0.5", None), ("true", None), ("~", None)] == [

@@ -42,7 +42,7 @@ def test_a_config_of_deepspeed_is_judged_as_the_run_judges_it(case, tmp_path):
     assert [expected] == found(tmp_path, ACCEL + lines)
 
 
-def test_a_file_of_deepspeed_is_told_at_its_own_line(tmp_path):
+def test_a_file_of_deepspeed_is_reported_at_its_own_line(tmp_path):
     config = ACCEL + '    deepspeed: "{{ project_dir }}/ds.json"\n'
     assert [("FG741", "ds.json", 2)] == found(tmp_path, config, ds__json="{\n  'a': 1\n}\n")
 
@@ -88,7 +88,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_what_a_run_would_meet_is_told_at_its_line(case, tmp_path):
+def test_what_a_run_would_meet_is_reported_at_its_line(case, tmp_path):
     config, expected = OTHERS[case]
     assert expected == found(tmp_path, config)
 

@@ -69,7 +69,7 @@ def test_a_config_with_a_template_of_the_library_has_no_errors(template, checked
     assert () == checked(text).errors
 
 
-def test_problems_of_every_kind_are_told_together_errors_first(told):
+def test_problems_of_every_kind_are_reported_together_errors_first(told):
     text = """\
 .unused: &unused 1
 limit: !var limit
@@ -84,7 +84,7 @@ main: !call:nowhere.py:run
     assert ("FG230", "lint", 1) in told(text)
 
 
-def test_nothing_is_told_twice(checked):
+def test_nothing_is_reported_twice(checked):
     found = checked("a: &a !call:nowhere.py:run\nmain: *a\n").findings
     assert len(found) == len(set(found)) == 1
 
@@ -128,7 +128,7 @@ def test_a_syntax_error_in_a_file_of_the_project_is_a_finding(checked):
         (
             "bad_step_policy: rewind, save_only_model: true",
             "FG814",
-            "there are no checkpoints that a run could go back",
+            "there are no checkpoints to which a run could go back",
         ),
     ],
 )
@@ -222,7 +222,7 @@ def test_options_that_the_command_line_has_are_refused(told):
     assert "FG409" not in [code for code, _, _ in told(text)]
 
 
-def test_a_wrong_value_is_no_part_of_a_contradiction(told):
+def test_a_wrong_value_is_not_part_of_a_contradiction(told):
     text = ARGS.format("load_best_model_at_end: true, eval_strategy: step, save_strategy: steps")
     assert [("FG813", "error", 1)] == told(text)
 
@@ -313,7 +313,7 @@ TOY = "def make(size: int = 1):\n    return size\n"
         ("x", "-- set size = 1\n", ("base.yaml", 2)),
     ],
 )
-def test_a_finding_about_a_value_stands_where_the_project_wrote_it(printed, sets, place, checked):
+def test_a_finding_about_a_value_is_where_the_project_wrote_it(printed, sets, place, checked):
     child = f"{sets}-- extends 'base.yaml'\n"
     found = checked(
         child,
@@ -328,7 +328,7 @@ def test_a_finding_about_a_value_stands_where_the_project_wrote_it(printed, sets
     assert (place[0] == "a.yaml") == any(part.startswith("printed at ") for part in one.context)
 
 
-def test_a_finding_about_an_option_stands_at_the_option(tmp_path):
+def test_a_finding_about_an_option_is_at_the_option(tmp_path):
     folder = make_project(
         tmp_path / "bench",
         {

@@ -176,7 +176,7 @@ def test_the_sizes_ask_for_processes(project, constructor, settings, processes):
     )
 
 
-def test_a_collator_that_flattens_is_found_beside_a_pipeline(project):
+def test_a_collator_that_flattens_is_found_next_to_a_pipeline(project):
     text = """\
     main: !call:forgather.ml:AccelTrainer
       model: !partial:forgather.ml.models:from_config [!call:transformers:LlamaConfig ]

@@ -80,7 +80,7 @@ def test_a_declaration_that_cannot_be_is_an_error_with_its_place(tmp_path, text,
     assert (code, str(tmp_path / "templates/configs/a.yaml")) == (caught.value.code, caught.value.span.file)
 
 
-def test_all_options_that_cannot_be_are_told_together(tmp_path):
+def test_all_options_that_cannot_be_are_reported_together(tmp_path):
     with pytest.raises(ProjectError) as caught:
         options(
             tmp_path,

@@ -7,7 +7,7 @@ import pytest
 from forgather.errors import ProjectError
 from forgather.project.golden import (
     GoldenCheck,
-    State,
+    GoldenState,
     compare_goldens,
     golden_text,
     machine_independent_graph,
@@ -84,20 +84,20 @@ def test_paths_read_as_what_they_are(tmp_path):
 def test_a_golden_is_written_once_and_is_then_as_before(tmp_path):
     meta = project(tmp_path)
 
-    assert [State.MISSING, State.MISSING] == [item.state for item in compare_goldens(meta)]
+    assert [GoldenState.MISSING, GoldenState.MISSING] == [item.state for item in compare_goldens(meta)]
     assert [True, True] == [update_golden(item) for item in compare_goldens(meta)]
-    assert [State.SAME, State.SAME] == [item.state for item in compare_goldens(meta)]
+    assert [GoldenState.SAME, GoldenState.SAME] == [item.state for item in compare_goldens(meta)]
     name = compare_goldens(meta)[0].config
     assert [name] == [item.config for item in compare_goldens(meta, [name, name.removesuffix(".yaml")])]
     assert [False, False] == [update_golden(item) for item in compare_goldens(meta)]
 
 
-def test_the_order_of_keys_and_a_comment_are_no_difference(tmp_path):
+def test_the_order_of_keys_and_a_comment_are_not_a_difference(tmp_path):
     meta = project(tmp_path, {"templates/configs/a.yaml": "main: {x: 1, y: 2}\n"})
     update_golden(compare_goldens(meta)[0])
     (tmp_path / "templates/configs/a.yaml").write_text("# moved\nmain:\n  y: 2\n  x: 1\n")
 
-    assert [State.SAME] == [item.state for item in compare_goldens(meta)]
+    assert [GoldenState.SAME] == [item.state for item in compare_goldens(meta)]
 
 
 def test_a_difference_has_the_line_of_the_golden_and_that_of_the_template(tmp_path):
@@ -112,13 +112,13 @@ def test_a_difference_has_the_line_of_the_golden_and_that_of_the_template(tmp_pa
     assert str(tmp_path / "goldens/b.yaml") == found.old.origin.span.file
 
 
-def test_a_golden_without_a_config_is_told_and_removed_and_a_file_of_someone_else_is_left(tmp_path):
+def test_a_golden_without_a_config_is_reported_and_removed_and_a_file_of_someone_else_is_left(tmp_path):
     meta = project(tmp_path, {"templates/configs/exp/a.yaml": "main: 1\n"})
     update_golden(compare_goldens(meta)[0])
     (tmp_path / "templates/configs/exp/a.yaml").rename(tmp_path / "templates/configs/b.yaml")
     (tmp_path / "goldens/notes.yaml").write_text("mine: 1\n")
 
-    assert [("b.yaml", State.MISSING), ("exp/a.yaml", State.LOST)] == [
+    assert [("b.yaml", GoldenState.MISSING), ("exp/a.yaml", GoldenState.LOST)] == [
         (i.config, i.state) for i in compare_goldens(meta)
     ]
     for item in compare_goldens(meta):
@@ -131,12 +131,12 @@ def test_a_file_of_someone_else_is_not_written_over(tmp_path):
 
     (item,) = compare_goldens(meta)
 
-    assert (State.BROKEN, "FG432") == (item.state, item.error.code)
+    assert (GoldenState.BROKEN, "FG432") == (item.state, item.error.code)
     with pytest.raises(ProjectError, match=r"\[FG431\] .*is not a golden, and is not overwritten"):
         update_golden(item)
 
 
-def test_a_damaged_golden_is_told_by_its_line_and_written_anew(tmp_path):
+def test_a_damaged_golden_is_reported_by_its_line_and_written_again(tmp_path):
     meta = project(tmp_path, {"templates/configs/a.yaml": "main: 1\nb: 2\n"})
     update_golden(compare_goldens(meta)[0])
     file = tmp_path / "goldens/a.yaml"
@@ -144,13 +144,13 @@ def test_a_damaged_golden_is_told_by_its_line_and_written_anew(tmp_path):
 
     (item,) = compare_goldens(meta)
 
-    assert (State.BROKEN, "FG432", 3) == (item.state, item.error.code, item.error.span.line)
+    assert (GoldenState.BROKEN, "FG432", 3) == (item.state, item.error.code, item.error.span.line)
     assert update_golden(item)
-    assert [State.SAME] == [item.state for item in compare_goldens(meta)]
+    assert [GoldenState.SAME] == [item.state for item in compare_goldens(meta)]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link to nothing", "not text", "folder", "device"])
-def test_what_cannot_be_read_is_told_at_once_and_not_written_over(tmp_path, kind):
+def test_what_cannot_be_read_is_reported_together_and_not_written_over(tmp_path, kind):
     meta = project(tmp_path)
     file = tmp_path / "goldens/a.yaml"
     file.parent.mkdir()
@@ -164,7 +164,7 @@ def test_what_cannot_be_read_is_told_at_once_and_not_written_over(tmp_path, kind
     make[kind]()
 
     (item,) = compare_goldens(meta, ["a"])
-    assert (State.BROKEN, "FG432") == (item.state, item.error.code)
+    assert (GoldenState.BROKEN, "FG432") == (item.state, item.error.code)
     assert item.error.hint.startswith("remove it")
     with pytest.raises(ProjectError, match="FG431"):
         update_golden(item)
@@ -172,7 +172,7 @@ def test_what_cannot_be_read_is_told_at_once_and_not_written_over(tmp_path, kind
 
 
 def test_a_golden_that_cannot_be_removed_is_an_error(tmp_path):
-    lost = GoldenCheck(config="c.yaml", file=str(tmp_path), state=State.LOST)
+    lost = GoldenCheck(config="c.yaml", file=str(tmp_path), state=GoldenState.LOST)
     with pytest.raises(ProjectError, match=r"\[FG431\] the golden .* cannot be written: Is a directory"):
         update_golden(lost)
 

@@ -18,12 +18,12 @@ def told(tmp_path):
     return told
 
 
-def test_a_module_that_does_not_exist_is_told_at_its_line(told):
+def test_a_module_that_does_not_exist_is_reported_at_its_line(told):
     assert [("FG320", "own.py", 3, "did you mean 'json'?")] == told('"""Text.\n"""\nimport jsn\n')
     assert [("FG320", "own.py", 1, "did you mean 'json.decoder'?")] == told("from json.decodr import JSONDecoder\n")
 
 
-def test_a_file_beside_it_is_imported_with_a_dot(told):
+def test_a_file_next_to_it_is_imported_with_a_dot(told):
     ((_, _, _, hint),) = told("from own_blocks import a\n", own_blocks="a = 1\n")
     assert "from .own_blocks import" in hint
 

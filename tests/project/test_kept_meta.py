@@ -47,7 +47,7 @@ def test_a_change_is_noticed(bench, reads, change):
     assert 2 == len(reads)
 
 
-def test_what_other_code_has_kept_is_read_anew(bench, reads, monkeypatch):
+def test_what_other_code_has_kept_is_read_again(bench, reads, monkeypatch):
     load_meta(str(bench))
     monkeypatch.setattr("forgather.project.fact_cache.code_fingerprint", lambda *_: "another")
     load_meta(str(bench))

@@ -176,7 +176,7 @@ def test_without_any_output_dir_the_config_names_the_folder(tmp_path):
     assert str(tmp_path / "output_models/a") == plan_run(project(tmp_path, "main: !partial:int\n")).output_dir
 
 
-def test_an_output_dir_that_is_no_folder_is_an_error(tmp_path):
+def test_an_output_dir_that_is_not_a_folder_is_an_error(tmp_path):
     with pytest.raises(ProjectError, match="'output_dir' of target 'meta' is 3") as caught:
         plan_run(project(tmp_path, "meta: {output_dir: 3}\nmain: !partial:int\n"))
 
@@ -228,7 +228,7 @@ def test_the_run_folder_holds_what_repeats_the_run(tmp_path, monkeypatch):
     assert "hunter2" not in "".join(file.read_text() for file in folder.rglob("*") if file.is_file())
 
 
-def test_the_graph_that_is_kept_is_a_config_by_itself_and_runs_beside_the_code_that_is_kept(tmp_path):
+def test_the_graph_that_is_kept_is_a_config_by_itself_and_runs_next_to_the_code_that_is_kept(tmp_path):
     text = "-- set n = n | default(1)\nword: '{{ \"{{\" }} -- ## {{ n }}'\nplain: 1\n"
     text += "dynamic_args: [{names: --n}]\nmain: !partial:toy.py:status [7]\n"
     one = project(tmp_path, text, overrides=[("plain", "5")], n=3)

@@ -48,7 +48,7 @@ def test_the_second_listing_renders_nothing(bench, described, capsys):
     assert [] == described
 
 
-def test_a_changed_config_is_described_anew_and_alone(bench, described, capsys):
+def test_a_changed_config_is_described_again_and_no_other(bench, described, capsys):
     ls(bench, capsys)
     described.clear()
     (bench / "templates/configs/a.yaml").write_text("meta: {config_description: second}\n")

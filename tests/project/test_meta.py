@@ -76,7 +76,7 @@ def test_an_unknown_key_is_an_error_with_a_suggestion(tmp_path):
     assert ("FG402", 2, "did you mean 'default_config'?") == (error.code, error.span.line, error.hint)
 
 
-def test_all_unknown_keys_are_told_at_once(tmp_path):
+def test_all_unknown_keys_are_reported_together(tmp_path):
     with pytest.raises(ForgatherError) as caught:
         load(tmp_path, "nam: Tiny\nsearch: a\n")
 

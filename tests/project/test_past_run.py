@@ -109,7 +109,7 @@ def test_a_run_and_another_config(bench):
     assert ("9", "0.1") == next(item[2:4] for item in told("b", run) if item[1] == "args.lr")
 
 
-def test_a_default_and_a_source_file_that_are_others_now_are_told(bench):
+def test_a_default_and_a_source_file_that_have_changed_are_reported(bench):
     run = recorded(bench)
     (bench / "toy.py").write_text(TOY.replace("fused=None", "fused=True, eps=1").replace(", extra=None", ""))
 
@@ -121,7 +121,7 @@ def test_a_default_and_a_source_file_that_are_others_now_are_told(bench):
     ] == [item[:4] for item in told(run)]
 
 
-def test_a_default_that_the_call_gives_is_no_difference(bench):
+def test_a_default_that_the_call_gives_is_not_a_difference(bench):
     run = recorded(bench)
     (bench / "toy.py").write_text(TOY.replace("lr=0.5", "lr=0.6"))
 
@@ -179,7 +179,7 @@ def test_a_folder_of_a_newer_format_says_so(bench):
 
 @pytest.mark.parametrize("name", ["run.json", "graph.yaml", "overrides.yaml"])
 @pytest.mark.parametrize("text", ["[1", "", "\0"])
-def test_a_damaged_folder_is_told_by_its_file(bench, name, text):
+def test_a_damaged_folder_is_reported_by_its_file(bench, name, text):
     run = Path(recorded(bench))
     (run / name).write_text(text)
 
@@ -206,7 +206,7 @@ def test_a_damaged_folder_is_told_by_its_file(bench, name, text):
         ("data", [{"named": "a.txt", "files": {"/a.txt": {}}}]),
     ],
 )
-def test_a_fact_of_another_kind_is_told_by_its_name(bench, name, value):
+def test_a_fact_of_another_kind_is_reported_by_its_name(bench, name, value):
     run = Path(recorded(bench))
     facts = json.loads((run / "run.json").read_text()) | {name: value}
     (run / "run.json").write_text(json.dumps(facts))
@@ -230,7 +230,7 @@ def test_json_that_is_too_deep_is_a_damaged_record(bench, text):
 
 @pytest.mark.parametrize("name", ["run.json", "graph.yaml", "overrides.yaml"])
 @pytest.mark.parametrize("device", ["pipe", "/dev/zero", "gone"])
-def test_what_is_no_file_is_not_waited_for(bench, name, device):
+def test_what_is_not_a_file_is_not_waited_for(bench, name, device):
     run = Path(recorded(bench))
     (run / name).unlink()
     if device == "pipe":
@@ -250,7 +250,7 @@ def test_a_link_to_a_run_is_that_run(bench):
     assert str(bench / "out") == open_run("latest").output_dir
 
 
-def test_a_project_that_is_gone_is_told(bench, monkeypatch):
+def test_a_project_that_is_gone_is_reported(bench, monkeypatch):
     run = recorded(bench)
     (bench / "meta.yaml").unlink()
 
@@ -269,7 +269,7 @@ def test_a_folder_around_runs_names_them(bench):
         assert f"runs there, newest first: out/runs/{run.name}" == caught.value.hint
 
 
-def test_the_folder_of_a_run_that_nothing_was_recorded_of_is_told_as_one(bench):
+def test_the_folder_of_a_run_that_nothing_was_recorded_of_is_reported_as_one(bench):
     folder = bench / "out/runs/20260101T000000Z-1"
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text("{}")

@@ -54,7 +54,7 @@ def test_a_setting_that_a_constructor_refuses_is_shown_where_it_is_written(tmp_p
     assert ("config a.yaml",) == error.context
 
 
-def test_a_setting_that_a_run_speaks_of_is_shown_where_it_is_written(tmp_path):
+def test_a_setting_that_a_run_reports_is_shown_where_it_is_written(tmp_path):
     error = failure(tmp_path, message="max_steps is 3, and that is too few")
 
     assert (2, "main.args.max_steps") == (error.span.line, error.path)

@@ -33,7 +33,7 @@ def told(tmp_path):
         "save_steps: 5",
     ],
 )
-def test_a_setting_of_the_config_that_the_library_takes_the_effect_of_is_told(told, line):
+def test_a_setting_of_the_config_that_the_library_takes_the_effect_of_is_reported(told, line):
     assert [("a.yaml", 4)] == told(ARGS + f"    {line}\n")
 
 
@@ -58,12 +58,12 @@ def test_what_the_project_says_for_all_its_configs_is_a_default_for_one_that_dec
     assert [] == told(child + schedule, parent=own)
 
 
-def test_a_config_that_says_both_is_told(told):
+def test_a_config_that_says_both_is_reported(told):
     schedule = "[lr_scheduler]\n    -- include 'lr_schedulers/cosine.yaml'\n    num_warmup_steps: 3\n"
     child = ARGS + "    lr_scheduler_type: linear\n    warmup_steps: 9\n" + schedule
     assert [("a.yaml", 4), ("a.yaml", 5)] == told(child)
 
 
-def test_a_short_try_by_an_option_is_no_contradiction_to_the_warm_up(told):
+def test_a_short_try_by_an_option_is_not_a_contradiction_to_the_warm_up(told):
     assert [] == told(ARGS + "    warmup_steps: 9\n", max_steps=3)
     assert [("a.yaml", 4)] == told(ARGS + "    warmup_steps: 9\n    max_steps: 3\n")

@@ -49,7 +49,7 @@ def test_a_list_of_names_gives_a_dict(folder):
     assert ["optimizer"] == list(Project("a", folder)(["optimizer"]))
 
 
-def test_every_call_builds_anew(folder):
+def test_every_call_builds_new_objects(folder):
     project = Project("a", folder)
 
     assert project("optimizer") is not project("optimizer")

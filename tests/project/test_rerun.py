@@ -165,7 +165,7 @@ def test_a_changed_template_does_not_matter(first, capsys):
     assert 0 == again(first)[0]
 
 
-def test_a_project_that_is_gone_is_no_obstacle_where_its_data_is_not_needed(first, capsys, monkeypatch, tmp_path):
+def test_a_project_that_is_gone_does_not_matter_if_its_data_is_not_needed(first, capsys, monkeypatch, tmp_path):
     keep = tmp_path / "kept"
     first.parents[1].rename(keep)
     for name in ("toy.py", "meta.yaml"):
@@ -206,7 +206,7 @@ def test_a_record_that_was_edited_is_refused(first, capsys):
     assert (1, [("lost", "record", "graph.yaml", "changed")]) == rows(first, capsys)
 
 
-def test_versions_processors_and_defaults_are_told(first, capsys):
+def test_versions_processors_and_defaults_are_reported(first, capsys):
     facts = json.loads((first / "run.json").read_text())
     facts["versions"] |= {"torch": "0.1", "nothing-of-this-name": "1.0"}
     facts["processors"]["count"] = 999
@@ -255,7 +255,7 @@ def test_a_folder_of_an_older_format_is_repeated_as_far_as_it_goes(first, capsys
     assert (first / "loss.jsonl").read_bytes() == (second / "loss.jsonl").read_bytes()
 
 
-def test_a_run_that_went_on_from_a_checkpoint_is_told(tmp_path, monkeypatch, capsys):
+def test_a_run_that_went_on_from_a_checkpoint_is_reported(tmp_path, monkeypatch, capsys):
     config = CONFIG.replace(
         "data: {{ project_dir }}/rows.txt", "resume_from_checkpoint: {{ project_dir }}/checkpoint-3"
     )

@@ -81,7 +81,7 @@ def test_two_revisions_of_one_config_and_a_bare_revision(repository):
     assert [("main.lr", "2", "1")] == [item[:3] for item in told("b@v1", "a@v2")]
 
 
-def test_a_changed_source_file_of_a_constructor_is_told(repository):
+def test_a_changed_source_file_of_a_constructor_is_reported(repository):
     (repository / "toy.py").write_text("def f(lr): return lr\n")
 
     ((path, old, new, _, place),) = told("a")
@@ -166,7 +166,7 @@ def test_nothing_of_a_revision_is_left_behind(repository, private_folders):
         ("../new@v1", "FG436", "'../new' is in no project at v1", "no 'meta.yaml' there at that revision"),
     ],
 )  # fmt: skip
-def test_what_is_not_there_is_told(repository, word, code, message, hint):
+def test_what_is_not_there_is_reported(repository, word, code, message, hint):
     (repository / "templates/configs/new.yaml").write_text("main: 1\n")
     make_project(repository.parent / "new")
     if word == "a@-odd":
@@ -180,7 +180,7 @@ def test_what_is_not_there_is_told(repository, word, code, message, hint):
     assert caught.value.hint.startswith(hint)
 
 
-def test_a_config_that_is_broken_at_a_revision_is_told_at_its_line_then(repository):
+def test_a_config_that_is_broken_at_a_revision_is_reported_at_its_line_then(repository):
     (repository / "templates/configs/a.yaml").write_text("main: 1\n\nx: [1\n")
     commit(repository, "v2")
     (repository / "templates/configs/a.yaml").write_text(FILES["templates/configs/a.yaml"])
@@ -208,7 +208,7 @@ def test_without_git(repository, monkeypatch):
         told("a@HEAD")
 
 
-def test_a_damaged_repository_is_told(repository):
+def test_a_damaged_repository_is_reported(repository):
     blob = subprocess.run(
         ["git", "rev-parse", "HEAD:./templates/project.yaml"], capture_output=True, text=True, check=True
     )

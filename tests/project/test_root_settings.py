@@ -25,7 +25,7 @@ def told(folder, text):
         ("optimiser: adam", "did you mean 'optimizer'?"),
     ],
 )
-def test_a_setting_at_the_root_is_told_where_it_belongs(tmp_path, line, hint):
+def test_a_setting_at_the_root_is_reported_with_its_place(tmp_path, line, hint):
     ((number, said),) = told(tmp_path, f"{HEAD}{line}\n")
 
     assert (4, True) == (number, hint in said)
@@ -43,7 +43,7 @@ def test_a_setting_at_the_root_is_told_where_it_belongs(tmp_path, line, hint):
         "learning_rate: 3e-4\n",
     ],
 )
-def test_what_is_read_or_is_a_target_of_the_user_is_no_finding(tmp_path, text):
+def test_what_is_read_or_is_a_target_of_the_user_is_not_a_finding(tmp_path, text):
     assert [] == told(tmp_path, text)
 
 
@@ -66,7 +66,7 @@ evaluation_strategy: steps
 
 
 @pytest.mark.parametrize("for_run", [False, True])
-def test_a_config_of_another_tool_is_told_key_by_key_what_to_write(tmp_path, for_run):
+def test_a_config_of_another_tool_is_reported_key_by_key_with_what_to_write(tmp_path, for_run):
     head, *words = no_run(tmp_path, FLAT, for_run=for_run)
 
     assert (2, "error" if for_run else "warning") == head[:2]
@@ -83,7 +83,7 @@ def test_a_config_of_another_tool_is_told_key_by_key_what_to_write(tmp_path, for
     assert [] == [word for (_, word), (*_, said) in zip(wanted, words, strict=True) if word not in said]
 
 
-def test_a_trainer_under_another_name_than_main_is_no_run(tmp_path):
+def test_a_trainer_under_another_name_than_main_is_not_a_run(tmp_path):
     ((line, _, said),) = no_run(tmp_path, "trainer: !singleton:forgather.ml:Trainer\n    model: ~\n")
 
     assert (1, True) == (line, "name it 'main'" in said)

@@ -61,7 +61,7 @@ def test_a_link_that_leads_out_is_refused(bench, link):
     assert "secret words" not in str(caught.value)
 
 
-def test_a_workspace_shares_its_own_folder_and_nothing_beside_it(bench):
+def test_a_workspace_shares_its_own_folder_and_nothing_next_to_it(bench):
     (bench.parent / "forgather_workspace").mkdir()
     (bench.parent / "forgather_workspace/shared.yaml").write_text("shared: 1\n")
     (bench.parent / "beside.yaml").write_text(SECRET)

@@ -190,7 +190,7 @@ def files_with_secrets(folder, but):
             yield from (f"{file.relative_to(folder)}: {value}" for value in VALUES if value.encode() in content)
 
 
-def test_a_run_writes_no_secret_and_what_it_lacks_is_told_when_it_is_repeated(project):
+def test_a_run_writes_no_secret_and_what_it_lacks_is_reported_when_it_is_repeated(project):
     given = {project / "templates/configs/a.yaml", project / "templates/configs/b.yaml"}
     _, done = shown("-t", "a", "train", "--set", f"arguments.hub_token={VALUES[11]}", cwd=project)
     assert 0 == done.returncode, done.stderr
@@ -333,7 +333,7 @@ def test_a_secret_is_hidden_however_it_is_spelled(name):
         "api_key: null", "token: <|endoftext|>", "tokens: [12345678, 23456789]", "https://git@host/x",
     ],
 )  # fmt: skip
-def test_what_is_no_secret_stays(text):
+def test_what_is_not_secret_stays(text):
     assert text == hide(text, is_document=True)
 
 
@@ -360,7 +360,7 @@ def test_data_keep_their_shape():
     } == hidden(data)  # fmt: skip
 
 
-def test_keys_and_numbers_are_no_secrets_because_they_are_spelled_like_one():
+def test_keys_and_numbers_are_not_secrets_because_they_are_spelled_like_one():
     remember("train", "SPLIT")
     remember("test", "db_password")
     remember("1234", "passcode")
@@ -397,7 +397,7 @@ def test_a_file_of_a_checkpoint_works_without_the_secrets_of_its_texts(name):
         ("PWD", "/home/me/project"),
     ],
 )  # fmt: skip
-def test_names_of_a_vocabulary_are_no_secrets(name, value):
+def test_names_of_a_vocabulary_are_not_secrets(name, value):
     assert not is_secret(name, value)
 
 

@@ -181,6 +181,6 @@ def test_the_command_line_builds_what_python_builds(tmp_path):
         ("Arguments\n  seed: 11", "Unseeded", None),
     ],
 )
-def test_generated_code_is_told_the_seed_that_is_written(tmp_path, old, new, seed):
+def test_generated_code_gets_the_seed_of_the_config(tmp_path, old, new, seed):
     ours = project(tmp_path, CONFIG.replace(old, new))
     assert seed == written_seed(ours.graph, ours.meta)

@@ -64,7 +64,7 @@ def test_what_makes_no_sense_is_refused_by_the_run_and_by_the_check(tmp_path, te
         ("{max_retry_attempts: [3]}", "write a whole number from 0 to 1000"),
     ],
 )
-def test_what_may_be_written_is_told(tmp_path, text, hint):
+def test_what_may_be_written_is_reported(tmp_path, text, hint):
     with pytest.raises(ProjectError) as caught:
         fault_tolerance(graph(tmp_path, text))
     assert hint == caught.value.hint
@@ -85,14 +85,14 @@ def test_the_interval_holds_where_the_config_saves_nothing(tmp_path, saves, expe
     assert expected == list(restart_assignments(found, fault_tolerance(found), resumes=False))
 
 
-def test_a_further_attempt_goes_on(tmp_path):
+def test_a_further_attempt_resumes(tmp_path):
     found = graph(tmp_path, "{}")
     expected = (("+main.args.resume_from_checkpoint", '"auto"'),)
     assert expected == restart_assignments(found, fault_tolerance(found), resumes=True)
     assert () == restart_assignments(found, fault_tolerance(found), resumes=False)
 
 
-def test_a_job_that_was_queued_again_goes_on_without_further_words(tmp_path):
+def test_a_job_that_was_queued_again_resumes_without_further_words(tmp_path):
     found = graph(tmp_path, "")
     assert fault_tolerance(found) is None
     assert "resume_from_checkpoint" in restart_assignments(found, None, resumes=True)[0][0]

@@ -84,7 +84,7 @@ def refusal(resolver, constructor):
 
 
 @pytest.mark.parametrize("trusts", [False, True], ids=["nothing trusted", "the project trusted"])
-def test_what_no_config_may_call_is_refused_whoever_is_trusted(project, trusts):
+def test_what_no_config_may_call_is_refused_whatever_is_trusted(project, trusts):
     resolver = guarded(project, Trust(folders=(str(project.resolve()),), packages=("os",)) if trusts else Trust())
 
     assert dict.fromkeys(DENIED, "FG339") == {name: refusal(resolver, name) for name in DENIED}
@@ -205,7 +205,7 @@ def test_a_link_into_a_trusted_folder_and_a_name_that_begins_alike_are_judged_by
     assert not trust.has_folder(str(trusted / "out"))
 
 
-def test_code_behind_a_link_in_a_trusted_project_is_of_the_folder_that_it_lies_in(tmp_path, untrusted):
+def test_code_behind_a_link_in_a_trusted_project_belongs_to_its_real_folder(tmp_path, untrusted):
     beside = tmp_path / "beside"
     beside.mkdir()
     (beside / "model.py").write_text(MODEL)
@@ -278,7 +278,7 @@ def test_the_list_is_for_its_user_alone(untrusted):
         ("{pickle_module: !call:dict []}", "FG340"),
     ],
 )
-def test_a_loader_of_pickles_is_not_told_to_run_them(tmp_path, untrusted, kwargs, code):
+def test_a_loader_of_pickles_does_not_run_them(tmp_path, untrusted, kwargs, code):
     pytest.importorskip("torch")
     text = f"main: !partial:torch:load {{args: [x.pt], kwargs: {kwargs}}}\n"
     folder = make_project(tmp_path / "p", {"templates/configs/plain.yaml": text})
@@ -453,7 +453,7 @@ def test_a_terminal_is_asked_once(project, answer, runs):
 def test_templates_read_the_variables_that_the_user_allows(tmp_path, untrusted, monkeypatch):
     monkeypatch.setenv("LAB_RACK", "7")
     folder = make_project(tmp_path / "p", {"templates/configs/plain.yaml": "main: {{ env('LAB_RACK', 3) }}\n"})
-    with pytest.raises(ForgatherError, match="not among those that templates may read") as caught:
+    with pytest.raises(ForgatherError, match="is not one that templates may read") as caught:
         _ = Project("plain", str(folder)).graph
     assert ("FG446", "!env LAB_RACK" in caught.value.hint) == (caught.value.code, True)
 
@@ -491,7 +491,7 @@ def test_a_project_does_not_say_itself_that_it_may_read_elsewhere(tmp_path, untr
     assert "FG444" == root_refused(folder), "what was kept of the project does not remember the word"
 
 
-def test_the_default_folder_is_no_way_out(tmp_path, untrusted):
+def test_the_default_folder_does_not_help(tmp_path, untrusted):
     folder = make_project(tmp_path / "p")
     (folder / "templates").rename(tmp_path / "templates")
     (folder / "templates").symlink_to(tmp_path / "templates")

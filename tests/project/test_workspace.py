@@ -42,7 +42,7 @@ def test_a_folder_that_does_not_exist_names_its_neighbors(tmp_path):
     assert "projects there: tiny_llama" == caught.value.hint
 
 
-def test_a_file_is_no_project(tmp_path):
+def test_a_file_is_not_a_project(tmp_path):
     (tmp_path / "file").write_text("")
 
     with pytest.raises(ProjectError, match="it is not a folder"):

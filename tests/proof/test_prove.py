@@ -170,7 +170,7 @@ def test_the_environment_is_as_before(monkeypatch):
     assert "OTHER_TOKEN" not in os.environ
 
 
-def test_a_config_that_cannot_be_built_is_told_from_wrong_code():
+def test_a_config_that_cannot_be_built_is_distinguished_from_wrong_code():
     with pytest.raises(
         ForgatherError, match=r"\[FG334\] the config cannot be built: ValueError: invalid literal for int"
     ):

@@ -161,7 +161,7 @@ def test_what_is_too_much_is_unknown(project, name):
     assert answer.reason
 
 
-def test_a_mistake_in_a_file_beside_the_project_is_found(project, tmp_path_factory):
+def test_a_mistake_in_a_file_next_to_the_project_is_found(project, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     (other / "model.py").write_text("class Model(\n")
     with pytest.raises(SyntaxFault, match="model.py is not valid Python"):

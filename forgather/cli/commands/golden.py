@@ -10,7 +10,7 @@ from forgather.cli.options import add_json
 from forgather.cli.origin_labels import Labels
 from forgather.cli.output import plural, print_error, write_json, write_text
 from forgather.cli.palette import Look
-from forgather.project.golden import GoldenCheck, State, compare_goldens, update_golden
+from forgather.project.golden import GoldenCheck, GoldenState, compare_goldens, update_golden
 from forgather.project.metadata_cache import load_meta
 from forgather.project.path_display import Display, near_path
 from forgather.project.workspace import find_project
@@ -23,8 +23,8 @@ EXAMPLES = """examples:
   fgcli golden                                   all configs of the project
   fgcli golden tiny                              one of them
   fgcli golden --update                          make today's graphs the goldens; then read 'git diff'"""
-_WORDS = {State.SAME: "as before", State.BROKEN: "cannot be compared"}
-_NEXT = {State.MISSING: "'--update' writes it", State.LOST: "'--update' removes the golden"}
+_WORDS = {GoldenState.SAME: "as before", GoldenState.BROKEN: "cannot be compared"}
+_NEXT = {GoldenState.MISSING: "'--update' writes it", GoldenState.LOST: "'--update' removes the golden"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -52,11 +52,11 @@ def run(invocation: Invocation) -> int:
         write_text(
             "\n".join([*_report(judged, (labels, labels)), _verdict(judged)]), look=Look(paint, hang, display.named)
         )
-    broken = [item for item in judged if item.state is State.BROKEN and item not in changed]
+    broken = [item for item in judged if item.state is GoldenState.BROKEN and item not in changed]
     for item in broken:
         if item.error is not None:
             print_error(item.error, meta.project_dir)
-    return TROUBLE if broken else int(not options.update and any(item.state is not State.SAME for item in judged))
+    return TROUBLE if broken else int(not options.update and any(item.state is not GoldenState.SAME for item in judged))
 
 
 def _fact(item: GoldenCheck, changed: bool, places: Places) -> dict[str, object]:
@@ -70,7 +70,7 @@ def _fact(item: GoldenCheck, changed: bool, places: Places) -> dict[str, object]
 
 
 def _done(item: GoldenCheck) -> str:
-    return f"{near_path(item.file)} {'removed' if item.state is State.LOST else 'written'}"
+    return f"{near_path(item.file)} {'removed' if item.state is GoldenState.LOST else 'written'}"
 
 
 def _counts(items: list[GoldenCheck], word: str) -> str:
@@ -80,7 +80,7 @@ def _counts(items: list[GoldenCheck], word: str) -> str:
 def _report(judged: list[GoldenCheck], places: Places) -> list[str]:
     lines: list[str] = []
     for item in judged:
-        if item.state is State.DIFFERS:
+        if item.state is GoldenState.DIFFERS:
             lines += [f"--- {near_path(item.file)}", f"+++ {item.config}", ""]
             lines += [*difference_lines(item.differences, places), "", summary(item.differences), ""]
     width = max((len(item.config) for item in judged), default=0)
@@ -92,5 +92,5 @@ def _report(judged: list[GoldenCheck], places: Places) -> list[str]:
 
 
 def _verdict(judged: list[GoldenCheck]) -> str:
-    same = sum(item.state is State.SAME for item in judged)
+    same = sum(item.state is GoldenState.SAME for item in judged)
     return f"{same} of {len(judged)} as before"
