@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if collecting:
             if arguments is None and not gc.isenabled():
                 # Otherwise the next collection would visit all objects of the static command, because they are new:
-                # that takes a twentieth of the time of a check. Objects that a caller in this process froze stay frozen.
+                # that takes a twentieth of the time of a check. Objects that a caller in this process froze stay so.
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
