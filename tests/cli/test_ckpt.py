@@ -153,7 +153,10 @@ def test_verify_names_what_to_do_with_what_is_bad(folder, capsys):
     for step in (10, 30):
         (folder / f"checkpoint-{step}/optimizer.json").unlink()
     said = told(capsys, "verify", folder)[1].err
-    assert "next: restore one from a copy; or begin anew: --resume never" in said and "move them away" in said
+    assert (
+        "next: restore one from a copy, or start from the beginning: --resume never" in said
+        and "move them away" in said
+    )
 
 
 def test_show_tells_what_is_in_a_checkpoint(folder, capsys):
@@ -311,7 +314,7 @@ def test_prune_reads_what_stays_before_anything_goes(folder, capsys):
         weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     status, said = told(capsys, "prune", folder, "--keep-last", "1", "--yes")
     assert (1, [10, 20, 30]) == (status, left(folder))
-    assert "FG678" in said.err and "no checkpoint that would stay is intact" in said.err
+    assert "FG678" in said.err and "no checkpoint that would remain is intact" in said.err
 
 
 def test_prune_does_not_guess_which_are_the_best(tmp_path, capsys):

@@ -176,7 +176,7 @@ def test_a_process_that_was_not_told_where_the_others_are_says_so(bench):
     done = script("good", cwd=bench, env={"WORLD_SIZE": "2", "RANK": "0"})
 
     assert 1 == done.returncode
-    assert done.stderr.startswith("error[FG706]: rank 0 of 2 was not told where the others are")
+    assert done.stderr.startswith("error[FG706]: rank 0 of 2 cannot find the others")
 
 
 def test_a_run_goes_on_when_nobody_reads_its_output_any_more(bench):

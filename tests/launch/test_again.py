@@ -46,7 +46,7 @@ KILLED = Failure(1, -signal.SIGKILL, None, "step 3, update")
 def test_a_run_goes_on_from_what_it_has_written(tmp_path):
     answer, said, told = asked(tmp_path, KILLED, before=[900], written=[2])
     assert (True, "auto") == (answer, told)
-    cause = "after rank 1 of 2 was ended by SIGKILL in step 3, update, without a word"
+    cause = "after rank 1 of 2 was ended by SIGKILL in step 3, update, without an error message"
     assert [f"attempt 2 of 4, {cause}; going on from step 2"] == said
 
 

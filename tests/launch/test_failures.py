@@ -72,10 +72,10 @@ def failed(bench, how, rank):
         [
             ("raise", 0, 1, "error: ValueError: of this rank"),
             ("raise", 1, 1, "error: ValueError: of this rank"),
-            ("leave", 0, 7, "error[FG710]: rank 0 of 2 left with status 7 in run, without a word"),
+            ("leave", 0, 7, "error[FG710]: rank 0 of 2 exited with status 7 in run, without an error message"),
             ("exit", 1, 5, "error[FG710]: rank 1 of 2 in run: ended with status 5"),
-            ("SIGKILL", 1, 137, "error[FG710]: rank 1 of 2 was ended by SIGKILL in run, without a word"),
-            ("SIGSEGV", 0, 139, "error[FG710]: rank 0 of 2 was ended by SIGSEGV in run, without a word"),
+            ("SIGKILL", 1, 137, "error[FG710]: rank 1 of 2 was ended by SIGKILL in run, without an error message"),
+            ("SIGSEGV", 0, 139, "error[FG710]: rank 0 of 2 was ended by SIGSEGV in run, without an error message"),
         ],
         lambda how, rank, status, told: (how, rank) == ("raise", 1),
     ),

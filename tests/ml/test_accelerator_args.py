@@ -69,13 +69,13 @@ def test_each_setting_that_moved_is_said_in_one_line(tmp_path, caplog):
     assert [
         "accelerator_args.cpu was taken as use_cpu: true",
         "accelerator_args.dispatch_batches true has no effect of its own: every process reads its own rows of the batch "
-        "that dispatching would have cut up",
+        "that dispatching would split",
         "accelerator_args.mixed_precision was taken as fp16: true",
         "accelerator_args.gradient_accumulation_plugin.num_steps was taken as gradient_accumulation_steps: 4",
-        "accelerator_args.gradient_accumulation_plugin.adjust_scheduler true has no effect of its own: the learning rate "
-        "moves on once an update, whatever the accumulation",
+        "accelerator_args.gradient_accumulation_plugin.adjust_scheduler true has no effect of its own: the schedule "
+        "advances once per optimizer step, whatever the accumulation",
         "accelerator_args.dataloader_config.even_batches true has no effect of its own: each row is computed once, and "
-        "what is missing at the end counts for nothing; no row is repeated or dropped",
+        "padding at the end is not counted; no row is repeated or dropped",
         "accelerator_args.log_with was taken as report_to: tensorboard",
         "accelerator_args.dynamo_backend was taken as torch_compile_backend: eager",
     ] == caplog.messages

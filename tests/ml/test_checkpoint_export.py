@@ -111,7 +111,7 @@ def test_a_place_that_cannot_be_meant_is_refused(checkpoint, tmp_path, capsys, i
     assert 1 == main(["ckpt", "export", str(folder), str(place), *more])
     said = capsys.readouterr().err
     assert "error[FG677]" in said
-    assert not more or f"'{more[1]}' is no size of a file" in said and "--max-shard-size 5GB" in said
+    assert not more or f"'{more[1]}' is not a file size" in said and "--max-shard-size 5GB" in said
     assert before == sorted(tmp_path.rglob("*"))
 
 

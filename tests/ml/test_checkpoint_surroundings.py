@@ -59,7 +59,7 @@ class Forgetful(LocalStorage):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_storage_that_renames_nothing_is_told(tmp_path, kind):
-    with pytest.raises(CheckpointError, match=r"FG609.*step 3 .*the storage has not put it in place"):
+    with pytest.raises(CheckpointError, match=r"FG609.*step 3 .*the storage did not rename it"):
         trainer(tmp_path, kind, storage=Forgetful()).train()
 
 
@@ -69,7 +69,7 @@ def test_a_callback_whose_state_is_no_json_is_named(tmp_path, value):
         def state(self):
             return {"args": {}, "attributes": {"value": value}}
 
-    with pytest.raises(CheckpointError, match="FG606.*the callback Counts is not what JSON holds"):
+    with pytest.raises(CheckpointError, match="FG606.*the callback Counts cannot be stored as JSON"):
         trainer(tmp_path, "synchronous", callbacks=[Counts()]).train()
     assert [] == list(tmp_path.iterdir())
 
@@ -91,14 +91,14 @@ def test_no_command_waits_for_a_pipe_in_a_checkpoint(tmp_path, capsys, name, com
     # An exported model is whole without the state of the optimizer.
     is_needed = command != "export" or not name.startswith("optimizer")
     assert is_needed == main(["ckpt", command, str(place), *into])
-    assert is_needed == ("is no regular file" in "".join(capsys.readouterr()))
+    assert is_needed == ("is not a regular file" in "".join(capsys.readouterr()))
 
 
 @pytest.mark.parametrize("name", ["optimizer.json", "optimizer.safetensors"])
 def test_who_asks_for_a_state_that_is_a_pipe_is_told(tmp_path, name):
     trainer(tmp_path, "synchronous", max_steps=3).train()
     replaced_by_a_pipe(tmp_path / "checkpoint-3" / name)
-    with pytest.raises(CheckpointError, match=rf"FG603.*{name}' is corrupt: it is no regular file"):
+    with pytest.raises(CheckpointError, match=rf"FG603.*{name}' is corrupt: it is not a regular file"):
         CheckpointReader(tmp_path / "checkpoint-3")
 
 

@@ -87,7 +87,7 @@ def test_other_rows_are_refused_by_what_has_changed(settings, name):
 def test_other_rows_are_taken_where_they_are_meant(settings, caplog, name):
     change, said = CHANGES[name]
     assert 6 == go_on(settings, rows(12), change(rows(12)), allow_changed=["data"]).state.global_step
-    assert f"{said}" in caplog.text and "rows may be met twice" in caplog.text
+    assert f"{said}" in caplog.text and "rows may be read twice" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_checkpoint_of_an_earlier_release_says_that_its_rows_are_not_known(set
     state = batches.state_dict()
     del state["fingerprint"]
     batches.load_state_dict(state)
-    assert "is of an earlier release, and does not tell which rows" in caplog.text
+    assert "written by an earlier release, which recorded no digests" in caplog.text
 
 
 def test_packed_rows_of_an_earlier_release_are_made_again_or_refused(settings, letters, tmp_path):  # noqa: F811

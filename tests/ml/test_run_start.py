@@ -54,7 +54,7 @@ def test_a_run_of_this_process_whose_config_asks_for_two_is_refused_and_both_way
     with pytest.raises(DistributedError) as caught:
         trainer.train()
     assert "FG776" == caught.value.code
-    assert "this run is one process, and config 'a.yaml' asks for 2" in str(caught.value.message)
+    assert "this run has one process, and config 'a.yaml' requests 2" in str(caught.value.message)
     assert "`fgcli -t a train`" in caught.value.hint
     assert "Project('a', ..., nproc_per_node=1)" in caught.value.hint
     assert trainer.state.global_step == 0

@@ -66,7 +66,9 @@ def test_the_limit_of_a_run_removes_no_checkpoint_of_another(settings, tmp_path,
     trained(settings, max_steps=8, save_total_limit=2)
     trained(settings, max_steps=4, save_total_limit=1)
     assert [4, 7, 8] == steps(tmp_path / "out")
-    assert "2 checkpoints of an earlier run, up to step 8: this run begins anew, keeps them" in caplog.text
+    assert (
+        "2 checkpoints of an earlier run, up to step 8: this run starts from the beginning, keeps them" in caplog.text
+    )
 
 
 def test_checkpoints_that_do_not_tell_their_run_are_older_than_those_that_do(tmp_path):

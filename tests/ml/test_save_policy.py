@@ -132,7 +132,7 @@ def test_nothing_is_removed_where_no_checkpoint_that_stays_is_intact(tmp_path, c
         write_checkpoint(tmp_path, step, lambda draft: draft.write("a", [b"aaaa"]))
     (tmp_path / "checkpoint-3" / "a").write_bytes(b"aaab")
     assert [] == prune(tmp_path, Retention(1))
-    assert "none of those that would stay is intact" in caplog.text
+    assert "none of those that would remain is intact" in caplog.text
     assert [tmp_path / "checkpoint-1"] == prune(tmp_path, Retention(2))
 
 

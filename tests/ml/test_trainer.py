@@ -358,7 +358,7 @@ def test_ctrl_c_ends_the_step_saves_says_where_and_goes_on_exactly(settings, cap
     assert ("on_save", 3) in recorder.events and ("on_train_end", 3) == recorder.events[-1]
     (found,) = list_checkpoints(Path(whole.args.output_dir))
     assert (3, 3) == (found[0], verify(found[1]).step)
-    assert [f"the state of step 3 lies in {found[1]}"] == caught.value.__notes__
+    assert [f"the state of step 3 is saved in {found[1]}"] == caught.value.__notes__
     assert ["stopping; press Ctrl-C again to stop at once"] == [
         r.getMessage() for r in caplog.records if r.name == "forgather.interrupt"
     ]

@@ -133,7 +133,7 @@ def by_accelerate(folder):
         (by_transformers, "the Trainer of transformers"),
         (by_dcp, "torch.distributed.checkpoint"),
         (by_accelerate, r"accelerator.save_state\(\)"),
-        (lambda folder: tiny_llama().save_pretrained(folder), "is a model, without what a run needs"),
+        (lambda folder: tiny_llama().save_pretrained(folder), "is a model without the state that a run needs"),
     ],
     ids=["transformers", "DCP", "Accelerate", "a model"],
 )
@@ -146,7 +146,7 @@ def test_a_checkpoint_of_another_program_is_named(tmp_path, settings, write, wri
 
 def test_a_file_of_torch_save_is_not_loaded(tmp_path, settings):
     torch.save(tiny_llama().state_dict(), tmp_path / "model.pt")
-    refused(tmp_path / "model.pt", settings, "FG601.*is a file, and a checkpoint is a folder; what torch.save wrote")
+    refused(tmp_path / "model.pt", settings, "FG601.*is a file, and a checkpoint is a folder; a file of torch.save")
 
 
 def test_another_model_is_told_shape_by_shape(copy, settings):
@@ -185,7 +185,7 @@ def test_a_name_with_odd_characters_is_a_name(saved, tmp_path, settings, name):
 def test_a_name_that_is_no_text_is_told(saved, tmp_path, settings):
     """The library that reads tensors takes texts alone."""
     folder = shutil.copytree(saved, tmp_path / "\udcff" / "checkpoint-2")
-    refused(folder, settings, "FG601.*cannot be read: its path is no UTF-8")
+    refused(folder, settings, "FG601.*cannot be read: its path is not valid UTF-8")
 
 
 @pytest.mark.parametrize("place", ["file", "file/out", "checkpoint-2/model.safetensors/out"])

@@ -100,7 +100,7 @@ def test_what_follows_a_step_that_is_left_out_is_the_same_whatever_was_wrong_wit
 def test_after_as_many_bad_steps_as_are_allowed_the_run_ends(kind, settings, tmp_path):
     for one in faulty(kind, "gradient nan", settings, steps=(4, 5, 6, 7), folder=tmp_path):
         assert (
-            "[FG651] 3 bad steps among 8, and max_bad_steps is 2; of step 6, the norm of the gradients is"
+            "[FG651] 3 bad steps within 8 steps, and max_bad_steps is 2; at step 6, the norm of the gradients is"
             in one["error"]
         )
         assert one["step"] == 5
@@ -190,7 +190,7 @@ def test_a_resumed_run_counts_the_bad_steps_of_before(tmp_path):
     settings = {**SKIP, "max_bad_steps": 1, "save_strategy": "steps", "save_steps": 4}
     assert faulty("one process x1", "loss nan", settings, folder=tmp_path, steps=(4,))[0]["error"] is None
     resumed = faulty("one process x1", "loss nan", settings, folder=tmp_path, resume=str(tmp_path / "checkpoint-4"))[0]
-    assert resumed["error"].startswith("[FG651] 2 bad steps among 8, and max_bad_steps is 1")
+    assert resumed["error"].startswith("[FG651] 2 bad steps within 8 steps, and max_bad_steps is 1")
 
 
 def test_a_checkpoint_that_is_damaged_is_passed_over(tmp_path, caplog):
@@ -221,6 +221,4 @@ def test_a_damaged_list_is_told(tmp_path):
     rewound("one process x1", "loss nan", tmp_path)
     (tmp_path / "skipped_steps.json").write_text('{"run": ')
     found = faulty("one process x1", None, REWIND, folder=tmp_path, resume="auto")[0]
-    assert found["error"].startswith(
-        f"[FG653] the list of steps that were left out, '{tmp_path / 'skipped_steps.json'}'"
-    )
+    assert found["error"].startswith(f"[FG653] the list of skipped steps '{tmp_path / 'skipped_steps.json'}'")

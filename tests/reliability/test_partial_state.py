@@ -90,7 +90,7 @@ def test_what_may_be_missing_is_said_to_have_no_effect_where_there_is_no_checkpo
     go_on(["rng"])
     assert "allow_missing" not in caplog.text
     go_on(["rng"], resume_from_checkpoint=False)
-    assert "allow_missing has no effect: the run goes on from no checkpoint" in caplog.text
+    assert "allow_missing has no effect: the run does not resume from a checkpoint" in caplog.text
 
 
 def test_what_to_allow_is_told_with_what_is_allowed_already(saved, go_on):
@@ -119,7 +119,7 @@ def test_an_automatic_choice_passes_over_what_lacks_a_part_that_it_must_have(sav
 def test_a_model_alone_can_be_gone_on_from_where_that_is_asked_for(settings, go_on, caplog):
     args = settings(save_strategy="steps", save_steps=2, max_steps=2, save_only_model=True)
     Trainer(tiny_llama(), args, train_dataset=rows()).train()
-    with pytest.raises(CheckpointError, match="FG608.*holds the model alone: it has no optimizer, schedule, data, rng"):
+    with pytest.raises(CheckpointError, match="FG608.*holds only the model: it has no optimizer, schedule, data, rng"):
         go_on()
     assert 4 == go_on(["optimizer", *IN_STATE]).state.global_step
 

@@ -192,9 +192,7 @@ def test_what_was_sealed_again_is_exported_as_it_was_or_not_at_all(hostile, save
 
 def test_a_file_that_is_not_damaged_is_not_called_so(hostile, settings):  # noqa: F811
     pieces(([0], [24]), ([16], [8]))(hostile, None)
-    expected = (
-        r"\[FG611\] the checkpoint file .*index.json' is not as a run writes it: of 'model.norm.weight', its pieces"
-    )
+    expected = r"\[FG611\] the checkpoint file .*index.json' does not have the form that a run writes: tensor 'model.norm.weight': its chunks"
     with pytest.raises(CheckpointError, match=expected):
         resume(hostile, settings)
 

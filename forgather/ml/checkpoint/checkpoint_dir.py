@@ -179,7 +179,7 @@ def finish_draft(
     _commit(storage, folder, final)
     # Readers recognize a checkpoint by its manifest; a storage that only pretends to rename is found here.
     if not is_regular(final / MANIFEST):
-        raise FileNotFoundError(errno.ENOENT, "the storage has not put it in place")
+        raise FileNotFoundError(errno.ENOENT, "the storage did not rename it")
     return final
 
 
@@ -212,7 +212,7 @@ def _put_aside(storage: Storage, folder: Path) -> None:
     aside = next(name for name in names if not os.path.lexists(name))
     storage.rename(folder, aside)
     storage.sync_folder(folder.parent)
-    _log.warning("%s is no checkpoint of a run of ours, and in the way of one: it is %s now", folder, aside.name)
+    _log.warning("%s is not a checkpoint and has the name of one: it was renamed to %s", folder, aside.name)
 
 
 def discard_draft(draft: Draft) -> None:

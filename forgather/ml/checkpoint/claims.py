@@ -26,9 +26,9 @@ def load_mismatch(model: nn.Module) -> str | None:
     # With pipeline parallelism the strategy holds a proxy; class and configuration are those of the whole model.
     model = getattr(model, "stands_for", model)
     if not isinstance(model, PreTrainedModel):
-        return f"a {class_name(model)} is no model of transformers, and may hold one"
+        return f"a {class_name(model)} is not a model of transformers, and may contain one"
     if getattr(model, "_hf_peft_config_loaded", False):
-        return "adapters are part of them"
+        return "they include adapters"
     # A quantizer renames weights while it loads them, so the names of an unloaded model prove nothing.
     if getattr(model, "hf_quantizer", None) is not None:
         return None
@@ -74,6 +74,6 @@ def weight_name_mismatch(kind: str, expected: Collection[str], found: Collection
     missing = [name for name in expected if name not in found]
     if not unknown and not missing:
         return None
-    name, what = (unknown[0], "is none of its weights") if unknown else (missing[0], "is not there")
+    name, what = (unknown[0], "is not one of its weights") if unknown else (missing[0], "is missing")
     more = len(unknown) + len(missing) - 1
     return f"they are not those of {kind}: {name!r:.80} {what}" + (f", and {more} more names differ" if more else "")

@@ -57,7 +57,7 @@ _PIECE = 1 << 22
 _COMPILED, _OF_PEFT = "_orig_mod.", "base_model.model."
 """Prefixes that `torch.compile` and peft add to the weight names of the model that they wrap."""
 _LAYERS = re.compile(r"layers?$|^depth$")
-_GO_ON = "save the model with the code that made it: go on from the checkpoint, and the end of the run saves it"
+_GO_ON = "save the model with the code that built it: resume from the checkpoint, and the run saves it at its end"
 
 
 def export_checkpoint(
@@ -123,11 +123,11 @@ def _refuse_changed(source: Path, manifest: Manifest) -> None:
 
 def _refuse_place(source: Path, into: Path) -> None:
     if into.resolve().is_relative_to(source.resolve()):
-        raise _cannot(into, "lies in the checkpoint itself", "name a folder of its own")
+        raise _cannot(into, "is inside of the checkpoint", "name another folder")
     if into.exists() and not into.is_dir():
         raise _cannot(into, "is a file", "name a folder")
     if into.is_dir() and any(into.iterdir()):
-        raise _cannot(into, "is not empty", "name a folder that is not there yet")
+        raise _cannot(into, "is not empty", "name a folder that does not exist yet")
 
 
 def _cannot(into: Path, why: str, hint: str) -> CheckpointError:
@@ -148,7 +148,7 @@ def _bytes_of(size: str | int) -> int:
     number = int(float(found[1]) * 1000 ** (1 + "KMGT".index(found[2]))) if found else size
     if not isinstance(number, int) or number < 1:
         raise CheckpointError(
-            f"the model cannot be exported: {size!r:.40} is no size of a file",
+            f"the model cannot be exported: {size!r:.40} is not a file size",
             code="FG677",
             hint="give a number and KB, MB, GB or TB, as in --max-shard-size 5GB",
         )
@@ -160,9 +160,9 @@ def _layout(source: Path, manifest: Manifest, weights: Mapping[str, Tensor], sha
     if ADAPTER_CONFIG in manifest.files or any(name.startswith(_OF_PEFT) or ".lora_" in name for name in weights):
         raise _not_of_a_class(
             source,
-            "it holds adapters beside the model that they are for",
-            "a run writes its adapters into output_dir when it ends: go on from the checkpoint, with max_steps at its "
-            "step to have them as they are",
+            "it holds adapters next to their base model",
+            "a run writes its adapters into output_dir when it ends: resume from the checkpoint, with max_steps at its "
+            "step to export them unchanged",
         )
     try:
         # A model with its own code has no class in transformers; its weights are exported under the names that they
@@ -197,7 +197,7 @@ def _skeleton(source: Path, weights: Mapping[str, Tensor]) -> PreTrainedModel | 
         # `auto_map` names code in the folder; a quantized model renames its weights when it is loaded.
         if "auto_map" in facts or "quantization_config" in facts:
             return None
-        name = str((facts.get("architectures") or ["no class that its configuration names"])[0])
+        name = str((facts.get("architectures") or [""])[0])
         kind = getattr(transformers, name, None)
         if facts.get("architectures") and not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
             return None
@@ -206,14 +206,14 @@ def _skeleton(source: Path, weights: Mapping[str, Tensor]) -> PreTrainedModel | 
         _refuse_layers(facts, len(weights))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise malformed_file(
-            source / CONFIG, f"it is no configuration of a model ({type(error).__name__}: {error!s:.80})"
+            source / CONFIG, f"it is not the configuration of a model ({type(error).__name__}: {error!s:.80})"
         ) from None
     if not isinstance(kind, type):
-        raise _not_of_a_class(source, f"its weights are those of {name}", _GO_ON)
+        raise _not_of_a_class(source, "its configuration names no class", _GO_ON)
     try:
         model = model_on_meta(kind, config.from_dict(facts))
     except Exception as error:  # noqa: BLE001 - the class comes from a file and may raise anything
-        raise malformed_file(source / CONFIG, f"no {name} can be made of it ({error!s:.80})") from None
+        raise malformed_file(source / CONFIG, f"{name} cannot be built from it ({error!s:.80})") from None
     _refuse_others(source, model, weights)
     return model
 
@@ -233,7 +233,7 @@ def _refuse_others(source: Path, model: PreTrainedModel, weights: Mapping[str, T
     # A tied weight may be stored under one of its names only.
     expected = [name for name in state if name in known or name not in tied]
     if reason := weight_name_mismatch(kind, expected, sorted(known)):
-        raise _not_of_a_class(source, f"its weights are not as its configuration says: {reason}", _GO_ON)
+        raise _not_of_a_class(source, f"its weights do not match its configuration: {reason}", _GO_ON)
     for name, tensor in weights.items():
         # `from_pretrained` would replace a weight of another shape by random numbers, with a warning only.
         if tensor.shape != state[name].shape:

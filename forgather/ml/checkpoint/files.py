@@ -89,12 +89,12 @@ def require_folder(folder: Path) -> None:
         problem = f"{str(folder)!r} is a file, and a checkpoint is a folder"
         # The usual mistake: a file of torch.save in place of a folder.
         if folder.suffix in _PICKLES:
-            problem += "; what torch.save wrote is never loaded: it could run code"
+            problem += "; a file of torch.save is never loaded: it could run code"
     except FileNotFoundError:
         is_link = os.path.islink(folder)
         problem = f"{str(folder)!r} is a broken link" if is_link else f"there is no checkpoint folder {str(folder)!r}"
     except UnicodeEncodeError:
-        problem = f"the checkpoint folder {str(folder)!r} cannot be read: its path is no UTF-8"
+        problem = f"the checkpoint folder {str(folder)!r} cannot be read: its path is not valid UTF-8"
     except (OSError, ValueError) as error:
         problem = f"the checkpoint folder {str(folder)!r} cannot be read: {getattr(error, 'strerror', None) or error}"
     raise CheckpointError(
@@ -115,20 +115,20 @@ def missing_manifest_error(folder: Path, manifest: str) -> CheckpointError:
     writer = next((writer for writer, signs in _FOREIGN_FILES if _has_files(names, signs)), None)
     if writer is not None:
         return CheckpointError(
-            f"the checkpoint {str(folder)!r} was written by {writer}, and such state is never loaded: it is pickled",
+            f"the checkpoint {str(folder)!r} was written by {writer}, whose pickled state is never loaded",
             code="FG671",
-            hint="go on with the program that wrote it, or begin a new run from its weights",
+            hint="continue with the program that wrote it, or start a new run from its weights",
         )
     # A folder with our optimizer state is an incomplete checkpoint, not a model that was saved for others.
     if _has_files(names, _MODEL_FILES) and not set(_OUR_FILES) & set(names) and not inside:
         return CheckpointError(
-            f"{str(folder)!r} is a model, without what a run needs to go on",
+            f"{str(folder)!r} is a model without the state that a run needs to resume",
             code="FG671",
-            hint="begin a new run from it: AutoModelForCausalLM.from_pretrained takes the folder",
+            hint="start a new run from it: AutoModelForCausalLM.from_pretrained loads the folder",
         )
     if inside:
         return CheckpointError(
-            f"{str(folder)!r} is no checkpoint; it holds {len(inside)}, among them {inside[-1]!r}",
+            f"{str(folder)!r} is not a checkpoint; the newest of {len(inside)} in it is {inside[-1]!r}",
             code="FG602",
             hint=f"give one of them, as {os.path.join(folder, inside[-1])}, or set output_dir to this folder and "
             "resume_from_checkpoint: auto",

@@ -78,7 +78,7 @@ def read_header(file: Path) -> tuple[list[TensorFact], dict[str, str]]:
             length = int.from_bytes(stream.read(8), "little")
             # The first eight bytes of any other file would be taken for a length, and that many bytes would be read.
             if not 2 <= length <= _MAX_HEADER_BYTES:
-                raise corrupt_file(file, f"it is no safetensors file (a header of {length} bytes)")
+                raise corrupt_file(file, f"it is not a safetensors file (a header of {length} bytes)")
             header: dict[str, Any] = json.loads(stream.read(length))
         texts = header.pop("__metadata__", {})
         found = [(fact["data_offsets"], _fact(name, fact)) for name, fact in header.items()]
@@ -89,7 +89,7 @@ def read_header(file: Path) -> tuple[list[TensorFact], dict[str, str]]:
     except FileNotFoundError:
         raise missing_file(file) from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise corrupt_file(file, f"it is no safetensors file ({type(error).__name__})") from None
+        raise corrupt_file(file, f"it is not a safetensors file ({type(error).__name__})") from None
 
 
 def _fact(name: str, fact: dict[str, Any]) -> TensorFact:
@@ -286,9 +286,9 @@ def all_problems(folder: Path) -> tuple[Manifest | None, list[CheckpointError]]:
         return None, [error]
     extra = [
         CheckpointError(
-            f"{str(folder / name)!r} is no part of the checkpoint: its manifest does not list it",
+            f"{str(folder / name)!r} is not part of the checkpoint: its manifest does not list it",
             code="FG673",
-            hint="move it elsewhere; a run that goes on does not read it",
+            hint="move it elsewhere; a resumed run does not read it",
             found=name,
         )
         for name in extra_files(folder, manifest)

@@ -21,7 +21,8 @@ from forgather.ml.checkpoint.manifest import first_intact, read_manifest
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
 
 NONE_INTACT = (
-    "restore one from a copy; or begin anew: --resume never (resume_from_checkpoint: false), or move them away"
+    "restore one from a copy, or start from the beginning: --resume never (resume_from_checkpoint: false), or move "
+    "them away"
 )
 """The hint of an error when no checkpoint of a folder is intact."""
 

@@ -93,7 +93,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise corrupt_file(file, f"it cannot be read ({_reason(error)})") from None
     # A renamed or copied folder would be resumed at another step than its name says.
     if folder.name.startswith("checkpoint-") and folder.name != f"checkpoint-{manifest.step}":
-        raise corrupt_file(file, f"it is that of step {manifest.step}, and the folder has the name of another")
+        raise corrupt_file(file, f"it belongs to step {manifest.step}, and the folder is named after another step")
     return manifest
 
 
@@ -120,7 +120,7 @@ def _content(file: Path) -> bytes:
 
 def _refuse_constant(name: str) -> None:
     """Rejects NaN and Infinity, which Python's parser accepts although JSON does not have them."""
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _refuse_other_format(folder: Path, found: Any) -> None:
@@ -132,31 +132,31 @@ def _refuse_other_format(folder: Path, found: Any) -> None:
             f"the checkpoint {str(folder)!r} was written by a newer version: it is of format {found}, and this version "
             f"reads format {FORMAT}",
             code="FG670",
-            hint="install that version, or go on from another checkpoint",
+            hint="install that version, or resume from another checkpoint",
         )
     raise CheckpointError(
         f"the checkpoint {str(folder)!r} was written by an older version: it is of format {found}, and this version "
         f"reads format {FORMAT}",
         code="FG670",
-        hint="go on with the version that wrote it, or begin anew from its weights",
+        hint="continue with the version that wrote it, or start a new run from its weights",
     )
 
 
 def _manifest_of(body: dict[str, Any], file: Path) -> Manifest:
     if type(body.pop("format")) is not int:
-        raise corrupt_file(file, "its format is no number")
+        raise corrupt_file(file, "its format is not a number")
     files = {}
     for name, fact in body.pop("files").items():
         if not _is_inside(name):
             raise CheckpointError(
-                f"the manifest {str(file)!r} names {name!r}, which is no file within its folder",
+                f"the manifest {str(file)!r} names {name!r}, which is not a file within its folder",
                 code="FG672",
-                hint="no checkpoint of ours names such a file: ask where the folder comes from, and go on from another",
+                hint="no run writes such a name: check where the folder comes from, and resume from another one",
             )
         size, digest = fact["bytes"], fact["xxh3"]
         # `type(...) is int`, since JSON's `true` would pass `isinstance`.
         if type(size) is not int or size < 0 or type(digest) is not str:
-            raise corrupt_file(file, f"size and digest of {name!r} are none")
+            raise corrupt_file(file, f"size and digest of {name!r} are malformed")
         files[name] = FileFact(size, digest)
     step = body.pop("step")
     if type(step) is not int or step < 0:
@@ -252,7 +252,7 @@ def _change(file: Path, place: str, fact: FileFact, *, read: bool) -> Checkpoint
         return corrupt_file(file, "it is a link")
     facts = file.stat()
     if not stat.S_ISREG(facts.st_mode):
-        return corrupt_file(file, "it is no regular file")
+        return corrupt_file(file, "it is not a regular file")
     if facts.st_size != fact.size:
         return corrupt_file(file, f"it has {facts.st_size} bytes and {fact.size} were written")
     if read and digest_of_file(file) != fact.digest:
@@ -306,7 +306,7 @@ def corrupt_file(file: Path, what: str) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint file {str(file)!r} is corrupt: {what}",
         code="FG603",
-        hint=f"resume from an earlier one ({_RESUME_AUTO}); 'fgcli ckpt verify' tells all that is wrong",
+        hint=f"resume from an earlier one ({_RESUME_AUTO}); 'fgcli ckpt verify' lists all problems",
     )
 
 
@@ -321,9 +321,9 @@ def malformed_file(file: Path, what: str) -> CheckpointError:
     """
     folder = file.parent
     return CheckpointError(
-        f"the checkpoint file {str(file)!r} is not as a run writes it: {what}",
+        f"the checkpoint file {str(file)!r} does not have the form that a run writes: {what}",
         code="FG611",
-        hint=f"go on from another checkpoint, and ask where this one comes from; 'fgcli ckpt show {folder}' tells more",
+        hint=f"resume from another checkpoint, and check where this one comes from; see 'fgcli ckpt show {folder}'",
     )
 
 

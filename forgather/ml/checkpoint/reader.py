@@ -63,17 +63,17 @@ def chunk_problem(shape: Any, boxes: Sequence[Box]) -> str | None:
         >>> chunk_problem([4], [Box([0], [2]), Box([2], [2])]) is None
         True
         >>> chunk_problem([4], [Box([0], [2]), Box([1], [2])])
-        'its pieces overlap, or leave a gap'
+        'its chunks overlap or leave a gap'
     """
     # An index may come from elsewhere; without the limit, torch would overflow on the number of elements.
     if not _are_sizes(shape) or math.prod(shape) >= _MAX_ELEMENTS:
         return f"its shape is {shape!r:.60}"
     for box in boxes:
         if not (_are_sizes(box.offsets) and _are_sizes(box.sizes) and len(box.offsets) == len(box.sizes) == len(shape)):
-            return f"a piece of it lies at {box.offsets!r:.60} and has the shape {box.sizes!r:.60}"
+            return f"a chunk has the offsets {box.offsets!r:.60} and the sizes {box.sizes!r:.60}"
         if any(begin + size > whole for begin, size, whole in zip(box.offsets, box.sizes, shape, strict=True)):
-            return f"a piece at {box.offsets!r:.60} of the shape {box.sizes!r:.60} lies outside of {shape!r:.60}"
-    return None if _cover_once(shape, boxes) else "its pieces overlap, or leave a gap"
+            return f"a chunk at {box.offsets!r:.60} of the sizes {box.sizes!r:.60} is outside of {shape!r:.60}"
+    return None if _cover_once(shape, boxes) else "its chunks overlap or leave a gap"
 
 
 def _are_sizes(found: Any) -> bool:
@@ -171,7 +171,7 @@ class CheckpointReader:
             first = self._stored[MODEL]
             # An alias that hides a weight would silently replace its values.
             if both := first.keys() & self.aliases.keys():
-                raise ValueError(f"{min(both)!r} is a weight, and a further name of one")
+                raise ValueError(f"{min(both)!r} is both a weight and an alias")
             self.weights = {**first, **{name: first[of] for name, of in self.aliases.items()}}
         # An index with a correct digest may still be crafted: every type error in it is one located message.
         except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, ArithmeticError) as error:
@@ -209,7 +209,7 @@ class CheckpointReader:
         chunks = facts["chunks"]
         self._chunks[stored] = [(chunk["file"], chunk["key"]) for chunk in chunks]
         if fault := chunk_problem(facts["shape"], [Box(one["offsets"], one["sizes"]) for one in chunks]):
-            raise malformed_file(self.folder / INDEX, f"of {name!r:.80}, {fault}")
+            raise malformed_file(self.folder / INDEX, f"tensor {name!r:.80}: {fault}")
         boxes = [ChunkStorageMetadata(torch.Size(one["offsets"]), torch.Size(one["sizes"])) for one in chunks]
         properties = TensorProperties(dtype=dtype)
         self._metadata.state_dict_metadata[_fqn(stored)] = TensorStorageMetadata(properties, shape, boxes)
@@ -232,16 +232,14 @@ class CheckpointReader:
             file = self.folder / name
             # A symbolic link is refused as well: its target was not compared with the manifest.
             if name not in self._listed or file.parent != self.folder or file.is_symlink():
-                raise malformed_file(
-                    self.folder / INDEX, f"it names {name!r:.80}, which is no file that {MANIFEST} lists"
-                )
+                raise malformed_file(self.folder / INDEX, f"it names {name!r:.80}, which {MANIFEST} does not list")
             _refuse_special(file)
             try:
                 self._files[name] = self._open.enter_context(safe_open(file, framework="pt"))
             except FileNotFoundError:
                 raise missing_file(file) from None
             except (SafetensorError, ValueError, OSError) as error:
-                raise malformed_file(file, f"it is no safetensors file ({error!s:.80})") from None
+                raise malformed_file(file, f"it is not a safetensors file ({error!s:.80})") from None
         return self._files[name]
 
     def close(self) -> None:
@@ -296,7 +294,7 @@ class CheckpointReader:
 def _refuse_special(file: Path) -> None:
     """Raises for a pipe or a device, whose reading could block for ever."""
     if os.path.lexists(file) and not is_regular(file):
-        raise corrupt_file(file, "it is no regular file")
+        raise corrupt_file(file, "it is not a regular file")
 
 
 def _fqn(stored: StoredTensor) -> str:

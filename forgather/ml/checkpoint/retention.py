@@ -101,7 +101,7 @@ def prune(
         for error in wrong.values():
             _log.warning("%s", error.message)
         if intact is None:
-            _log.warning("no checkpoint was removed from %s: none of those that would stay is intact", output_dir)
+            _log.warning("no checkpoint was removed from %s: none of those that would remain is intact", output_dir)
             return []
     return [folder for folder in gone if _is_removed(folder, storage or LocalStorage())]
 
@@ -132,10 +132,10 @@ def checkpoints_to_prune(survey: Survey, *, last: int | None, best: int | None, 
     """
     if best and not survey.ranked:
         raise CheckpointError(
-            f"no checkpoint in {str(survey.folder)!r} has a metric, so nobody knows which ones are the best",
+            f"no checkpoint in {str(survey.folder)!r} has a metric, so the best ones are not known",
             code="FG678",
-            hint="give --keep-last N for the newest; a run with metric_for_best_model among its trainer's arguments, "
-            "and an evaluation at the steps that are saved, writes checkpoints that have one",
+            hint="give --keep-last N for the newest; a checkpoint has a metric if metric_for_best_model is set and its "
+            "step was evaluated",
         )
     # An incomplete checkpoint must not take the place of one that can be resumed.
     complete = {found.step: found for found in survey.checkpoints if found.problem is None}
@@ -161,10 +161,10 @@ def require_intact_checkpoint(survey: Survey, gone: list[Surveyed]) -> None:
     intact, wrong = first_intact(found.folder for found in staying)
     if intact is None:
         raise CheckpointError(
-            f"nothing is removed from {str(survey.folder)!r}: no checkpoint that would stay is intact"
+            f"nothing is removed from {str(survey.folder)!r}: no checkpoint that would remain is intact"
             + "".join(f"; {error.message}" for error in [*wrong.values()][:1]),
             code="FG678",
-            hint=f"'fgcli ckpt verify {survey.folder}' tells what is wrong with each; keep more of them",
+            hint=f"'fgcli ckpt verify {survey.folder}' lists the problems of each; keep more of them",
         )
 
 
@@ -186,5 +186,5 @@ def remove_checkpoint(found: Surveyed, storage: Storage | None = None) -> None:
         raise CheckpointError(
             f"the checkpoint {str(found.folder)!r} cannot be removed: {error.strerror or error}",
             code="FG678",
-            hint="change who may write there",
+            hint="change the permissions of the folder",
         ) from error

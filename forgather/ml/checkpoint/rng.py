@@ -60,7 +60,7 @@ def restore_rng(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all([device.cpu() for device in devices])
     else:
         _log.warning(
-            "random states of %d CUDA devices were saved, and there are %d: their draws differ from here on",
+            "random states of %d CUDA devices were saved, and there are %d: their random numbers differ from here on",
             len(devices),
             present,
         )
@@ -91,12 +91,12 @@ def _check(state: dict[str, Any]) -> None:
     whole = {"python": internal, "numpy": [*keys, position], "has_gauss": [has_gauss]}
     for name, values in whole.items():
         if not all(type(value) is int and 0 <= value < (2 if name == "has_gauss" else 2**32) for value in values):
-            raise ValueError(f"{name} has a number that no generator has")
+            raise ValueError(f"{name} has a number that no generator state has")
     # `random.gauss` and NumPy keep the second draw of a pair. A draw is made from 53 random bits, so its size is
     # bounded.
     for value in (gauss, cached):
         if value is not None and not (isinstance(value, int | float) and abs(value) < _MOST_GAUSS):
-            raise ValueError(f"a kept draw of the normal distribution is {value!r:.40}")
+            raise ValueError(f"the stored draw of the normal distribution is {value!r:.40}")
 
 
 def seed_everything(seed: int) -> None:
@@ -147,7 +147,7 @@ def rank_rng(saved: dict[str, Any], topology: Topology) -> dict[str, Any] | None
         found: dict[str, Any] = states[topology.rank]
         return found
     _log.warning(
-        "random states of %d processes were saved, and there are %d: what is drawn (dropout) differs from here on",
+        "random states of %d processes were saved, and there are %d: random numbers (dropout) differ from here on",
         len(states),
         topology.world_size,
     )

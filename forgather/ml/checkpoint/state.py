@@ -130,7 +130,7 @@ def read_tensors(file: Path, *, device: str = "cpu") -> dict[str, Tensor]:
     except FileNotFoundError:
         raise missing_file(file) from None
     except (SafetensorError, ValueError, OSError) as error:
-        raise malformed_file(file, f"it is no safetensors file ({error!s:.80})") from None
+        raise malformed_file(file, f"it is not a safetensors file ({error!s:.80})") from None
 
 
 _TENSOR = "$tensor"
@@ -230,7 +230,7 @@ def _pack(value: Any, root: str, path: str, tensors: dict[str, Tensor], seen: di
     raise CheckpointError(
         f"{root}{path} is a {type(value).__name__}, which a checkpoint cannot hold",
         code="FG606",
-        hint="state_dict() may hold tensors, numbers, texts, lists, tuples and dicts: nothing is pickled",
+        hint="state_dict() may hold tensors, numbers, strings, lists, tuples and dicts: nothing is pickled",
     )
 
 

@@ -172,9 +172,9 @@ def run_and_gather(act: Callable[[], T]) -> list[T]:
 
 def _rank_error(rank: int, error: Exception) -> DistributedError:
     return DistributedError(
-        f"rank {rank} failed in what all processes do together: {type(error).__name__}: {error}",
+        f"rank {rank} failed in an operation of all processes: {type(error).__name__}: {error}",
         code="FG854",
-        hint=f"what rank {rank} says itself comes first",
+        hint=f"see the error of rank {rank} first",
     )
 
 
@@ -182,7 +182,7 @@ def _main_error(error: Exception) -> DistributedError:
     return DistributedError(
         f"rank 0, which writes for all processes, failed: {type(error).__name__}: {error}",
         code="FG854",
-        hint="what rank 0 says itself comes first",
+        hint="see the error of rank 0 first",
     )
 
 
@@ -306,7 +306,7 @@ def iterate_in_step(items: Iterator[T]) -> Iterator[T]:
         if 0 < present < dist.get_world_size():
             raise DistributedError(
                 f"the data ended after {number} batches on {dist.get_world_size() - present} of "
-                f"{dist.get_world_size()} processes, and goes on on the others",
+                f"{dist.get_world_size()} processes, and continues on the others",
                 code="FG855",
                 hint="a data set without a length must give the same rows on every process, whatever its rank",
             )

@@ -161,7 +161,7 @@ def _rendezvous_error(settings: GroupSettings, error: Exception) -> DistributedE
     # torch's messages have a C++ backtrace after the first line.
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return DistributedError(
-        f"rank {settings.rank} of {settings.world_size} did not meet the others at {where}: {reason[:200]}",
+        f"rank {settings.rank} of {settings.world_size} did not connect to the others at {where}: {reason[:200]}",
         code="FG706",
         hint="start every process with one launcher (torchrun), and look at the first process that failed",
     )
@@ -179,7 +179,7 @@ def start_fake_group(rank: int, world_size: int) -> None:
     """
     if dist.is_initialized():
         raise DistributedError(
-            "a dry run pretends a process group, and this process is in one",
+            "a dry run makes a fake process group, and this process already has a process group",
             code="FG701",
             hint="start the dry run without a launcher",
         )

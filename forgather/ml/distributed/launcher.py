@@ -96,9 +96,9 @@ def launch(
     # A word without dashes among torchrun's arguments would otherwise be started in place of the run.
     if arguments.training_script != module:
         raise DistributedError(
-            f"torchrun takes {arguments.training_script!r} for the program to start",
+            f"torchrun would start {arguments.training_script!r} as the program",
             code="FG463",
-            hint="what stands after '--' is handed to torchrun: options and their values alone",
+            hint="words after '--' are passed to torchrun: give only options and their values",
         )
     os.environ.setdefault(*_PATIENCE)
     _silence_torchrun()
@@ -158,9 +158,9 @@ def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
         lines = told.getvalue().strip().splitlines() or ["no reason given"]
         reason = lines[-1].partition("error: ")[2] or lines[-1]
         raise DistributedError(
-            f"torchrun does not take these arguments: {reason}",
+            f"torchrun does not accept these arguments: {reason}",
             code="FG463",
-            hint="what stands after '--' is handed to torchrun as it is; see 'torchrun --help'",
+            hint="words after '--' are passed to torchrun unchanged; see 'torchrun --help'",
         ) from None
 
 
@@ -340,11 +340,15 @@ def _unreported_error(first: Failure, world_size: int | None) -> DistributedErro
     place = f" in {first.where}" if first.where else ""
     if record is not None:
         why = "" if record.kind is FailureKind.STATUS else f" {record.kind}"
-        hint = "the program said so, and told no reason" if record.kind is FailureKind.STATUS else _ELSEWHERE
+        hint = (
+            "the program exited with this status and gave no reason"
+            if record.kind is FailureKind.STATUS
+            else _ELSEWHERE
+        )
         return DistributedError(f"{who}{why}{place}: {record.message}", code="FG710", hint=hint)
-    how = f"was ended by {signal_name(first.status)}" if first.status < 0 else f"left with status {first.status}"
+    how = f"was ended by {signal_name(first.status)}" if first.status < 0 else f"exited with status {first.status}"
     return DistributedError(
-        f"{who} {how}{place}, without a word",
+        f"{who} {how}{place}, without an error message",
         code="FG710",
         hint=_HINTS.get(-first.status, "something ended the process: os._exit, or a library in native code"),
         context=tuple(f"crashed at {frame}" for frame in first.crash[:3]),
@@ -353,11 +357,11 @@ def _unreported_error(first: Failure, world_size: int | None) -> DistributedErro
 
 _ELSEWHERE = "look at what the processes of the other machines print"
 _HINTS: dict[int, str] = {
-    signal.SIGKILL: "nobody kills like this but the system when memory is full (see dmesg), a scheduler, or a person",
+    signal.SIGKILL: "sent by the system when memory is full (see dmesg), by a scheduler, or by a person",
     signal.SIGSEGV: "native code crashed: look at the library that the innermost frame calls",
-    signal.SIGABRT: "native code gave up: look at what it printed above; NCCL does so after a collective timed out",
-    signal.SIGBUS: "native code crashed, often for want of shared memory: give /dev/shm more, or use fewer workers",
-    signal.SIGTERM: "someone ended this one process",
+    signal.SIGABRT: "native code aborted: look at its output above; NCCL aborts after a collective timed out",
+    signal.SIGBUS: "native code crashed, often because shared memory is full: enlarge /dev/shm, or use fewer workers",
+    signal.SIGTERM: "something ended this process only",
 }
 
 
@@ -368,7 +372,9 @@ def _not_started(arguments: argparse.Namespace, error: Exception) -> Distributed
     return DistributedError(
         f"the port of {where} is in use" if busy else f"the processes could not be started at {where}: {reason[:200]}",
         code="FG464",
-        hint="give another with --master-port" if busy else "check --master-addr, and that the machine can be reached",
+        hint="choose another one with --master-port"
+        if busy
+        else "check --master-addr, and that the machine can be reached",
     )
 
 

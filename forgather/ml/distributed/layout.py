@@ -53,7 +53,7 @@ class Layout:
                 raise DistributedError(f"{name} is {value!r}", code="FG704", hint="give a whole number of at least 1")
         if self.data_parallel_size % self.shard_size:
             raise DistributedError(
-                f"the weights cannot be shared by groups of {self.shard_size} among {self.data_parallel_size} replicas",
+                f"the weights cannot be sharded over {self.shard_size} of {self.data_parallel_size} replicas",
                 code="FG704",
                 hint=f"give a divisor of data_parallel_size={self.data_parallel_size}",
             )
@@ -91,9 +91,9 @@ class Layout:
             shown = " x ".join(f"{name} {size}" for name, size in asked.items() if size)
             needed = (data or 1) * (pipeline or 1) * tensor
             raise DistributedError(
-                f"{shown} does not make the {world_size} process{'es' if world_size > 1 else ''} that run",
+                f"{shown} does not give the {world_size} process{'es' if world_size > 1 else ''} of this run",
                 code="FG704",
-                hint=f"start {needed}, or a multiple of it where a size is left out: --nproc-per-node {needed}",
+                hint=f"start {needed}, or a multiple of it if a size is not set: --nproc-per-node {needed}",
                 expected=needed,
                 found=world_size,
             ).about(next((name for name, size in asked.items() if size and size > 1), "data_parallel_size"))

@@ -163,7 +163,7 @@ class Member:
 
     def _waits_for(self, name: str, seconds: float) -> bool:
         """Waits until another process has set a key; returns False when it does not."""
-        assert self.store is not None, "one process alone waits for no other"  # noqa: S101
+        assert self.store is not None, "a single process does not wait"  # noqa: S101
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:
@@ -201,7 +201,7 @@ class Member:
                 self._guard.dead_peer(_LOOK_SECONDS) if kind is FailureKind.LOST and self._guard is not None else None
             )
             if gone is not None:
-                _note(error, f"rank {gone} of {self.facts.world_size} is gone, without a word")
+                _note(error, f"rank {gone} of {self.facts.world_size} ended without an error message")
             self._fail()
             self._keep_store()
         elif kind is FailureKind.STOPPED:
@@ -224,7 +224,7 @@ class Member:
 
     def _waits_for_cause(self) -> bool:
         """Returns True when no other process prints the cause, or reports that it was stopped, within the wait."""
-        assert self.store is not None, "one process alone waits for no other"  # noqa: S101
+        assert self.store is not None, "a single process does not wait"  # noqa: S101
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
             if self.store.check([STOPPED]):
@@ -275,7 +275,7 @@ class Member:
                     atexit.register(_kill_in_a_second, int(place["pid"]))
 
     def _states(self) -> dict[int, dict[str, Any] | None]:
-        assert self.store is not None, "only several processes are asked"  # noqa: S101
+        assert self.store is not None, "a single process asks no others"  # noqa: S101
         states: dict[int, dict[str, Any] | None] = {rank: None for rank in range(self.facts.world_size)}
         states[self.facts.rank] = stack_dump.local_state()
         self.store.set(STACKS_WANTED, "1")
@@ -366,14 +366,14 @@ def join(*, timeout_seconds: float = 300) -> Member:
         host, port = facts.master or ("", 0)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DistributedError(
-            f"rank {facts.rank} of {facts.world_size} cannot meet the others at {host}:{port}: {reason[:200]}",
+            f"rank {facts.rank} of {facts.world_size} cannot connect to the others at {host}:{port}: {reason[:200]}",
             code="FG706",
             hint=_how_to_meet(reason),
         ) from error
     if store is None:
         if facts.world_size > 1:
             raise DistributedError(
-                f"rank {facts.rank} of {facts.world_size} was not told where the others are: MASTER_ADDR is not set",
+                f"rank {facts.rank} of {facts.world_size} cannot find the others: MASTER_ADDR is not set",
                 code="FG706",
                 hint="start the processes with torchrun, which sets it",
             )
@@ -394,5 +394,5 @@ def _named(store: TCPStore, facts: ProcessFacts) -> Store:
 
 def _how_to_meet(reason: str) -> str:
     if "EADDRINUSE" in reason or "in use" in reason:
-        return "something else uses that port: give another with --master-port"
+        return "another program uses that port: choose another one with --master-port"
     return "start every process with one launcher (torchrun), and check that the machine can be reached"

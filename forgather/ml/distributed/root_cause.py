@@ -49,8 +49,8 @@ class FailureKind(StrEnum):
     """The way in which a process ended; the value is part of a message."""
 
     CAUSE = "cause"
-    WAITED = "waited for another process until its time was up"
-    LOST = "lost another process"
+    WAITED = "timed out while it waited for another process"
+    LOST = "lost the connection to another process"
     STOPPED = "was stopped"
     STATUS = "ended with a status"
 

@@ -90,7 +90,7 @@ def format_report(states: Mapping[int, Mapping[str, Any] | None]) -> list[str]:
     lines = []
     for rank, state in sorted(states.items()):
         if state is None:
-            lines += [f"rank {rank}: gave no answer", ""]
+            lines += [f"rank {rank}: did not answer", ""]
             continue
         step = "" if state["step"] is None else f"step {state['step']}, "
         lines.append(f"rank {rank}: {step}{state['phase'] or 'in no known phase'}")
@@ -112,14 +112,14 @@ def summarize_hang(states: Mapping[int, Mapping[str, Any] | None]) -> str:
     # All ranks have started as many collectives, but not the same ones: the program differs between ranks.
     if not missing and different:
         each = ", ".join(f"rank {rank} in {name}" for rank, name in sorted(different.items())[:4])
-        return f"the ranks wait in different exchanges, since one of them made one more or less: {each}"
+        return f"the ranks wait in different collectives, because one of them started one more or one less: {each}"
     if not missing:
-        return "all ranks wait in the same exchange: look at the network"
+        return "all ranks wait in the same collective: check the network"
     rank = missing[0]
     state = states[rank]
     others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
     if state is None:
-        return f"the others wait for rank {rank}{others}, which gave no answer"
+        return f"the others wait for rank {rank}{others}, which did not answer"
     step = "" if state["step"] is None else f"step {state['step']}, "
     doing = f"{step}{state['phase']}".rstrip(", ")
     return f"the others wait for rank {rank}{others}: {doing or 'running'}, at {innermost_own_frame(state)}"

@@ -86,7 +86,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._stop.wait(_PERIOD_SECONDS):
             if os.getppid() != self._parent:
-                _exit_now("the launcher is gone")
+                _exit_now("the launcher has ended")
             # The process that hosted the store may have ended first; no question has an answer then.
             with suppress(RuntimeError):
                 self._look()

@@ -166,8 +166,8 @@ def cannot_pad(present: int, needed: int) -> TrainingError:
         needed: rows that it must have.
     """
     return TrainingError(
-        f"the last micro-batch has {present} of {needed} rows, each one must have {needed} here, and rows that fill it "
-        "up cannot be left out of this loss",
+        f"the last micro-batch has {present} of {needed} rows; each one must have {needed} here, and this loss cannot "
+        "ignore padding rows",
         code="FG852",
         hint="set dataloader_drop_last: true, a batch size that divides the number of rows, or a loss of whole-number "
         "labels with an ignore_index",

@@ -23,7 +23,7 @@ _log = get_logger(__name__)
 EFFECTS_OF_MISSING = {
     OPTIMIZER: "the optimizer starts without its moments",
     SCHEDULE: "the learning rate follows the schedule of the config",
-    DATA: "the data start with their first row",
+    DATA: "the data starts at its first row",
     RNG: "random numbers are drawn from the seed again",
     METER: "the mean loss starts at this step",
     PROGRESS: "the log and the best metric start empty",
@@ -60,9 +60,7 @@ def with_missing_hint(error: CheckpointError, allowed: Collection[str]) -> Check
     """
     parts = parts_in(str(error.found)) if error.code == "FG604" and error.found else ()
     if parts:
-        error.hint = (
-            f"restore the file, or go on without what it holds: --allow-missing {_option_value(parts, allowed)}"
-        )
+        error.hint = f"restore the file, or resume without its content: --allow-missing {_option_value(parts, allowed)}"
     return error
 
 
@@ -88,11 +86,12 @@ def read_parts(folder: Path, present: Collection[str], allowed: Collection[str])
     missing = [part for part in EFFECTS_OF_MISSING if part not in present and part not in state]
     lacking = [part for part in missing if part not in allowed]
     if lacking:
-        alone = "holds the model alone: it " if not has_state and OPTIMIZER in missing else ""
+        alone = "holds only the model: it " if not has_state and OPTIMIZER in missing else ""
         raise CheckpointError(
             f"the checkpoint {str(folder)!r} {alone}has no {_enumerated(lacking)}",
             code="FG608",
-            hint=f"resume from another one, or go on without: --allow-missing {_option_value(lacking, allowed)}"
+            hint="resume from another checkpoint, or without these parts: --allow-missing "
+            + _option_value(lacking, allowed)
             + ("; save_only_model: true writes such checkpoints" if alone else ""),
         )
     if missing:
@@ -152,7 +151,7 @@ def schedule_state(schedule: Any, state: Any) -> dict[str, Any]:
     for name in state:
         # `LRScheduler.load_state_dict` updates `__dict__` with it: a key "step" would replace the method.
         if not isinstance(name, str) or callable(getattr(type(schedule), name, None)):
-            raise TypeError(f"{name!r:.40} is no fact of a schedule")
+            raise TypeError(f"{name!r:.40} is not a data attribute of a schedule")
     return state
 
 
@@ -177,7 +176,7 @@ def restoring(part: str, folder: Path) -> Iterator[None]:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise CheckpointError(
-            f"the part {part!r} of the checkpoint {str(folder)!r} is not as a run writes it: "
+            f"the part {part!r} of the checkpoint {str(folder)!r} does not have the form that a run writes: "
             f"{type(error).__name__}: {error!s:.80}",
             code="FG675",
             hint=f"resume from another checkpoint, or see 'fgcli ckpt show {folder}'",

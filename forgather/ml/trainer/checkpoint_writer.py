@@ -204,7 +204,7 @@ class BackgroundWriter:
             raise CheckpointError(
                 f"the checkpoint of step {act.step} could not be written by another process",
                 code="FG609",
-                hint="what that process says itself comes first; earlier checkpoints are untouched",
+                hint="see the error of that process; earlier checkpoints are untouched",
             )
         return True
 

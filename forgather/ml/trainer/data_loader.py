@@ -353,9 +353,9 @@ class TrainBatches:
         report_data_changes(changed, may_change=self._may_change)
         if not changed and before["update_rows"] != now["update_rows"]:
             _log.warning(
-                "an update takes %d rows, and took %d before the checkpoint: rows are met in the same order, and where "
-                "the product of replicas, per_device_train_batch_size and gradient_accumulation_steps stays, so are "
-                "the same updates",
+                "an optimizer step uses %d rows, and used %d before the checkpoint: the order of the rows is the same, "
+                "but the steps are the same only if the product of replicas, per_device_train_batch_size and "
+                "gradient_accumulation_steps does not change",
                 now["update_rows"],
                 before["update_rows"],
             )
@@ -378,9 +378,9 @@ def _refuse_split(dataset: Any) -> None:
     split = getattr(dataset, "_distributed", None)
     if split is not None:
         raise TrainingError(
-            f"the data set is split already: this is part {split.rank} of {split.world_size}",
+            f"the data set is already split: this is part {split.rank} of {split.world_size}",
             code="FG853",
-            hint="give every process the whole of it (without split_dataset_by_node): each takes its own rows",
+            hint="give every process the whole data set (without split_dataset_by_node): each takes its own rows",
         )
 
 
@@ -395,7 +395,9 @@ def check_size(rows: int, share: RankShare) -> None:
         TrainingError: FG803 for no rows, FG804 for fewer rows than a batch.
     """
     if rows == 0:
-        raise TrainingError("the training data has no rows", code="FG803", hint="look at what filters and splits it")
+        raise TrainingError(
+            "the training data has no rows", code="FG803", hint="check how the data is filtered and split"
+        )
     if rows < share.all_rows:
         replicas = f" on each of {share.size} replicas" if share.size > 1 else ""
         possible = rows // share.size
@@ -447,14 +449,14 @@ def changes_since_earlier_release(has_boundaries: bool) -> list[str]:
         has_boundaries: whether the rows have the document boundaries that `tokenize` writes now.
     """
     _log.warning(
-        "the checkpoint is of an earlier release, and does not tell which rows its training data had: their number and "
-        "order alone were compared"
+        "the checkpoint was written by an earlier release, which recorded no digests of the training rows: only their "
+        "number and order were compared"
     )
     if not has_boundaries:
         return []
     return [
-        "the rows have document boundaries now, and 'tokenize' of an earlier release made none: with "
-        "document_boundaries: false it makes the rows of that time"
+        "the rows have document boundaries now, and 'tokenize' of an earlier release wrote none: "
+        "document_boundaries: false gives the earlier rows"
     ]
 
 
@@ -473,11 +475,11 @@ def report_data_changes(changed: list[str], *, may_change: bool) -> None:
         raise CheckpointError(
             what,
             code="FG610",
-            hint="go on with the same data, made in the same way; or, where other rows are meant, with "
-            "--allow-changed data (allow_changed: [data]): rows may be met twice or not at all in this epoch then",
+            hint="resume with the same data, made in the same way; if the change is intended, resume with "
+            "--allow-changed data (allow_changed: [data]): rows may then be read twice or not at all in this epoch",
         )
     if changed:
-        _log.warning("%s: rows may be met twice or not at all in this epoch", what)
+        _log.warning("%s: rows may be read twice or not at all in this epoch", what)
 
 
 def after_first(items: Iterator[T], act: Callable[[], None]) -> Iterator[T]:
@@ -507,7 +509,7 @@ def after_matching_batch(items: Iterator[PreparedBatch], expected: str) -> Itera
     first = next(items, None)
     if first is None or batch_digest(first.batch) != expected:
         _log.warning(
-            "the training data gives other rows than before the checkpoint: rows may be met twice or not at all in "
+            "the training data gives other rows than before the checkpoint: rows may be read twice or not at all in "
             "this epoch; a data set without a length must give the same rows again (give its shuffling a seed)"
         )
     return items

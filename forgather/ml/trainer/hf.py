@@ -369,7 +369,7 @@ def _newest_whole_checkpoint(output_dir: Path) -> str | None:
         try:
             json.loads((folder / TRAINER_STATE).read_text())
         except (OSError, ValueError):
-            _log.warning("passed over %s: it is not complete", folder)
+            _log.warning("skipped %s: it is not complete", folder)
         else:
             return str(folder)
     return None

@@ -110,7 +110,9 @@ def eval_batches(
         TrainingError: FG803 for no rows, FG853 for data that is already split among processes.
     """
     if not is_iterable(dataset) and len(dataset) == 0:
-        raise TrainingError("the evaluation data has no rows", code="FG803", hint="look at what filters and splits it")
+        raise TrainingError(
+            "the evaluation data has no rows", code="FG803", hint="check how the data is filtered and split"
+        )
     share = RankShare.by(topology, args.per_device_eval_batch_size)
     return RankBatches(dataset, share, collate, loader_options(args, topology))
 
@@ -178,7 +180,9 @@ def _evaluate_one(
         batches += 1
         session.send("on_prediction_step")
     if batches == 0:
-        raise TrainingError("the evaluation data has no rows", code="FG803", hint="look at what filters and splits it")
+        raise TrainingError(
+            "the evaluation data has no rows", code="FG803", hint="check how the data is filtered and split"
+        )
     sums[2] = rows
     loss_sum, num_targets, num_rows = strategy.reduce(sums).tolist()  # synchronizes with the device: time it too
     seconds = max(time.perf_counter() - began, 1e-9)

@@ -49,7 +49,7 @@ def _not_writable(folder: Path, error: Exception) -> TrainingError:
     return TrainingError(
         f"output_dir {str(folder)!r} cannot be written to: {getattr(error, 'strerror', None) or error}",
         code="FG817",
-        hint="give another output_dir, free space there, or change who may write there",
+        hint="give another output_dir, free space there, or change its permissions",
     )
 
 

@@ -76,7 +76,7 @@ def _refuse_closure(optimizer: Optimizer) -> None:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise TrainingError(
-            f"{type(optimizer).__name__} calls the model by itself (its step() needs a closure)",
+            f"{type(optimizer).__name__} evaluates the model itself (its step() needs a closure)",
             code="FG819",
             hint="give an optimizer whose step() needs nothing, as torch.optim:AdamW",
         )

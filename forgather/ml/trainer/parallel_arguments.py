@@ -127,9 +127,9 @@ MOVES = {
 }
 """Settings of Accelerate that have another name in the training arguments."""
 
-_EVEN = "each row is computed once, and what is missing at the end counts for nothing; no row is repeated or dropped"
-_DISPATCH = "every process reads its own rows of the batch that dispatching would have cut up"
-_SCHEDULE = "the learning rate moves on once an update, whatever the accumulation"
+_EVEN = "each row is computed once, and padding at the end is not counted; no row is repeated or dropped"
+_DISPATCH = "every process reads its own rows of the batch that dispatching would split"
+_SCHEDULE = "the schedule advances once per optimizer step, whatever the accumulation"
 REMARKS: dict[tuple[str, Any], str] = {
     ("dispatch_batches", True): _DISPATCH,
     ("dataloader_config.dispatch_batches", True): _DISPATCH,
@@ -139,8 +139,8 @@ REMARKS: dict[tuple[str, Any], str] = {
     ("dataloader_config.even_batches", False): _EVEN,
     ("gradient_accumulation_plugin.adjust_scheduler", True): _SCHEDULE,
     ("gradient_accumulation_plugin.adjust_scheduler", False): _SCHEDULE,
-    ("dataloader_config.use_seedable_sampler", False): "the order of the rows follows from the seed alone",
-    ("dataloader_config.use_stateful_dataloader", True): "a checkpoint holds the position in the data by itself",
+    ("dataloader_config.use_seedable_sampler", False): "the order of the rows depends only on the seed",
+    ("dataloader_config.use_stateful_dataloader", True): "a checkpoint always holds the position in the data",
     ("dataloader_config.non_blocking", False): "copies from pinned memory do not wait",
 }
 """Settings of Accelerate, by name and value, that need no argument, and the reason."""
@@ -230,7 +230,7 @@ def accelerator_settings(given: Mapping[str, Any] | None) -> AcceleratorSettings
     group, ddp, scaling = (handlers.pop(kind, None) for kind in _HANDLERS)
     for kind in handlers:
         raise SettingError(
-            f"accelerator_args.kwargs_handlers has a {kind.__name__}, which has no place here",
+            f"accelerator_args.kwargs_handlers has a {kind.__name__}, which is not supported here",
             code="FG723",
             hint=nearest(kind.__name__, [known.__name__ for known in _HANDLERS]),
         ).about("accelerator_args")

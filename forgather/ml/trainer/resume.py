@@ -84,7 +84,7 @@ def refuse_unreadable(folder: Path) -> None:
     if blind:
         ranks = ", ".join(map(str, blind[:8])) + (", ..." if len(blind) > 8 else "")
         raise CheckpointError(
-            f"the checkpoint {str(folder)!r} is not there for rank{'s' if len(blind) > 1 else ''} {ranks}",
+            f"the checkpoint {str(folder)!r} is not visible to rank{'s' if len(blind) > 1 else ''} {ranks}",
             code="FG856",
             hint="every process reads it: put output_dir on a file system that all machines share",
         )
@@ -229,7 +229,7 @@ def current_folder(best: str | None, *folders: Path) -> str | None:
     name = Path(best).name
     found = next((folder / name for folder in folders if (folder / name).is_dir()), None)
     if found is None:
-        _log.warning("the best checkpoint so far, %s, is gone: a later one will be the best", best)
+        _log.warning("the best checkpoint so far, %s, was removed: a later one will be the best", best)
         return None
     return str(found)
 
@@ -257,8 +257,8 @@ def warn_of_earlier_run(output_dir: Path) -> None:
     """Warns if the output folder holds checkpoints that this run does not resume from."""
     if earlier := list_checkpoints(output_dir):
         _log.warning(
-            "%s holds %d checkpoints of an earlier run, up to step %d: this run begins anew, keeps them, and "
-            "replaces one where it saves the same step",
+            "%s holds %d checkpoints of an earlier run, up to step %d: this run starts from the beginning, keeps "
+            "them, and replaces one if it saves the same step",
             output_dir,
             len(earlier),
             earlier[-1][0],
@@ -386,9 +386,9 @@ def read_progress(folder: Path) -> TrainerState | None:
         small_file(file)  # refuses a file too large for what it should hold, before it is parsed
         state: TrainerState = TrainerState.load_from_json(str(file))
         if state.global_step != manifest.step:
-            raise ValueError(f"it is that of step {state.global_step}")
+            raise ValueError(f"it belongs to step {state.global_step}")
         if not all(isinstance(line, dict) for line in state.log_history):
-            raise TypeError("its log has lines that are no tables")
+            raise TypeError("its log has lines that are not objects")
         state.epoch = float(state.epoch or 0.0)
     return state
 
@@ -432,7 +432,7 @@ def resolve_resume(
             hint=NONE_INTACT,
         )
     if newest is None:
-        _log.warning("no checkpoint in %s: the run begins anew", output_dir)
+        _log.warning("no checkpoint in %s: the run starts from the beginning", output_dir)
     elif others := describe_passed_over(newest):
         _log.warning("resume_from_checkpoint: auto passed over %s", others)
     return newest

@@ -92,8 +92,8 @@ class Meanings:
         found: dict[str, list[str]] = {TOKENIZER: [], LABELS: [], MODEL: []}
         if _has_tokenizer(theirs) and not _has_tokenizer(mine):
             _log.warning(
-                "the checkpoint has a tokenizer, and the trainer has none (processing_class): whether token ids still "
-                "mean the same is not known"
+                "the checkpoint has a tokenizer, and the trainer has none (processing_class): token ids cannot be "
+                "compared"
             )
         else:
             found[TOKENIZER] += _tokenizer_changes(theirs, mine)
@@ -155,7 +155,7 @@ def _tokenizer_changes(theirs: Mapping[str, bytes], mine: Mapping[str, bytes]) -
         yield from _token_changes(_table(theirs[_TOKENS]), _table(mine[_TOKENS]))
     elif _TOKENS not in theirs and _TOKENS not in mine:
         named = [name for name in _WORDS if theirs.get(name) != mine.get(name)]
-        yield from (f"its file {name} is another one" for name in named)
+        yield from (f"its file {name} changed" for name in named)
     else:
         kinds = ["a slow one" if _TOKENS not in files else "a fast one" for files in (theirs, mine)]
         yield f"it was {kinds[0]}, and is {kinds[1]}"
@@ -183,7 +183,7 @@ def _token_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterato
         ]
         yield f"of {len(old)} tokens ({len(new)} now), {' and '.join(parts)}"
     elif _merges(before) != _merges(now):
-        yield "its merges are others"
+        yield "its merges changed"
     for part in _STEPS:
         if not _agree(before.get(part), now.get(part)):
             yield f"its {part} is {_short(now.get(part))}, and was {_short(before.get(part))}"
@@ -272,13 +272,15 @@ def _table(content: bytes) -> dict[str, Any]:
 
 def _hint(refused: Sequence[str], allowed: Sequence[str], folder: Path) -> str:
     takes = {
-        TOKENIZER: "take the tokenizer of the checkpoint: in [tokenizer], include 'tokenizers/pretrained.yaml' and add "
+        TOKENIZER: "use the tokenizer of the checkpoint: in [tokenizer], include 'tokenizers/pretrained.yaml' and add "
         f"the line pretrained_model_name_or_path: {json.dumps(str(folder), ensure_ascii=False)}",
         LABELS: "give the classes their earlier order and names",
         MODEL: "give the model its earlier settings",
     }
     every = ",".join(dict.fromkeys([*allowed, *refused]))
-    return f"{'; '.join(takes[what] for what in refused)}; or, where it is meant, go on with --allow-changed {every}"
+    return (
+        f"{'; '.join(takes[what] for what in refused)}; if the change is intended, resume with --allow-changed {every}"
+    )
 
 
 _MOST_ROWS = 10**9  # of one update

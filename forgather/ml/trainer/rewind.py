@@ -98,16 +98,16 @@ class SkipList:
         Raises:
             TrainingError: FG651 if too many steps were skipped.
         """
-        _log.warning("step %d is left out: %s", step, reason)
+        _log.warning("step %d is skipped: %s", step, reason)
         self.steps.append(SkippedStep(step, rows, reason))
         recent = [one for one in self.steps if one.step > step - self.among]
         if len(recent) > self.most:
             raise TrainingError(
-                f"{len(recent)} bad steps among {self.among}, and max_bad_steps is {self.most}; of step {step}, "
-                f"{reason}",
+                f"{len(recent)} bad steps within {self.among} steps, and max_bad_steps is {self.most}; at step "
+                f"{step}, {reason}",
                 code="FG651",
                 hint="lower learning_rate, lengthen warmup_steps, or look at the rows of these steps; the checkpoint "
-                "before the first of them is sound",
+                "before the first of them is not affected",
             )
 
     def covers(self, rows: RowRange) -> bool:
@@ -252,7 +252,7 @@ def write_skipped(storage: Storage, output_dir: Path, run: str, skips: SkipList)
         storage.sync_folder(output_dir)
     except OSError as error:
         raise CheckpointError(
-            f"the steps that are left out could not be written to {str(output_dir / SKIPPED)!r}: "
+            f"the list of skipped steps could not be written to {str(output_dir / SKIPPED)!r}: "
             f"{error.strerror or error}",
             code="FG609",
             hint="free space or change output_dir; earlier checkpoints are untouched",
@@ -274,7 +274,7 @@ def read_skipped(folders: Iterable[Path], run: str) -> list[SkippedStep]:
         file = folder / SKIPPED
         try:
             if file.exists() and not file.is_file():
-                raise OSError("it is no regular file")  # reading a pipe would block
+                raise OSError("it is not a regular file")  # reading a pipe would block
             facts = json.loads(file.read_text(encoding="utf-8"))
             if facts["run"] == run:
                 found |= dict.fromkeys(SkippedStep.of(one) for one in facts["steps"])
@@ -282,8 +282,8 @@ def read_skipped(folders: Iterable[Path], run: str) -> list[SkippedStep]:
             continue
         except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
             raise CheckpointError(
-                f"the list of steps that were left out, {str(file)!r}, cannot be read: {type(error).__name__}: {error}",
+                f"the list of skipped steps {str(file)!r} cannot be read: {type(error).__name__}: {error}",
                 code="FG653",
-                hint="remove it to train on their rows again, or bring it back",
+                hint="remove it to train on their rows again, or restore it",
             ) from None
     return list(found)

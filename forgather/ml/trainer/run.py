@@ -304,7 +304,7 @@ class Run:
             raise TrainingError(
                 f"the training data gave no rows in epoch {self.data.epoch}",
                 code="FG803",
-                hint="an iterable data set must begin anew each time it is iterated",
+                hint="an iterable data set must start from the beginning each time it is iterated",
             )
         if complete:
             self._cut_short |= self.data.num_batches is not None and not self.data.at_end_of_epoch

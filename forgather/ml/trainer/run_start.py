@@ -54,9 +54,9 @@ def refuse_another_engine(args: Any, variables: Mapping[str, str]) -> None:
     for name, (asked, hint) in _ENGINES.items():
         if _is_on(variables.get(name)) and asked != (engine := entry_of(args).engine):
             raise DistributedError(
-                f"accelerate launch, or its config file, asks for {asked}, and the config trains with {engine}",
+                f"accelerate launch, or its config file, requests {asked}, and the config trains with {engine}",
                 code="FG724",
-                hint=f"{hint}, or start it with 'fgcli train' or torchrun, which read no such file",
+                hint=f"{hint}, or start it with 'fgcli train' or torchrun, which do not read that file",
             )
 
 
@@ -133,7 +133,7 @@ class RunStart:
         name = wish.config.removesuffix(".yaml")
         at = f"-p {os.path.relpath(wish.project_dir)} " if wish.project_dir != os.getcwd() else ""
         raise DistributedError(
-            f"this run is one process, and config {wish.config!r} asks for {asked} "
+            f"this run has one process, and config {wish.config!r} requests {asked} "
             f"(meta.nproc_per_node is {wish.processes}): a step would have fewer rows",
             code="FG776",
             hint=f"start it with `fgcli {at}-t {name} train`, or build it for one process: "
@@ -159,11 +159,11 @@ def checkpoint_to_resume(args: TrainingArguments, storage: Storage, request: boo
     folder = resume.resolve_resume(request, output_dir, args.allow_missing or (), storage=storage)
     if folder is None and args.allow_missing:
         _log.warning(
-            "allow_missing has no effect: the run goes on from no checkpoint (--resume, or resume_from_checkpoint, "
-            "says from which one)"
+            "allow_missing has no effect: the run does not resume from a checkpoint (--resume or "
+            "resume_from_checkpoint selects one)"
         )
     if folder is None and args.allow_changed:
-        _log.warning("allow_changed has no effect: the run goes on from no checkpoint")
+        _log.warning("allow_changed has no effect: the run does not resume from a checkpoint")
     if folder is None and args.save_strategy != "no":
         resume.warn_of_earlier_run(output_dir)
     return folder

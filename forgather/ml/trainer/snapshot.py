@@ -116,9 +116,9 @@ def _plain(name: str, state: Any) -> Any:
         json.dumps(state)
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"the state of the callback {name} is not what JSON holds: {error}",
+            f"the state of the callback {name} cannot be stored as JSON: {error}",
             code="FG606",
-            hint="state() may hold numbers, texts, lists and dicts with texts as keys: nothing is pickled",
+            hint="state() may hold numbers, strings, lists and dicts with string keys: nothing is pickled",
         ) from None
     return state
 
@@ -288,7 +288,7 @@ def without_secrets_of(name: str, content: bytes) -> bytes:
     shown = _json_without_secrets(text) if name.endswith(".json") else hide_known(text, is_named=True, keeps_words=True)
     if shown == text:
         return content
-    _log.warning("%s is written without the secret that it holds", name)
+    _log.warning("%s is written without the secret that it contains", name)
     return shown.encode("utf-8", "surrogateescape")
 
 
@@ -405,6 +405,6 @@ class SnapshotBuilder:
         model = self._strategy.model
         reason = load_mismatch(model)
         if reason is not None and hasattr(model, "config"):
-            _log.info("from_pretrained cannot read the weights of the checkpoints as they lie there: %s", reason)
+            _log.info("from_pretrained cannot load the weights of the checkpoints directly: %s", reason)
         processing_class = self._session.dispatcher.scene.get("processing_class")
         return described_files(model, processing_class, is_loadable=reason is None)

@@ -119,7 +119,7 @@ def not_finite(found: str, step: int, rank: int) -> TrainingError:
         f"{found} at step {step} on rank {rank}; the update was not applied",
         code="FG818",
         hint="lower learning_rate, lengthen warmup_steps, lower max_grad_norm, or look at the rows of this step; "
-        "bad_step_policy: skip goes on without them",
+        "bad_step_policy: skip continues without them",
     )
 
 
@@ -278,7 +278,7 @@ class BadSteps:
             raise TrainingError(
                 f"step {step} is a spike: {what}; the update was not applied",
                 code="FG650",
-                hint="set bad_step_policy: skip or rewind to go on without it, or raise spike_threshold",
+                hint="set bad_step_policy: skip or rewind to continue without it, or raise spike_threshold",
             )
         else:
             raise not_finite(what, step, self.rank)

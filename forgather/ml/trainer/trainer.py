@@ -359,7 +359,7 @@ class Trainer(WithOwnLoss):
         try:
             folder = run.save()
             run.saves.settle(wait=True)
-            error.add_note(f"the state of step {step} lies in {folder}")
+            error.add_note(f"the state of step {step} is saved in {folder}")
         except CheckpointError as failure:
             _log.error("interrupted at step %d, and its state is lost: %s", step, failure)
 
@@ -377,7 +377,7 @@ class Trainer(WithOwnLoss):
         if datasets is None:
             raise TrainingError("there is no eval_dataset", code="FG824", hint="give the trainer an eval_dataset")
         metrics = self._evaluate(datasets, metric_key_prefix, None)
-        assert metrics is not None, "nobody breaks it off"  # noqa: S101
+        assert metrics is not None, "nothing interrupts it"  # noqa: S101
         return metrics
 
     def _evaluate(self, datasets: Any, prefix: str, wants_end: Callable[[], bool] | None) -> dict[str, float] | None:

@@ -157,18 +157,18 @@ class OwnLoss:
             return
         does = "depends on it" if divides else "does not depend on it"
         raise TrainingError(
-            f"{self._name} seems to {'ignore' if divides else 'use'} {ITEMS}, and what it returns {does}",
+            f"{self._name} seems to {'ignore' if divides else 'use'} {ITEMS}, and its result {does}",
             code="FG862",
-            hint="say on the class how its result is to be taken: loss_is_scaled_for_ga = True where it is divided by "
-            f"{ITEMS}, False where it is a mean over the micro-batch",
+            hint="declare it on the class: loss_is_scaled_for_ga = True if the result is divided by "
+            f"{ITEMS}, False if it is a mean over the micro-batch",
         )
 
     def _no_loss(self, found: Any) -> TrainingError:
         shape = f" of shape {tuple(found.shape)}" if isinstance(found, Tensor) else ""
         return TrainingError(
-            f"{self._name} returned a {type(found).__name__}{shape}, and no loss",
+            f"{self._name} returned a {type(found).__name__}{shape}, which is not a loss",
             code="FG863",
-            hint="return a tensor with one number, or (loss, outputs) where return_outputs is true",
+            hint="return a tensor with one number, or (loss, outputs) if return_outputs is true",
         )
 
     @property

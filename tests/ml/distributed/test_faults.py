@@ -37,9 +37,9 @@ ALWAYS = [("fsdp2", "leave", "save", 1)]
 TOLD = {
     "raise": "error: ValueError: of this rank",
     "memory": "error: OutOfMemoryError: out of memory",
-    "leave": "error[FG710]: rank {rank} of 2 left with status 7 in {where}, without a word",
-    "SIGKILL": "error[FG710]: rank {rank} of 2 was ended by SIGKILL in {where}, without a word",
-    "SIGSEGV": "error[FG710]: rank {rank} of 2 was ended by SIGSEGV in {where}, without a word",
+    "leave": "error[FG710]: rank {rank} of 2 exited with status 7 in {where}, without an error message",
+    "SIGKILL": "error[FG710]: rank {rank} of 2 was ended by SIGKILL in {where}, without an error message",
+    "SIGSEGV": "error[FG710]: rank {rank} of 2 was ended by SIGSEGV in {where}, without an error message",
 }
 STATUS = {"raise": 1, "memory": 1, "leave": 7, "SIGKILL": 137, "SIGSEGV": 139}
 TOY = """\
@@ -204,8 +204,8 @@ def test_a_rank_that_hears_no_signal_is_found_and_ended(tmp_path):
 
     assert 1 == done.returncode
     assert seconds < patience(HANG_SECONDS)
-    assert "note: the others wait for rank 1, which gave no answer" in done.stderr
+    assert "note: the others wait for rank 1, which did not answer" in done.stderr
     assert 1 == sum(line.startswith("error") for line in done.stderr.splitlines()), done.stderr
     (report,) = (tmp_path / "bench/out/runs").glob("*/hang.txt")
-    assert "rank 1: gave no answer" in report.read_text()
+    assert "rank 1: did not answer" in report.read_text()
     assert [] == [os.fsdecode(one) for one in left_behind(tmp_path / "bench")]

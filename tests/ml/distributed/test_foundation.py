@@ -22,7 +22,7 @@ def test_sizes_that_are_left_out_are_inferred():
 
 @pytest.mark.parametrize("asked", [{"data": 3}, {"pipeline": 3}, {"data": 2, "pipeline": None, "tensor": 4}])
 def test_sizes_that_do_not_make_the_world_are_refused(asked):
-    with pytest.raises(DistributedError, match="does not make the 4 processes") as caught:
+    with pytest.raises(DistributedError, match="does not give the 4 processes") as caught:
         Layout.of(4, **asked)
     assert caught.value.code == "FG704"
 
@@ -93,7 +93,7 @@ def _waits_alone():
 
 
 def test_peers_that_do_not_come_are_an_error_in_time():
-    with pytest.raises(RankFailed, match="rank 0 of 2 did not meet the others at 127.0.0.1") as caught:
+    with pytest.raises(RankFailed, match="rank 0 of 2 did not connect to the others at 127.0.0.1") as caught:
         run_ranks(2, _waits_alone, timeout=20)
     assert "FG706" in str(caught.value)
 

@@ -133,7 +133,7 @@ def stopped(folder, number):
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "Terminated")])
 def test_all_processes_stop_where_one_is_asked_to(number, name, tmp_path):
-    saved = f"the state of step 3 lies in {tmp_path / 'checkpoint-3'}"
+    saved = f"the state of step 3 is saved in {tmp_path / 'checkpoint-3'}"
     assert [(name, 3, [saved])] * 2 == run_ranks(2, stopped, tmp_path, number)
     assert (tmp_path / "checkpoint-3" / "manifest.json").is_file()
 
@@ -269,7 +269,7 @@ def test_one_process_writes(tmp_path, capfd):
 
 UNEVEN = {
     "rows": "the number of training rows differs between processes: 16 on rank 0 and 12 on rank 1",
-    "stream": "the data ended after 3 batches on 1 of 2 processes, and goes on on the others",
+    "stream": "the data ended after 3 batches on 1 of 2 processes, and continues on the others",
     "content": "the training data differs between processes: from rank 0 to rank 1, 16 of 16 compared rows differ",
     "content of a stream": "the beginning of the training data differs between processes: from rank 0 to rank 1, ",
 }
@@ -354,7 +354,7 @@ def test_a_checkpoint_that_one_process_does_not_see_is_refused_by_all(tmp_path):
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "manifest.json").touch()
     first, second = run_ranks(2, unseen, tmp_path)
-    assert "FG856" == first[0] == second[0] and "is not there for rank 1" in second[1]
+    assert "FG856" == first[0] == second[0] and "is not visible to rank 1" in second[1]
 
 
 def test_weights_of_all_processes_are_kept_where_they_are_written():

@@ -174,9 +174,9 @@ def test_a_position_is_that_of_the_row_where_micro_batches_changed(tmp_path, cap
     before = position(4, 1)
     assert 2 == position(2, 2, before)["batch"] and 2 == position(1, 4, before)["batch"]
     assert 8 == position(4, 1, {name: before[name] for name in ("epoch", "batch", "seed")})["row"]
-    assert "is of an earlier release, and does not tell which rows" in caplog.text
+    assert "written by an earlier release, which recorded no digests" in caplog.text
     assert (8, 4) == (position(2, 1, before)["row"], position(2, 1, before)["batch"])
-    assert "an update takes 2 rows, and took 4 before the checkpoint" in caplog.text
+    assert "an optimizer step uses 2 rows, and used 4 before the checkpoint" in caplog.text
     assert (8, 2) == (position(5, 1, before)["row"], position(5, 1, before)["batch"])
     assert "the training data changed" not in caplog.text
     with pytest.raises(CheckpointError, match=r"\[FG610\] the training data changed .*: num_rows 25, now 24"):
