@@ -46,7 +46,7 @@ def survey_text(survey: Any) -> str:
     if newest is None:
         lines.append("'--resume auto' would take none of them, and end with an error")
     elif newest.is_model_alone:
-        parts = ",".join(import_module("forgather.ml.checkpoint.files").BESIDE_A_MODEL)
+        parts = ",".join(import_module("forgather.ml.checkpoint.files").RESUME_PARTS)
         lines.append(
             f"* {newest.folder.name} contains the model only: '--resume auto' ends with an error, unless "
             f"--allow-missing {parts} is given, which start from the beginning then"

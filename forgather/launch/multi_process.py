@@ -114,7 +114,7 @@ def join_run() -> Iterator[Any]:
     except GeneratorExit:  # a generator that is closed early, because a signal ends the process
         raise
     except BaseException as error:
-        if member.fails(error):
+        if member.report_failure(error):
             raise
         # A status above 128 is a signal: another process was interrupted, and so is the run.
         if member.is_main and member.status > 128:
@@ -142,7 +142,7 @@ def run_joined(run: Callable[[Any], int]) -> int:
     try:
         with join_run() as member:
             status = run(member)
-            member.ended(status)
+            member.report_status(status)
             return status
     except SecondaryFailure as follows:
         return follows.status

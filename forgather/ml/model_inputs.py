@@ -73,6 +73,7 @@ class NoCache:
 
     @contextlib.contextmanager
     def _turned_off(self) -> Iterator[None]:
+        # Restored afterwards: a generation between two steps needs its cache.
         for config in self._configs:
             config.use_cache = False
         try:
@@ -110,6 +111,7 @@ class ModelInputs:
         Raises:
             TrainingError: FG845 for a mask that hides part of a document, FG857 for attention that mixes documents.
         """
+        # A batch may be prepared by several callers in turn.
         if not isinstance(batch, Mapping) or DOCUMENTS in batch:
             return batch
         main = batch.get("input_ids", batch.get("inputs_embeds"))
@@ -121,6 +123,7 @@ class ModelInputs:
         elif isinstance(mask_BT, Tensor) and mask_BT.ndim == 2 and self._is_transformers and self._mixed is None:
             batch = _without_mask(batch, mask_BT, positions_BT)
             positions_BT = batch["position_ids"] if batch["attention_mask"] is None else None
+        # On the host, before the batch is moved: finding the boundaries on a device would wait for it.
         documents = Documents(positions_BT, (main.shape[0], main.shape[1]))
         if (self._mixed is not None or not self._reads_masks) and documents.are_packed:
             self._check_documents(documents)
@@ -190,6 +193,7 @@ def _without_mask(batch: Mapping[str, Any], mask_BT: Tensor, positions_BT: Tenso
         TrainingError: FG845 if a document is masked in part.
     """
     hidden_BT = mask_BT == 0
+    # Where the position does not grow by one, another document begins.
     breaks_BT = positions_BT.diff(dim=1) != 1
     if not bool((breaks_BT & ~hidden_BT[:, 1:] & ~hidden_BT[:, :-1]).any()):
         return batch

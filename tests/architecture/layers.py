@@ -126,7 +126,7 @@ events:
     callbacks.dispatch
 checkpoints:
     checkpoint.files checkpoint.rng checkpoint.storage
-    checkpoint.claims checkpoint.manifest
+    checkpoint.manifest
     checkpoint.checkpoint_dir
     checkpoint.lineage checkpoint.model_folder checkpoint.state
     checkpoint.hf_layout checkpoint.inspect checkpoint.reader checkpoint.save_plan

@@ -126,7 +126,7 @@ def test_the_plan_tells_the_processes_and_starts_none(bench):
     ("words", "code", "message"),
     [
         (["--", "--bogus", "3"], "FG463", "torchrun does not accept these arguments: unrecognized arguments: --bogus"),
-        (["--", "foo"], "FG463", "torchrun takes 'foo' for the program to start"),
+        (["--", "foo"], "FG463", "torchrun would start 'foo' as the program"),
         (["--nproc-per-node", "xpu"], "FG466", "--nproc-per-node is xpu, and this machine has none"),
     ],
 )

@@ -399,7 +399,7 @@ def test_a_folder_that_is_no_checkpoint_of_ours_is_put_aside(tmp_path, caplog):
         write_checkpoint(tmp_path, 1, fill)
         verify(tmp_path / "checkpoint-1")
         assert ["pytorch_model.bin"] == [file.name for file in (tmp_path / name).iterdir()]
-        assert f"it is {name} now" in caplog.messages[-1]
+        assert f"it was renamed to {name}" in caplog.messages[-1]
         shutil.rmtree(tmp_path / "checkpoint-1")
     assert [] == list_checkpoints(tmp_path)
 

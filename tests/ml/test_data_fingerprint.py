@@ -312,7 +312,7 @@ def test_many_columns_are_few_digests():
     known = fingerprint([{f"c{number:03}": number for number in range(500)}] * 3, ALONE)
     other = fingerprint([{f"c{number:03}": number % 499 for number in range(500)}] * 3, ALONE)
     assert len(known.columns) <= 32 and [] != known.differences(other)
-    assert known == Fingerprint.of(known.to_state())
+    assert known == Fingerprint.from_state(known.to_state())
 
 
 def test_processes_that_hold_other_rows_are_refused(monkeypatch):

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from forgather.errors import CheckpointError
 from forgather.ml import Trainer
-from forgather.ml.checkpoint.claims import load_mismatch
 from forgather.ml.checkpoint.export import export_checkpoint
+from forgather.ml.checkpoint.hf_layout import load_mismatch
 from forgather.ml.checkpoint.manifest import verify
 from forgather.ml.checkpoint.rng import capture_rng
 from tests.cli.checkpoint_folders import forge

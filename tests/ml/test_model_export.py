@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from forgather.errors import TrainingError
-from forgather.ml.checkpoint.hf_layout import layout_of
+from forgather.ml.checkpoint.hf_layout import weight_files
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.trainer.model_export import export_model
@@ -114,7 +114,7 @@ def test_the_files_are_those_of_save_pretrained(make, tmp_path):
 def test_the_shards_are_those_of_save_pretrained(make, tmp_path):
     model = make()
     model.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
-    layout = layout_of(model, model.state_dict(), shard_size="20KB")
+    layout = weight_files(model, model.state_dict(), shard_size="20KB")
     assert 1 < len(layout.tensors)
     write_model(LocalStorage(), tmp_path / "ours", layout.write)
     theirs = {name: content for name, content in held(tmp_path / "theirs").items() if name.startswith("model")}
@@ -158,7 +158,7 @@ def test_the_mode_of_the_files_is_that_of_the_umask(tmp_path):
 
 def write_layout(model, folder, shard_size, storage=None):
     def fill(draft):
-        layout_of(model, model.state_dict(), shard_size=shard_size).write(draft)
+        weight_files(model, model.state_dict(), shard_size=shard_size).write(draft)
         config = {**model.config.to_dict(), "architectures": ["LlamaForCausalLM"]}
         draft.write("config.json", [json.dumps(config, default=str).encode()])
 

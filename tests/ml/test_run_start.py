@@ -87,7 +87,7 @@ def test_auto_is_what_the_machine_has(tmp_path, monkeypatch, processes, machine,
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: machine)
     trainer = Project("a", bench(tmp_path, processes))("main")
     if refused:
-        with pytest.raises(DistributedError, match="asks for 4"):
+        with pytest.raises(DistributedError, match="requests 4"):
             trainer.train()
     else:
         trainer.train()

@@ -205,7 +205,7 @@ def test_what_cannot_be_told_is_refused_before_anything_changes_and_can_be_said(
 
 @pytest.mark.parametrize("result", [None, torch.zeros(2), "loss"])
 def test_a_result_that_is_no_loss_is_refused(result, settings):
-    with pytest.raises(TrainingError, match="and no loss") as caught:
+    with pytest.raises(TrainingError, match="which is not a loss") as caught:
         trained(Trainer, settings(**COMMON), lambda self, model, inputs, return_outputs=False: result)
     assert "FG863" == caught.value.code
 

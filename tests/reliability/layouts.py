@@ -46,7 +46,7 @@ def single(world):
 
 
 def copies(world):
-    return _built(DataParallel(environment(), Layout.of(world), use_cpu=True))
+    return _built(DataParallel(environment(), Layout.for_world(world), use_cpu=True))
 
 
 def shards(world, shard_size=None, tensor=1):

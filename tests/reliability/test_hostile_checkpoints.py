@@ -16,7 +16,7 @@ from forgather.errors import CheckpointError
 from forgather.ml import Trainer
 from forgather.ml.checkpoint.lineage import origin_of
 from forgather.ml.checkpoint.manifest import MANIFEST
-from forgather.ml.checkpoint.rng import try_rng
+from forgather.ml.checkpoint.rng import check_rng
 from forgather.ml.checkpoint.state import read_state
 from forgather.ml.json_logger import JsonLogger
 from forgather.ml.trainer.resume import read_progress
@@ -329,7 +329,7 @@ def judged(saved, parts):
         setattr(progress, name, value)
     training = parts["training_state"]
     refuse_impossible(saved, 2, origin_of(saved), progress, parts["optimizer"], training)
-    try_rng(training["rng"])
+    check_rng(training["rng"])
 
 
 def test_each_number_of_a_checkpoint_is_judged(saved, figure):

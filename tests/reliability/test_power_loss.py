@@ -21,7 +21,7 @@ from forgather.ml.checkpoint.checkpoint_dir import (
     restore_replaced,
     write_checkpoint,
 )
-from forgather.ml.checkpoint.hf_layout import layout_of
+from forgather.ml.checkpoint.hf_layout import weight_files
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.library_progress import without_progress_bars
@@ -203,7 +203,7 @@ def write_model_of(seed, folder, shard_size, storage):
     model = tiny_llama(seed)
 
     def fill(draft):
-        layout_of(model, model.state_dict(), shard_size=shard_size).write(draft)
+        weight_files(model, model.state_dict(), shard_size=shard_size).write(draft)
         config = {**model.config.to_dict(), "architectures": ["LlamaForCausalLM"]}
         draft.write("config.json", [json.dumps(config, default=str).encode()])
 

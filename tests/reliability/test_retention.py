@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint import Retention, checkpoint_folder, list_checkpoints, newest_verified, verify
-from forgather.ml.trainer.checkpoint_writer import Checkpoints
+from forgather.ml.trainer.checkpoint_writer import CheckpointWriter
 from forgather.ml.trainer.snapshot import Snapshot
 from tests.reliability.faults import Faulty, Refusal
 
@@ -63,7 +63,7 @@ class Retained(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
     def made(self):
-        return Checkpoints(self.folder, Mortal(), retention=self.retention, max_steps=1000, facts={})
+        return CheckpointWriter(self.folder, Mortal(), retention=self.retention, max_steps=1000, facts={})
 
     def present(self):
         return {step for step, _ in list_checkpoints(self.folder)}

@@ -217,7 +217,7 @@ def met_by_others(rows, together, of, others):
         start = readers[0].row
         samplers = [one.loader.batch_sampler for one in readers]
         for sampler in samplers:
-            sampler.place(start=start)
+            sampler.set_position(start=start)
         for number, parts in enumerate(itertools.islice(zip(*samplers, strict=True), stop)):
             first = start + number * size * count
             for sampler, part in zip(samplers, parts, strict=True):

@@ -13,7 +13,7 @@ from forgather.ml.checkpoint import LocalStorage, Retention, list_checkpoints
 from forgather.ml.checkpoint.manifest import read_manifest
 from forgather.ml.optim import MuonWithAdamW
 from forgather.ml.trainer.checkpoint_writer import SpaceNeeded, refuse_lack_of_space
-from forgather.ml.trainer.save_policy import Saves
+from forgather.ml.trainer.save_policy import CheckpointSaver
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.test_several_ranks import make
 from tests.ml.fixtures import VOCAB, rows, tiny_llama
@@ -75,12 +75,12 @@ def job(settings, folder, model, kind, **more):
 def predicted(trainer):
     """Trains; returns what the run said before its first step."""
     found = []
-    need = Saves.need
-    Saves.need = lambda *given: found.append(need(*given)) or found[-1]
+    need = CheckpointSaver.need
+    CheckpointSaver.need = lambda *given: found.append(need(*given)) or found[-1]
     try:
         trainer.train()
     finally:
-        Saves.need = need
+        CheckpointSaver.need = need
     return found[0]
 
 
@@ -154,7 +154,7 @@ def test_a_resumed_run_needs_no_room_for_what_lies_there(settings, tmp_path):
 )
 def test_the_policy_tells_how_many_lie_there_at_once(retention, present, expected):
     need = SpaceNeeded(checkpoint=100, model=10, steps=range(10, 101, 10), present=present)
-    assert expected == need.at_once(retention)
+    assert expected == need.num_checkpoints(retention)
 
 
 def test_what_would_fit_is_named():
@@ -182,4 +182,4 @@ def test_the_parts_that_are_told_give_the_sum(limit, model, told, freed):
 
 def test_a_run_of_very_many_saves_is_judged_at_once():
     need = SpaceNeeded(checkpoint=100, model=10, steps=range(1, 1_000_001), present=[1, 2])
-    assert (999_998, 999_998) == need.at_once(Retention())
+    assert (999_998, 999_998) == need.num_checkpoints(Retention())

@@ -145,7 +145,7 @@ def _survey(invocation: Invocation, folder: str | None) -> Any:
         CheckpointError: FG601, it holds none.
     """
     found = _named(invocation, folder)
-    survey = _ml("inspect").survey(found)
+    survey = _ml("inspect").summarize_folder(found)
     if not survey.checkpoints:
         if _is_checkpoint(found) or found.name.startswith("checkpoint-"):
             raise ProjectError(
@@ -285,7 +285,7 @@ def _one(invocation: Invocation, name: str | None) -> Path:
     folder = _named(invocation, name)
     if not _inside(folder):
         return folder
-    newest = _ml("inspect").survey(folder).newest
+    newest = _ml("inspect").summarize_folder(folder).newest
     if newest is None:
         raise CheckpointError(
             f"no checkpoint in {str(folder)!r} is complete",

@@ -116,9 +116,9 @@ def _run_joined(invocation: Invocation, past: PastRun, member: Any) -> int:
         return _repeated(invocation, past, output_dir, rows, member)
     plan = plan_run(rerun_project(past, rerun_meta(past), output_dir))
     run_dir = member.share("run")["run_dir"]
-    member.begins(run_dir)
+    member.begin_construction(run_dir)
     with redirect_stdout(sys.stderr), _clean(kept=plan.project.meta.project_dir != past.archive):
-        return run_plan(plan, run_dir, built=lambda _: member.built()).status
+        return run_plan(plan, run_dir, built=lambda _: member.begin_run()).status
 
 
 def _repeated(invocation: Invocation, past: PastRun, output_dir: str, rows: Sequence[Row], member: Any = None) -> int:
@@ -133,12 +133,12 @@ def _repeated(invocation: Invocation, past: PastRun, output_dir: str, rows: Sequ
         print_note(f"first run   {shlex.quote(near_path(past.folder))}")
         if member is not None:
             member.share("run", {"run_dir": run_dir})
-            member.begins(run_dir)
+            member.begin_construction(run_dir)
 
         def built(_: object) -> None:
             print_note(f"run folder  {shlex.quote(near_path(run_dir))}")
             if member is not None:
-                member.built()
+                member.begin_run()
 
         outcome = run_plan(plan, run_dir, built=built)
     losses = compare_losses(past.folder, outcome.run_dir)

@@ -187,7 +187,7 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
     command = ["fgcli", *invocation.arguments]
     aside = redirect_stdout(sys.stderr) if options.json or not member.is_main else nullcontext()
     if not member.is_main:
-        member.begins(run_dir := member.share("run")["run_dir"])
+        member.begin_construction(run_dir := member.share("run")["run_dir"])
         with aside:
             return _ran(plan, run_dir, command, member).status
     print_findings(findings, project.meta.project_dir, invocation.check_command)
@@ -195,7 +195,7 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
     with output_folder_lock(plan.output_dir), aside:
         run_dir = prepare_run(plan, command)
         member.share("run", {"run_dir": run_dir})
-        member.begins(run_dir)
+        member.begin_construction(run_dir)
         outcome = _ran(plan, run_dir, command, member)
     if outcome.interrupted and member.failed_elsewhere():
         return outcome.status
@@ -275,7 +275,7 @@ def _ran(plan: RunPlan, run_dir: str, command: Sequence[str], member: Any = None
         if member is None or member.is_main:
             print_note(f"run folder {near_path(run_dir)}")
         if member is not None:
-            member.built()
+            member.begin_run()
 
     try:
         return run_plan(plan, run_dir, built=built)

@@ -42,7 +42,12 @@ _MAX_PENDING = 4
 
 
 def checkpoint_folder(output_dir: Path, step: int) -> Path:
-    """Returns the path of the checkpoint of an optimizer step."""
+    """Returns the path of the checkpoint of an optimizer step.
+
+    Args:
+        output_dir: the folder that contains the checkpoints.
+        step: optimizer steps that were done.
+    """
     return output_dir / f"{_PREFIX}{step}"
 
 
@@ -103,13 +108,13 @@ class _Hashed:
 
     def __iter__(self) -> Iterator[Bytes]:
         hashing: deque[Future[None]] = deque()
-        with ThreadPoolExecutor(1) as beside:  # the thread is started by the first `submit`
+        with ThreadPoolExecutor(1) as executor:  # the thread is started by the first `submit`
             for piece in self._pieces():
                 self._size += len(piece)
                 # Hashing and writing both release the GIL, so a thread lets them overlap; small files do not pay for a
                 # thread.
                 if hashing or len(piece) >= _MIN_THREAD_BYTES:
-                    hashing.append(beside.submit(self._hasher.update, piece))
+                    hashing.append(executor.submit(self._hasher.update, piece))
                 else:
                     self._hasher.update(piece)
                 yield piece
@@ -292,7 +297,12 @@ def discard_folder(storage: Storage, folder: Path) -> None:
 
 
 def remove_leftovers(storage: Storage, output_dir: Path) -> None:
-    """Removes the leftovers of crashed processes, and restores a checkpoint whose replacement was interrupted."""
+    """Removes the leftovers of crashed processes, and restores a checkpoint whose replacement was interrupted.
+
+    Args:
+        storage: makes the changes.
+        output_dir: the folder that contains the checkpoints.
+    """
     # First: a half-replaced checkpoint is a leftover too, and may be the only good one.
     restore_replaced(storage, output_dir)
     for folder, _ in _leftovers(output_dir):
@@ -301,7 +311,12 @@ def remove_leftovers(storage: Storage, output_dir: Path) -> None:
 
 
 def restore_replaced(storage: Storage, output_dir: Path) -> None:
-    """Renames checkpoints back whose replacement was interrupted by a crash."""
+    """Renames checkpoints back whose replacement was interrupted by a crash.
+
+    Args:
+        storage: makes the changes.
+        output_dir: the folder that contains the checkpoints.
+    """
     for folder, final in interrupted_replacements(output_dir):
         storage.rename(folder, final)
         storage.sync_folder(output_dir)

@@ -22,7 +22,6 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.checkpoint_dir import Draft
-from forgather.ml.checkpoint.claims import model_on_meta, weight_name_mismatch
 from forgather.ml.checkpoint.files import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -36,14 +35,21 @@ from forgather.ml.checkpoint.files import (
     TRAINING_ARGS,
     TRAINING_STATE,
 )
-from forgather.ml.checkpoint.hf_layout import SHARD_SIZE, Layout, layout_of, split
+from forgather.ml.checkpoint.hf_layout import (
+    SHARD_SIZE,
+    WeightFiles,
+    model_on_meta,
+    split_into_files,
+    weight_files,
+    weight_name_mismatch,
+)
 from forgather.ml.checkpoint.manifest import (
     MANIFEST,
     Manifest,
     changed_files,
     malformed_file,
     read_manifest,
-    small_file,
+    read_small_file,
 )
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.reader import CheckpointReader, whole_weights
@@ -82,17 +88,17 @@ def export_checkpoint(
             FG612 when the weights do not fit a class that can be loaded, FG677 when the model cannot be written.
     """
     manifest = read_manifest(source)
-    beside = [name for name in manifest.files if not _is_of_the_run(name) and not _is_of_weights(name)]
+    other_files = [name for name in manifest.files if not _is_of_the_run(name) and not _is_of_weights(name)]
     # The arguments are checked first: reading and hashing a large checkpoint takes minutes.
     shard_size = _bytes_of(max_shard_size)
     _refuse_place(source, into)
     _refuse_changed(source, manifest)
-    layout = _layout(source, manifest, _in_type(whole_weights(source), dtype), shard_size)
+    layout = _weight_files(source, manifest, _in_type(whole_weights(source), dtype), shard_size)
     sums = _Sums()
 
     def fill(draft: Draft) -> None:
         layout.write(draft, sums.through)
-        for name in beside:
+        for name in other_files:
             draft.write(name, sums.through(name, _content(source / name, dtype if name == CONFIG else None)))
         lines = [f"{sums.found[name]}  {name}\n" for name in sorted(sums.found)]
         draft.write(SUMS, ["".join(lines).encode()])
@@ -155,7 +161,7 @@ def _bytes_of(size: str | int) -> int:
     return number
 
 
-def _layout(source: Path, manifest: Manifest, weights: Mapping[str, Tensor], shard_size: int) -> Layout:
+def _weight_files(source: Path, manifest: Manifest, weights: Mapping[str, Tensor], shard_size: int) -> WeightFiles:
     # A checkpoint of a peft model has base weights and adapters under peft's names, which no class can load.
     if ADAPTER_CONFIG in manifest.files or any(name.startswith(_OF_PEFT) or ".lora_" in name for name in weights):
         raise _not_of_a_class(
@@ -169,10 +175,10 @@ def _layout(source: Path, manifest: Manifest, weights: Mapping[str, Tensor], sha
         # have.
         model = _skeleton(source, weights) if CONFIG in manifest.files else None
         if model is None:
-            return split(weights, shard_size=shard_size)
+            return split_into_files(weights, shard_size=shard_size)
         # In the order of the model, as `save_pretrained` has it: the order decides which weights share a file.
         ordered = {name: weights[name] for name in model.state_dict() if name in weights}
-        return layout_of(model, ordered, shard_size=shard_size)
+        return weight_files(model, ordered, shard_size=shard_size)
     except ValueError as error:
         raise CheckpointError(
             f"the model cannot be exported: {error}", code="FG677", hint=f"see 'fgcli ckpt show {source}'"
@@ -193,7 +199,7 @@ def _skeleton(source: Path, weights: Mapping[str, Tensor]) -> PreTrainedModel | 
         CheckpointError: FG611 for a damaged configuration, FG612 when the weights do not fit the class.
     """
     try:
-        facts = json.loads(small_file(source / CONFIG))
+        facts = json.loads(read_small_file(source / CONFIG))
         # `auto_map` names code in the folder; a quantized model renames its weights when it is loaded.
         if "auto_map" in facts or "quantization_config" in facts:
             return None

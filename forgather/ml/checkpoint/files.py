@@ -39,7 +39,7 @@ OPTIMIZER, SCHEDULE, DATA, RNG, METER, PROGRESS = "optimizer", "schedule", "data
 """The parts of a checkpoint next to the weights, by the names that `--allow-missing` accepts."""
 
 IN_TRAINING_STATE = (SCHEDULE, DATA, RNG, METER)
-BESIDE_A_MODEL = (OPTIMIZER, *IN_TRAINING_STATE)
+RESUME_PARTS = (OPTIMIZER, *IN_TRAINING_STATE)
 """The parts that a checkpoint with `save_only_model` does not have."""
 
 CUSTOM = "custom"
@@ -109,6 +109,7 @@ def missing_manifest_error(folder: Path, manifest: str) -> CheckpointError:
         folder: a readable folder.
         manifest: name of the manifest file, for the message.
     """
+    # The usual mistake: the output folder in place of one of its checkpoints.
     names = os.listdir(folder)
     steps = [int(step) for name in names if (step := name.removeprefix("checkpoint-")) != name and step.isdecimal()]
     inside = [f"checkpoint-{step}" for step in sorted(steps)]

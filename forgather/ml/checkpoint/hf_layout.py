@@ -1,32 +1,40 @@
-"""The Hugging Face layout of a model's weights: which tensors, under which names, in which files.
+"""The Hugging Face layout of a model's weights: which tensors, under which names, in which files; and who can load it.
 
 Takes a model and its weights; gives the tensors of each file. Weights that `save_pretrained` leaves out (tied weights,
 `_keys_to_ignore_on_save`) are left out, and names that transformers converts on loading are converted back to those of
-the hub. Only `Layout.write` writes.
+the hub. Only `WeightFiles.write` writes.
+
+`load_mismatch` checks whether a state has the weight names that `from_pretrained` expects. transformers fills weights
+that it does not find with random numbers and only logs a warning, so a folder whose weights have other names must not
+look like a loadable model.
 """
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.files import ADAPTER, WEIGHTS, WEIGHTS_INDEX
+from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.checkpoint.state import file_chunks
+from forgather.ml.model_class import class_name, user_class
 
 SHARD_SIZE = "50GB"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class WeightFiles:
     """The weight files of a model.
 
     Args:
@@ -53,7 +61,9 @@ class Layout:
             draft.write(name, through(name, [text]))
 
 
-def layout_of(model: PreTrainedModel, weights: Mapping[str, Any], *, shard_size: str | int = SHARD_SIZE) -> Layout:
+def weight_files(
+    model: PreTrainedModel, weights: Mapping[str, Any], *, shard_size: str | int = SHARD_SIZE
+) -> WeightFiles:
     """Returns the files that `save_pretrained` would write.
 
     Args:
@@ -82,7 +92,7 @@ def layout_of(model: PreTrainedModel, weights: Mapping[str, Any], *, shard_size:
     # Adapters have names of peft, which transformers does not convert.
     if not has_adapter:
         state = revert_weight_conversion(model, state)
-    return split(
+    return split_into_files(
         state,
         name=ADAPTER if has_adapter else WEIGHTS,
         shard_size=shard_size,
@@ -91,14 +101,14 @@ def layout_of(model: PreTrainedModel, weights: Mapping[str, Any], *, shard_size:
     )
 
 
-def split(
+def split_into_files(
     state: Mapping[str, Tensor],
     *,
     name: str = WEIGHTS,
     shard_size: str | int = SHARD_SIZE,
     facts: Mapping[str, Any] | None = None,
     metadata: Mapping[str, str] | None = None,
-) -> Layout:
+) -> WeightFiles:
     """Returns tensors distributed over files of at most `shard_size`, with the file names of the hub.
 
     Args:
@@ -107,6 +117,9 @@ def split(
         shard_size: maximum size of one file, in bytes or as "5GB".
         facts: entries of the index next to the total size.
         metadata: strings that are stored in the header of each file.
+
+    Shapes:
+        state: any.
     """
     plan = split_torch_state_dict_into_shards(
         dict(state), filename_pattern=name.replace(".safetensors", "{suffix}.safetensors"), max_shard_size=shard_size
@@ -116,4 +129,66 @@ def split(
     if plan.is_sharded:
         index = {"metadata": {**(facts or {}), **plan.metadata}, "weight_map": plan.tensor_to_filename}
         texts[WEIGHTS_INDEX] = (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
-    return Layout(tensors, texts, metadata or {})
+    return WeightFiles(tensors, texts, metadata or {})
+
+
+def load_mismatch(model: nn.Module) -> str | None:
+    """Returns why `from_pretrained` could not load a model's state under its own weight names; None where it could.
+
+    Args:
+        model: the model whose `state_dict()` is saved. A proxy with a `stands_for` attribute is replaced by that model.
+    """
+    # With pipeline parallelism the strategy holds a proxy; class and configuration are those of the whole model.
+    model = getattr(model, "stands_for", model)
+    if not isinstance(model, PreTrainedModel):
+        return f"a {class_name(model)} is not a model of transformers, and may contain one"
+    if getattr(model, "_hf_peft_config_loaded", False):
+        return "they include adapters"
+    # A quantizer renames weights while it loads them, so the names of an unloaded model prove nothing.
+    if getattr(model, "hf_quantizer", None) is not None:
+        return None
+    return _class_mismatch(model)
+
+
+def _class_mismatch(model: PreTrainedModel) -> str | None:
+    kind = user_class(model)
+    try:
+        # A copy, because a constructor may change the configuration that it is given.
+        bare = model_on_meta(kind, copy.deepcopy(model.config))
+    except Exception:  # noqa: BLE001 - the border of a user's class: from_pretrained makes it in the same way
+        return None
+    return weight_name_mismatch(kind.__name__, bare.state_dict().keys(), model.state_dict().keys())
+
+
+def model_on_meta(kind: type[PreTrainedModel], config: Any) -> PreTrainedModel:
+    """Returns a model on the meta device, without weights, and leaves the state of every random generator as it was.
+
+    Args:
+        kind: the model class.
+        config: the configuration that the class is constructed with.
+    """
+    # Constructors draw initial weights even on the meta device. Those draws must not shift the random numbers of the
+    # run.
+    before = capture_rng()
+    try:
+        with torch.device("meta"):
+            return kind(config)
+    finally:
+        restore_rng(before)
+
+
+def weight_name_mismatch(kind: str, expected: Collection[str], found: Collection[str]) -> str | None:
+    """Returns a description of the first weight name that differs between two states; None where the names are equal.
+
+    Args:
+        kind: name of the model class, for the message.
+        expected: the weight names of the class.
+        found: the weight names of the state.
+    """
+    unknown = [name for name in found if name not in expected]
+    missing = [name for name in expected if name not in found]
+    if not unknown and not missing:
+        return None
+    name, what = (unknown[0], "is not one of its weights") if unknown else (missing[0], "is missing")
+    more = len(unknown) + len(missing) - 1
+    return f"they are not those of {kind}: {name!r:.80} {what}" + (f", and {more} more names differ" if more else "")

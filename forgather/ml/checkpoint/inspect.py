@@ -16,8 +16,8 @@ from typing import Any
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.checkpoint_dir import step_of
 from forgather.ml.checkpoint.files import (
-    BESIDE_A_MODEL,
     OPTIMIZER,
+    RESUME_PARTS,
     TRAINER_STATE,
     TRAINING_ARGS,
     TRAINING_STATE,
@@ -131,7 +131,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Surveyed:
+class CheckpointSummary:
     """One checkpoint of an output folder.
 
     Args:
@@ -157,7 +157,7 @@ class Surveyed:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class FolderSummary:
     """The checkpoints of an output folder.
 
     Args:
@@ -166,15 +166,15 @@ class Survey:
     """
 
     folder: Path
-    checkpoints: tuple[Surveyed, ...]
+    checkpoints: tuple[CheckpointSummary, ...]
 
     @property
-    def newest(self) -> Surveyed | None:
+    def newest(self) -> CheckpointSummary | None:
         """The newest complete checkpoint, which `--resume auto` uses if its content is intact too; None without one."""
         return next((found for found in reversed(self.checkpoints) if found.problem is None), None)
 
     @property
-    def best(self) -> Surveyed | None:
+    def best(self) -> CheckpointSummary | None:
         """The newest complete checkpoint that was the best so far when it was written; None without one."""
         known = [found for found in self.checkpoints if found.problem is None and found.progress.is_best]
         return known[-1] if known else None
@@ -188,6 +188,7 @@ class Survey:
     @property
     def ranked(self) -> list[int]:
         """Steps of the complete checkpoints that were evaluated, the best first."""
+        # The direction of the newest run counts: an output folder may hold runs with other metrics.
         known = [found for found in self.checkpoints if found.problem is None and found.progress.metric]
         sign = -1.0 if known and known[-1].progress.greater_is_better else 1.0
         values = {found.step: sign * found.progress.metric[1] for found in known if found.progress.metric}
@@ -197,13 +198,13 @@ class Survey:
         return [*best, *(step for step in ordered if step not in best)]
 
 
-def survey(output_dir: Path) -> Survey:
+def summarize_folder(output_dir: Path) -> FolderSummary:
     """Returns the checkpoints of an output folder with their progress and problems; weights are not read."""
-    found = [_surveyed(folder, origin) for folder, origin in checkpoints_in_order(output_dir)]
-    return Survey(output_dir, tuple(_by_step_where_unknown(found)))
+    found = [_summary_of(folder, origin) for folder, origin in checkpoints_in_order(output_dir)]
+    return FolderSummary(output_dir, tuple(_by_step_where_unknown(found)))
 
 
-def _by_step_where_unknown(found: list[Surveyed]) -> list[Surveyed]:
+def _by_step_where_unknown(found: list[CheckpointSummary]) -> list[CheckpointSummary]:
     """Returns checkpoints in the order of writing; one without a readable manifest is put after the step before it."""
     # Their place in the order of writing is unknown; the step in the folder name is the best estimate.
     lost = [one for one in found if one.problem is not None and one.origin == Origin()]
@@ -214,18 +215,18 @@ def _by_step_where_unknown(found: list[Surveyed]) -> list[Surveyed]:
     return ordered
 
 
-def _surveyed(folder: Path, origin: Origin) -> Surveyed:
+def _summary_of(folder: Path, origin: Origin) -> CheckpointSummary:
     problem: CheckpointError | None = None
     size, is_model_alone = 0, False
     try:
         manifest = read_manifest(folder)
         size = manifest.size
         # No part next to the weights is listed at all. A single missing file is an incomplete checkpoint instead.
-        is_model_alone = not any(set(parts_in(name)) & set(BESIDE_A_MODEL) for name in manifest.files)
+        is_model_alone = not any(set(parts_in(name)) & set(RESUME_PARTS) for name in manifest.files)
         problem = next(changed_files(folder, manifest, read=False), None)
     except CheckpointError as error:
         problem = error
-    return Surveyed(folder, origin, size, progress_of(folder), problem, is_model_alone)
+    return CheckpointSummary(folder, origin, size, progress_of(folder), problem, is_model_alone)
 
 
 def progress_of(folder: Path) -> Progress:
@@ -333,6 +334,7 @@ def contents(folder: Path) -> Contents:
     for error in changed_files(folder, manifest, read=False):
         raise error
     tensors = {name: read_header(folder / name)[0] for name in manifest.files if name.endswith(".safetensors")}
+    # The JSON files are read without the tensors next to them: `write_state` marks where a tensor would be.
     optimizer, training = _json(folder / f"{OPTIMIZER}.json"), _json(folder / f"{TRAINING_STATE}.json")
     groups = [group for group in _listed(optimizer, "param_groups") if isinstance(group, dict)]
     return Contents(

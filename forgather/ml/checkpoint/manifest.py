@@ -59,6 +59,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Returns the content of the manifest file."""
+        # Sorted: equal checkpoints have equal manifests, whichever rank reported first.
         files = {name: {"bytes": fact.size, "xxh3": fact.digest} for name, fact in sorted(self.files.items())}
         body = {**self.facts, "format": FORMAT, "step": self.step, "files": files}
         return as_json({**body, "xxh3": _digest_of(body)})
@@ -97,7 +98,7 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def small_file(file: Path) -> bytes:
+def read_small_file(file: Path) -> bytes:
     """Returns the content of a JSON file.
 
     Raises:
@@ -250,6 +251,7 @@ def _change(file: Path, place: str, fact: FileFact, *, read: bool) -> Checkpoint
     # A link may point out of the checkpoint, and its target may change after the verification.
     if os.path.realpath(file) != place:
         return corrupt_file(file, "it is a link")
+    # Before the content: opening a pipe would block, and a wrong size needs no reading.
     facts = file.stat()
     if not stat.S_ISREG(facts.st_mode):
         return corrupt_file(file, "it is not a regular file")
@@ -275,6 +277,7 @@ def extra_files(folder: Path, manifest: Manifest) -> Iterator[str]:
         folder: of the checkpoint.
         manifest: of the same checkpoint.
     """
+    # Links are listed, too: `is_dir` follows them, and a link to a folder could hide files.
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
         if name not in manifest.files and name != MANIFEST and (file.is_symlink() or not file.is_dir()):

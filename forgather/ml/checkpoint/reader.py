@@ -1,8 +1,8 @@
 """Checkpoint reader: the index of a checkpoint is validated, and its tensors are read whole or as the local shard.
 
 Takes the folder of a verified checkpoint; gives its tensors in whatever sharding the reading ranks use. The chunks of
-each tensor must cover it exactly: chunks that overlap, leave a gap or lie outside are found in time linear in their
-number. Files stay open until the reader is closed.
+each tensor must cover it exactly: chunks that overlap, leave a gap or are outside of the tensor are found, in time
+linear in their number. Files stay open until the reader is closed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from forgather.ml.checkpoint.manifest import (
     malformed_file,
     missing_file,
     read_manifest,
-    small_file,
+    read_small_file,
 )
-from forgather.ml.checkpoint.state import DTYPE_OF, unpacked
+from forgather.ml.checkpoint.state import DTYPE_OF, unpack_tree
 
 _PRIME = 2**61 - 1
 _MAX_ELEMENTS = 2**63
@@ -83,7 +83,8 @@ def _are_sizes(found: Any) -> bool:
 
 def _cover_once(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
     """Returns True when boxes inside a shape cover each element exactly once.
-     Each interval of a dimension weighs the difference of two random numbers, one for each of its ends; a box weighs
+
+    Each interval of a dimension weighs the difference of two random numbers, one for each of its ends; a box weighs
     the product over its dimensions. Weights are additive, so boxes that cover the whole once weigh as much as the
     whole. Any other set of boxes has the same weight with probability 2**-58 only, since the two sums are different
     polynomials in the random numbers (Schwartz-Zippel).
@@ -160,7 +161,7 @@ class CheckpointReader:
         index = self._json(INDEX)
         try:
             for section, tensors in index["tensors"].items():
-                # A missing optimizer file is allowed here; `--allow-missing` decides later whether the run may go on
+                # A missing optimizer file is allowed here; `--allow-missing` decides later whether the run may continue
                 # without it.
                 if section not in sections or (section == OPTIMIZER and not self._is_there(section, tensors)):
                     continue
@@ -172,6 +173,7 @@ class CheckpointReader:
             # An alias that hides a weight would silently replace its values.
             if both := first.keys() & self.aliases.keys():
                 raise ValueError(f"{min(both)!r} is both a weight and an alias")
+            # Both names of a tied weight: a model without the tie reads each of them.
             self.weights = {**first, **{name: first[of] for name, of in self.aliases.items()}}
         # An index with a correct digest may still be crafted: every type error in it is one located message.
         except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, ArithmeticError) as error:
@@ -187,7 +189,7 @@ class CheckpointReader:
             raise missing_file(file)
         _refuse_special(file)
         try:
-            return json.loads(small_file(file))
+            return json.loads(read_small_file(file))
         except FileNotFoundError:
             raise missing_file(file) from None
         except (OSError, ValueError, RecursionError, MemoryError) as error:
@@ -199,7 +201,7 @@ class CheckpointReader:
         stored = self._stored[section]
         plain = self._json(f"{section}.json")
         try:
-            return unpacked(plain, {name: what(one) for name, one in stored.items()})
+            return unpack_tree(plain, {name: what(one) for name, one in stored.items()})
         except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError) as error:
             raise malformed_file(self.folder / f"{section}.json", f"{type(error).__name__}: {error!s:.80}") from None
 
@@ -277,6 +279,7 @@ class CheckpointReader:
             box = zip(item.storage_offsets, item.lengths, strict=True)
             part = tuple(slice(begin, begin + length) for begin, length in box)
             found = self._file(file)
+            # A tensor without dimensions cannot be sliced.
             value = found.get_slice(key)[part] if part else found.get_tensor(key)
             planner.resolve_tensor(item).copy_(value)
 
@@ -303,7 +306,8 @@ def _fqn(stored: StoredTensor) -> str:
 
 def whole_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Yields (name, whole tensor) for each weight of a checkpoint, one at a time.
-     Neither a model nor a process group is needed, however many ranks wrote the checkpoint. Tied weights are yielded
+
+    Neither a model nor a process group is needed, however many ranks wrote the checkpoint. Tied weights are yielded
     under their first name; `CheckpointReader.aliases` has the others.
 
     Shapes:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.checkpoint_dir import discard_folder, step_of
-from forgather.ml.checkpoint.inspect import Survey, Surveyed
+from forgather.ml.checkpoint.inspect import CheckpointSummary, FolderSummary
 from forgather.ml.checkpoint.lineage import checkpoints_in_order
 from forgather.ml.checkpoint.manifest import first_intact
 from forgather.ml.checkpoint.storage import LocalStorage, Storage
@@ -109,17 +109,20 @@ def prune(
 def _is_removed(folder: Path, storage: Storage) -> bool:
     try:
         discard_folder(storage, folder)
+    # A warning: the new checkpoint is complete, and the run must not end because an old one could not be removed.
     except OSError as error:
         _log.warning("the old checkpoint %s could not be removed: %s", folder, error)
         return False
     return True
 
 
-def checkpoints_to_prune(survey: Survey, *, last: int | None, best: int | None, every: int | None) -> list[Surveyed]:
+def checkpoints_to_prune(
+    summary: FolderSummary, *, last: int | None, best: int | None, every: int | None
+) -> list[CheckpointSummary]:
     """Returns the checkpoints to remove, the oldest first; incomplete ones are neither counted nor removed.
 
     Args:
-        survey: the checkpoints of the output folder.
+        summary: the checkpoints of the output folder.
         last: how many of the newest to keep; 1 when only `best` or `every` is given.
         best: how many of the best by metric to keep.
         every: keep each checkpoint whose step is a multiple of this number.
@@ -130,25 +133,26 @@ def checkpoints_to_prune(survey: Survey, *, last: int | None, best: int | None, 
     Raises:
         CheckpointError: FG678 when `best` is given and no checkpoint has a metric.
     """
-    if best and not survey.ranked:
+    if best and not summary.ranked:
         raise CheckpointError(
-            f"no checkpoint in {str(survey.folder)!r} has a metric, so the best ones are not known",
+            f"no checkpoint in {str(summary.folder)!r} has a metric, so the best ones are not known",
             code="FG678",
             hint="give --keep-last N for the newest; a checkpoint has a metric if metric_for_best_model is set and its "
             "step was evaluated",
         )
     # An incomplete checkpoint must not take the place of one that can be resumed.
-    complete = {found.step: found for found in survey.checkpoints if found.problem is None}
+    complete = {found.step: found for found in summary.checkpoints if found.problem is None}
     for_ever = Retention(every=every)
-    kept = set(list(complete)[-(last or 1) :]) | set(survey.ranked[: best or 1])
+    # `last or 1`: the newest one is kept even if only the best ones were asked for.
+    kept = set(list(complete)[-(last or 1) :]) | set(summary.ranked[: best or 1])
     return [found for step, found in complete.items() if step not in kept and not for_ever.keeps_for_ever(step)]
 
 
-def require_intact_checkpoint(survey: Survey, gone: list[Surveyed]) -> None:
+def require_intact_checkpoint(summary: FolderSummary, gone: list[CheckpointSummary]) -> None:
     """Raises an error unless at least one of the checkpoints that would remain is intact.
 
     Args:
-        survey: the checkpoints of the output folder.
+        summary: the checkpoints of the output folder.
         gone: the checkpoints that are going to be removed.
 
     Raises:
@@ -157,18 +161,18 @@ def require_intact_checkpoint(survey: Survey, gone: list[Surveyed]) -> None:
     if not gone:
         return
     # The newest first: it is the likeliest to be wanted, and verification stops at the first intact one.
-    staying = [found for found in reversed(survey.checkpoints) if found not in gone and found.problem is None]
+    staying = [found for found in reversed(summary.checkpoints) if found not in gone and found.problem is None]
     intact, wrong = first_intact(found.folder for found in staying)
     if intact is None:
         raise CheckpointError(
-            f"nothing is removed from {str(survey.folder)!r}: no checkpoint that would remain is intact"
+            f"nothing is removed from {str(summary.folder)!r}: no checkpoint that would remain is intact"
             + "".join(f"; {error.message}" for error in [*wrong.values()][:1]),
             code="FG678",
-            hint=f"'fgcli ckpt verify {survey.folder}' lists the problems of each; keep more of them",
+            hint=f"'fgcli ckpt verify {summary.folder}' lists the problems of each; keep more of them",
         )
 
 
-def remove_checkpoint(found: Surveyed, storage: Storage | None = None) -> None:
+def remove_checkpoint(found: CheckpointSummary, storage: Storage | None = None) -> None:
     """Removes a checkpoint; files that cannot be deleted are hidden from readers, and the next save removes them.
 
     Args:

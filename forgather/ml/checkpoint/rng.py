@@ -66,7 +66,7 @@ def restore_rng(state: dict[str, Any]) -> None:
         )
 
 
-def try_rng(state: dict[str, Any]) -> None:
+def check_rng(state: dict[str, Any]) -> None:
     """Raises what `restore_rng` would raise for a malformed state; the generators keep their states.
 
     Args:
@@ -122,6 +122,7 @@ def seed_process(seed: int, topology: Topology, *, step: int = 0) -> None:
         step: of a checkpoint whose random states cannot be restored; numbers of the run's beginning are not drawn
             again.
     """
+    # Rank 0 keeps the seed as it is: a run of one process draws the numbers that a plain torch script would draw.
     if topology.dp_rank or step:
         digest = hashlib.blake2b(f"{seed} {step}".encode(), digest_size=4).digest()
         # CPU generators read 32 bits of a seed: within a run no two data-parallel ranks get the same ones.

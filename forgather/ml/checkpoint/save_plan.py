@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from forgather.ml.checkpoint.files import EXTRA_STATE, INDEX, MODEL, OPTIMIZER, SLICES, WEIGHTS_INDEX, as_json
-from forgather.ml.checkpoint.state import DTYPES, packed, refuse_unknown_type
+from forgather.ml.checkpoint.state import DTYPES, pack_tree, refuse_unknown_type
 from forgather.ml.distributed import collectives
 
 
@@ -50,7 +50,7 @@ class LocalState:
 
 
 @dataclass(frozen=True, slots=True)
-class Shards:
+class RankFiles:
     """The files that one rank writes.
 
     Args:
@@ -66,7 +66,7 @@ class Shards:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _RankPlan:
     """What a rank sends to the others for planning.
 
     Args:
@@ -91,43 +91,43 @@ class _Planner(DefaultSavePlanner):
         torch plans an item for an empty shard too. The index then would list a chunk of size zero that no file holds.
         """
         plan = super().create_local_plan()
-        self.plan = dataclasses.replace(plan, items=[item for item in plan.items if not _is_nothing(item)])
+        self.plan = dataclasses.replace(plan, items=[item for item in plan.items if not _is_empty(item)])
         return self.plan
 
 
-def _is_nothing(item: WriteItem) -> bool:
+def _is_empty(item: WriteItem) -> bool:
     assert item.tensor_data is not None and item.tensor_data.chunk is not None  # noqa: S101 - tensors alone are planned
     return not math.prod(item.tensor_data.chunk.sizes) and bool(math.prod(item.tensor_data.size))
 
 
-class Planning:
+class SavePlanner:
     """Plans saves and caches the result, because the sharding seldom changes during a run."""
 
     def __init__(self) -> None:
         self._local: SavePlan | None = None
-        self._of_all: list[SavePlan] = []
-        self._decided: tuple[list[SavePlan], Metadata] | None = None
+        self._plans_of_ranks: list[SavePlan] = []
+        self._global_plan: tuple[list[SavePlan], Metadata] | None = None
 
-    def shards(self, held: LocalState) -> Shards:
+    def plan(self, local_state: LocalState) -> RankFiles:
         """Returns the files that this rank writes. Collective: every rank must call it.
 
         Args:
-            held: the local state of this rank.
+            local_state: the local state of this rank.
 
         Raises:
             CheckpointError: FG606 on every rank, when one of them has a value that cannot be stored.
         """
         # Runs as a collective so that a rank that fails here does not leave the others waiting in the gather below.
-        planner, local, trees = collectives.run_collectively(lambda: _taken_apart(held))
+        planner, local, trees = collectives.run_collectively(lambda: _local_plan_of(local_state))
         digest = xxhash.xxh3_128_hexdigest(trees)
         # An unchanged plan is sent as None: with many parameters a pickled plan has megabytes per rank.
-        told = collectives.all_gather(_Part(None if local == self._local else local, held.aliases, digest))
+        parts = collectives.all_gather(_RankPlan(None if local == self._local else local, local_state.aliases, digest))
         # The condition uses gathered values only, so that every rank takes the same branch.
-        if self._decided is None or any(part.plan is not None for part in told):
-            self._of_all = [part.plan or earlier for part, earlier in zip_longest(told, self._of_all)]
-            self._decided = planner.create_global_plan(self._of_all)
+        if self._global_plan is None or any(part.plan is not None for part in parts):
+            self._plans_of_ranks = [part.plan or earlier for part, earlier in zip_longest(parts, self._plans_of_ranks)]
+            self._global_plan = planner.create_global_plan(self._plans_of_ranks)
             self._local = local
-        plans, metadata = self._decided
+        plans, metadata = self._global_plan
         names, rank = _file_names(plans, metadata), collectives.rank()
         mine: dict[str, dict[str, Tensor]] = {}
         for item in plans[rank].items:
@@ -136,23 +136,23 @@ class Planning:
             assert isinstance(data, Tensor)  # noqa: S101 - tensors alone are planned
             mine.setdefault(names[rank, section], {})[_key(name, item, metadata)] = data.detach()
         # The first rank with a given tree sends it; replicated optimizers would otherwise send it once per rank.
-        first = digest not in [part.digest for part in told[:rank]]
+        first = digest not in [part.digest for part in parts[:rank]]
         every = [json.loads(sent) for sent in collectives.all_gather(trees if first else b"") if sent]
-        aliases = {name: of for part in told for name, of in part.aliases.items()}
-        return Shards(mine, _texts(every, aliases, plans, metadata, names) if rank == 0 else {})
+        aliases = {name: of for part in parts for name, of in part.aliases.items()}
+        return RankFiles(mine, _texts(every, aliases, plans, metadata, names) if rank == 0 else {})
 
 
-def _taken_apart(held: LocalState) -> tuple[_Planner, SavePlan, bytes]:
+def _local_plan_of(local_state: LocalState) -> tuple[_Planner, SavePlan, bytes]:
     """Returns the planner, its local plan, and the non-tensor trees as JSON.
 
     Tensors are named "<section>/<name>", so that one plan covers the weights and the optimizer.
     """
-    tensors = {f"{MODEL}/{name}": tensor for name, tensor in held.weights.items()}
+    tensors = {f"{MODEL}/{name}": tensor for name, tensor in local_state.weights.items()}
     trees: dict[str, Any] = {}
     # Non-tensor entries are packed per section; their tensors join the weights in one plan.
-    for section, tree in ((EXTRA_STATE, held.extra), (OPTIMIZER, held.optimizer)):
+    for section, tree in ((EXTRA_STATE, local_state.extra), (OPTIMIZER, local_state.optimizer)):
         if tree:
-            trees[section], found = packed(tree, section)
+            trees[section], found = pack_tree(tree, section)
             tensors |= {f"{section}/{name}": tensor for name, tensor in found.items()}
     for name, tensor in tensors.items():
         refuse_unknown_type(name, tensor)
@@ -202,7 +202,7 @@ def _texts(
     for rank, plan in enumerate(plans):
         for item in plan.items:
             section, name = item.index.fqn.split("/", 1)
-            assert item.tensor_data is not None and item.tensor_data.chunk is not None  # noqa: S101 - see _is_nothing
+            assert item.tensor_data is not None and item.tensor_data.chunk is not None  # noqa: S101 - see _is_empty
             chunk = {
                 "offsets": list(item.tensor_data.chunk.offsets),
                 "sizes": list(item.tensor_data.chunk.sizes),

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.files import as_json
-from forgather.ml.checkpoint.manifest import malformed_file, missing_file, small_file
+from forgather.ml.checkpoint.manifest import malformed_file, missing_file, read_small_file
 from forgather.ml.checkpoint.storage import Bytes
 
 # The type names of the safetensors format.
@@ -122,6 +122,9 @@ def read_tensors(file: Path, *, device: str = "cpu") -> dict[str, Tensor]:
         file: the safetensors file.
         device: where the tensors are put.
 
+    Shapes:
+        Returns tensors of any shape.
+
     Raises:
         CheckpointError: FG604 when the file is missing, FG611 when it is not a safetensors file.
     """
@@ -152,17 +155,20 @@ def write_state(draft: Draft, name: str, tree: Any) -> None:
     Raises:
         CheckpointError: FG606 for a value that neither format can store.
     """
-    plain, tensors = packed(tree, name)
+    plain, tensors = pack_tree(tree, name)
     draft.write(f"{name}.json", [as_json(plain)])
     write_tensors(draft, f"{name}.safetensors", tensors)
 
 
-def packed(tree: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
+def pack_tree(tree: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
     """Returns a tree as JSON-compatible data, and the tensors that it refers to by name.
 
     Args:
         tree: a state tree.
         name: the name of the tree in an error message.
+
+    Shapes:
+        The tensors have any shape; those without dimensions are in the JSON data.
 
     Raises:
         CheckpointError: FG606 for a value that neither format can store.
@@ -185,7 +191,7 @@ def read_state(folder: Path, name: str, *, device: str = "cpu") -> Any:
     file = folder / f"{name}.json"
     tensors = read_tensors(folder / f"{name}.safetensors", device=device)
     try:
-        return unpacked(json.loads(small_file(file)), tensors)
+        return unpack_tree(json.loads(read_small_file(file)), tensors)
     except FileNotFoundError:
         raise missing_file(file) from None
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError) as error:
@@ -259,7 +265,8 @@ def _store(tensor: Tensor, path: str, tensors: dict[str, Tensor], seen: dict[Any
 
 def identity_of(tensor: Tensor) -> tuple[Any, ...]:
     """Returns a key that is equal for two tensors exactly when they are the same view of the same memory.
-     For a DTensor and for an empty tensor the key is the object's identity. Their memory says nothing: a rank whose
+
+    For a DTensor and for an empty tensor the key is the object's identity. Their memory says nothing: a rank whose
     shard is empty must decide the same about tied tensors as every other rank.
 
     Shapes:
@@ -267,18 +274,19 @@ def identity_of(tensor: Tensor) -> tuple[Any, ...]:
     """
     if isinstance(tensor, DTensor) or not tensor.numel():
         return (id(tensor),)
+    # Type, shape and stride as well: a slice that begins at the same address is another tensor.
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
-def unpacked(value: Any, tensors: Mapping[str, Any]) -> Any:
-    """Returns the tree that `packed` took apart.
+def unpack_tree(value: Any, tensors: Mapping[str, Any]) -> Any:
+    """Returns the tree that `pack_tree` took apart.
 
     Args:
-        value: JSON-compatible data from `packed`.
+        value: JSON-compatible data from `pack_tree`.
         tensors: by name; each value is put in the place of the tensor of that name and may be of any type.
     """
     if isinstance(value, list):
-        return [unpacked(item, tensors) for item in value]
+        return [unpack_tree(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     # A mark is the only key of its dict; `_pack_mapping` never writes a user's dict of that form.
@@ -289,12 +297,12 @@ def unpacked(value: Any, tensors: Mapping[str, Any]) -> Any:
         if mark == _NUMBER:
             return torch.tensor(content[1], dtype=DTYPE_OF[content[0]])
         if mark == _TUPLE:
-            return tuple(unpacked(item, tensors) for item in content)
+            return tuple(unpack_tree(item, tensors) for item in content)
         if mark == _ITEMS:
-            return {unpacked(key, tensors): unpacked(item, tensors) for key, item in content}
+            return {unpack_tree(key, tensors): unpack_tree(item, tensors) for key, item in content}
         if mark == _BYTES:
             return base64.b64decode(content)
-    return {key: unpacked(item, tensors) for key, item in value.items()}
+    return {key: unpack_tree(item, tensors) for key, item in value.items()}
 
 
 def split_tensors(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:

@@ -121,7 +121,12 @@ class LocalStorage:
         os.mkdir(folder)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Renames a file or a folder atomically."""
+        """Renames a file or a folder atomically.
+
+        Args:
+            old: the current path.
+            new: the new path, on the same file system.
+        """
         os.replace(old, new)
 
     def remove_file(self, file: Path) -> None:
@@ -177,6 +182,7 @@ def remove_tree(storage: Storage, folder: Path) -> None:
     if folder.is_symlink():
         storage.remove_file(folder)
         return
+    # Sorted, so that a test can refuse the n-th operation and meet the same file each time.
     for entry in sorted(folder.iterdir()):
         if entry.is_dir() and not entry.is_symlink():
             remove_tree(storage, entry)
@@ -193,6 +199,7 @@ def write_file(storage: Storage, file: Path, chunks: Iterable[Bytes]) -> None:
         file: the path to write.
         chunks: the content, in order.
     """
+    # Closed in any case: a full disk must not leave an open file for each save that was tried.
     stream = storage.create(file)
     try:
         for chunk in chunks:

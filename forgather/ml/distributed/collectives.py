@@ -111,8 +111,7 @@ def run_on_main(act: Callable[[], T]) -> T:
             outcome[0] = act()
         except Exception as error:  # noqa: BLE001 - the border between processes: it is raised again below
             failure = error
-            # Only our errors are certain to be picklable; any other exception is described in one of ours.
-            outcome[1] = error if isinstance(error, ForgatherError) else _main_error(error)
+            outcome[1] = _transferable(error, 0, ", which writes for all processes, failed")
     # Rank 0 broadcasts even after an exception: the other ranks are waiting for exactly this call.
     dist.broadcast_object_list(outcome, src=0, group=_host_group())
     if failure is not None:
@@ -136,14 +135,15 @@ def run_collectively(act: Callable[[], T]) -> T:
     if not is_multi_process():
         return act()
     failure: Exception | None = None
-    told: Exception | None = None
+    reported: ForgatherError | None = None
     answer: Any = None
     try:
         answer = act()
     except Exception as error:  # noqa: BLE001 - the border between processes: it is raised again below
         failure = error
-        told = error if isinstance(error, ForgatherError) else _rank_error(dist.get_rank(), error)
-    errors = all_gather(told)
+        reported = _transferable(error, dist.get_rank(), " failed in an operation of all processes")
+    # Also after a success: every rank must take part in the same collective.
+    errors = all_gather(reported)
     failed = next(((rank, error) for rank, error in enumerate(errors) if error is not None), None)
     if failed is None:
         found: T = answer
@@ -170,19 +170,13 @@ def run_and_gather(act: Callable[[], T]) -> list[T]:
     return all_gather(run_collectively(act))
 
 
-def _rank_error(rank: int, error: Exception) -> DistributedError:
+def _transferable(error: Exception, rank: int, what: str) -> ForgatherError:
+    """Returns an error that the other ranks can raise."""
+    # Only our errors are certain to be picklable; any other exception is described in one of ours.
+    if isinstance(error, ForgatherError):
+        return error
     return DistributedError(
-        f"rank {rank} failed in an operation of all processes: {type(error).__name__}: {error}",
-        code="FG854",
-        hint=f"see the error of rank {rank} first",
-    )
-
-
-def _main_error(error: Exception) -> DistributedError:
-    return DistributedError(
-        f"rank 0, which writes for all processes, failed: {type(error).__name__}: {error}",
-        code="FG854",
-        hint="see the error of rank 0 first",
+        f"rank {rank}{what}: {type(error).__name__}: {error}", code="FG854", hint=f"see the error of rank {rank} first"
     )
 
 
@@ -269,6 +263,7 @@ def require_equal_weights(shapes: Mapping[str, Sequence[int]]) -> None:
     Raises:
         DistributedError: FG855, on every rank.
     """
+    # Names as well as shapes: two layers of equal shape in another order would be exchanged silently.
     every = all_gather([(name, tuple(shape)) for name, shape in shapes.items()])
     rank = next((rank for rank, one in enumerate(every) if one != every[0]), None)
     if rank is None:

@@ -68,39 +68,43 @@ def fake_world(facts: ProcessFacts) -> Iterator[None]:
         facts: the position that is pretended.
     """
     # Libraries require these variables; the fake group never connects to the address.
-    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    kept = {name: os.environ.get(name) for name in meeting}
-    with exported_facts(facts):
-        os.environ.update(meeting)
+    with exported_facts(facts), _variables({"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}):
         start_fake_group(facts.rank, facts.world_size)
         try:
             yield
         finally:
             shutdown()
-            for name, value in kept.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
 
 
 @contextlib.contextmanager
-def accelerator_for_deepspeed(device_type: str) -> Iterator[None]:
-    """Context manager that sets DeepSpeed's accelerator.
+def _variables(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Context manager in which environment variables have the given values; None removes one."""
+    kept = {name: os.environ.get(name) for name in values}
+    _set_variables(values)
+    try:
+        yield
+    finally:
+        # The caller's values come back, and variables that did not exist are removed again.
+        _set_variables(kept)
+
+
+def _set_variables(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def accelerator_for_deepspeed(device_type: str) -> contextlib.AbstractContextManager[None]:
+    """Returns a context manager that sets DeepSpeed's accelerator.
 
     DeepSpeed chooses its accelerator once, at import, and does not choose the CPU by itself on a machine with GPUs.
 
     Args:
         device_type: "cpu" or "cuda", as DS_ACCELERATOR accepts.
     """
-    before = os.environ.get("DS_ACCELERATOR")
-    os.environ["DS_ACCELERATOR"] = device_type
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["DS_ACCELERATOR"]
-        else:
-            os.environ["DS_ACCELERATOR"] = before
+    return _variables({"DS_ACCELERATOR": device_type})
 
 
 def export_local_rank(facts: ProcessFacts) -> None:
@@ -113,7 +117,8 @@ def export_local_rank(facts: ProcessFacts) -> None:
 
 def device_for_deepspeed_imports() -> contextlib.AbstractContextManager[None]:
     """Returns a context manager in which libraries that import DeepSpeed see the right accelerator.
-     transformers imports an installed DeepSpeed to save a model. On a machine without an accelerator, DeepSpeed would
+
+    transformers imports an installed DeepSpeed to save a model. On a machine without an accelerator, DeepSpeed would
     search for one and print a warning in a run that does not use it.
     """
     on_cpu = torch.accelerator.current_accelerator(check_available=True) is None
@@ -284,9 +289,8 @@ def accelerate_variables(environ: Mapping[str, str] | None = None) -> dict[str, 
     }
 
 
-@contextlib.contextmanager
-def exported_facts(facts: ProcessFacts) -> Iterator[None]:
-    """Context manager in which the environment has the given position and no variables of Accelerate's launcher.
+def exported_facts(facts: ProcessFacts) -> contextlib.AbstractContextManager[None]:
+    """Returns a context manager for a process at the given position, without variables of Accelerate's launcher.
 
     Args:
         facts: the position that libraries read.
@@ -297,16 +301,7 @@ def exported_facts(facts: ProcessFacts) -> Iterator[None]:
         "WORLD_SIZE": facts.world_size,
         "LOCAL_WORLD_SIZE": facts.local_world_size,
     }
-    # With one process the variables are absent, since libraries take their presence for a distributed run.
-    shown = {name: str(value) for name, value in position.items()} if facts.world_size > 1 else {}
     # Accelerate's variables switch on features (ACCELERATE_USE_FSDP) that the arguments of the run did not ask for.
-    hidden = {*position, *(name for name in os.environ if name.startswith(_OF_ACCELERATE))}
-    kept = {name: os.environ.pop(name) for name in hidden if name in os.environ}
-    os.environ.update(shown)
-    try:
-        yield
-    finally:
-        # The caller's values come back afterwards, and variables that did not exist are removed again.
-        for name in position:
-            os.environ.pop(name, None)
-        os.environ.update(kept)
+    values: dict[str, str | None] = {name: None for name in os.environ if name.startswith(_OF_ACCELERATE)}
+    # With one process the variables are absent, since libraries take their presence for a distributed run.
+    return _variables(values | {name: str(value) if facts.world_size > 1 else None for name, value in position.items()})

@@ -85,7 +85,9 @@ def start(settings: GroupSettings, device: torch.device) -> None:
             **_rendezvous_arguments(settings),
         )
     except (RuntimeError, ValueError, OSError) as error:
-        raise _rendezvous_error(settings, error) from error
+        master = settings.facts.master
+        where = settings.init_method if master is None else "{}:{}".format(*master)
+        raise rendezvous_error(settings.rank, settings.world_size, where, error) from error
     # torch has one timeout per group. It is the short one while processes meet, so that a missing one is reported
     # early.
     _training_timeout = datetime.timedelta(seconds=settings.timeout_seconds)
@@ -155,15 +157,22 @@ def _rendezvous_arguments(settings: GroupSettings) -> dict[str, Any]:
     return {"store": PrefixStore(f"attempt_{facts.attempt or 0}/start_{_starts}", store)}
 
 
-def _rendezvous_error(settings: GroupSettings, error: Exception) -> DistributedError:
-    master = settings.facts.master
-    where = settings.init_method if master is None else "{}:{}".format(*master)
+def rendezvous_error(rank: int, world_size: int, where: str, error: Exception) -> DistributedError:
+    """Returns the FG706 error for a process that cannot connect to the others.
+
+    Args:
+        rank: of this process.
+        world_size: number of processes.
+        where: address at which the processes meet.
+        error: from torch.
+    """
     # torch's messages have a C++ backtrace after the first line.
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    hint = "start every process with one launcher (torchrun), and look at the first process that failed"
+    if "EADDRINUSE" in reason or "in use" in reason:
+        hint = "another program uses that port: choose another one with --master-port"
     return DistributedError(
-        f"rank {settings.rank} of {settings.world_size} did not connect to the others at {where}: {reason[:200]}",
-        code="FG706",
-        hint="start every process with one launcher (torchrun), and look at the first process that failed",
+        f"rank {rank} of {world_size} cannot connect to the others at {where}: {reason[:200]}", code="FG706", hint=hint
     )
 
 

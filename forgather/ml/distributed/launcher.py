@@ -112,6 +112,7 @@ def launch(
         raise DistributedError(
             f"torchrun refuses its settings: {error}", code="FG463", hint="see 'torchrun --help'"
         ) from error
+    # torchrun writes the records of its processes there, and keeps the folder.
     log_dir = config.logs_specs.root_log_dir if config.logs_specs else os.devnull
     attempts = _Attempts(config.max_restarts + 1, log_dir, again or _always)
     try:
@@ -148,14 +149,14 @@ def _silence_torchrun() -> None:
 
 def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     # argparse prints its usage and exits; only its last line is the reason.
-    told = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(output):
             return torchrun.get_args_parser().parse_args(list(words))
     except SystemExit as ended:
         if not ended.code:
             raise
-        lines = told.getvalue().strip().splitlines() or ["no reason given"]
+        lines = output.getvalue().strip().splitlines() or ["no reason given"]
         reason = lines[-1].partition("error: ")[2] or lines[-1]
         raise DistributedError(
             f"torchrun does not accept these arguments: {reason}",
@@ -199,7 +200,7 @@ class _Attempts:
             result: of the failed attempt.
 
         Raises:
-            _NotAgainError: there is no next attempt.
+            _RestartRefusedError: there is no next attempt.
         """
         if self.begun >= self.most:
             return

@@ -59,7 +59,7 @@ class Layout:
             )
 
     @classmethod
-    def of(
+    def for_world(
         cls,
         world_size: int,
         *,
@@ -89,6 +89,7 @@ class Layout:
         if data * pipeline * tensor != world_size:
             asked = {"data_parallel_size": data, "pipeline_parallel_size": pipeline, "tensor_parallel_size": tensor}
             shown = " x ".join(f"{name} {size}" for name, size in asked.items() if size)
+            # The smallest number of processes that would fit, for the hint.
             needed = (data or 1) * (pipeline or 1) * tensor
             raise DistributedError(
                 f"{shown} does not give the {world_size} process{'es' if world_size > 1 else ''} of this run",
@@ -111,7 +112,7 @@ class Layout:
 
     def position(self, rank: int) -> Position:
         """Returns the coordinates of a rank."""
-        # Must agree with the order of axes in `Mesh.of`, where the last axis varies fastest.
+        # Must agree with the order of axes in `Mesh.create`, where the last axis varies fastest.
         rest, tensor = divmod(rank, self.tensor_parallel_size)
         pipeline, data = divmod(rest, self.data_parallel_size)
         return Position(pipeline=pipeline, data=data, tensor=tensor)

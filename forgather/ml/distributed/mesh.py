@@ -34,7 +34,7 @@ class Mesh:
     dp: DeviceMesh
 
     @classmethod
-    def of(cls, layout: Layout, device_type: str) -> Mesh:
+    def create(cls, layout: Layout, device_type: str) -> Mesh:
         """Creates the mesh and its process groups. Collective: every rank must call it.
 
         Args:
@@ -64,6 +64,7 @@ class Mesh:
     @property
     def shards(self) -> DeviceMesh:
         """The mesh for `fully_shard`: one axis, or with hybrid sharding two axes, (replicate, shard)."""
+        # With one axis only: `fully_shard` takes a mesh of two axes for hybrid sharding, with an all-reduce on top.
         if self.layout.shard_size == self.layout.data_parallel_size:
             return self.whole["dp_shard"]
         return self.whole["dp_replicate", "dp_shard"]
@@ -90,6 +91,7 @@ class Mesh:
 
 def _joined(whole: DeviceMesh, *axes: str, name: str) -> DeviceMesh:
     """Returns several axes flattened into one, and creates its process group."""
+    # torch has no public way to flatten axes of a mesh into one with a process group.
     joined = whole[axes]._flatten(name)
     apply_training_timeout(joined.get_group())
     return joined

@@ -1,6 +1,6 @@
 """This process as a peer of a run: values shared over the store, and what happens when one process fails.
 
-Takes the position of the process; gives a `Member`, which distributes facts of rank 0 and makes exactly one process
+Takes the position of the process; gives a `Peer`, which distributes facts of rank 0 and makes exactly one process
 print the root cause of a failure. It uses the TCP store of the launcher only: no device and no collective, because it
 works before there is a process group, and while collectives hang. A run of one process needs no store.
 """
@@ -27,7 +27,7 @@ from forgather.interrupt import current_handler, end_promptly, ignore_signals, s
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed import phase, stack_dump
 from forgather.ml.distributed.env import launcher_folder, process_facts
-from forgather.ml.distributed.group import rendezvous_store, shutdown
+from forgather.ml.distributed.group import rendezvous_error, rendezvous_store, shutdown
 from forgather.ml.distributed.root_cause import FailureKind, FailureRecord, classify, record_of, write_record
 from forgather.ml.distributed.watchdog import ENDED, FAILED, GRACE_SECONDS, PRINTED, STACKS_WANTED, STOPPED, Watchdog
 from forgather.redaction import hide_known
@@ -39,7 +39,7 @@ _LEAVING_SECONDS = 60.0
 _LOOK_SECONDS = 2.0  # a crash in native code is written to a file first, and the watchdog wakes up twice a second
 
 
-class Member:
+class Peer:
     """This process among the processes of a run.
 
     Args:
@@ -68,7 +68,7 @@ class Member:
         """The folder for a report on a hang; None until the folder of the run is known."""
         self.status = 1
         """The exit status of this process when it failed because another one did."""
-        self._guard: Watchdog | None = None
+        self._watchdog: Watchdog | None = None
 
     def watch(self) -> None:
         """Starts the watchdog, and publishes the phase of this process for its launcher."""
@@ -77,17 +77,17 @@ class Member:
         if self._connect is not None and self.facts.world_size > 1:
             # A connection of its own: a client of the store handles one request at a time, and the main thread's may
             # block.
-            self._guard = Watchdog(self._connect(), self.facts, self.folder)
-            self._guard.start()
+            self._watchdog = Watchdog(self._connect(), self.facts, self.folder)
+            self._watchdog.start()
         if (heard := current_handler()) is not None:
             heard.is_quiet = self.failed_elsewhere
 
-    def begins(self, run_dir: str) -> None:
+    def begin_construction(self, run_dir: str) -> None:
         """Sets the phase "construction", and the folder of the run as the place for reports."""
         self.report_to = Path(run_dir)
         phase.set_phase("construction")
 
-    def built(self) -> None:
+    def begin_run(self) -> None:
         """Sets the phase "run", after construction."""
         phase.set_phase("run")
 
@@ -96,33 +96,35 @@ class Member:
         # A process that stops alone does not shut the group down: that would wait for the others.
         if self.status <= 128:
             shutdown()
-        self._say(f"done/{self.facts.rank}", "1")
-        if self._guard is not None:
-            self._guard.stop()
+        self._set(f"done/{self.facts.rank}", "1")
+        if self._watchdog is not None:
+            self._watchdog.stop()
 
-    def ended(self, status: int) -> None:
+    def report_status(self, status: int) -> None:
         """Leaves a record of a non-zero exit status, so that the launcher does not take it for a crash.
-         When all processes were asked to stop, rank 0 ends first, because it prints: a launcher ends the others as soon
+
+        When all processes were asked to stop, rank 0 ends first, because it prints: a launcher ends the others as soon
         as it sees one end.
 
         Args:
             status: the exit status; above 128 for a signal.
         """
+        # Without a record a status alone looks like the death of a process.
         if status and self.folder is not None:
             kind = FailureKind.STOPPED if status > 128 else FailureKind.STATUS
             message = f"ended with status {status}"
             write_record(self.folder, FailureRecord(kind, message, str(phase.current_phase()), False, time.time()))
         if 0 < status <= 128:
-            self._say(ENDED, str(status))
+            self._set(ENDED, str(status))
         if status <= 128:
             return
         heard = current_handler()
         if heard is not None and heard.at_once:
-            self._stops_alone(status)
+            self._stop_alone(status)
         else:
             ignore_signals()
             if not self.is_main:
-                self._waits_for("done/0", _LEAVING_SECONDS)
+                self._wait_for_key("done/0", _LEAVING_SECONDS)
             self._tell_agent()
 
     def failed_elsewhere(self) -> bool:
@@ -130,15 +132,15 @@ class Member:
 
         A launcher ends the remaining processes with SIGTERM, the same signal that asks a run to stop and save.
         """
-        return self._guard is not None and self._guard.failed_elsewhere()
+        return self._watchdog is not None and self._watchdog.failed_elsewhere()
 
-    def _stops_alone(self, status: int) -> None:
+    def _stop_alone(self, status: int) -> None:
         """Tells the others that this process was stopped, so that they do not report a lost connection."""
         self.status = status
-        if self._guard is not None:
-            self._guard.stop()
-        self._say(STOPPED, str(status))
-        self._say(f"done/{self.facts.rank}", "1")
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        self._set(STOPPED, str(status))
+        self._set(f"done/{self.facts.rank}", "1")
         self._keep_store()
         ignore_signals()
         self._tell_agent()
@@ -146,22 +148,22 @@ class Member:
 
     def _keep_store(self) -> None:
         """Waits until the others have ended, if this process hosts the store: they read its last values from it."""
-        if self.is_main and self._guard is not None and not self.facts.agent_hosts_store:
-            self._guard.stop()
-            self._guard.wait_for_the_others(GRACE_SECONDS + _LOOK_SECONDS)
+        if self.is_main and self._watchdog is not None and not self.facts.agent_hosts_store:
+            self._watchdog.stop()
+            self._watchdog.wait_for_the_others(GRACE_SECONDS + _LOOK_SECONDS)
 
     def _tell_agent(self) -> None:
         """Ends torchrun's agent, which would restart a process that was asked to stop, since its status is not 0."""
         if self.facts.attempts_left:
             os.kill(os.getppid(), signal.SIGTERM)
 
-    def _say(self, name: str, value: str) -> None:
+    def _set(self, name: str, value: str) -> None:
         if self.store is not None:
             # The process that hosts the store may have ended first.
             with suppress(RuntimeError):
                 self.store.set(name, value)
 
-    def _waits_for(self, name: str, seconds: float) -> bool:
+    def _wait_for_key(self, name: str, seconds: float) -> bool:
         """Waits until another process has set a key; returns False when it does not."""
         assert self.store is not None, "a single process does not wait"  # noqa: S101
         deadline = time.monotonic() + seconds
@@ -174,9 +176,10 @@ class Member:
             time.sleep(_POLL_SECONDS)
         return False
 
-    def fails(self, error: BaseException) -> bool:
+    def report_failure(self, error: BaseException) -> bool:
         """Handles an exception that ends this process; returns True when this process is to print it.
-         The root cause is printed once, by the process that raised it. An error that follows from it is printed only
+
+        The root cause is printed once, by the process that raised it. An error that follows from it is printed only
         when no cause is found. The exception gets a note with rank, step and phase.
 
         Args:
@@ -185,20 +188,22 @@ class Member:
         where = phase.current_phase()
         kind = classify(error)
         if kind is FailureKind.STOPPED:
-            self._stops_alone(status_of(error))
+            self._stop_alone(status_of(error))
         if kind is FailureKind.WAITED:
             self._explain_hang(error)
-        told = self._is_first(kind)
+        prints = self._prints_error(kind)
         if kind is not FailureKind.STOPPED:
             # The interpreter's teardown would take seconds, or hang in a thread of a broken process group.
             atexit.register(end_promptly, self.status)
         if self.folder is not None:
-            write_record(self.folder, record_of(error, where, told=told), error)
-        if told:
+            write_record(self.folder, record_of(error, where, told=prints), error)
+        if prints:
             place = f"rank {self.facts.rank} of {self.facts.world_size}"
             _note(error, f"{place}, {where}" if str(where) else place)
             gone = (
-                self._guard.dead_peer(_LOOK_SECONDS) if kind is FailureKind.LOST and self._guard is not None else None
+                self._watchdog.dead_peer(_LOOK_SECONDS)
+                if kind is FailureKind.LOST and self._watchdog is not None
+                else None
             )
             if gone is not None:
                 _note(error, f"rank {gone} of {self.facts.world_size} ended without an error message")
@@ -206,9 +211,9 @@ class Member:
             self._keep_store()
         elif kind is FailureKind.STOPPED:
             return self.is_main and not self.failed_elsewhere()
-        return told
+        return prints
 
-    def _is_first(self, kind: FailureKind) -> bool:
+    def _prints_error(self, kind: FailureKind) -> bool:
         if kind is FailureKind.STOPPED:
             return False
         if self.store is None:
@@ -232,7 +237,7 @@ class Member:
                 return False
             # A process that is gone cannot print the cause any more, but our launcher sees how it ended. `PRINTED` is
             # checked after it, since the process may have printed just before it ended.
-            is_gone = self._guard is not None and self._guard.dead_peer() is not None
+            is_gone = self._watchdog is not None and self._watchdog.dead_peer() is not None
             if self.store.check([PRINTED]):
                 return False
             if is_gone:
@@ -307,9 +312,9 @@ class Member:
             if self.store is not None:
                 self.store.set(name, json.dumps(value))
             return dict(value)
-        return self._heard(name)
+        return self._wait_for_value(name)
 
-    def _heard(self, name: str) -> dict[str, Any]:
+    def _wait_for_value(self, name: str) -> dict[str, Any]:
         assert self.store is not None, "only rank 0 may be without a store"  # noqa: S101
         deadline = time.monotonic() + self.timeout_seconds
         # Polling: a blocking `get` would occupy the connection for minutes, and Python could not handle signals
@@ -322,13 +327,14 @@ class Member:
                     hint="look at what rank 0 printed",
                 )
             time.sleep(_POLL_SECONDS)
-        told = json.loads(self.store.get(name))
-        return dict(told)
+        value = json.loads(self.store.get(name))
+        return dict(value)
 
 
 def _kill_in_a_second(process: int) -> None:
     """Kills a process one second from now, with a shell that outlives this process.
-     The process does not react to SIGTERM, and torchrun would wait 30 s for it. It must not end before this process,
+
+    The process does not react to SIGTERM, and torchrun would wait 30 s for it. It must not end before this process,
     which is the first that failed and has printed the cause.
 
     Args:
@@ -349,8 +355,8 @@ def _note(error: BaseException, text: str) -> None:
         error.add_note(text)
 
 
-def join(*, timeout_seconds: float = 300) -> Member:
-    """Connects to the store of the run and returns this process as a `Member`.
+def join(*, timeout_seconds: float = 300) -> Peer:
+    """Connects to the store of the run and returns this process as a `Peer`.
 
     Args:
         timeout_seconds: maximum wait for the store, and for a value of another process.
@@ -363,13 +369,7 @@ def join(*, timeout_seconds: float = 300) -> Member:
     try:
         store = rendezvous_store(facts, timeout_seconds)
     except (RuntimeError, ValueError, OSError) as error:
-        host, port = facts.master or ("", 0)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DistributedError(
-            f"rank {facts.rank} of {facts.world_size} cannot connect to the others at {host}:{port}: {reason[:200]}",
-            code="FG706",
-            hint=_how_to_meet(reason),
-        ) from error
+        raise rendezvous_error(facts.rank, facts.world_size, "{}:{}".format(*facts.master or ("", 0)), error) from error
     if store is None:
         if facts.world_size > 1:
             raise DistributedError(
@@ -377,22 +377,16 @@ def join(*, timeout_seconds: float = 300) -> Member:
                 code="FG706",
                 hint="start the processes with torchrun, which sets it",
             )
-        return Member(facts, None, timeout_seconds, folder=folder)
-    return Member(
+        return Peer(facts, None, timeout_seconds, folder=folder)
+    return Peer(
         facts,
-        _named(store, facts),
+        _with_prefix(store, facts),
         timeout_seconds,
         folder=folder,
-        connect=lambda: _named(store.clone(), facts),  # type: ignore[attr-defined]
+        connect=lambda: _with_prefix(store.clone(), facts),  # type: ignore[attr-defined]
     )
 
 
-def _named(store: TCPStore, facts: ProcessFacts) -> Store:
+def _with_prefix(store: TCPStore, facts: ProcessFacts) -> Store:
     # torchrun's store outlives an attempt, so each attempt has a prefix of its own.
     return PrefixStore(f"forgather/attempt_{facts.attempt or 0}", store)
-
-
-def _how_to_meet(reason: str) -> str:
-    if "EADDRINUSE" in reason or "in use" in reason:
-        return "another program uses that port: choose another one with --master-port"
-    return "start every process with one launcher (torchrun), and check that the machine can be reached"

@@ -1,6 +1,6 @@
 """The root cause of a failed run: classification of exceptions, and the record that a process leaves for the launcher.
 
-When one process fails, the others raise errors about lost connections. Those are told apart from the cause, which is
+When one process fails, the others raise errors about lost connections. They are distinguished from the cause, which is
 the only one to be printed. Records are JSON files in the folder that torchrun gives each process.
 """
 
@@ -154,8 +154,8 @@ def write_record(folder: Path, record: FailureRecord, error: BaseException | Non
 def read_record(folder: Path) -> FailureRecord | None:
     """Returns the record that a process left in its folder; None when it left none."""
     try:
-        told = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        found = told["message"]["extraInfo"][_KEY]
+        content = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        found = content["message"]["extraInfo"][_KEY]
         return FailureRecord(**{**found, "kind": FailureKind(found["kind"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -138,10 +138,11 @@ def mismatched_collectives(states: Mapping[int, Mapping[str, Any] | None]) -> di
 
     Send and receive are the two sides of one exchange and are not compared.
     """
-    told = {rank: state["collective"] for rank, state in states.items() if state and state["collective"]}
-    if any(one["name"].startswith(("send", "recv", "coalesced")) for one in told.values()):
+    last = {rank: state["collective"] for rank, state in states.items() if state and state["collective"]}
+    # Between pipeline stages one rank sends while its neighbor receives.
+    if any(one["name"].startswith(("send", "recv", "coalesced")) for one in last.values()):
         return {}
-    found = {rank: f"{one['name']} of shape {one['shapes']}" for rank, one in told.items()}
+    found = {rank: f"{one['name']} of shape {one['shapes']}" for rank, one in last.items()}
     return found if len(set(found.values())) > 1 else {}
 
 

@@ -28,7 +28,7 @@ from forgather.ml.distributed.root_cause import CRASH
 FAILED, STACKS_WANTED, STOPPED, PRINTED, ENDED = "failed", "stacks_wanted", "stopped", "told", "ended"
 _PERIOD_SECONDS = 0.5
 GRACE_SECONDS = 3.0
-"""Seconds that a process may go on after the run has failed: enough to print, not to wait for its peers."""
+"""Seconds that a process may continue after the run has failed: enough to print, not to wait for its peers."""
 
 
 class Watchdog:
@@ -67,7 +67,7 @@ class Watchdog:
         # With the process id, peers on the same machine can see by themselves whether this process is alive.
         place = {"host": socket.gethostname(), "pid": os.getpid()}
         self._store.set(f"place/{self._facts.rank}", json.dumps(place))
-        # Peers are looked up early: when rank 0 dies and hosted the store, nobody can be asked any more.
+        # Peers are looked up early: when rank 0 dies and hosted the store, the store cannot be asked any more.
         deadline = time.monotonic() + _PERIOD_SECONDS
         while (peers := self._find_peers()) is None and time.monotonic() < deadline:
             time.sleep(_PERIOD_SECONDS / 100)

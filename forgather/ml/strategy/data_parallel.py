@@ -65,7 +65,7 @@ class DataParallel(ModelStrategy):
         self._sync_each_batch = sync_each_batch
         device = environment.start(use_cpu=use_cpu)
         self.layout = layout
-        self.mesh = Mesh.of(layout, device.type)
+        self.mesh = Mesh.create(layout, device.type)
         self.topology = topology_of(environment, layout, device)
         self._facts = environment.facts_on(device)
         with exported_facts(self._facts):
@@ -137,7 +137,7 @@ def data_parallel_strategy(
         DistributedError: FG704 for sizes whose product is not the number of processes, FG722 for another engine of
             Accelerate.
     """
-    layout = Layout.of(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
+    layout = Layout.for_world(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
     settings: dict[str, Any] = {"ddp": ddp(), "scaling": scaling, "sync_each_batch": sync_each_batch}
     return DataParallel(environment, layout, use_cpu=args.use_cpu, **settings)
 

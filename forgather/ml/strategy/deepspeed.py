@@ -98,7 +98,7 @@ def deepspeed_strategy(environment: DistributedEnvironment, args: Any, **acceler
         TrainingError: FG741 to FG744 for a config that cannot be used.
         DistributedError: FG740 if deepspeed is not installed.
     """
-    layout = Layout.of(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
+    layout = Layout.for_world(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
     if layout.pipeline_parallel_size * layout.tensor_parallel_size > 1:
         raise TrainingError(
             f"deepspeed shards weights over data-parallel ranks only, and the layout has pipeline_parallel_size "

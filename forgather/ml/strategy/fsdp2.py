@@ -70,7 +70,7 @@ class Sharded(ModelStrategy):
             )
         device = environment.start(use_cpu=use_cpu)
         self.layout = layout
-        self.mesh = Mesh.of(layout, device.type)
+        self.mesh = Mesh.create(layout, device.type)
         self.topology = topology_of(environment, layout, device)
         shared = sharding or (Sharding() if layout.data_parallel_size > 1 or layout.world_size == 1 else None)
         self._sharding = shared
@@ -192,9 +192,9 @@ def fsdp2_strategy(
     """
     sharding = Sharding.from_arguments(args.fsdp, args.fsdp_config) if args.fsdp or args.fsdp_config else None
     tensor = args.tensor_parallel_size
-    layout = Layout.of(environment.world_size, data=args.data_parallel_size, tensor=tensor)
+    layout = Layout.for_world(environment.world_size, data=args.data_parallel_size, tensor=tensor)
     if sharding is not None:
         shared = sharding.shard_size_among(layout.data_parallel_size, environment.local_world_size // tensor)
-        layout = Layout.of(environment.world_size, data=layout.data_parallel_size, tensor=tensor, shard=shared)
+        layout = Layout.for_world(environment.world_size, data=layout.data_parallel_size, tensor=tensor, shard=shared)
     settings: dict[str, Any] = {"sharding": sharding, "tp_plan": args.tp_plan, "scaling": scaling}
     return Sharded(environment, layout, use_cpu=args.use_cpu, **settings)

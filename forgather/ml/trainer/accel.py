@@ -15,7 +15,7 @@ from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.strategy.registry import make_strategy
-from forgather.ml.trainer import argument_checks as door
+from forgather.ml.trainer import argument_checks
 from forgather.ml.trainer.argument_checks import SettingError
 from forgather.ml.trainer.parallel_arguments import AcceleratorSettings, AccelTrainingArguments, accelerator_settings
 from forgather.ml.trainer.trainer import Trainer
@@ -36,7 +36,7 @@ class AccelTrainer(Trainer):
 
     args: AccelTrainingArguments
     ARGUMENTS = AccelTrainingArguments
-    RULES = door.rules("accel_trainer", "forgather.ml:AccelTrainer")
+    RULES = argument_checks.rules("accel_trainer", "forgather.ml:AccelTrainer")
 
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
         """Returns the strategy of these arguments: DeepSpeed, FSDP2 (with or without tensor parallelism), or DDP.
@@ -46,43 +46,48 @@ class AccelTrainer(Trainer):
             SettingError: FG723 for conflicting settings.
         """
         args = self.args
-        told = accelerator_settings(args.accelerator_args)
-        environment = with_group_settings(environment, told, use_cpu=args.use_cpu)
-        ddp = functools.partial(ddp_settings, args, told.ddp)
-        return make_strategy(environment, args, scaling=told.scaling, sync_each_batch=told.sync_each_batch, ddp=ddp)
+        settings = accelerator_settings(args.accelerator_args)
+        environment = with_group_settings(environment, settings, use_cpu=args.use_cpu)
+        ddp = functools.partial(ddp_settings, args, settings.ddp)
+        return make_strategy(
+            environment, args, scaling=settings.scaling, sync_each_batch=settings.sync_each_batch, ddp=ddp
+        )
 
 
 def with_group_settings(
-    environment: DistributedEnvironment, told: AcceleratorSettings, *, use_cpu: bool
+    environment: DistributedEnvironment, settings: AcceleratorSettings, *, use_cpu: bool
 ) -> DistributedEnvironment:
     """Returns the environment, updated with the process-group settings of `accelerator_args`.
 
     Args:
         environment: of this process.
-        told: settings taken from `accelerator_args`.
+        settings: settings taken from `accelerator_args`.
         use_cpu: whether the run is forced onto the CPU.
 
     Raises:
         SettingError: FG723 for a backend that contradicts the one of the environment.
     """
-    if told.timeout_seconds is not None:
-        environment = dataclasses.replace(environment, timeout_seconds=told.timeout_seconds)
-        _log.warning("accelerator_args: the timeout was taken as that of the process group: %g s", told.timeout_seconds)
-    if told.backend is None or told.backend == environment.backend:
+    if settings.timeout_seconds is not None:
+        environment = dataclasses.replace(environment, timeout_seconds=settings.timeout_seconds)
+        _log.warning(
+            "accelerator_args: the timeout was taken as that of the process group: %g s", settings.timeout_seconds
+        )
+    # The same backend given twice is not a contradiction.
+    if settings.backend is None or settings.backend == environment.backend:
         return environment
     if environment.backend != "auto":
         raise SettingError(
-            f"accelerator_args.backend is {told.backend!r}, and the backend of distributed_env is "
+            f"accelerator_args.backend is {settings.backend!r}, and the backend of distributed_env is "
             f"{environment.backend!r}",
             code="FG723",
             hint="keep one of them",
         ).about("args.accelerator_args")
     # On the CPU the environment replaces a CUDA backend (nccl) by gloo, so the line reports the backend that is used.
     on_cpu = use_cpu or environment.device.type == "cpu"
-    in_force = dataclasses.replace(environment, backend=told.backend)
+    in_force = dataclasses.replace(environment, backend=settings.backend)
     _log.warning(
         "accelerator_args.backend was taken as that of the process group: %s%s",
-        told.backend,
+        settings.backend,
         f"; on the CPU that is {in_force.on_cpu().backend}" if on_cpu and in_force.on_cpu() != in_force else "",
     )
     return in_force

@@ -30,6 +30,7 @@ class SettingError(TrainingError, ValueError):
     code = "FG810"
 
 
+# Read from transformers itself: a setting that a new release adds is then refused by name, and not as a misspelling.
 TRANSFORMERS_DEFAULTS: dict[str, Any] = {
     field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     for field in dataclasses.fields(TransformersArguments)
@@ -57,6 +58,7 @@ def current_names(known: Rules, given: Mapping[str, Any]) -> dict[str, Any]:
         SettingError: FG810 for an unknown name, FG811 for a setting that is not available here, FG812 for one setting
             given under two names.
     """
+    # A setting that only transformers has is accepted with its default value: configs often spell defaults out.
     settings, found = known.names(given, TRANSFORMERS_DEFAULTS)
     for breach in found:
         if breach.severity is not Severity.ERROR:
@@ -87,6 +89,7 @@ def errors_under_args(args: Any) -> Iterator[None]:
     try:
         yield
     except ForgatherError as error:
+        # The first part only: an error may name an entry of a nested setting, such as `fsdp_config.shard_size`.
         name = (error.argument or "").partition(".")[0]
         if name != "args" and name in {field.name for field in dataclasses.fields(args)}:
             error.argument = f"args.{error.argument}"

@@ -21,7 +21,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy, Scheduler
 
 from forgather.ml.distributed.env import process_facts
 from forgather.ml.run_dir import own_run_folder
-from forgather.ml.trainer import argument_checks as door
+from forgather.ml.trainer import argument_checks
 from forgather.rules import Rules
 
 
@@ -107,7 +107,7 @@ class TrainingArguments:
         SettingError: FG810 to FG814.
     """
 
-    RULES: ClassVar[Rules] = door.rules("trainer", "forgather.ml:TrainingArguments")
+    RULES: ClassVar[Rules] = argument_checks.rules("trainer", "forgather.ml:TrainingArguments")
     """Rules about these settings; `fgcli check` reads the same file."""
 
     output_dir: str = "trainer_output"
@@ -184,18 +184,18 @@ class TrainingArguments:
             # Only a path is expanded: any other type must reach the rules, whose error names it.
             settings["output_dir"] = os.path.expanduser(os.fspath(output_dir)) if is_path else output_dir
         fields = dataclasses.fields(self)
-        settings = door.current_names(self.RULES, settings)
+        settings = argument_checks.current_names(self.RULES, settings)
         # Set before defaults are filled in: later code has to tell a setting that the user wrote from its default.
         object.__setattr__(self, "explicit", frozenset(settings))
         given = {name: _as_plain(value) for name, value in settings.items()}
-        door.raise_first_error(self.RULES.values(given))
+        argument_checks.raise_first_error(self.RULES.values(given))
         # After the check of single values, so that a subclass reads nested settings of a known type.
         given = self._with_nested_settings(given)
         whole = self.RULES.complete(given)
         for field in fields:
             object.__setattr__(self, field.name, whole[field.name])
         self._derive()
-        door.raise_first_error(self.RULES.broken(whole, given))
+        argument_checks.raise_first_error(self.RULES.broken(whole, given))
 
     explicit = frozenset[str]()
     """Names of the settings that the user gave."""
@@ -316,13 +316,13 @@ class TrainingArguments:
     def replace(self, **settings: Any) -> Self:
         """Returns a copy with new values for some settings; derived values are derived again."""
         given = {name: getattr(self, name) for name in self.explicit}
-        return type(self)(**{**given, **door.current_names(self.RULES, settings)})
+        return type(self)(**{**given, **argument_checks.current_names(self.RULES, settings)})
 
     def __getattr__(self, name: str) -> Any:
         # Python calls this for missing names only. A callback of transformers may read a setting that this trainer
         # lacks; it gets transformers' default, which stands for "not used".
-        if name in door.TRANSFORMERS_DEFAULTS:
-            return door.TRANSFORMERS_DEFAULTS[name]
+        if name in argument_checks.TRANSFORMERS_DEFAULTS:
+            return argument_checks.TRANSFORMERS_DEFAULTS[name]
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
 

@@ -50,7 +50,7 @@ class RankShare:
         fixed: whether every micro-batch must have exactly `rows` rows.
 
     Example:
-        >>> [RankShare(2, rank, 3).of([7, 8, 9]) for rank in range(3)]
+        >>> [RankShare(2, rank, 3).local_rows([7, 8, 9]) for rank in range(3)]
         [[7, 8], [9], []]
     """
 
@@ -60,8 +60,13 @@ class RankShare:
     fixed: bool = False
 
     @classmethod
-    def by(cls, topology: Topology, rows: int) -> RankShare:
-        """Returns the share of a process, for micro-batches of `rows` rows per data-parallel rank."""
+    def for_topology(cls, topology: Topology, rows: int) -> RankShare:
+        """Returns the share of a process.
+
+        Args:
+            topology: gives the data-parallel rank and size; a pipeline needs micro-batches of a fixed size.
+            rows: rows of one micro-batch on one data-parallel rank.
+        """
         return cls(rows, topology.dp_rank, topology.dp_size, topology.fixed_rows)
 
     @property
@@ -74,11 +79,11 @@ class RankShare:
         """Batch rows, rank and number of ranks, as plain numbers for a checkpoint."""
         return {"rows": self.rows, "rank": self.rank, "size": self.size}
 
-    def of(self, rows: Sequence[Row]) -> list[Row]:
+    def local_rows(self, rows: Sequence[Row]) -> list[Row]:
         """Returns the rank-local rows of a global micro-batch; empty where the last micro-batch is too short."""
         return list(rows[self.rank * self.rows : (self.rank + 1) * self.rows])
 
-    def ready(self, batch: Any, rule: LossRule) -> PreparedBatch:
+    def prepare(self, batch: Any, rule: LossRule) -> PreparedBatch:
         """Returns a batch for the strategy: labels shifted, and padded where the size is fixed.
 
         Args:
@@ -105,7 +110,9 @@ class RankCollator:
 
     def __call__(self, rows: list[Any]) -> Any:
         """Returns the rank-local micro-batch; a `PaddingBatch` where this rank has no rows."""
-        own = self.share.of(rows)
+        own = self.share.local_rows(rows)
+        # Without own rows, a row of another rank: the batch must have the shapes and keys of a real one, because the
+        # rank takes part in the collectives of the forward pass.
         return self.collate(own) if own else PaddingBatch(self.collate(rows[:1]))
 
 
@@ -151,6 +158,7 @@ def ignore_padding_labels(batch: Any, rule: LossRule, kept: int) -> Any:
     labels = batch.get(SHIFTED, labels_of(batch)) if isinstance(batch, Mapping) else labels_of(batch)
     if labels is None or labels.is_floating_point() or rule.ignore_index is None:
         raise cannot_pad(kept, num_rows(batch))
+    # Not in place: the given batch keeps its labels.
     ignored = labels.clone()
     ignored[kept:] = rule.ignore_index
     if isinstance(batch, Mapping):
@@ -194,9 +202,9 @@ class RankBatchSampler(Sampler[list[int]]):
         self.order = order
         self.drop_last = drop_last
         self.carry_seeds = carry_seeds
-        self.place()
+        self.set_position()
 
-    def place(self, *, seed: int = 0, epoch: int = 0, start: int = 0) -> None:
+    def set_position(self, *, seed: int = 0, epoch: int = 0, start: int = 0) -> None:
         """Sets where the next iteration begins.
 
         Args:
@@ -209,21 +217,23 @@ class RankBatchSampler(Sampler[list[int]]):
         self.start = start
 
     def __len__(self) -> int:
-        return self.left(0)
+        return self.batches_left(0)
 
-    def left(self, start: int) -> int:
+    def batches_left(self, start: int) -> int:
         """Returns the number of micro-batches after the first `start` rows."""
         whole, rest = divmod(self.num_rows - start, self.share.all_rows)
         return whole if self.drop_last else whole + bool(rest)
 
     def __iter__(self) -> Iterator[list[int]]:
+        # The whole epoch is shuffled by every process: each one then knows the rows of all ranks without communication.
         order = range(self.num_rows) if self.order is None else self._shuffled(self.order)
         size, replica = self.share.all_rows, self.share.rank
-        for number in range(self.left(self.start)):
+        for number in range(self.batches_left(self.start)):
+            # From `start`, not from a multiple of `size`: a run resumed with another batch size begins in between.
             first = self.start + number * size
             rows = order[first : first + size]
             # A loader cannot give an empty batch; `RankBatches` marks this row as padding with `is_empty`.
-            own = self.share.of(rows) or [rows[0]]
+            own = self.share.local_rows(rows) or [rows[0]]
             yield SeededRows(own, seed_of(self.seed, self.epoch, first, replica)) if self.carry_seeds else own
 
     def is_empty(self, first: int) -> bool:
@@ -240,6 +250,11 @@ class RankBatchSampler(Sampler[list[int]]):
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """Returns the seed of an epoch; pairs of seed and epoch in practical ranges give different seeds."""
+    """Returns the seed of an epoch; pairs of seed and epoch in practical ranges give different seeds.
+
+    Args:
+        seed: of the shuffling.
+        epoch: number of the epoch.
+    """
     # `seed + epoch` would give (1, 2) and (2, 1) the same order; odd 64-bit constants keep the pairs apart.
     return (seed * 0x9E3779B97F4A7C15 + epoch * 0xD1B54A32D192ED03 + 1) % (2**63)

@@ -58,6 +58,7 @@ def with_missing_hint(error: CheckpointError, allowed: Collection[str]) -> Check
         error: raised while the checkpoint was verified.
         allowed: parts that may be missing already.
     """
+    # Only a missing file: a changed one may be the sign of a damaged disk, and no option accepts it.
     parts = parts_in(str(error.found)) if error.code == "FG604" and error.found else ()
     if parts:
         error.hint = f"restore the file, or resume without its content: --allow-missing {_option_value(parts, allowed)}"
@@ -115,6 +116,7 @@ def checked_numbers(state: Mapping[str, Any], *, whole: bool = False) -> Mapping
         ValueError: a value is not such a number.
     """
     for name, value in state.items():
+        # `type(...) is int`: JSON's `true` is an instance of int, and would count as 1.
         fits = type(value) is int and 0 <= value < _MOST if whole else _is_finite(value)
         if not fits:
             raise ValueError(f"{name} is {value!r:.40}")
@@ -122,6 +124,7 @@ def checked_numbers(state: Mapping[str, Any], *, whole: bool = False) -> Mapping
 
 
 def _is_finite(value: Any) -> bool:
+    # Also false for NaN, of which every comparison is false.
     return isinstance(value, int | float) and abs(value) < _MOST_OF_ALL
 
 
@@ -172,6 +175,7 @@ def restoring(part: str, folder: Path) -> Iterator[None]:
     """
     try:
         yield
+    # Errors of our own are located already, and say more than this function knows.
     except ForgatherError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:

@@ -48,7 +48,7 @@ def retention_of(args: TrainingArguments) -> Retention:
     return Retention(last=last, best=args.save_top_k or 1, every=args.keep_every_n_steps)
 
 
-class Checkpoints:
+class CheckpointWriter:
     """Writes checkpoints of one run into a folder, and removes those that are no longer needed.
 
     Args:
@@ -125,6 +125,7 @@ class Staging:
             Host memory: the bytes of all tensors of the snapshot, kept until the next call.
         """
         held = {(file, key): tensor for file, tensors in snapshot.tensors.items() for key, tensor in tensors.items()}
+        # Buffers are kept between saves: allocating page-locked memory takes longer than filling it.
         self._buffers = {place: self._filled(place, tensor) for place, tensor in held.items()}
         # Copies to pinned memory are asynchronous: training changes the weights in place as soon as this returns.
         for device in {tensor.device for tensor in held.values() if tensor.device.type != "cpu"}:
@@ -162,7 +163,7 @@ class BackgroundWriter:
     def write(self, snapshot: Snapshot, write: Callable[[Snapshot], None]) -> None:
         """Starts to write a checkpoint, after the tensors are copied to host memory.
 
-        The previous checkpoint must be complete, see `settled`.
+        The previous checkpoint must be complete, see `is_finished`.
 
         Args:
             snapshot: of this process.
@@ -175,7 +176,7 @@ class BackgroundWriter:
         with collectives.use_group(self._channel):
             write(snapshot)
 
-    def settled(self, *, wait: bool) -> bool:
+    def is_finished(self, *, wait: bool) -> bool:
         """Returns whether the checkpoint is complete; the answer is the same on every process.
 
         Collective: every process calls it after the same steps.
@@ -184,47 +185,47 @@ class BackgroundWriter:
             wait: wait until it is complete.
 
         Raises:
-            CheckpointError: it failed, see `Checkpoints.write`.
+            CheckpointError: it failed, see `CheckpointWriter.write`.
         """
-        act = self._pending
-        if act is None:
+        thread = self._pending
+        if thread is None:
             return False
-        told = 0.0
+        status_sum = 0.0
         if not wait:
-            told = collectives.all_sum(act.status)
-            if told < collectives.size():  # each process that is done adds 1 or more
+            status_sum = collectives.all_sum(thread.status)
+            if status_sum < collectives.size():  # each process that is done adds 1 or more
                 return False
-        elif not act.is_done and not self._has_waited:
+        elif not thread.is_done and not self._has_waited:
             self._has_waited = True
-            _log.warning("waiting until the checkpoint of step %d is written", act.step)
+            _log.warning("waiting until the checkpoint of step %d is written", thread.step)
         # Cleared before an error is raised, so that it is raised only once.
         self._pending = None
-        act.finish()
-        if told >= _FAILED:
+        thread.finish()
+        if status_sum >= _FAILED:
             raise CheckpointError(
-                f"the checkpoint of step {act.step} could not be written by another process",
+                f"the checkpoint of step {thread.step} could not be written by another process",
                 code="FG609",
                 hint="see the error of that process; earlier checkpoints are untouched",
             )
         return True
 
-    def leave(self) -> None:
+    def wait_alone(self) -> None:
         """Waits for the checkpoint that is being written, without asking other processes.
 
         Raises:
             CheckpointError: it failed.
         """
-        act, self._pending = self._pending, None
-        if act is not None:
-            act.finish()
+        thread, self._pending = self._pending, None
+        if thread is not None:
+            thread.finish()
 
 
 class _WriteThread:
     """A thread that writes one checkpoint."""
 
-    def __init__(self, step: int, act: Callable[[], None]) -> None:
+    def __init__(self, step: int, write: Callable[[], None]) -> None:
         self.step = step
-        self._act = act
+        self._write = write
         self._error: BaseException | None = None
         # A daemon: a process that is stopped at once does not wait for it.
         self._thread = threading.Thread(target=self._run, name="forgather-save", daemon=True)
@@ -232,7 +233,7 @@ class _WriteThread:
 
     def _run(self) -> None:
         try:
-            self._act()
+            self._write()
         except BaseException as error:  # noqa: BLE001 - a thread cannot raise to its starter: `finish` raises it
             self._error = error
 
@@ -271,25 +272,25 @@ class SpaceNeeded:
     steps: Sequence[int]
     present: Sequence[int] = ()
 
-    def at_once(self, retention: Retention) -> tuple[int, int]:
+    def num_checkpoints(self, retention: Retention) -> tuple[int, int]:
         """Returns the number of additional checkpoints at the peak, and at the end of the run."""
         if retention.last is None:  # nothing is removed, so the loop below, slow for many saves, is not needed
             earlier = {*self.present, *self.steps[:-1]}
             return len(earlier) + 1 - len(self.present), len(earlier | {*self.steps[-1:]}) - len(self.present)
-        lying = list(self.present)
-        most = len(lying)
+        existing = list(self.present)
+        most = len(existing)
         for step in self.steps:
             # The new one is written next to all others, even if it replaces one of them: a draft is renamed when it is
             # complete.
-            most = max(most, len(lying) + 1)
-            lying = [other for other in lying if other != step] + [step]
-            gone = set(retention.surplus(lying, self.steps[: retention.best]))
-            lying = [other for other in lying if other not in gone]
-        return max(most - len(self.present), 1), max(len(lying) - len(self.present), 0)
+            most = max(most, len(existing) + 1)
+            existing = [other for other in existing if other != step] + [step]
+            gone = set(retention.surplus(existing, self.steps[: retention.best]))
+            existing = [other for other in existing if other not in gone]
+        return max(most - len(self.present), 1), max(len(existing) - len(self.present), 0)
 
     def bytes(self, retention: Retention) -> int:
         """Returns the bytes that must be free before the run."""
-        most, last = self.at_once(retention)
+        most, last = self.num_checkpoints(retention)
         return max(most * self.checkpoint, last * self.checkpoint + self.model)
 
 
@@ -317,7 +318,7 @@ def refuse_lack_of_space(need: SpaceNeeded, retention: Retention, folder: Path, 
 
 def _files(need: SpaceNeeded, retention: Retention) -> str:
     """Returns the largest set of files in words: checkpoints only, or fewer checkpoints and the model at the end."""
-    most, last = need.at_once(retention)
+    most, last = need.num_checkpoints(retention)
     ends_with_most = need.bytes(retention) > most * need.checkpoint
     count = last if ends_with_most else most
     checkpoints = f"{count} checkpoint{'' if count == 1 else 's'} of {size(need.checkpoint)}"
@@ -331,8 +332,8 @@ def _space_hint(need: SpaceNeeded, retention: Retention, free: int) -> str:
     # `SpaceNeeded.bytes` walks through all saves: with very many checkpoints only a few limits are tried.
     for last in limits if len(limits) < 100 else (16, 8, 4, 3, 2, 1):
         if need.bytes(dataclasses.replace(retention, last=last, every=None)) <= free:
-            beside = ", without keep_every_n_steps" if retention.every else ""
-            return f"save_total_limit: {last} would fit{beside}; or {_make_room(need, retention, free)}"
+            without_every = ", without keep_every_n_steps" if retention.every else ""
+            return f"save_total_limit: {last} would fit{without_every}; or {_make_room(need, retention, free)}"
     alone = dataclasses.replace(need, checkpoint=need.model)
     if alone.bytes(dataclasses.replace(retention, last=1, every=None)) <= free:
         return f"save_only_model: true with save_total_limit: 1 would fit; or {_make_room(need, retention, free)}"

@@ -102,6 +102,10 @@ def warn_mixed_rows(model: nn.Module, dataset: Any) -> None:
     """Warns if rows of a data set hold several documents and the model's attention would mix them.
 
     Reads at most 64 rows. Batches of a stream, or of a collator that packs, are checked by `ModelInputs.prepared`.
+
+    Args:
+        model: the model to train; its attention decides whether documents are mixed.
+        dataset: rows, packed if they have `position_ids`.
     """
     if (reason := why_mixed(model)) is not None and any_packed(_first_positions(dataset)):
         warn_mixed(model, reason)
@@ -112,6 +116,7 @@ def _first_positions(dataset: Any) -> list[Any]:
         rows = itertools.islice(dataset, _LOOKED_AT)
         return [row["position_ids"] for row in rows if isinstance(row, Mapping) and "position_ids" in row]
     if "position_ids" in (getattr(dataset, "column_names", None) or ()) and hasattr(dataset, "select_columns"):
+        # Selected first: indexing a row of `datasets` decodes all of its columns, images included.
         column = dataset.select_columns(["position_ids"])
         return list(column[:_LOOKED_AT]["position_ids"]) if hasattr(column, "__getitem__") else []
     return []
@@ -126,7 +131,12 @@ def has_new_boundaries(dataset: Any) -> bool:
 
 
 def without_unused_columns(dataset: Any, known: frozenset[str] | None) -> Any:
-    """Returns a data set of `datasets` without the columns that the model does not name; any other as it is."""
+    """Returns a data set of `datasets` without the columns that the model does not name; any other as it is.
+
+    Args:
+        dataset: rows.
+        known: names that the model takes; None keeps all columns.
+    """
     names = getattr(dataset, "column_names", None)
     if known is None or not isinstance(names, list) or not hasattr(dataset, "select_columns"):
         return dataset

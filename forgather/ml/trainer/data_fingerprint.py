@@ -62,11 +62,13 @@ def row_digest(value: Any) -> str | None:
 
 
 def _update_digest(put: Callable[[bytes], object], value: Any, depth: int) -> None:
+    # A structure that contains itself would never end.
     if depth == 0:
         raise _UnknownContent
     numbers = _numbers(value)
     if numbers is not None:
         shape, flat = numbers
+        # Kind and shape first: [1, 2] and [[1], [2]] hold the same bytes.
         put(f"numbers {flat.dtype.kind} {shape}".encode())
         put(flat.tobytes())
     elif value is None:
@@ -181,7 +183,7 @@ class Fingerprint:
     columns: Mapping[str, Digests] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, state: Any) -> Fingerprint:
+    def from_state(cls, state: Any) -> Fingerprint:
         """Returns the fingerprint that `to_state` gave.
 
         Raises:
@@ -311,6 +313,7 @@ class _Sample(Dataset[Any]):
             self._ends = now + _SECONDS
         elif now > self._ends:
             return None
+        # Read twice: a column whose digests differ draws random numbers.
         return self._digests(row), self._digests(row)
 
     def _digests(self, row: int) -> dict[str, str | None]:
@@ -346,6 +349,7 @@ class FirstRows:
 
     def __init__(self, *, in_workers: bool) -> None:
         self._digests = torch.zeros(SAMPLED, dtype=torch.int64)
+        # The rows are read in a worker process, and the digests are needed in this one.
         if in_workers:
             self._digests.share_memory_()  # type: ignore[no-untyped-call]
 

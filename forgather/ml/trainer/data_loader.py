@@ -123,9 +123,9 @@ class RankBatches:
         """True if rows come in another order than in the data set."""
         return self._sampler is not None and self._sampler.order is not None
 
-    def left(self, start: int) -> int | None:
+    def batches_left(self, start: int) -> int | None:
         """Returns the number of micro-batches after the first `start` rows; None if unknown."""
-        return None if self._sampler is None else self._sampler.left(start)
+        return None if self._sampler is None else self._sampler.batches_left(start)
 
     def read(
         self, rule: LossRule, *, start: int = 0, epoch: int = 0, seed: int = 0, last: str | None = None
@@ -147,14 +147,14 @@ class RankBatches:
         # The loader draws the base seed of its workers from this generator, instead of from the global one.
         self._generator.manual_seed(epoch_seed(seed, epoch) + self.share.rank)
         if self._sampler is not None:
-            self._sampler.place(seed=seed, epoch=epoch, start=start)
+            self._sampler.set_position(seed=seed, epoch=epoch, start=start)
             return self._ready(iter(self.loader), rule, start)
         assert self._stream is not None, "rows have positions, or are a stream"  # noqa: S101
         if start:
             _log.info("reading past %d rows of a data set without positions", start)
         # With a digest, the last trained micro-batch is read once more and compared.
         past = start if last is None else max(0, start - self.share.all_rows)
-        self._stream.place(seed=seed, epoch=epoch, skip=0 if self.workers else past)
+        self._stream.set_position(seed=seed, epoch=epoch, skip=0 if self.workers else past)
         batches: Iterator[Any] = iter(self.loader)
         if self.workers:
             # A loader asks its workers in turn: to continue with the right worker, all earlier micro-batches must be
@@ -170,7 +170,7 @@ class RankBatches:
         for number, batch in enumerate(batches):
             first = start + number * self.share.all_rows
             is_empty = self._sampler is not None and self._sampler.is_empty(first)
-            yield self.share.ready(PaddingBatch(batch) if is_empty else batch, rule)
+            yield self.share.prepare(PaddingBatch(batch) if is_empty else batch, rule)
 
     def _refuse_short(self, rule: LossRule, start: int) -> None:
         # Checked before reading: every process raises now, instead of one of them in the middle of a step.
@@ -203,7 +203,7 @@ class TrainBatches:
         self._last: str | None = None
         self._expected: Fingerprint | None = None
         self._may_change = "data" in (args.allow_changed or ())
-        share = RankShare.by(topology, args.per_device_train_batch_size)
+        share = RankShare.for_topology(topology, args.per_device_train_batch_size)
         if not is_iterable(dataset):
             check_size(len(dataset), share)
         elif args.max_steps <= 0:
@@ -226,7 +226,7 @@ class TrainBatches:
     @property
     def num_batches(self) -> int | None:
         """Micro-batches of an epoch; None if unknown."""
-        return self._own.left(0)
+        return self._own.batches_left(0)
 
     @property
     def num_rows(self) -> int | None:
@@ -249,7 +249,7 @@ class TrainBatches:
     @property
     def at_end_of_epoch(self) -> bool:
         """True if no micro-batch of the epoch is left; False if that is unknown."""
-        return self._own.left(self.row) == 0
+        return self._own.batches_left(self.row) == 0
 
     def windows(self, rule: LossRule) -> Iterator[Window]:
         """Returns the windows of the current epoch, from the current position on.
@@ -341,7 +341,7 @@ class TrainBatches:
         digest = last.pop("digest", None)
         # The digest is of a rank-local batch: it can be compared only if this process has the same share of rows.
         self._last = digest if last == self._own.share.facts else None
-        known = Fingerprint.of(state["fingerprint"]) if "fingerprint" in state else None
+        known = Fingerprint.from_state(state["fingerprint"]) if "fingerprint" in state else None
         changed = order_changes(before, now)
         if self.num_rows is None:
             self._expected = known if known is not None and known.num_rows is None else None
@@ -409,7 +409,12 @@ def check_size(rows: int, share: RankShare) -> None:
 
 
 def loader_options(args: TrainingArguments, topology: Topology) -> dict[str, Any]:
-    """Returns the `DataLoader` options that training and evaluation have in common."""
+    """Returns the `DataLoader` options that training and evaluation have in common.
+
+    Args:
+        args: `dataloader_*` settings.
+        topology: gives the device; memory is page-locked only for CUDA.
+    """
     options: dict[str, Any] = {
         "num_workers": args.dataloader_num_workers,
         "pin_memory": args.dataloader_pin_memory and topology.device.type == "cuda",
@@ -483,7 +488,12 @@ def report_data_changes(changed: list[str], *, may_change: bool) -> None:
 
 
 def after_first(items: Iterator[T], act: Callable[[], None]) -> Iterator[T]:
-    """Yields items; calls `act` after the first item was read and before it is yielded."""
+    """Yields items; calls `act` after the first item was read and before it is yielded.
+
+    Args:
+        items: yielded unchanged.
+        act: may raise, which ends the iteration before the first item.
+    """
     for number, item in enumerate(items):
         if number == 0:
             act()
@@ -505,7 +515,12 @@ def batch_digest(batch: Any) -> str | None:
 
 
 def after_matching_batch(items: Iterator[PreparedBatch], expected: str) -> Iterator[PreparedBatch]:
-    """Returns the micro-batches after the first one; warns if the digest of that one is not `expected`."""
+    """Returns the micro-batches after the first one; warns if the digest of that one is not `expected`.
+
+    Args:
+        items: micro-batches, beginning with one that was trained on before the checkpoint.
+        expected: digest of that micro-batch.
+    """
     first = next(items, None)
     if first is None or batch_digest(first.batch) != expected:
         _log.warning(

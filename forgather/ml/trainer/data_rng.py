@@ -195,7 +195,7 @@ class SeededStream(IterableDataset[Any]):
         self._of_collator = IsolatedRNG()
         self._seed = self._row = 0
 
-    def place(self, *, seed: int, epoch: int, skip: int = 0) -> None:
+    def set_position(self, *, seed: int, epoch: int, skip: int = 0) -> None:
         """Sets where the next iteration begins, in this process or in workers.
 
         Args:

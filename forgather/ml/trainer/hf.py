@@ -34,7 +34,7 @@ from forgather.ml.losses import UserLoss, is_causal_lm, logits_of, loss_rule, nu
 from forgather.ml.model_inputs import ModelInputs
 from forgather.ml.run_dir import own_run_folder
 from forgather.ml.task import Task, task_of
-from forgather.ml.trainer import argument_checks as door
+from forgather.ml.trainer import argument_checks
 from forgather.ml.trainer.collation import protecting_rows, warn_mixed_rows
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
 from forgather.ml.trainer.run_start import RunStart
@@ -126,7 +126,7 @@ def _batch(logits: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
 
 
 # `transformers.TrainingArguments` accepts any value and fails later, far from the setting.
-_RULES = door.rules("hf_trainer", "forgather.ml.trainer.hf:HFTrainer")
+_RULES = argument_checks.rules("hf_trainer", "forgather.ml.trainer.hf:HFTrainer")
 
 _log = get_logger(__name__)
 
@@ -159,7 +159,7 @@ class HFTrainer(Trainer):
         callbacks: Sequence[TrainerCallback] = (),
         **others: Any,
     ) -> None:
-        door.raise_first_error(
+        argument_checks.raise_first_error(
             _RULES.values({name: getattr(args, name.removeprefix("args.")) for name in _RULES.settings})
         )
         if not torch.accelerator.is_available():
@@ -273,6 +273,9 @@ class HFTrainer(Trainer):
             epoch_iterator: gives micro-batches.
             num_batches: of the step.
             device: of the divisor.
+
+        Shapes:
+            Returns a scalar divisor; with torch's DataParallel, (1, devices).
         """
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._num_rows += sum(num_rows(batch) for batch in batches)
@@ -309,6 +312,13 @@ class HFTrainer(Trainer):
         """Returns the result of `transformers.Trainer`; the loss of a `loss_fn` is the mean over all rows.
 
         transformers takes the mean of batch means, which depends on the batch size.
+
+        Args:
+            dataloader: gives the batches of the evaluation set.
+            description: shown in the log of transformers.
+            prediction_loss_only: as in `transformers.Trainer`.
+            ignore_keys: as in `transformers.Trainer`.
+            metric_key_prefix: of the name of every metric.
         """
         given = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         if self._loss is None:
@@ -340,7 +350,12 @@ class HFTrainer(Trainer):
         return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
-        """Returns the schedule of the factory, or of transformers."""
+        """Returns the schedule of the factory, or of transformers.
+
+        Args:
+            num_training_steps: optimizer steps of the whole run.
+            optimizer: that it schedules; that of the trainer by default.
+        """
         if self.lr_scheduler is None and self._scheduler_factory is not None:
             scheduled = cast(Optimizer, self.optimizer if optimizer is None else optimizer)
             self.lr_scheduler = make_schedule(scheduled, self.args, num_training_steps, self._scheduler_factory)

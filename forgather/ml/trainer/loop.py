@@ -59,9 +59,16 @@ def train_loop(run: Run) -> None:
 def train_window(run: Run, window: Window) -> tuple[float | Tensor | None, Update]:
     """Does one optimizer step on a window, unless it must be skipped; returns its loss and the result of the update.
 
+    Args:
+        run: gives strategy, step guard and settings.
+        window: micro-batches of the step.
+
     Returns:
         The loss over all data-parallel ranks (a tensor if reading it would wait for the device; None for a skipped
         step), and the `Update`.
+
+    Shapes:
+        The loss is a scalar.
 
     Raises:
         TrainingError: FG818 and FG650 for a bad step that ends the run.
@@ -113,7 +120,7 @@ def eval_batches(
         raise TrainingError(
             "the evaluation data has no rows", code="FG803", hint="check how the data is filtered and split"
         )
-    share = RankShare.by(topology, args.per_device_eval_batch_size)
+    share = RankShare.for_topology(topology, args.per_device_eval_batch_size)
     return RankBatches(dataset, share, collate, loader_options(args, topology))
 
 

@@ -43,7 +43,11 @@ class AsyncHostCopy:
         return self._event is None or self._event.query()
 
     def read(self) -> Tensor:
-        """Returns the values on the host; waits for the work that was queued before the copy."""
+        """Returns the values on the host; waits for the work that was queued before the copy.
+
+        Shapes:
+            Returns the shape of the values.
+        """
         if self._event is not None:
             self._event.synchronize()
         return self._values
@@ -105,6 +109,9 @@ class Meter:
             update: gives the gradient norm, and whether the step was skipped.
             window: gives tokens and rows.
             learning_rate: that the step used.
+
+        Shapes:
+            loss: scalar.
         """
         self.learning_rate = learning_rate
         line = self._line
@@ -124,6 +131,7 @@ class Meter:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Excludes the time of its body from the rates."""
+        # Only the clock of the line moves: the runtime of the whole run includes evaluations and saves.
         began = time.perf_counter()
         try:
             yield

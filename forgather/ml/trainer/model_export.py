@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 
 from forgather.errors import TrainingError
 from forgather.ml.checkpoint.checkpoint_dir import Draft
-from forgather.ml.checkpoint.claims import load_mismatch
-from forgather.ml.checkpoint.hf_layout import layout_of
+from forgather.ml.checkpoint.hf_layout import load_mismatch, weight_files
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.storage import Storage, make_folders
 from forgather.ml.distributed.env import device_for_deepspeed_imports
@@ -73,9 +72,11 @@ def export_model(
     Raises:
         TrainingError: FG817 if nothing can be written into the folder.
     """
+    # With pipeline parallelism the strategy holds a proxy; class and configuration are those of the whole model.
     model = getattr(model, "stands_for", model)
     check_writable(storage, folder)
     reason = load_mismatch(model)
+    # An adapted model is written although its state has other names: only its adapters are saved, in peft's layout.
     is_adapted = bool(getattr(model, "_hf_peft_config_loaded", False))
     if reason is not None and isinstance(model, PreTrainedModel) and not is_adapted:
         _log.warning("the model in %s is written without its configuration, and cannot be loaded: %s", folder, reason)
@@ -85,7 +86,7 @@ def export_model(
             # Libraries would print progress bars, and on several processes use the default device instead of this
             # process's.
             with without_progress_bars(), device_for_deepspeed_imports():
-                layout_of(model, weights).write(draft)
+                weight_files(model, weights).write(draft)
                 texts = described_files(model, processing_class)
         elif not isinstance(model, PreTrainedModel) and callable(getattr(model, "save_pretrained", None)):
             texts = files_of_self_saving_model(model, weights, processing_class)

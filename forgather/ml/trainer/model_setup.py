@@ -39,15 +39,24 @@ def preparation(args: TrainingArguments) -> list[Step]:
     if args.gradient_checkpointing:
         steps.append(functools.partial(recompute_activations, settings=args.gradient_checkpointing_kwargs or {}))
     if args.torch_compile:
-        backend = args.torch_compile_backend or "inductor"
-        compiles = compile_blocks if args.torch_compile_regions else compile_model
+        compiles = functools.partial(
+            compile_model,
+            backend=args.torch_compile_backend or "inductor",
+            mode=args.torch_compile_mode,
+            by_blocks=args.torch_compile_regions,
+        )
         # Compilation comes last: it has to see the forward methods that recompute activations.
-        steps.append(functools.partial(compiles, backend=backend, mode=args.torch_compile_mode))
+        steps.append(compiles)
     return steps
 
 
 def allow_tf32(model: nn.Module, *, allowed: bool) -> None:
-    """Allows or forbids TF32 in float32 matrix products on CUDA. The setting is global to the process."""
+    """Allows or forbids TF32 in float32 matrix products on CUDA. The setting is global to the process.
+
+    Args:
+        model: unused; every preparation step gets it.
+        allowed: whether TF32 may be used.
+    """
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
 
@@ -105,45 +114,27 @@ def _recomputed(unit: nn.Module, forward: Callable[..., Any], settings: Mapping[
     return recomputing_forward
 
 
-def compile_model(model: nn.Module, *, backend: str, mode: str | None) -> None:
+def compile_model(model: nn.Module, *, backend: str, mode: str | None, by_blocks: bool = False) -> None:
     """Compiles the model in place.
 
     Args:
         model: to compile.
         backend: of `torch.compile`.
         mode: of `torch.compile`; None for its default.
+        by_blocks: compile each repeated block instead of the whole model; the whole model if it has none.
 
     Raises:
         TrainingError: FG823 for a backend that torch does not know.
     """
-    _refuse_unknown(backend)
-    # `nn.Module.compile` keeps the module; `torch.compile` would wrap it and prefix the names of its weights.
-    model.compile(backend=backend, mode=mode)
-
-
-def compile_blocks(model: nn.Module, *, backend: str, mode: str | None) -> None:
-    """Compiles each repeated block of the model in place; the whole model if it has none.
-
-    Args:
-        model: to compile.
-        backend: of `torch.compile`.
-        mode: of `torch.compile`; None for its default.
-
-    Raises:
-        TrainingError: FG823 for a backend that torch does not know.
-    """
-    _refuse_unknown(backend)
-    for unit in units_of(model) or [model]:
-        unit.compile(backend=backend, mode=mode)
-
-
-def _refuse_unknown(backend: str) -> None:
     if backend not in torch._dynamo.list_backends(exclude_tags=()):
         raise TrainingError(
             f"torch_compile_backend is {backend!r}",
             code="FG823",
             hint="one of: " + ", ".join(sorted(torch._dynamo.list_backends())),
         )
+    for unit in (units_of(model) if by_blocks else ()) or [model]:
+        # `nn.Module.compile` keeps the module; `torch.compile` would wrap it and prefix the names of its weights.
+        unit.compile(backend=backend, mode=mode)
 
 
 def make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: int) -> nn.Module:

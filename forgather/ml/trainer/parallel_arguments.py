@@ -15,7 +15,7 @@ from accelerate.utils import DistributedDataParallelKwargs, GradScalerKwargs, In
 
 from forgather.errors import nearest
 from forgather.ml.log import get_logger
-from forgather.ml.trainer import argument_checks as door
+from forgather.ml.trainer import argument_checks
 from forgather.ml.trainer.argument_checks import SettingError
 from forgather.ml.trainer.arguments import TrainingArguments, signature_of
 from forgather.rules import Rules
@@ -44,7 +44,9 @@ class ParallelArguments(TrainingArguments):
     Allowed values and the rules between settings are data: `forgather/ml/rules/parallel.json`.
     """
 
-    RULES: ClassVar[Rules] = door.rules("parallel", "forgather.ml.trainer.parallel_arguments:ParallelArguments")
+    RULES: ClassVar[Rules] = argument_checks.rules(
+        "parallel", "forgather.ml.trainer.parallel_arguments:ParallelArguments"
+    )
 
     data_parallel_size: int | None = None
     tensor_parallel_size: int = 1
@@ -70,7 +72,7 @@ class AccelTrainingArguments(ParallelArguments):
     Allowed values and the rules between settings are data: `forgather/ml/rules/accel_trainer.json`.
     """
 
-    RULES: ClassVar[Rules] = door.rules("accel_trainer", "forgather.ml:AccelTrainingArguments")
+    RULES: ClassVar[Rules] = argument_checks.rules("accel_trainer", "forgather.ml:AccelTrainingArguments")
 
     accelerator_args: Mapping[str, Any] | None = None
     deepspeed: str | Mapping[str, Any] | None = None
@@ -97,7 +99,7 @@ class PipelineTrainingArguments(ParallelArguments):
     Allowed values and the rules between settings are data: `forgather/ml/rules/pipeline_trainer.json`.
     """
 
-    RULES: ClassVar[Rules] = door.rules("pipeline_trainer", "forgather.ml:PipelineTrainingArguments")
+    RULES: ClassVar[Rules] = argument_checks.rules("pipeline_trainer", "forgather.ml:PipelineTrainingArguments")
 
     split_spec: Mapping[str, str] | str | int | None = None
     schedule_class: str = "ScheduleGPipe"
@@ -107,6 +109,7 @@ class PipelineTrainingArguments(ParallelArguments):
     checkpoint_sequential: bool = False
 
 
+# Each class again: a signature that is set on the base class would be inherited and lack the fields of the subclass.
 for _arguments in (ParallelArguments, AccelTrainingArguments, PipelineTrainingArguments):
     _arguments.__signature__ = signature_of(_arguments)  # type: ignore[attr-defined]
 
@@ -179,9 +182,11 @@ def with_accelerator_settings(given: Mapping[str, Any], defaults: Mapping[str, A
             _log.warning(
                 "accelerator_args.%s %s has no effect of its own: %s", name, _shown(value), REMARKS[name, value]
             )
+        # The arguments win: with both set, "fp16" of Accelerate next to `bf16: true` would ask for two precisions.
         if name == "mixed_precision" and (settings.get("bf16") or settings.get("fp16")):
             continue
         for target, moved in _equivalent_settings(name, value):
+            # A default counts as not written, because templates write every default.
             if settings.get(target, defaults.get(target)) == defaults.get(target):
                 settings[target] = moved
                 _log.warning("accelerator_args.%s was taken as %s: %s", name, target, _shown(moved))
@@ -190,6 +195,7 @@ def with_accelerator_settings(given: Mapping[str, Any], defaults: Mapping[str, A
 
 def _equivalent_settings(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yields the (name, value) settings that a setting of Accelerate corresponds to; none for its default behaviour."""
+    # In Accelerate None stands for "not given".
     if value is None:
         return
     if name == "mixed_precision":
@@ -226,6 +232,7 @@ def accelerator_settings(given: Mapping[str, Any] | None) -> AcceleratorSettings
         SettingError: FG723 for a kwargs handler that is not supported.
     """
     given = given or {}
+    # By class, as Accelerate does: it allows one handler of each class.
     handlers = {type(handler): handler for handler in given.get("kwargs_handlers") or ()}
     group, ddp, scaling = (handlers.pop(kind, None) for kind in _HANDLERS)
     for kind in handlers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.strategy.registry import make_strategy
-from forgather.ml.trainer import argument_checks as door
+from forgather.ml.trainer import argument_checks
 from forgather.ml.trainer.parallel_arguments import PipelineTrainingArguments
 from forgather.ml.trainer.trainer import Trainer
 
@@ -28,7 +28,7 @@ class PipelineTrainer(Trainer):
 
     args: PipelineTrainingArguments
     ARGUMENTS = PipelineTrainingArguments
-    RULES = door.rules("pipeline_trainer", "forgather.ml:PipelineTrainer")
+    RULES = argument_checks.rules("pipeline_trainer", "forgather.ml:PipelineTrainer")
 
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
         """Returns the pipeline strategy of these arguments, with FSDP2 over data-parallel ranks if `fsdp` is set."""

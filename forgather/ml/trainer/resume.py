@@ -24,9 +24,9 @@ from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.checkpoint_dir import list_checkpoints
 from forgather.ml.checkpoint.files import DATA, METER, OPTIMIZER, PROGRESS, RNG, SCHEDULE, TRAINER_STATE
 from forgather.ml.checkpoint.lineage import NONE_INTACT, describe_passed_over, newest_verified, origin_of
-from forgather.ml.checkpoint.manifest import MANIFEST, read_manifest, small_file, verify
+from forgather.ml.checkpoint.manifest import MANIFEST, read_manifest, read_small_file, verify
 from forgather.ml.checkpoint.reader import CheckpointReader
-from forgather.ml.checkpoint.rng import rank_rng, try_rng
+from forgather.ml.checkpoint.rng import check_rng, rank_rng
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
@@ -80,6 +80,7 @@ def refuse_unreadable(folder: Path) -> None:
     Raises:
         CheckpointError: FG856.
     """
+    # Without a shared file system each machine would see its own folder, and ranks would resume at different steps.
     blind = [rank for rank, is_seen in enumerate(collectives.all_gather((folder / MANIFEST).is_file())) if not is_seen]
     if blind:
         ranks = ", ".join(map(str, blind[:8])) + (", ..." if len(blind) > 8 else "")
@@ -99,6 +100,7 @@ def restored_settings(optimizer: Any, schedule: Any) -> dict[str, list[Any]]:
     """
     found: dict[str, list[Any]] = {}
     for group in optimizer.param_groups:
+        # `max_momentum` is written into the groups only by schedules that cycle the momentum.
         moving = _MOVING | _CYCLING if "max_momentum" in group else _MOVING
         for name, value in group.items():
             if name not in moving and _is_plain(value):
@@ -129,21 +131,6 @@ def warn_of_overridden(configured: dict[str, list[Any]], restored: dict[str, lis
         )
 
 
-def refuse_other_class(what: str, present: Any, written_by: str) -> None:
-    """Raises if a part of a checkpoint was written by another class.
-
-    Args:
-        what: name of the part in the message.
-        present: object of this run.
-        written_by: class name in the checkpoint.
-
-    Raises:
-        CheckpointError: FG605.
-    """
-    if written_by != type(present).__name__:
-        raise _misfit(what, present, f"it was written by {written_by}")
-
-
 def refuse_other_classes(classes: Mapping[str, str], optimizer: Any, schedule: Any) -> None:
     """Raises if a checkpoint was written by another class of optimizer or schedule.
 
@@ -156,8 +143,9 @@ def refuse_other_classes(classes: Mapping[str, str], optimizer: Any, schedule: A
         CheckpointError: FG605.
     """
     for what, present in (("optimizer", optimizer), ("schedule", schedule)):
-        if (written_by := classes.get(what)) is not None:
-            refuse_other_class(what, present, written_by)
+        # Checkpoints of earlier releases do not name the classes.
+        if (written_by := classes.get(what)) not in (None, type(present).__name__):
+            raise _misfit(what, present, f"it was written by {written_by}")
 
 
 def advance_schedule(schedule: Any, steps: int) -> None:
@@ -169,6 +157,7 @@ def advance_schedule(schedule: Any, steps: int) -> None:
         schedule: newly made.
         steps: optimizer steps that were done.
     """
+    # Its steps are evaluations, and their metrics are not known here.
     if isinstance(schedule, ReduceLROnPlateau):
         return
     with warnings.catch_warnings():
@@ -226,6 +215,7 @@ def current_folder(best: str | None, *folders: Path) -> str | None:
     """
     if best is None:
         return None
+    # By name: the output folder may have been moved or copied since the checkpoint was written.
     name = Path(best).name
     found = next((folder / name for folder in folders if (folder / name).is_dir()), None)
     if found is None:
@@ -272,14 +262,14 @@ class RestoredState:
     Args:
         progress: trainer state; only the step where the checkpoint has no more.
         rng: random states of this process; None if there are none for it.
-        owed: actions that were due at the step and not done, see `pending_actions`.
+        pending: actions that were due at the step and not done, see `pending_actions`.
         guard: state of the step guard.
         skips: skipped steps.
     """
 
     progress: TrainerState
     rng: dict[str, Any] | None
-    owed: list[str]
+    pending: list[str]
     guard: dict[str, Any]
     skips: list[SkippedStep]
 
@@ -335,6 +325,7 @@ def _restore_parts(
     if meanings is not None:
         with restoring("meanings", folder):
             recorded = parts.get("meanings", {})
+            # On the main process, which alone has the files that describe model and tokenizer.
             collectives.run_on_main(lambda: meanings.refuse_others(folder, recorded, args.allow_changed or ()))
     with restoring(SCHEDULE, folder):
         refuse_other_classes(parts.get("classes", {}), strategy.optimizer, schedule)
@@ -360,16 +351,16 @@ def _restore_parts(
     with restoring(RNG, folder):
         rng = rank_rng(parts[RNG], strategy.topology) if RNG in parts else None
         if rng is not None:
-            try_rng(rng)
+            check_rng(rng)
     with restoring("owed", folder):
-        owed = checked_strings(parts.get("owed", []))
+        pending = checked_strings(parts.get("owed", []))
     # Checkpoints of earlier releases hold neither guard nor skips.
     with restoring("guard", folder):
         norms = parts.get("guard", {}).get("norms", [])
         guard = {"norms": list(checked_numbers({str(place): norm for place, norm in enumerate(norms)}).values())}
     with restoring("skips", folder):
-        skips = [SkippedStep.of(facts) for facts in parts.get("skips", ())]
-    return RestoredState(progress or TrainerState(global_step=step), rng, owed, guard, skips)
+        skips = [SkippedStep.from_dict(facts) for facts in parts.get("skips", ())]
+    return RestoredState(progress or TrainerState(global_step=step), rng, pending, guard, skips)
 
 
 def read_progress(folder: Path) -> TrainerState | None:
@@ -383,8 +374,9 @@ def read_progress(folder: Path) -> TrainerState | None:
     if TRAINER_STATE not in manifest.files or not file.exists():
         return None
     with restoring(PROGRESS, folder):
-        small_file(file)  # refuses a file too large for what it should hold, before it is parsed
+        read_small_file(file)  # refuses a file too large for what it should hold, before it is parsed
         state: TrainerState = TrainerState.load_from_json(str(file))
+        # The file is meant for people and may have been edited; the manifest has a digest of itself.
         if state.global_step != manifest.step:
             raise ValueError(f"it belongs to step {state.global_step}")
         if not all(isinstance(line, dict) for line in state.log_history):
@@ -423,6 +415,7 @@ def resolve_resume(
     newest, skipped = newest_verified(output_dir, without=AllowedMissing(allow_missing), storage=storage)
     for error in skipped:
         _log.warning("skipped a checkpoint: %s", error.message)
+    # An error, not a new start: training again from the beginning would look like a successful resume.
     if newest is None and skipped:
         several = f"none of the {len(skipped)} checkpoints in {str(output_dir)!r} is intact; of the newest, "
         only = f"the only checkpoint in {str(output_dir)!r} is not intact: "

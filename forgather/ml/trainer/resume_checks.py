@@ -22,7 +22,7 @@ from forgather.errors import CheckpointError
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.files import CONFIG, DATA, METER, OPTIMIZER, PROGRESS, SCHEDULE
 from forgather.ml.checkpoint.lineage import Origin
-from forgather.ml.checkpoint.manifest import read_manifest, small_file
+from forgather.ml.checkpoint.manifest import read_manifest, read_small_file
 from forgather.ml.log import get_logger
 from forgather.ml.trainer.checkpoint_parts import checked_numbers, restoring
 
@@ -74,22 +74,25 @@ class Meanings:
             CheckpointError: FG613.
         """
         changed = self._changed(folder, recorded)
-        told = "; ".join(f"the {what} changed since the checkpoint: {', '.join(how)}" for what, how in changed.items())
+        message = "; ".join(
+            f"the {what} changed since the checkpoint: {', '.join(how)}" for what, how in changed.items()
+        )
         refused = [what for what in changed if what not in allowed]
         if refused:
-            raise CheckpointError(told, code="FG613", hint=_hint(refused, allowed, folder))
+            raise CheckpointError(message, code="FG613", hint=_hint(refused, allowed, folder))
         if changed:
-            _log.warning("%s: the weights were trained with the earlier meaning", told)
+            _log.warning("%s: the weights were trained with the earlier meaning", message)
 
     def _changed(self, folder: Path, recorded: Mapping[str, Any]) -> dict[str, list[str]]:
         manifest = read_manifest(folder)
         mine = {name: file for name, file in self.files.items() if _is_description(name)}
         names = [name for name in manifest.files if _is_description(name) and (folder / name).is_file()]
-        theirs = {name: small_file(folder / name) for name in names}
+        theirs = {name: read_small_file(folder / name) for name in names}
         versions = manifest.facts.get("versions")
         written_by = versions.get("transformers") if isinstance(versions, Mapping) else None
         is_same_release = written_by == importlib.metadata.version("transformers")
         found: dict[str, list[str]] = {TOKENIZER: [], LABELS: [], MODEL: []}
+        # Only a warning: training without a tokenizer is normal when rows hold token ids.
         if _has_tokenizer(theirs) and not _has_tokenizer(mine):
             _log.warning(
                 "the checkpoint has a tokenizer, and the trainer has none (processing_class): token ids cannot be "
@@ -151,6 +154,7 @@ def _has_tokenizer(files: Mapping[str, bytes]) -> bool:
 def _tokenizer_changes(theirs: Mapping[str, bytes], mine: Mapping[str, bytes]) -> Iterator[str]:
     if not (_has_tokenizer(theirs) and _has_tokenizer(mine)):
         return
+    # Parsed and compared by content: the same tokenizer is written with other bytes by other releases.
     if _TOKENS in theirs and _TOKENS in mine:
         yield from _token_changes(_table(theirs[_TOKENS]), _table(mine[_TOKENS]))
     elif _TOKENS not in theirs and _TOKENS not in mine:
@@ -213,6 +217,7 @@ def _config_changes(
             continue
         before, now = _table(theirs[file]), _table(mine[file])
         for name in sorted({*before, *now} - _ONLY_TRAINING):
+            # Dropout changes how a run trains, and not what its weights mean.
             if any(word in name for word in ("dropout", "_pdrop", "layerdrop")):
                 continue
             # A config file omits default values, and another release may have other defaults.
@@ -222,6 +227,7 @@ def _config_changes(
 
 
 def _class_name_changes(before: Any, now: Any) -> Iterator[str]:
+    # Columns that only one of the two data sets has are compared by the data's fingerprint.
     for column in before if isinstance(before, Mapping) else ():
         if isinstance(now, Mapping) and column in now and before[column] != now[column]:
             where = f" of the column {column!r}" if column else ""
@@ -366,6 +372,7 @@ class _CurrentValues:
         self.large: set[str] = set()
         self.negative: set[str] = set()
         for place, number in _numbers(tree, ""):
+            # `not <`, so that NaN and infinity are large, too.
             if not abs(number) < _MOST:
                 self.large.add(_name_of(place))
             if number < 0:
@@ -452,6 +459,7 @@ def _check_schedule(tree: Any, present: _CurrentValues) -> None:
 def _check_meter(state: Any) -> None:
     checked_numbers(state)
     checked_numbers({name: state[name] for name in _COUNTS if name in state}, whole=True)
+    # Of the sums only norm and rate have a sign that is known: a loss may be negative.
     for name, value in state.items():
         _check(name in _UNSIGNED and not 0 <= value < _MOST, name, value)
     for prefix in ("", "total_"):
@@ -468,6 +476,7 @@ def _check_position(step: int, position: Mapping[str, Any]) -> None:
     }
     checked_numbers(counts, whole=True)
     for place, number in _numbers(position, ""):
+        # A seed may use all 64 bits; 2**53 is the largest count that a float holds exactly.
         _check(not 0 <= number < (2**64 if place == "seed" else 2**53), place, number)
     _check(counts["epoch"] > step, "epoch", counts["epoch"])
     rows = position.get("num_rows")

@@ -62,7 +62,7 @@ class SkippedStep:
         return {"step": self.step, **asdict(self.rows), "reason": self.reason}
 
     @classmethod
-    def of(cls, facts: dict[str, Any]) -> SkippedStep:
+    def from_dict(cls, facts: dict[str, Any]) -> SkippedStep:
         """Returns the step that `to_dict` gave."""
         rows = RowRange(int(facts["epoch"]), int(facts["first"]), int(facts["end"]))
         return cls(int(facts["step"]), rows, str(facts["reason"]))
@@ -98,8 +98,10 @@ class SkipList:
         Raises:
             TrainingError: FG651 if too many steps were skipped.
         """
+        # A warning: without logging configuration Python shows warnings only, and skipped rows change the result.
         _log.warning("step %d is skipped: %s", step, reason)
         self.steps.append(SkippedStep(step, rows, reason))
+        # By step number, not by time: after a rewind the same steps come again, and old ones must still count.
         recent = [one for one in self.steps if one.step > step - self.among]
         if len(recent) > self.most:
             raise TrainingError(
@@ -116,6 +118,7 @@ class SkipList:
 
     def merge(self, others: Iterable[SkippedStep]) -> None:
         """Adds the steps whose rows are not in the list yet."""
+        # The list in a checkpoint and the file next to the checkpoints overlap.
         known = {one.rows for one in self.steps}
         self.steps += [one for one in others if one.rows not in known]
 
@@ -145,6 +148,7 @@ class Renewable(Generic[T]):
         self._is_renewed = True
 
     def __iter__(self) -> Iterator[T]:
+        # True once, so that the source is opened; then only `renew`, called while an item is out, opens it again.
         self._is_renewed = True
         while self._is_renewed:
             self._is_renewed = False
@@ -165,7 +169,7 @@ class RewindTarget:
     def __init__(self, output_dir: Path, storage: Storage) -> None:
         self.output_dir = output_dir
         self.storage = storage
-        self._behind: list[Path] = []
+        self._ancestors: list[Path] = []
 
     def skipped_before(self, folder: Path, run: str) -> list[SkippedStep]:
         """Returns the steps that are listed as skipped next to the checkpoint that a run resumes from.
@@ -177,13 +181,14 @@ class RewindTarget:
         Raises:
             CheckpointError: FG653 for a list that cannot be read.
         """
-        self._behind = [folder]
+        # Checkpoints after this one belong to the continuation that the resume gave up.
+        self._ancestors = [folder]
         places = dict.fromkeys((folder.parent, self.output_dir))
         return collectives.run_on_main(functools.partial(read_skipped, places, run))
 
-    def passed(self, folder: Path) -> None:
+    def add(self, folder: Path) -> None:
         """Adds a checkpoint that was written."""
-        self._behind = [*(earlier for earlier in self._behind if earlier != folder), folder]
+        self._ancestors = [*(earlier for earlier in self._ancestors if earlier != folder), folder]
 
     def take(self, bad: int, skips: SkipList, run: str) -> Path:
         """Returns the newest intact checkpoint; first writes the list of skipped steps to the output folder.
@@ -199,32 +204,32 @@ class RewindTarget:
         """
 
         def act() -> int:
-            place = newest_intact_index(self._behind, bad)
+            place = newest_intact_index(self._ancestors, bad)
             # Written before the rewind: if the process stops now, the resumed run must not train on the same rows
             # again.
             write_skipped(self.storage, self.output_dir, run, skips)
             return place
 
         # Later checkpoints hold a state that this run no longer descends from.
-        del self._behind[collectives.run_on_main(act) + 1 :]
-        return self._behind[-1]
+        del self._ancestors[collectives.run_on_main(act) + 1 :]
+        return self._ancestors[-1]
 
 
-def newest_intact_index(behind: Sequence[Path], step: int) -> int:
+def newest_intact_index(ancestors: Sequence[Path], step: int) -> int:
     """Returns the index of the newest intact checkpoint.
 
     Args:
-        behind: checkpoints that the current state descends from, oldest first; some may have been removed.
+        ancestors: checkpoints that the current state descends from, oldest first; some may have been removed.
         step: the bad step, named in the message.
 
     Raises:
         TrainingError: FG652 if there is none.
     """
-    newest, skipped = first_intact(folder for folder in reversed(behind) if folder.is_dir())
+    newest, skipped = first_intact(folder for folder in reversed(ancestors) if folder.is_dir())
     for error in skipped.values():
         _log.warning("skipped a checkpoint: %s", error.message)
     if newest is not None:
-        return behind.index(newest)
+        return ancestors.index(newest)
     raise TrainingError(
         f"step {step} is bad, and there is no intact checkpoint of this run to go back to",
         code="FG652",
@@ -244,11 +249,12 @@ def write_skipped(storage: Storage, output_dir: Path, run: str, skips: SkipList)
     Raises:
         CheckpointError: FG609 where the disk refuses.
     """
-    beside = output_dir / f".{SKIPPED}"  # a fixed name: one run at a time writes here, and leftovers are replaced
+    unfinished = output_dir / f".{SKIPPED}"  # a fixed name: one run at a time writes here, and leftovers are replaced
+    # Through the storage and by a rename, like a checkpoint: a crash leaves the old list or the new one.
     try:
         make_folders(storage, output_dir)
-        write_file(storage, beside, [as_json({"run": run, "steps": skips.state()})])
-        storage.rename(beside, output_dir / SKIPPED)
+        write_file(storage, unfinished, [as_json({"run": run, "steps": skips.state()})])
+        storage.rename(unfinished, output_dir / SKIPPED)
         storage.sync_folder(output_dir)
     except OSError as error:
         raise CheckpointError(
@@ -276,8 +282,9 @@ def read_skipped(folders: Iterable[Path], run: str) -> list[SkippedStep]:
             if file.exists() and not file.is_file():
                 raise OSError("it is not a regular file")  # reading a pipe would block
             facts = json.loads(file.read_text(encoding="utf-8"))
+            # Another run in the same folder: its row numbers belong to another order of the data.
             if facts["run"] == run:
-                found |= dict.fromkeys(SkippedStep.of(one) for one in facts["steps"])
+                found |= dict.fromkeys(SkippedStep.from_dict(one) for one in facts["steps"])
         except FileNotFoundError:
             continue
         except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:

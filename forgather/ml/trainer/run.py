@@ -39,7 +39,7 @@ from forgather.ml.trainer.resume import RestoredState, restore_checkpoint
 from forgather.ml.trainer.resume_checks import Meanings, meaning_facts
 from forgather.ml.trainer.rewind import Renewable, RewindTarget, SkipList
 from forgather.ml.trainer.save_function import SaveFunction
-from forgather.ml.trainer.save_policy import Saves
+from forgather.ml.trainer.save_policy import CheckpointSaver
 from forgather.ml.trainer.snapshot import import_states, origin_facts
 from forgather.ml.trainer.step_guard import BadSteps, choose_guard
 from forgather.ml.trainer.synchronization import RunSync
@@ -80,7 +80,7 @@ class Run:
         self.strategy = strategy
         self.data = data
         self.schedule = schedule
-        self.agreed = RunSync(strategy, interrupt)
+        self.sync = RunSync(strategy, interrupt)
         self.stops_together = False
         self.complete = False
         self._counts_tokens = task_of(strategy.model, strategy.rule).counts_tokens
@@ -88,16 +88,16 @@ class Run:
         self.guard = choose_guard(self.args, strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
         self.skips = SkipList(most=self.args.max_bad_steps, among=self.args.spike_window)
         origin = origin_facts(strategy, session.args, data.fingerprint)
-        parts = (session, strategy, storage, self.agreed, self._training_state)
-        self.saves = Saves(*parts, origin=origin, save_function=save_function)
+        parts = (session, strategy, storage, self.sync, self._training_state)
+        self.saver = CheckpointSaver(*parts, origin=origin, save_function=save_function)
         self.in_update = False
         self._meanings = meaning_facts(session.dispatcher.scene.get("processing_class"), data.loader.dataset)
         self._evaluate = evaluate
         self._cut_short = False
         self._windows = Renewable(self._read)
-        self._rewind_target = RewindTarget(self.saves.output_dir, storage)
+        self._rewind_target = RewindTarget(self.saver.output_dir, storage)
         self._rng: dict[str, Any] | None = None
-        self._owed: list[str] = []
+        self._pending: list[str] = []
         self._follows_metric = isinstance(schedule, ReduceLROnPlateau)
         self._num_batches = data.num_batches or session.state.max_steps * self.args.gradient_accumulation_steps
         # A step guard reads every gradient norm; otherwise only a log line needs it.
@@ -107,7 +107,7 @@ class Run:
     def may_save(self) -> bool:
         """True if the state is at a step boundary on all processes, and no immediate stop was requested."""
         # A checkpoint is written collectively: a process that stops alone cannot write one.
-        return self.stops_together or not (self.agreed.several or self.agreed.interrupt.at_once)
+        return self.stops_together or not (self.sync.several or self.sync.interrupt.at_once)
 
     @property
     def finished(self) -> bool:
@@ -127,13 +127,14 @@ class Run:
         """Finishes the step that a checkpoint was written in: an evaluation that was due, and the end of an epoch."""
         self._do_pending_actions()
         is_whole = self.data.at_end_of_epoch
+        # The second case: the run ended within an epoch, and its last checkpoint was written before the epoch's end.
         if is_whole or (self.finished and self.data.batch and not is_evaluated(self.session.state)):
             self._restore_rng()
             self.finish_epoch(complete=is_whole)
 
     def _do_pending_actions(self) -> None:
-        if self._owed:
-            restore_pending(self.session.control, self._owed)
+        if self._pending:
+            restore_pending(self.session.control, self._pending)
             if self._rng is not None:
                 restore_rng(self._rng)
             self._evaluate_save()
@@ -151,11 +152,11 @@ class Run:
         return iter(self._windows)
 
     def _read(self) -> Iterator[Window]:
-        self._note("reading data")
+        self._set_phase("reading data")
         windows = self.data.windows(self.strategy.rule)
         self._restore_rng()
         has_length = self.data.num_batches is not None
-        agreed = self.agreed.windows(windows, has_length=has_length)
+        agreed = self.sync.windows(windows, has_length=has_length)
         return agreed if has_length else self.data.same_everywhere(agreed)
 
     def _restore_rng(self) -> None:
@@ -165,13 +166,13 @@ class Run:
 
     def begin_step(self) -> None:
         """Clears the control flags and sends `on_step_begin`; from now on, an interrupted run saves its state."""
-        self.agreed.interrupt.begin()
-        self._note("forward and backward")
+        self.sync.interrupt.begin()
+        self._set_phase("forward and backward")
         self.guard.bad = None
         begin_step(self.session.control)
         self.session.send("on_step_begin")
 
-    def _note(self, activity: str) -> None:
+    def _set_phase(self, activity: str) -> None:
         """Records the current activity and step, which error messages and stack dumps report."""
         phase.set_phase(activity, self.session.state.global_step + 1)
 
@@ -189,7 +190,7 @@ class Run:
         Raises:
             TrainingError: FG818 for a loss that is not finite and ends the run.
         """
-        return self.guard.loss(self.agreed.loss(share), self.session.state.global_step + 1)
+        return self.guard.loss(self.sync.loss(share), self.session.state.global_step + 1)
 
     def before_update(self, norm: Tensor | None) -> bool:
         """Returns whether the optimizer step must be skipped; otherwise sends `on_pre_optimizer_step`.
@@ -197,10 +198,13 @@ class Run:
         Args:
             norm: of all gradients; None if it was not computed.
 
+        Shapes:
+            norm: scalar.
+
         Raises:
             TrainingError: FG818 and FG650 for a bad norm that ends the run.
         """
-        self._note("update")
+        self._set_phase("update")
         if self.guard.gradients(norm, self.session.state.global_step + 1):
             return True
         self.session.send("on_pre_optimizer_step")
@@ -221,13 +225,13 @@ class Run:
         """
         bad = self.session.state.global_step + 1
         phase.set_phase("going back to a checkpoint", bad)
-        self.agreed.settle(window)
+        self.sync.set_host_counts(window)
         with self.meter.paused():
-            self.saves.settle(wait=True)
-            folder = self._rewind_target.take(bad, self.skips, self.saves.checkpoints.run_id)
-            loaded = self._put_back(folder)
+            self.saver.report_finished(wait=True)
+            folder = self._rewind_target.take(bad, self.skips, self.saver.writer.run_id)
+            loaded = self._restore(folder)
             import_states(self.session, loaded.progress.stateful_callbacks, settings=False)  # type: ignore[arg-type]
-        self.saves.begin()
+        self.saver.begin()
         self._windows.renew()
         _log.warning("step %d: the run goes back to %s", bad, folder)
         self.session.send("on_rewind")
@@ -252,11 +256,14 @@ class Run:
             update: result of the optimizer step.
             window: that was trained on.
 
+        Shapes:
+            loss: scalar.
+
         Raises:
             KeyboardInterrupt: on every process, if one of them was asked to stop during the step.
         """
         state, control = self.session.state, self.session.control
-        self.agreed.settle(window)
+        self.sync.set_host_counts(window)
         # Read before the schedule steps: the log line shows the rate that this step used.
         learning_rate = self.present_learning_rate
         # A skipped step changes no weights, so it does not use up a step of the schedule either.
@@ -269,11 +276,11 @@ class Run:
         state.num_input_tokens_seen += window.num_tokens if self._counts_tokens else 0
         self.in_update = False
         after_step(self.args, state, control)
-        control.should_save |= self.saves.is_due()
+        control.should_save |= self.saver.is_due()
         self.session.send("on_step_end")
-        self.saves.settle(wait=False)
+        self.saver.report_finished(wait=False)
         self._log_evaluate_save()
-        self._note("reading data")
+        self._set_phase("reading data")
         self.stop_if_asked()
 
     def stop_if_asked(self, *, now: bool = False) -> None:
@@ -285,7 +292,7 @@ class Run:
         Raises:
             KeyboardInterrupt: if so.
         """
-        if (error := self.agreed.ask() if now else self.agreed.stop()) is not None:
+        if (error := self.sync.exchange_stop() if now else self.sync.stop_error()) is not None:
             self.stops_together = True
             raise error
 
@@ -316,6 +323,7 @@ class Run:
         self.stop_if_asked()
 
     def _log_evaluate_save(self) -> None:
+        # Before anything collective: a process whose callback alone set a flag would enter a save without the others.
         self._agree_on_control()
         if self.session.control.should_log and self.meter.has_steps:
             self.log()
@@ -332,16 +340,17 @@ class Run:
             self.save()
         # Stop requests that came during this time are exchanged now, instead of after the next step.
         if takes_long:
-            self.agreed.ask()
+            self.sync.exchange_stop()
 
     def _agree_on_control(self) -> None:
-        self.agreed.control(self.session.control, self.session.dispatcher.callbacks)
+        self.sync.control(self.session.control, self.session.dispatcher.callbacks)
 
     def log(self) -> None:
         """Sends a line of metrics to the callbacks."""
         self.guard.poll(wait=True)
         values = self.meter.line()
-        self.saves.written_step = -1
+        # A checkpoint of this step that exists already lacks this line and has the sums of the line before.
+        self.saver.written_step = -1
         with self.meter.paused():
             self.session.log(values)
         self._agree_on_control()
@@ -353,40 +362,41 @@ class Run:
             return
         phase.set_phase("evaluation", self.session.state.global_step)
         with self.meter.paused():
-            metrics = self._evaluate(self.agreed.wants_end)
+            metrics = self._evaluate(self.sync.wants_end)
         if metrics is None:
             return
         self._agree_on_control()
-        self.saves.written_step = -1  # a checkpoint of this step that exists already lacks this metric
-        if not self.saves.best.is_followed:
+        self.saver.written_step = -1  # a checkpoint of this step that exists already lacks this metric
+        if not self.saver.best.is_followed:
             return
-        value = self.saves.best.of(metrics)
+        value = self.saver.best.value_in(metrics)
         if self._follows_metric:
             self.schedule.step(value)
-        self.saves.after_evaluation(value)
+        self.saver.after_evaluation(value)
 
     def save(self) -> Path:
         """Writes a checkpoint of the current step, or starts to in the background, and returns its folder."""
         with self.meter.paused():
+            # A bad step that is still unread on the device must end the run before its weights are saved.
             self.guard.poll(wait=True)
-            folder = self.saves.save()
-        self._rewind_target.passed(folder)
+            folder = self.saver.save()
+        self._rewind_target.add(folder)
         return folder
 
     def end_saves(self) -> None:
         """Writes a checkpoint of the end of the run, and waits for background saves."""
         with self.meter.paused():
             self.guard.poll(wait=True)
-            self.saves.end()
+            self.saver.end()
 
-    def leave_save(self) -> None:
+    def wait_for_background_save(self) -> None:
         """Waits for the background save of a run that has failed, unless an immediate stop was requested.
 
         Raises:
             CheckpointError: it could not be written.
         """
-        if not self.agreed.interrupt.at_once:
-            self.saves.leave(alone=not self.may_save)
+        if not self.sync.interrupt.at_once:
+            self.saver.wait_after_failure(alone=not self.may_save)
 
     def _training_state(self) -> dict[str, Any]:
         """Returns the state that a checkpoint holds in addition to weights and optimizer."""
@@ -404,31 +414,32 @@ class Run:
 
     def load(self, folder: Path) -> None:
         """Restores a verified checkpoint of this run or another one; raises as `restore_checkpoint` does."""
-        loaded = self._put_back(folder, Meanings(self.saves.described(), self._meanings))
-        checkpoints = self.saves.checkpoints
+        loaded = self._restore(folder, Meanings(self.saver.description_files(), self._meanings))
+        checkpoints = self.saver.writer
         checkpoints.run_id = origin_of(folder).run or checkpoints.run_id
         self.skips.merge([*loaded.skips, *self._rewind_target.skipped_before(folder, checkpoints.run_id)])
         settings = self.args.restore_callback_states_from_checkpoint
         import_states(self.session, loaded.progress.stateful_callbacks, settings=settings)  # type: ignore[arg-type]
 
-    def _put_back(self, folder: Path, meanings: Meanings | None = None) -> RestoredState:
+    def _restore(self, folder: Path, meanings: Meanings | None = None) -> RestoredState:
         loaded = restore_checkpoint(
             folder, self.args, self.strategy, self.schedule, self.data, self.meter, meanings=meanings
         )
         saved, step = loaded.progress, loaded.progress.global_step
         self.guard.load_state_dict(loaded.guard)
-        self._owed, self._rng = loaded.owed, loaded.rng
+        # Random states are restored later: callbacks of `on_train_begin` and `on_epoch_begin` may draw numbers before.
+        self._pending, self._rng = loaded.pending, loaded.rng
         # The states of another number of processes do not fit; a new seed avoids repeating the numbers of step 0.
         if self._rng is None:
             seed_process(self.args.seed, self.strategy.topology, step=step)
-        self.saves.held_step = step
-        is_own = folder.resolve() == checkpoint_folder(self.saves.output_dir, step).resolve()
-        self.saves.written_step = step if is_own else -1
+        self.saver.stored_step = step
+        is_own = folder.resolve() == checkpoint_folder(self.saver.output_dir, step).resolve()
+        self.saver.written_step = step if is_own else -1
         state = self.session.state
         for name in _CARRIED:
             setattr(state, name, getattr(saved, name))
-        beside = (self.saves.output_dir, folder.parent)
-        state.best_model_checkpoint = resume.current_folder(state.best_model_checkpoint, *beside)
+        folders = (self.saver.output_dir, folder.parent)
+        state.best_model_checkpoint = resume.current_folder(state.best_model_checkpoint, *folders)
         return loaded
 
 

@@ -24,8 +24,7 @@ from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed.env import launcher_name, resolve_process_count
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.registry import STRATEGIES, entry_of
-from forgather.ml.trainer import argument_checks as door
-from forgather.ml.trainer import model_export, resume
+from forgather.ml.trainer import argument_checks, model_export, resume
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.data_loader import TrainBatches
 from forgather.rule_conditions import SOMETHING
@@ -82,13 +81,14 @@ def refuse_combination(rules: Rules, args: TrainingArguments, **given: Any) -> N
     facts |= {f"args.{name}": value for name, value in args.RULES.complete(args.to_dict()).items()}
     facts |= {f"{name}.calls": _constructor_name(value) for name, value in given.items()}
     facts |= {name: None if value is None else SOMETHING for name, value in given.items()}
-    door.raise_first_error(breach for breach in rules.broken(facts) if breach.code in _CODES)
+    argument_checks.raise_first_error(breach for breach in rules.broken(facts) if breach.code in _CODES)
 
 
 def _constructor_name(value: Any) -> str:
     """Returns the constructor of an object in the form that a config uses, in lower case; "" for none."""
     if value is None:
         return ""
+    # The function inside of a partial: rules name the constructor that the user chose.
     value = getattr(value, "func", value)
     kind = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
     return f"{kind.__module__}:{kind.__qualname__}".lower()
@@ -102,7 +102,7 @@ class RunStart:
 
     def __init__(self) -> None:
         # Read now: `Project` sets this context variable only while it builds.
-        self._wish = launcher_env.requested.get()
+        self._request = launcher_env.requested.get()
 
     def begin(self, world_size: int, device: torch.device, layout: Sequence[str] = ()) -> None:
         """Logs the number of processes, their device, and the launcher.
@@ -126,15 +126,16 @@ class RunStart:
             _log.warning("%s", line)
 
     def _refuse_alone(self, world_size: int) -> None:
-        wish = self._wish
-        asked = resolve_process_count(wish.processes) if wish is not None else 1
-        if wish is None or world_size > 1 or asked < 2:
+        request = self._request
+        asked = resolve_process_count(request.processes) if request is not None else 1
+        # Another number of processes is the launcher's choice; a single one is most often a forgotten launcher.
+        if request is None or world_size > 1 or asked < 2:
             return
-        name = wish.config.removesuffix(".yaml")
-        at = f"-p {os.path.relpath(wish.project_dir)} " if wish.project_dir != os.getcwd() else ""
+        name = request.config.removesuffix(".yaml")
+        at = f"-p {os.path.relpath(request.project_dir)} " if request.project_dir != os.getcwd() else ""
         raise DistributedError(
-            f"this run has one process, and config {wish.config!r} requests {asked} "
-            f"(meta.nproc_per_node is {wish.processes}): a step would have fewer rows",
+            f"this run has one process, and config {request.config!r} requests {asked} "
+            f"(meta.nproc_per_node is {request.processes}): a step would have fewer rows",
             code="FG776",
             hint=f"start it with `fgcli {at}-t {name} train`, or build it for one process: "
             f"Project({name!r}, ..., nproc_per_node=1)",
@@ -154,6 +155,7 @@ def checkpoint_to_resume(args: TrainingArguments, storage: Storage, request: boo
         CheckpointError: FG601 to FG604 and FG607, see `resolve_resume`.
     """
     output_dir = Path(args.output_dir)
+    # Before hours of training, whose result could not be written.
     if args.save_strategy != "no":
         model_export.check_writable(storage, output_dir)
     folder = resume.resolve_resume(request, output_dir, args.allow_missing or (), storage=storage)

@@ -22,6 +22,7 @@ from forgather.ml.checkpoint.files import CUSTOM
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import collectives
 
+# Read from the protocol, so that a method that is added there is required of users' storages, too.
 _ACTS = [name for name in vars(Storage) if not name.startswith("_")]
 
 SaveFunction = Callable[[nn.Module, int, Path], Any]
@@ -59,10 +60,12 @@ def run_save_function(function: SaveFunction, model: nn.Module, step: int) -> Sc
     scratch = Path(tempfile.mkdtemp(prefix="forgather-save-function-"))
     path = scratch / CUSTOM
     try:
+        # Collective: a function that fails on one rank must not leave the others waiting in the save.
         collectives.run_collectively(functools.partial(_call, function, model, step, path))
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
+    # A folder per rank: the ranks write into one checkpoint, and may choose the same names.
     own = f"{CUSTOM}/rank-{collectives.rank()}" if collectives.is_multi_process() else CUSTOM
     left = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     names = [own if file == path else f"{own}/{file.relative_to(path).as_posix()}" for file in left]
@@ -87,6 +90,7 @@ def check_storage(storage: Any) -> None:
     Raises:
         TrainingError: FG632, about the argument.
     """
+    # By methods, not by class: a user's storage need not derive from ours.
     missing = [name for name in _ACTS if not callable(getattr(storage, name, None))]
     if missing:
         raise TrainingError(

@@ -1,8 +1,8 @@
 """When a run saves checkpoints: by steps, minutes or metrics; and the saves of a run.
 
 `SaveClock` tells when the interval in minutes has passed, with the same answer on every process. `BestMetric` compares
-evaluations. `Saves` takes snapshots, writes them in the foreground or in the background, and reports each complete
-checkpoint to the callbacks.
+evaluations. `CheckpointSaver` takes snapshots, writes them in the foreground or in the background, and reports each
+complete checkpoint to the callbacks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from forgather.ml.distributed import collectives, phase
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.checkpoint_writer import (
     BackgroundWriter,
-    Checkpoints,
+    CheckpointWriter,
     SpaceNeeded,
     planned_steps,
     refuse_lack_of_space,
@@ -65,6 +65,7 @@ class SaveClock:
         """Returns whether the interval has passed. Collective: every process asks after every step."""
         if self._seconds is None or step < self._ask_at:
             return False
+        # One clock for all: with a clock of its own, a process could begin a collective save alone.
         passed = collectives.run_on_main(lambda: self._now() - self._since)
         if passed >= self._seconds:
             return True
@@ -97,7 +98,7 @@ class BestMetric:
         name = str(self._session.args.metric_for_best_model)
         return name if name.startswith("eval_") else f"eval_{name}"
 
-    def of(self, metrics: dict[str, float]) -> float:
+    def value_in(self, metrics: dict[str, float]) -> float:
         """Returns the metric from those of an evaluation.
 
         Raises:
@@ -121,7 +122,13 @@ class BestMetric:
         return False
 
     def is_better(self, value: float, than: float | None) -> bool:
-        """Returns whether one value is better than another; any number is better than none, and NaN than nothing."""
+        """Returns whether one value is better than another; any number is better than none, and NaN is never better.
+
+        Args:
+            value: to compare.
+            than: the best value so far; None for none.
+        """
+        # A diverged model must not become the best one only because it was evaluated first.
         if math.isnan(value):
             return False
         return than is None or (value > than if self._session.args.greater_is_better else value < than)
@@ -140,20 +147,20 @@ class BestMetric:
         """Returns whether the model of the current step is among the best `save_top_k`."""
         return self._session.state.global_step in self.ranking[: self._session.args.save_top_k or 1]
 
-    def at(self, step: int) -> float | None:
+    def value_at(self, step: int) -> float | None:
         """Returns the value that was last measured at a step; None if there is none."""
         lines = reversed(self._session.state.log_history)
         return next((line[self.name] for line in lines if line["step"] == step and self.name in line), None)
 
 
-class Saves:
+class CheckpointSaver:
     """Writes the checkpoints of a run.
 
     Args:
         session: arguments, state, control, callbacks.
         strategy: holds weights and optimizer.
         storage: writes checkpoints.
-        agreed: synchronizes control flags between processes.
+        sync: synchronizes control flags between processes.
         training: returns schedule, random states and position in the data.
         origin: entries about the run in each manifest, see `Manifest`.
         save_function: see `run_save_function`; None for none.
@@ -164,7 +171,7 @@ class Saves:
         session: Session,
         strategy: Strategy,
         storage: Storage,
-        agreed: RunSync,
+        sync: RunSync,
         training: Callable[[], Mapping[str, Any]],
         *,
         origin: Mapping[str, Any],
@@ -174,7 +181,7 @@ class Saves:
         self.enabled = args.save_strategy != "no"
         self.output_dir = Path(args.output_dir)
         self.best = BestMetric(session)
-        self.checkpoints = Checkpoints(
+        self.writer = CheckpointWriter(
             self.output_dir,
             storage,
             retention=retention_of(args),
@@ -183,12 +190,12 @@ class Saves:
         )
         self.written_step = -1
         """The step whose checkpoint on disk is complete and up to date; -1 for none."""
-        self.held_step = 0
+        self.stored_step = 0
         """The step whose weights are stored in a checkpoint."""
         self._session = session
         self._strategy = strategy
         self._save_function = save_function
-        self._agreed = agreed
+        self._sync = sync
         self._training = training
         self._snapshots = SnapshotBuilder(session, strategy)
         self._clock = SaveClock(args.save_minutes if self.enabled else None)
@@ -201,9 +208,9 @@ class Saves:
         best = self._session.state.best_model_checkpoint
         return None if best is None else Path(best)
 
-    def described(self) -> dict[str, bytes]:
-        """Returns the files that describe model and tokenizer, see `SnapshotBuilder.described`."""
-        return self._snapshots.described()
+    def description_files(self) -> dict[str, bytes]:
+        """Returns the files that describe model and tokenizer, see `SnapshotBuilder.description_files`."""
+        return self._snapshots.description_files()
 
     def need(self, updates_per_epoch: int | None) -> SpaceNeeded | None:
         """Returns the bytes and steps that the run will write; None if it writes nothing. Collective.
@@ -214,8 +221,9 @@ class Saves:
         steps = planned_steps(self._session.args, self._session.state, updates_per_epoch)
         if not steps:
             return None
+        # Sizes of a real snapshot: types, tied weights and sharding are those of the files that will be written.
         parts = collectives.all_gather((*self._snapshots.sizes(self._training), self._snapshots.optimizer_size()))
-        run_id = self.checkpoints.run_id
+        run_id = self.writer.run_id
         # By name: of a sharded parameter, several processes report the size of the whole.
         later = {name: size for *_, by_name in parts for name, size in by_name.items()}
         return SpaceNeeded(
@@ -236,9 +244,10 @@ class Saves:
         Raises:
             CheckpointError: FG630.
         """
-        need, storage = self.need(updates_per_epoch), self.checkpoints.storage
+        need, storage = self.need(updates_per_epoch), self.writer.storage
         if need is not None:
             retention = retention_of(self._session.args)
+            # Without a metric there is no best checkpoint; the estimate would count one that is never kept.
             if not self.best.is_followed:
                 retention = dataclasses.replace(retention, best=0)
             free = functools.partial(storage.free_bytes, self.output_dir)
@@ -263,7 +272,7 @@ class Saves:
     def save(self) -> Path:
         """Writes a checkpoint of the current step, or starts to in the background, and returns its folder.
 
-        When it is complete, surplus checkpoints are removed and the callbacks are told.
+        When it is complete, surplus checkpoints are removed and callbacks get `on_save`.
 
         Raises:
             CheckpointError: it, or the previous background save, could not be written.
@@ -272,17 +281,19 @@ class Saves:
         folder = checkpoint_folder(self.output_dir, state.global_step)
         if self.written_step != state.global_step:
             phase.set_phase("saving", state.global_step)
-            self.settle(wait=True)
+            # One background save at a time: both would use the same host buffers and process group.
+            self.report_finished(wait=True)
             self._write(folder)
-            self.written_step = self.held_step = state.global_step
+            self.written_step = self.stored_step = state.global_step
             self._clock.restart(state.global_step)
         self._session.control.should_save = False  # not earlier: the snapshot stores it as a pending action
         if self._background is None:
-            self._tell(state)
+            self._send_on_save(state)
         return folder
 
     def _write(self, folder: Path) -> None:
         state = self._session.state
+        # Before the snapshot, which stores the trainer state: the checkpoint itself must say that it is the best one.
         if self._is_best():
             state.best_model_checkpoint = str(folder)
         snapshot = self._snapshots.take(self._training)
@@ -306,18 +317,18 @@ class Saves:
 
     def _write_and_remove(self, snapshot: Snapshot, ranked: Sequence[int], scratch: Scratch | None) -> None:
         try:
-            self.checkpoints.write(snapshot, ranked=ranked)
+            self.writer.write(snapshot, ranked=ranked)
         finally:
             if scratch is not None:
                 scratch.remove()
 
     def end(self) -> None:
         """Writes a checkpoint of the end of the run, if steps followed the last one, and waits for it."""
-        if self.enabled and self.held_step != self._session.state.global_step:
+        if self.enabled and self.stored_step != self._session.state.global_step:
             self.save()
-        self.settle(wait=True)
+        self.report_finished(wait=True)
 
-    def settle(self, *, wait: bool) -> None:
+    def report_finished(self, *, wait: bool) -> None:
         """Sends `on_save` for a background save once it is complete. Collective.
 
         Args:
@@ -326,10 +337,10 @@ class Saves:
         Raises:
             CheckpointError: it could not be written.
         """
-        if self._background is not None and self._background.settled(wait=wait):
-            self._tell(self._state_saved)
+        if self._background is not None and self._background.is_finished(wait=wait):
+            self._send_on_save(self._state_saved)
 
-    def leave(self, *, alone: bool) -> None:
+    def wait_after_failure(self, *, alone: bool) -> None:
         """Waits for the background save of a run that has failed.
 
         Args:
@@ -339,20 +350,21 @@ class Saves:
             CheckpointError: it could not be written.
         """
         if self._background is not None and alone:
-            self._background.leave()
-        self.settle(wait=True)
+            self._background.wait_alone()
+        self.report_finished(wait=True)
 
-    def _tell(self, state: Any) -> None:
-        self._session.send("on_save", of=state)
-        self._agreed.control(self._session.control, self._session.dispatcher.callbacks)
+    def _send_on_save(self, state: Any) -> None:
+        self._session.send("on_save", state=state)
+        # A callback may stop the run in `on_save`; all processes must then stop at the same step.
+        self._sync.control(self._session.control, self._session.dispatcher.callbacks)
 
     def _is_best(self) -> bool:
         """Returns whether the model of the current step is better than the best saved one."""
         # `state.best_metric` may belong to an evaluation without a checkpoint, so saved models are compared.
-        value, best = self.best.at(self._session.state.global_step), self.best_folder
+        value, best = self.best.value_at(self._session.state.global_step), self.best_folder
         if value is None:
             return False
-        return self.best.is_better(value, None if best is None else self.best.at(step_of(best)))
+        return self.best.is_better(value, None if best is None else self.best.value_at(step_of(best)))
 
     def _ranking(self) -> list[int]:
         """Returns the evaluated steps, best first; the best checkpoint is first even without a log line."""

@@ -27,7 +27,6 @@ from transformers.dynamic_module_utils import custom_object_save
 from forgather.errors import CheckpointError
 from forgather.ml.callbacks.base import ExportableState
 from forgather.ml.checkpoint.checkpoint_dir import Draft
-from forgather.ml.checkpoint.claims import load_mismatch
 from forgather.ml.checkpoint.files import (
     EXTRA_STATE,
     MODEL,
@@ -38,8 +37,9 @@ from forgather.ml.checkpoint.files import (
     WEIGHTS,
     as_json,
 )
-from forgather.ml.checkpoint.save_plan import Planning, Shards
-from forgather.ml.checkpoint.state import file_chunks, packed, split_tensors, write_state, write_tensors
+from forgather.ml.checkpoint.hf_layout import load_mismatch
+from forgather.ml.checkpoint.save_plan import SavePlanner
+from forgather.ml.checkpoint.state import file_chunks, pack_tree, split_tensors, write_state, write_tensors
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.model_class import class_name
@@ -86,8 +86,10 @@ def origin_facts(strategy: Strategy, args: TrainingArguments, data: Fingerprint)
 
 def _digest(strategy: Strategy, args: TrainingArguments) -> str:
     settings = {name: value for name, value in args.to_dict().items() if name not in _PLACES}
+    # With pipeline parallelism the strategy holds a proxy; the configuration is that of the whole model.
     model = getattr(strategy.model, "stands_for", strategy.model)
     described: dict[str, Any] = getattr(getattr(model, "config", None), "to_dict", dict)()
+    # `default=str`: a setting may be an object; the digest is only compared, never read back.
     text = json.dumps({"arguments": settings, "model": described}, sort_keys=True, default=str)
     return xxhash.xxh3_128(text.encode()).hexdigest()
 
@@ -112,6 +114,7 @@ def export_states(session: Session) -> None:
 
 
 def _plain(name: str, state: Any) -> Any:
+    # Checked at each save, so that the error names the callback and not a file that cannot be written.
     try:
         json.dumps(state)
     except (TypeError, ValueError, RecursionError) as error:
@@ -137,6 +140,7 @@ def import_states(session: Session, states: Mapping[str, Any], *, settings: bool
         queue = waiting.get(type(callback).__name__)
         if isinstance(callback, ExportableState) and queue:
             found = queue.pop(0)
+            # Arguments come from the config unless asked for: a changed setting of a callback must take effect.
             for name, value in {**(found["args"] if settings else {}), **found["attributes"]}.items():
                 if holds_hidden(value):
                     _log.warning(
@@ -168,8 +172,8 @@ class Snapshot:
     @property
     def size(self) -> int:
         """Bytes of all tensors and texts, without the headers of files."""
-        held = [tensor for tensors in self.tensors.values() for tensor in tensors.values()]
-        return sum(tensor.nbytes for tensor in held) + sum(map(len, self.texts.values()))
+        tensors = [tensor for file in self.tensors.values() for tensor in file.values()]
+        return sum(tensor.nbytes for tensor in tensors) + sum(map(len, self.texts.values()))
 
     def write(self, draft: Draft) -> None:
         """Writes all files into a draft."""
@@ -180,38 +184,6 @@ class Snapshot:
         for name, file in self.files.items():
             with file.open("rb", buffering=0) as stream:
                 draft.write(name, iter(functools.partial(stream.read, 8 << 20), b""))
-
-
-def snapshot(
-    step: int, shards: Shards, texts: Mapping[str, bytes], training: Mapping[str, Any] | None, *, is_writer: bool
-) -> Snapshot:
-    """Returns what this process writes of a checkpoint. Collective: every process calls it.
-
-    Args:
-        step: optimizer steps that were done.
-        shards: tensors of weights and optimizer that this process writes.
-        texts: small files by name: configuration, tokenizer, trainer state.
-        training: schedule, random states, position in the data; None if only the model is saved.
-        is_writer: whether this process writes the common files.
-
-    Raises:
-        CheckpointError: FG606, on every process, for a value that no file can hold.
-    """
-    if training is None:
-        return Snapshot(step=step, tensors=shards.tensors, texts={**shards.texts, **texts} if is_writer else {})
-    # All processes pack it although one writes it, so that a value that cannot be stored is an error on all of them.
-    plain, beside = collectives.run_collectively(lambda: packed(training, TRAINING_STATE))
-    if not is_writer:
-        return Snapshot(step=step, tensors=shards.tensors, texts={})
-    return Snapshot(
-        step=step,
-        tensors={**shards.tensors, f"{TRAINING_STATE}.safetensors": beside},
-        texts={
-            **shards.texts,
-            **texts,
-            f"{TRAINING_STATE}.json": without_secrets_of(f"{TRAINING_STATE}.json", as_json(plain)),
-        },
-    )
 
 
 def write_weights(draft: Draft, state: Mapping[str, Any]) -> None:
@@ -282,7 +254,9 @@ def without_secrets_of(name: str, content: bytes) -> bytes:
     """
     if name in _VOCABULARIES or not name.endswith((".json", ".py", ".md", ".txt")):
         return content
+    # Bytes that are not UTF-8 come back unchanged: a file of a user's model may have any encoding.
     text = content.decode("utf-8", "surrogateescape")
+    # Returned as they were: JSON that is parsed and written again could differ in form.
     if hide_known(text, is_named=True) == text:
         return content
     shown = _json_without_secrets(text) if name.endswith(".json") else hide_known(text, is_named=True, keeps_words=True)
@@ -337,7 +311,7 @@ class SnapshotBuilder:
         self._session = session
         self._strategy = strategy
         self._described: dict[str, bytes] | None = None
-        self._planning = Planning()
+        self._planner = SavePlanner()
 
     def sizes(self, training: Callable[[], Mapping[str, Any]]) -> tuple[int, int]:
         """Returns the bytes that this process writes of a checkpoint of the current step: all of it, and weights only.
@@ -349,6 +323,7 @@ class SnapshotBuilder:
             Bytes, including an estimate of the safetensors headers.
         """
         taken = self.take(training)
+        # About 90 bytes for type, shape and offsets of a tensor.
         headers = sum(len(key) + 90 for tensors in taken.tensors.values() for key in tensors)
         weights = sum(
             tensor.nbytes
@@ -361,6 +336,7 @@ class SnapshotBuilder:
     def optimizer_size(self) -> dict[str, int]:
         """Returns the bytes that the state of an optimizer before its first step will add, by parameter name."""
         optimizer = self._strategy.optimizer
+        # A resumed optimizer has its state already, which `sizes` counts.
         if self._session.args.save_only_model or getattr(optimizer, "state", None):
             return {}
         return optimizer_bytes(self._strategy.model, optimizer)
@@ -376,24 +352,29 @@ class SnapshotBuilder:
         """
         args, state = self._session.args, self._session.state
         export_states(self._session)
-        held = self._strategy.capture()
-        alone = args.save_only_model
-        shards = self._planning.shards(dataclasses.replace(held, optimizer=None) if alone else held)
+        local_state = self._strategy.capture()
+        if args.save_only_model:
+            local_state = dataclasses.replace(local_state, optimizer=None)
+        rank_files = self._planner.plan(local_state)
+        tensors = dict(rank_files.tensors)
         texts = {
-            **self.described(),
+            **rank_files.texts,
+            **self.description_files(),
             TRAINER_STATE: (json.dumps(hidden(dataclasses.asdict(state), is_named=True), indent=2) + "\n").encode(),
             TRAINING_ARGS: (json.dumps(hidden(args.to_dict()), indent=2, default=str) + "\n").encode(),
         }
-        # `training` is called last: it captures the random states from which the run continues.
-        return snapshot(
-            state.global_step,
-            shards,
-            texts,
-            None if alone else training(),
-            is_writer=self._strategy.topology.is_writer,
-        )
+        is_writer = self._strategy.topology.is_writer
+        if not args.save_only_model:
+            # Called last: it captures the random states from which the run continues.
+            tree = training()
+            # All processes pack it although one writes it, so that a value that cannot be stored is an error on all.
+            plain, packed = collectives.run_collectively(lambda: pack_tree(tree, TRAINING_STATE))
+            if is_writer:
+                tensors[f"{TRAINING_STATE}.safetensors"] = packed
+                texts[f"{TRAINING_STATE}.json"] = without_secrets_of(f"{TRAINING_STATE}.json", as_json(plain))
+        return Snapshot(step=state.global_step, tensors=tensors, texts=texts if is_writer else {})
 
-    def described(self) -> dict[str, bytes]:
+    def description_files(self) -> dict[str, bytes]:
         """Returns the files that describe model and tokenizer; empty on all but the main process. Collective."""
         if self._described is None:  # configuration and tokenizer do not change during a run
             self._described = collectives.run_collectively(self._describe)

@@ -43,6 +43,10 @@ class FiniteGuard:
     def loss(self, loss: Tensor, step: int) -> float | Tensor:
         """Returns the loss of a step; as a float if reading it does not wait for the device.
 
+        Args:
+            loss: of the step, summed over all ranks.
+            step: number of the step, for the message.
+
         Shapes:
             loss: scalar.
 
@@ -54,12 +58,17 @@ class FiniteGuard:
             if not math.isfinite(value):
                 raise not_finite(f"the loss is {value}", step, self.rank)
             return value
+        # Each step reads the flags of earlier steps that have arrived, so the run stops a few steps late at most.
         self.poll()
         self._leave_out(torch.logical_not(torch.isfinite(loss)), step)
         return loss
 
     def gradients(self, norm: Tensor | None, step: int) -> bool:
         """Checks the norm of the gradients; always returns False, as the host never skips a step here.
+
+        Args:
+            norm: of all gradients, before clipping.
+            step: number of the step, for the message.
 
         Shapes:
             norm: scalar; None if it was not computed.
@@ -81,6 +90,7 @@ class FiniteGuard:
 
     def _leave_out(self, bad: Tensor, step: int) -> None:
         """Makes the optimizer skip the step if `bad` is true on the device; the host checks it later."""
+        # torch's fused optimizers read both attributes; None means that gradients are not scaled.
         self.optimizer.grad_scale = None
         self.optimizer.found_inf = bad.to(torch.float32)
         self._pending.append((step, AsyncHostCopy(bad)))
@@ -92,6 +102,7 @@ class FiniteGuard:
             TrainingError: FG818.
         """
         while self._pending:
+            # In order: the error names the first bad step, whose rows are the ones to look at.
             step, bad = self._pending[0]
             if not wait and not bad.is_there:
                 return
@@ -147,6 +158,7 @@ class NormWindow:
 
     def __init__(self, *, size: int, threshold: float) -> None:
         self.threshold = threshold
+        # A standard deviation needs two values; half a window avoids judging by the first, steep steps of a run.
         self.least = max(2, size // 2)
         self._norms: deque[float] = deque(maxlen=size)
 
@@ -163,6 +175,7 @@ class NormWindow:
         return mean + self.threshold * deviation
 
     def _moments(self) -> tuple[float, float]:
+        # Exact sums, computed again each time: the limit must not depend on when the run was resumed.
         mean = math.fsum(self._norms) / len(self._norms)
         variance = math.fsum((norm - mean) ** 2 for norm in self._norms) / (len(self._norms) - 1)
         return mean, math.sqrt(variance)
@@ -201,11 +214,27 @@ class StepGuard(Protocol):
     rewinds: bool
 
     def loss(self, loss: Tensor, step: int) -> float | Tensor:
-        """Checks the loss of a step and returns it."""
+        """Checks the loss of a step and returns it.
+
+        Args:
+            loss: of the step, summed over all ranks.
+            step: number of the step.
+
+        Shapes:
+            loss: scalar.
+        """
         ...
 
     def gradients(self, norm: Tensor | None, step: int) -> bool:
-        """Checks the norm of the gradients; returns whether the optimizer step must be skipped."""
+        """Checks the norm of the gradients; returns whether the optimizer step must be skipped.
+
+        Args:
+            norm: of all gradients, before clipping; None if it was not computed.
+            step: number of the step.
+
+        Shapes:
+            norm: scalar.
+        """
         ...
 
     def poll(self, *, wait: bool = False) -> None:
@@ -240,6 +269,13 @@ class BadSteps:
     def loss(self, loss: Tensor, step: int) -> float:
         """Checks the loss of a step and returns it. Collective.
 
+        Args:
+            loss: of the step, summed over all ranks.
+            step: number of the step.
+
+        Shapes:
+            loss: scalar.
+
         Raises:
             TrainingError: FG818 if bad steps stop the run.
         """
@@ -251,6 +287,13 @@ class BadSteps:
 
     def gradients(self, norm: Tensor | None, step: int) -> bool:
         """Checks the norm of the gradients; returns whether the optimizer step must be skipped. Collective.
+
+        Args:
+            norm: of all gradients, before clipping; None if it was not computed.
+            step: number of the step.
+
+        Shapes:
+            norm: scalar.
 
         Raises:
             TrainingError: FG818 and FG650 if bad steps stop the run.
@@ -268,10 +311,12 @@ class BadSteps:
                     f"the norm of the gradients is {largest:.4g}; {self._window.described()}", step, spikes=True
                 )
             else:
+                # Norms of bad steps stay out: after one spike the limit would be too high for the next one.
                 self._window.add(largest)
         return self.bad is not None
 
     def _found(self, what: str, step: int, *, spikes: bool = False) -> None:
+        # Only recorded: the loop still has to discard the gradients and add the rows to the list of skipped steps.
         if self.policy is not Policy.STOP:
             self.bad = what
         elif spikes:
@@ -293,6 +338,7 @@ class BadSteps:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the norms of a checkpoint; one written without spike detection has none."""
         if self._window is not None:
+            # Also an empty state clears the window: after a rewind, later norms must not count.
             self._window.load_state_dict({"norms": [], **state})
 
 

@@ -40,15 +40,15 @@ class RunSync:
         self._counts_differ = topology.dp_size > 1
         # The sum of losses reaches every process only if each of them is a data-parallel rank, and only on the CPU can
         # it be read without waiting.
-        self._rides = topology.dp_size == topology.world_size and topology.device.type == "cpu"
+        self._stop_with_loss = topology.dp_size == topology.world_size and topology.device.type == "cpu"
         self._counts: AsyncHostCopy | None = None
-        self._wishes: collectives.AsyncSum | None = None
+        self._stop_sum: collectives.AsyncSum | None = None
         self._stop: KeyboardInterrupt | None = None
 
     def windows(self, own: Iterator[Window], *, has_length: bool) -> Iterator[Window]:
         """Yields this process's windows with the counts of all processes.
 
-        On an accelerator the target count stays on the device; `settle` sets the host counts later.
+        On an accelerator the target count stays on the device; `set_host_counts` sets the host counts later.
 
         Args:
             own: windows of this process.
@@ -70,17 +70,18 @@ class RunSync:
         if self._device.type != "cpu":
             # Pinned: a copy from pageable memory would synchronize with the device.
             counts = counts.pin_memory().to(self._device, non_blocking=True)
+        # A loss rule may count targets on the device; copying that count here does not wait for it.
         if isinstance(valid, Tensor):
             counts[0] = valid
         counts = self._strategy.reduce(counts)
         self._counts = AsyncHostCopy(counts)
         if self._device.type == "cpu":
             window.num_valid = counts[0].item()
-            self.settle(window)
+            self.set_host_counts(window)
         else:
             window.num_valid = counts[0]
 
-    def settle(self, window: Window) -> None:
+    def set_host_counts(self, window: Window) -> None:
         """Sets the tokens and rows of a window to those of all processes."""
         if self._counts is not None:
             _, window.num_tokens, window.num_rows = map(int, self._counts.read().tolist())
@@ -95,11 +96,13 @@ class RunSync:
         if not self.several:
             loss: Tensor = self._strategy.reduce(share)
             return loss
-        if self._rides:
+        if self._stop_with_loss:
+            # One all-reduce for both: on the CPU a second one would cost each step a round trip.
             sums = self._strategy.reduce(torch.stack([share, torch.full_like(share, self.interrupt.stop_code)]))
-            self._hear(sums[1].item())
+            self._record_stop(sums[1].item())
             return sums[0]  # type: ignore[no-any-return]
-        self._send()
+        # Started before the reduction of the loss, and read at the end of the step: the host waits for neither.
+        self._start_stop_sum()
         loss = self._strategy.reduce(share)
         return loss
 
@@ -113,40 +116,41 @@ class RunSync:
             control: is changed.
             callbacks: of the run.
         """
+        # Only with callbacks of the user: otherwise every step would need one more collective.
         if self.several and any(_is_foreign(callback) for callback in callbacks):
             agreed = collectives.broadcast_from_main([getattr(control, name) for name in _SWITCHES])
             for name, value in zip(_SWITCHES, agreed, strict=True):
                 setattr(control, name, value)
 
-    def _send(self) -> None:
-        self._wishes = collectives.AsyncSum(self.interrupt.stop_code)
+    def _start_stop_sum(self) -> None:
+        self._stop_sum = collectives.AsyncSum(self.interrupt.stop_code)
 
-    def _hear(self, wishes: float) -> None:
-        self._stop = self._stop or self.interrupt.error_for(wishes)
+    def _record_stop(self, stop_codes: float) -> None:
+        self._stop = self._stop or self.interrupt.error_for(stop_codes)
 
-    def stop(self) -> KeyboardInterrupt | None:
+    def stop_error(self) -> KeyboardInterrupt | None:
         """Returns the error to raise if a process was asked to stop, on every process alike; else None."""
         if not self.several:
             return self.interrupt.error if self.interrupt.requested else None
-        if self._wishes is not None:
-            self._hear(self._wishes.read())
-            self._wishes = None
+        if self._stop_sum is not None:
+            self._record_stop(self._stop_sum.read())
+            self._stop_sum = None
         return self._stop
 
-    def ask(self) -> KeyboardInterrupt | None:
-        """Returns the same as `stop`, including requests that came during a long operation. Collective."""
-        if self.several and self.stop() is None:
-            self._send()
-        return self.stop()
+    def exchange_stop(self) -> KeyboardInterrupt | None:
+        """Returns the same as `stop_error`, including requests that came during a long operation. Collective."""
+        if self.several and self.stop_error() is None:
+            self._start_stop_sum()
+        return self.stop_error()
 
     def wants_end(self) -> bool:
         """Returns, equally on every process, whether to interrupt a long operation. Collective.
 
         Repeated calls do not wait: each one returns the requests that were known at the call before.
         """
-        wants = self.stop() is not None
+        wants = self.stop_error() is not None
         if self.several and not wants:
-            self._send()
+            self._start_stop_sum()
         return wants
 
 

@@ -33,8 +33,7 @@ from forgather.ml.strategy.describe import description
 from forgather.ml.strategy.single import single_strategy
 from forgather.ml.strategy.state import on_host
 from forgather.ml.task import task_of
-from forgather.ml.trainer import argument_checks as door
-from forgather.ml.trainer import model_export, model_setup, resume, run_start
+from forgather.ml.trainer import argument_checks, model_export, model_setup, resume, run_start
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.collation import default_collate, inputs_for_model
@@ -83,7 +82,7 @@ class Trainer(WithOwnLoss):
     """
 
     ARGUMENTS: ClassVar[type[TrainingArguments]] = TrainingArguments
-    RULES: ClassVar[Rules] = door.rules("trainer", "forgather.ml:Trainer")
+    RULES: ClassVar[Rules] = argument_checks.rules("trainer", "forgather.ml:Trainer")
 
     def __init__(
         self,
@@ -124,7 +123,7 @@ class Trainer(WithOwnLoss):
         self.save_function = save_function
         self._scheduler_factory, self._has_own_collator = lr_scheduler_factory, data_collator is not None
         # The registry parses `fsdp_config`: an error of it is one of the arguments, here as below.
-        with door.errors_under_args(self.args):
+        with argument_checks.errors_under_args(self.args):
             refuse_another_engine(self.args, accelerate_variables())
         recipe = Recipe(
             make_model=functools.partial(model_setup.make_model, model, model_init, self.args.seed),
@@ -136,7 +135,7 @@ class Trainer(WithOwnLoss):
             model_key=functools.partial(model_key, model_init if model is None else model, self.args.seed),
         )
         # Strategies report a setting by its own name; the caller knows it as `args.<name>`.
-        with door.errors_under_args(self.args):
+        with argument_checks.errors_under_args(self.args):
             self.strategy: Strategy = self.choose_strategy(distributed_env or DistributedEnvironment())
             build_strategy.get()(self.strategy, recipe)
         self._session = self._make_session(callbacks)
@@ -226,6 +225,7 @@ class Trainer(WithOwnLoss):
         refuse_unused_hooks(self)
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder = collectives.run_on_main(functools.partial(run_start.checkpoint_to_resume, args, self.storage, request))
+        # The main process chose the folder alone; now all of them check that they see the same one.
         if folder is not None:
             resume.refuse_unreadable(folder)
         # Seeded again: numbers that were drawn since the model was built must not change the run.
@@ -238,13 +238,13 @@ class Trainer(WithOwnLoss):
                 run.load(folder)
             # A second call of `train` would otherwise end at once by the flag of the first.
             session.control.should_training_stop = False
-            run.saves.refuse_too_little_space(run.data.updates_per_epoch)
+            run.saver.refuse_too_little_space(run.data.updates_per_epoch)
             try:
                 session.send("on_train_begin")
                 if args.eval_on_start:
                     self.evaluate()
                 run.meter.start()
-                run.saves.begin()
+                run.saver.begin()
                 train_loop(run)
                 return self._finish(run)
             except BaseException as error:
@@ -277,11 +277,11 @@ class Trainer(WithOwnLoss):
         }
         evaluates = self.eval_dataset is not None
         if (self.args.eval_strategy != "no" or self.args.eval_on_start) and not evaluates:
-            asked = (
+            setting = (
                 "eval_on_start is true" if self.args.eval_on_start else f"eval_strategy is {self.args.eval_strategy!r}"
             )
             raise TrainingError(
-                f"{asked}, and there is no eval_dataset",
+                f"{setting}, and there is no eval_dataset",
                 code="FG824",
                 hint='give an eval_dataset, or set eval_strategy: "no"',
             )
@@ -303,7 +303,7 @@ class Trainer(WithOwnLoss):
             )
         topology = self.strategy.topology
         if not is_iterable(self.train_dataset):
-            check_size(len(self.train_dataset), RankShare.by(topology, self.args.per_device_train_batch_size))
+            check_size(len(self.train_dataset), RankShare.for_topology(topology, self.args.per_device_train_batch_size))
         dataset, collate = self._inputs(self.train_dataset)
         return TrainBatches(dataset, self.args, collate, topology=topology)
 
@@ -316,13 +316,14 @@ class Trainer(WithOwnLoss):
 
     def _finish(self, run: Run) -> TrainOutput:
         run.end_saves()
+        # A stop request that came during the last save must not be lost: the caller expects KeyboardInterrupt.
         run.stop_if_asked(now=True)
         metrics = run.meter.summary()
         self._session.log(metrics)
-        if self.args.load_best_model_at_end and run.saves.best_folder is not None:
+        if self.args.load_best_model_at_end and run.saver.best_folder is not None:
             _log.info("loading the best model, of step %s", self.state.best_global_step)
-            collectives.run_on_main(functools.partial(verify, run.saves.best_folder))
-            with collectives.run_collectively(functools.partial(CheckpointReader, run.saves.best_folder)) as saved:
+            collectives.run_on_main(functools.partial(verify, run.saver.best_folder))
+            with collectives.run_collectively(functools.partial(CheckpointReader, run.saver.best_folder)) as saved:
                 self.strategy.restore(saved)
         # From here on an interrupt has no state left to save.
         run.complete = True
@@ -335,7 +336,7 @@ class Trainer(WithOwnLoss):
     def _abandon(self, run: Run, error: BaseException) -> None:
         """Saves the state after a signal if possible, and lets callbacks close what they opened."""
         try:
-            run.leave_save()
+            run.wait_for_background_save()
             if isinstance(error, KeyboardInterrupt) and self.args.save_strategy != "no":
                 self._save_interrupted(run, error)
         except Exception as failure:  # noqa: BLE001 - callback border: the first error is the one to show
@@ -358,7 +359,7 @@ class Trainer(WithOwnLoss):
             return
         try:
             folder = run.save()
-            run.saves.settle(wait=True)
+            run.saver.report_finished(wait=True)
             error.add_note(f"the state of step {step} is saved in {folder}")
         except CheckpointError as failure:
             _log.error("interrupted at step %d, and its state is lost: %s", step, failure)
@@ -401,6 +402,7 @@ class Trainer(WithOwnLoss):
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         # Every process takes part in gathering the weights; only the main process keeps them.
         weights = on_host(self.strategy.export(), keep=self.strategy.topology.is_writer)
+        # Only the main process writes: all ranks would write the same files into one folder.
         write = functools.partial(
             model_export.export_model, self.storage, self.model, weights, folder, self.processing_class
         )

@@ -104,7 +104,11 @@ class OwnLoss:
         return self._inputs.prepared(batch)
 
     def count(self, batch: Any) -> float | Tensor:
-        """Returns the weight of a batch in the mean: its targets if the method divides by them, else its rows."""
+        """Returns the weight of a batch in the mean: its targets if the method divides by them, else its rows.
+
+        Shapes:
+            A count on the device is a scalar.
+        """
         if isinstance(batch, PaddingBatch):
             return 0
         return self._items(batch) if self.divides else num_rows(batch)
@@ -139,9 +143,10 @@ class OwnLoss:
 
     def _loss(self, model: Callable[..., Any], batch: Any, items: float | Tensor) -> Tensor:
         inputs = with_labels(batch)  # a copy: methods commonly pop the labels
-        given = {ITEMS: Items.of(items, labels_of(batch))} if self._takes_items else {}
+        given = {ITEMS: Items.from_number(items, labels_of(batch))} if self._takes_items else {}
         # transformers requests outputs in evaluation, and only the loss in training.
         evaluates = not torch.is_grad_enabled()
+        # The counter is global to the class; only what this call adds belongs to the method.
         reads = Items.reads
         with self._no_cache.in_force():
             found = self._method(model, inputs, return_outputs=evaluates, **given)
@@ -153,6 +158,8 @@ class OwnLoss:
         return at_least_float32(loss.as_subclass(Tensor).reshape(()))
 
     def _check(self, divides: bool) -> None:
+        # The divisor was chosen before the call, from the method's code. If the result contradicts that choice, it
+        # would be scaled by a wrong number.
         if self._said() is not None or divides == self._reads_items:
             return
         does = "depends on it" if divides else "does not depend on it"
@@ -185,19 +192,19 @@ class Items(Tensor):
     )
 
     @classmethod
-    def of(cls, items: float | Tensor, beside: Tensor | None) -> Items:
+    def from_number(cls, items: float | Tensor, labels: Tensor | None) -> Items:
         """Returns a number of items as a tensor on the device of the labels; of integer type if it is whole.
 
         transformers passes integers, too.
 
         Args:
             items: the number.
-            beside: labels; None for the default device.
+            labels: labels; None for the default device.
 
         Shapes:
             Returns a scalar.
         """
-        device = beside.device if beside is not None else None
+        device = labels.device if labels is not None else None
         if isinstance(items, Tensor):
             return items.detach().to(device).as_subclass(cls)
         return torch.tensor(int(items) if float(items).is_integer() else items, device=device).as_subclass(cls)
@@ -247,6 +254,9 @@ class WithOwnLoss:
             num_items_in_batch: targets of the whole optimizer step, over all processes; the loss is divided by it.
                 Without it, the loss is the mean over the micro-batch.
 
+        Shapes:
+            The loss and `num_items_in_batch` are scalars.
+
         Source:
             The method of `transformers.Trainer`, which averages the results of several processes; here the results
             divided by `num_items_in_batch` are summed.
@@ -276,8 +286,10 @@ def _reads_items(method: Callable[..., Any]) -> bool:
     """Returns whether the code of a method loads `num_items_in_batch`, or passes on its keyword arguments."""
     if not _takes_argument(method, ITEMS):
         return False
+    # The code of the user's function, not of a decorator around it.
     function = inspect.unwrap(getattr(method, "__func__", method))
     code = getattr(function, "__code__", None)
+    # A callable in native code cannot be read; what takes the argument is assumed to use it.
     if code is None:
         return True
     names = {ITEMS} | {p.name for p in inspect.signature(function).parameters.values() if p.kind is p.VAR_KEYWORD}

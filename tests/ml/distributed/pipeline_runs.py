@@ -134,7 +134,7 @@ def environment():
 
 def pipeline(the_recipe, *, world, data=1, tensor=1, rows=4, **settings):
     shard = None if settings.get("sharding") else 1
-    layout = Layout.of(world, data=data, pipeline=None, tensor=tensor, shard=shard)
+    layout = Layout.for_world(world, data=data, pipeline=None, tensor=tensor, shard=shard)
     strategy = Pipeline(environment(), layout, rows=rows, use_cpu=True, **settings)
     strategy.build(the_recipe)
     strategy.build_optimizer()

@@ -9,7 +9,7 @@ from pathlib import Path
 from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.manifest import MANIFEST, Manifest
 from forgather.ml.checkpoint.reader import CheckpointReader, StoredTensor
-from forgather.ml.checkpoint.save_plan import LocalState, Planning
+from forgather.ml.checkpoint.save_plan import LocalState, SavePlanner
 from forgather.ml.checkpoint.state import file_chunks
 from forgather.ml.checkpoint.storage import LocalStorage, write_file
 from forgather.ml.distributed import collectives
@@ -18,7 +18,7 @@ from forgather.ml.distributed import collectives
 def write(held, folder):
     """Writes what the processes hold into a folder; returns the files of this one."""
     collectives.run_on_main(lambda: Path(folder).mkdir(parents=True, exist_ok=True))
-    shards = Planning().shards(held)
+    shards = SavePlanner().plan(held)
     draft = Draft(LocalStorage(), Path(folder))
     for name, tensors in shards.tensors.items():
         draft.write(name, file_chunks(tensors))

@@ -57,7 +57,7 @@ def single():
 
 def parallel(**settings):
     env = environment()
-    return DataParallel(env, Layout.of(env.world_size), use_cpu=True, **settings)
+    return DataParallel(env, Layout.for_world(env.world_size), use_cpu=True, **settings)
 
 
 def batch_of(rows):

@@ -14,21 +14,23 @@ from tests.ml.distributed.gang import RankFailed, run_ranks
 
 
 def test_sizes_that_are_left_out_are_inferred():
-    assert Layout(data_parallel_size=4) == Layout.of(4)
-    assert Layout(data_parallel_size=2, pipeline_parallel_size=2) == Layout.of(4, pipeline=2)
-    assert Layout(pipeline_parallel_size=4) == Layout.of(4, pipeline=None)
-    assert Layout(data_parallel_size=2, tensor_parallel_size=2, shard_size=2) == Layout.of(4, tensor=2, shard=None)
+    assert Layout(data_parallel_size=4) == Layout.for_world(4)
+    assert Layout(data_parallel_size=2, pipeline_parallel_size=2) == Layout.for_world(4, pipeline=2)
+    assert Layout(pipeline_parallel_size=4) == Layout.for_world(4, pipeline=None)
+    assert Layout(data_parallel_size=2, tensor_parallel_size=2, shard_size=2) == Layout.for_world(
+        4, tensor=2, shard=None
+    )
 
 
 @pytest.mark.parametrize("asked", [{"data": 3}, {"pipeline": 3}, {"data": 2, "pipeline": None, "tensor": 4}])
 def test_sizes_that_do_not_make_the_world_are_refused(asked):
     with pytest.raises(DistributedError, match="does not give the 4 processes") as caught:
-        Layout.of(4, **asked)
+        Layout.for_world(4, **asked)
     assert caught.value.code == "FG704"
 
 
 def test_a_shard_size_that_does_not_divide_is_refused():
-    with pytest.raises(DistributedError, match="groups of 3 among 4"):
+    with pytest.raises(DistributedError, match="over 3 of 4 replicas"):
         Layout(data_parallel_size=4, shard_size=3)
 
 
@@ -42,7 +44,7 @@ def _sums_over_axes():
     environment = DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20)
     device = environment.start(use_cpu=True)
     DistributedEnvironment().start(use_cpu=True)  # a second one is the same group
-    mesh = Mesh.of(Layout.of(4, pipeline=2, shard=1), device.type)
+    mesh = Mesh.create(Layout.for_world(4, pipeline=2, shard=1), device.type)
     found = []
     for group in (mesh.pp_group, mesh.dp_group, mesh.tp_group):
         value = torch.tensor(float(environment.rank))
@@ -60,7 +62,7 @@ def test_axes_of_a_mesh_group_the_right_ranks():
 
 def _timeouts_of_groups():
     environment = DistributedEnvironment(timeout_seconds=21, start_timeout_seconds=20)
-    mesh = Mesh.of(Layout.of(4, pipeline=2, shard=1), environment.start(use_cpu=True).type)
+    mesh = Mesh.create(Layout.for_world(4, pipeline=2, shard=1), environment.start(use_cpu=True).type)
     groups = (mesh.pp_group, mesh.dp_group, mesh.tp_group, mesh.stages_and_replicas(), mesh.shards.get_group(0))
     return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
 
@@ -93,7 +95,7 @@ def _waits_alone():
 
 
 def test_peers_that_do_not_come_are_an_error_in_time():
-    with pytest.raises(RankFailed, match="rank 0 of 2 did not connect to the others at 127.0.0.1") as caught:
+    with pytest.raises(RankFailed, match="rank 0 of 2 cannot connect to the others at 127.0.0.1") as caught:
         run_ranks(2, _waits_alone, timeout=20)
     assert "FG706" in str(caught.value)
 

@@ -17,11 +17,11 @@ from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.files import as_json
 from forgather.ml.checkpoint.reader import CheckpointReader, whole_weights
 from forgather.ml.checkpoint.retention import Retention
-from forgather.ml.checkpoint.save_plan import LocalState, Planning, merged_optimizers
+from forgather.ml.checkpoint.save_plan import LocalState, SavePlanner, merged_optimizers
 from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.distributed import collectives
 from forgather.ml.strategy.state import local_optimizer_state, local_state, restore_optimizer, restore_weights
-from forgather.ml.trainer.checkpoint_writer import Checkpoints
+from forgather.ml.trainer.checkpoint_writer import CheckpointWriter
 from forgather.ml.trainer.snapshot import Snapshot
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.states import read, write
@@ -186,9 +186,9 @@ def test_a_parameter_is_in_the_group_of_its_settings_whatever_groups_its_stage_h
 
 
 def _changes():
-    planning, found = Planning(), []
+    planning, found = SavePlanner(), []
     for names in (["a"], ["a"], ["a", "b"]):
-        shards = planning.shards(LocalState(weights={name: sliced(numbers(4, 2), [Shard(0)]) for name in names}))
+        shards = planning.plan(LocalState(weights={name: sliced(numbers(4, 2), [Shard(0)]) for name in names}))
         found.append(sorted(key for tensors in shards.tensors.values() for key in tensors))
     return found
 
@@ -240,7 +240,7 @@ class Full(LocalStorage):
 
 
 def _full_disk(folder):
-    checkpoints = Checkpoints(folder, Full(), retention=Retention(), max_steps=9, facts={})
+    checkpoints = CheckpointWriter(folder, Full(), retention=Retention(), max_steps=9, facts={})
     snapshot = Snapshot(step=3, tensors={f"part-{dist.get_rank()}.safetensors": {"w": torch.ones(2)}}, texts={})
     return _error(lambda: checkpoints.write(snapshot))
 
@@ -257,8 +257,8 @@ def _cannot_hold():
     odd = torch.zeros(2, dtype=torch.complex128) if dist.get_rank() == 0 else torch.zeros(2)
     optimizer = {"state": {"w": {"thing": value}}, "param_groups": []}
     return (
-        _error(lambda: Planning().shards(LocalState(weights={}, optimizer=optimizer))),
-        _error(lambda: Planning().shards(LocalState(weights={"w": odd}))),
+        _error(lambda: SavePlanner().plan(LocalState(weights={}, optimizer=optimizer))),
+        _error(lambda: SavePlanner().plan(LocalState(weights={"w": odd}))),
     )
 
 
@@ -301,8 +301,8 @@ class Two(nn.Module):
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (Two("a", "c"), "there is no 'c'; 'b' is not in the model"),
-        (Two("x", "y"), "there is no 'x'; there is no 'y'; 'a' is not in the model; and 1 more"),
+        (Two("a", "c"), "'c' is missing; 'b' is not in the model"),
+        (Two("x", "y"), "'x' is missing; 'y' is missing; 'a' is not in the model; and 1 more"),
         (Two(size=5), "'a' has shape (2,), not (5,)"),
     ],
 )

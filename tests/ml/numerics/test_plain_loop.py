@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from forgather.ml import Trainer
 from forgather.ml.trainer.batch_sampler import epoch_seed
-from forgather.ml.trainer.model_setup import compile_blocks
+from forgather.ml.trainer.model_setup import compile_model
 from tests.ml.fixtures import (
     Regression,
     assert_same_weights,
@@ -194,7 +194,7 @@ def test_compiling_the_blocks_alone_changes_no_weight_beyond_rounding(settings):
 
 def test_a_model_without_blocks_is_compiled_whole():
     model = torch.nn.Linear(4, 1)
-    compile_blocks(model, backend="eager", mode=None)
+    compile_model(model, backend="eager", mode=None, by_blocks=True)
     assert model._compiled_call_impl is not None
 
 

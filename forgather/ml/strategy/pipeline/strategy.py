@@ -114,7 +114,7 @@ class Pipeline(ModelStrategy):
         self.parts = num_micro_batches(schedule_class, self.placement, rows, pipeline_chunks)
         device = environment.start(use_cpu=use_cpu)
         self.layout = layout
-        self.mesh = Mesh.of(layout, device.type)
+        self.mesh = Mesh.create(layout, device.type)
         position = self.mesh.position
         self._share_group = self.mesh.stages_and_replicas()
         self.topology = topology_of(
@@ -364,13 +364,13 @@ def pipeline_strategy(environment: DistributedEnvironment, args: Any) -> Pipelin
             micro-batches that do not fit the schedule.
     """
     sizes: dict[str, Any] = {"pipeline": args.pipeline_parallel_size, "tensor": args.tensor_parallel_size}
-    layout = Layout.of(environment.world_size, data=args.data_parallel_size, **sizes)
+    layout = Layout.for_world(environment.world_size, data=args.data_parallel_size, **sizes)
     sharding = Sharding.from_arguments(args.fsdp, args.fsdp_config) if args.fsdp else None
     if sharding is not None and sharding.strategy != "NO_SHARD":
         replicas = environment.local_world_size // args.tensor_parallel_size
         sharded = sharding.shard_size_among(layout.data_parallel_size, replicas)
         # Made twice: the shard size depends on the data-parallel size, which the first layout computed.
-        layout = Layout.of(environment.world_size, data=layout.data_parallel_size, shard=sharded, **sizes)
+        layout = Layout.for_world(environment.world_size, data=layout.data_parallel_size, shard=sharded, **sizes)
     else:
         sharding = None
     return Pipeline(
