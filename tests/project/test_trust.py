@@ -21,8 +21,9 @@ from forgather.project.checks.trusted_calls import needs_of
 from forgather.project.guard import ProjectGuard
 from forgather.project.metadata_cache import load_meta
 from forgather.project.trust import Trust, add_trust, current_trust, parse_trust, store_trust, stored_trust, trust_file
+from tests.forked import run_forked
 from tests.patience import patience
-from tests.project.workbench import ROOT, fgcli, make_project
+from tests.project.workbench import ROOT, make_project
 
 pytestmark = pytest.mark.usefixtures("warm_cache")
 
@@ -399,33 +400,33 @@ def test_short_names_are_let_in(project):
 
 
 def test_a_run_without_a_terminal_is_refused_with_the_command_to_type(project):
-    done = fgcli("-t", "plain", "construct", "main", cwd=project)
+    done = run_forked(["-t", "plain", "construct", "main"], project)
 
     assert 1 == done.returncode
     assert f"error[FG440]: the config runs code of '{project.resolve()}'" in done.stderr
     assert f"fgcli trust {project.resolve()}" in done.stderr
     assert not (project / "CANARY").exists()
-    assert 0 == fgcli("trust", ".", cwd=project).returncode
-    assert "((1,), {})" in fgcli("-t", "plain", "construct", "main", cwd=project).stdout
+    assert 0 == run_forked(["trust", "."], project).returncode
+    assert "((1,), {})" in run_forked(["-t", "plain", "construct", "main"], project).stdout
 
 
 def test_a_project_that_is_made_is_trusted(tmp_path, untrusted):
-    assert 0 == fgcli("new", "project", "mine", cwd=tmp_path).returncode
-    assert f"folder {(tmp_path / 'mine').resolve()}" in fgcli("trust", "--list", cwd=tmp_path).stdout
+    assert 0 == run_forked(["new", "project", "mine"], tmp_path).returncode
+    assert f"folder {(tmp_path / 'mine').resolve()}" in run_forked(["trust", "--list"], tmp_path).stdout
 
 
 def test_the_command_adds_lists_and_removes(tmp_path, untrusted):
     (tmp_path / "lib").mkdir()
     folder = str((tmp_path / "lib").resolve())
-    assert f"trusted: folder {folder}" in fgcli("trust", "lib", "sklearn", "--env", "LAB_*", cwd=tmp_path).stdout
-    facts = json.loads(fgcli("trust", "--json", cwd=tmp_path).stdout)
+    assert f"trusted: folder {folder}" in run_forked(["trust", "lib", "sklearn", "--env", "LAB_*"], tmp_path).stdout
+    facts = json.loads(run_forked(["trust", "--json"], tmp_path).stdout)
     assert {"folders": [folder], "packages": ["sklearn"], "variables": ["LAB_*"]} == {
         kind: facts[kind] for kind in ("folders", "packages", "variables")
     }
     (tmp_path / "lib").rmdir()
-    fgcli("trust", "lib", "sklearn", "--env", "LAB_*", "--remove", cwd=tmp_path)
-    assert "nothing is trusted\n" == fgcli("trust", "--list", cwd=tmp_path).stdout
-    done = fgcli("trust", "no/such/folder", cwd=tmp_path)
+    run_forked(["trust", "lib", "sklearn", "--env", "LAB_*", "--remove"], tmp_path)
+    assert "nothing is trusted\n" == run_forked(["trust", "--list"], tmp_path).stdout
+    done = run_forked(["trust", "no/such/folder"], tmp_path)
     assert 1 == done.returncode
     assert "FG443" in done.stderr
 

@@ -86,7 +86,14 @@ def model(tokenizer):
 """
 
 
-def test_the_exported_script_trains_to_the_same_losses_also_with_a_model_that_nobody_seeds(project):
+SCRIPT = """\
+import runpy, sys
+runpy.run_path(sys.argv[1], run_name="__main__")
+print(sorted(module for module in sys.modules if module.startswith("forgather")))
+"""
+
+
+def test_the_exported_script_trains_to_the_same_losses_and_loads_nothing_of_the_config_layer(project):
     (project / "own.py").write_text(OWN)
     config = project / "templates" / "configs" / "a.yaml"
     config.write_text(config.read_text() + OWN_MODEL)
@@ -95,18 +102,17 @@ def test_the_exported_script_trains_to_the_same_losses_also_with_a_model_that_no
     losses = (project / "losses.txt").read_text()
     (project / "losses.txt").unlink()
 
-    done = subprocess.run([sys.executable, str(exported(project))], capture_output=True, text=True, check=False)
+    # What a process imports, and what libraries say of it, needs one that has imported nothing.
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(exported(project))], capture_output=True, text=True, check=False
+    )
 
     assert 0 == done.returncode, done.stderr
     assert 3 == len(losses.splitlines())
     assert losses == (project / "losses.txt").read_text()
-
-
-def test_the_exported_code_loads_nothing_of_the_config_layer(project):
-    exported(project, "model")
-    code = "import exported, sys; exported.build(); print(sorted(m for m in sys.modules if m.startswith('forgather')))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=False)
-    assert 0 == done.returncode, done.stderr
+    # DeepSpeed warns of a missing device where it is imported, which saving a model is no reason for.
+    assert "accelerator" not in done.stderr
+    assert (project / "out" / "model.safetensors").is_file()
     loaded = done.stdout.splitlines()[-1]
     assert "forgather.ml.models" in loaded
     assert [] == [part for part in ("forgather.config", "forgather.project", "forgather.codegen") if part in loaded]
