@@ -29,7 +29,6 @@ from forgather.project.graph_secrets import note_graph
 from forgather.project.metadata import ProjectMeta
 from forgather.project.metadata_cache import load_meta
 from forgather.project.rendered_variable import RENDERED, reads_rendered
-from forgather.project.setting_precedence import Precedence
 from forgather.project.template_environment import project_environment
 from forgather.project.workspace import find_project
 from forgather.redaction import note, note_secrets
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from forgather.config.environment import ConfigEnvironment
     from forgather.config.graph import Graph
     from forgather.project.error_location import Writers
+    from forgather.project.setting_precedence import Precedence
     from forgather.project.trust import Trust
 
 _Construction = tuple[str, str, tuple[str, ...]]
@@ -159,7 +159,7 @@ class Project:
     @cached_property
     def graph(self) -> Graph:
         """The graph with overrides."""
-        from forgather.project.duplicate_settings import settable_paths, without_duplicate_settings
+        from forgather.project.setting_precedence import settable_paths, without_duplicate_settings
 
         graph = self.declared_graph
         if self.overrides:
@@ -180,6 +180,8 @@ class Project:
     @property
     def precedence(self) -> Precedence:
         """Compares which of two settings was written closer to the config."""
+        from forgather.project.setting_precedence import Precedence
+
         return Precedence(self.meta.project_dir, (use.file for use in self.rendered.templates))
 
     @property

@@ -71,7 +71,7 @@ project:
     project.graph_secrets project.literal project.locations project.output_lock project.rendered_variable
     project.run_facts project.setting_precedence project.trainer_arguments project.versions project.workspace
     project.checks.setting_rules project.fact_cache project.fault_tolerance project.git_repository
-    project.duplicate_settings project.metadata project.path_display project.reference project.targets project.trust
+    project.metadata project.path_display project.reference project.targets project.trust
     project.checks.root_settings project.git_state project.listing_cache
     project.template_environment project.untrusted project.world_size
     project.configs project.dynamic_args project.guard project.metadata_file project.reader project.scaffold
