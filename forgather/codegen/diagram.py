@@ -98,6 +98,7 @@ def _inline(node: Node, shared: set[int]) -> tuple[Row, ...] | None:
         return None
     if isinstance(node, Container) and len(flow_text(node, _INLINE + 1)) > _INLINE:
         return None
+    # Only one level is shown in a row: a container inside a container gets its own box.
     found = [Row(step, child, entry) for step, child, entry in edges(node)]
     return tuple(found) if all(is_leaf(row.node) for row in found) else None
 

@@ -20,6 +20,7 @@ from forgather.config.yaml.scalar_text import key_text, quoted, scalar_text
 _RESERVED = frozenset(("submodule_searchpath", "latent_args"))
 _EXPLICIT = frozenset(("args", "kwargs"))
 _LONG_KEY = 100
+# A block scalar that begins with a space or an empty line would need an indentation indicator.
 _BLOCK_TEXT = re.compile(r"(?![ \n])(?:[ -~\u00a1-\u024f]*\n)+(?:[ -~\u00a1-\u024f]*)")
 
 
@@ -133,6 +134,7 @@ def _name_suffix(name: str | None) -> str:
 
 
 def _escaped(text: str) -> str:
+    # A tag is a URI, in which other characters have to be percent-encoded.
     return quote(text, safe="/:.@_-")
 
 

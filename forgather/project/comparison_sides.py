@@ -185,6 +185,7 @@ def open_current_config(folder: str) -> Compared:
     then = run.environment()
     # A config that names its folders after the host would otherwise differ on every other machine.
     host = {name: value for name, value in then.variables.items() if name in ("hostname", "uname") and value}
+    # With the clock of the run, so that templates that print the time do not differ.
     environment = replace(now, now=then.now, variables={**now.variables, **host})
     project = Project.in_environment(meta, config, environment=environment, overrides=overrides, variables=variables)
     return Compared(

@@ -159,6 +159,7 @@ def _summary(node: Node) -> str:
         return repr(node.value)[:80]
     if isinstance(node, Lookup):
         return node.text
+    # A container is summarized by its size: its text could be of any length.
     count = len(list(children(node)))
     return f"{count} item{'' if count == 1 else 's'}"
 

@@ -155,6 +155,7 @@ def _forwards_all(wrapper: ast.FunctionDef | ast.AsyncFunctionDef, given: str) -
     star, stars = args.vararg.arg, args.kwarg.arg
     if len(first) > 1 or args.defaults:
         return False
+    # A wrapper with one named parameter is one for methods, which passes `self` on.
     calls = [n for n in ast.walk(wrapper) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
     passes = [
         _is_forwarding_call(call, given, first, star, stars) for call in calls if getattr(call.func, "id", "") == given

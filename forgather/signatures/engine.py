@@ -165,6 +165,7 @@ class Engine:
 
     def _return_annotation(self, thing: Thing) -> Annotation:
         if isinstance(thing, Class):
+            # A `__new__` can return an object of another class.
             is_known = not any(isinstance(base, Doubt) for base in self._names.mro(thing))
             if is_known and not self._names.class_attribute(thing, "__new__"):
                 return Annotation(thing.name, frozenset((f"instance:{thing.module.name}:{thing.name}",)))

@@ -82,6 +82,7 @@ def with_default(annotation: Annotation | None, default: Default | None) -> Anno
     if annotation is None or annotation.accepts is None or default is None or default.value is UNKNOWN:
         return annotation
     word = "none" if default.value is None else type(default.value).__name__
+    # `x: int = None` is common, and means that None is accepted, too.
     if word == "none":
         return Annotation(annotation.text, annotation.accepts | {"none"})
     return annotation if word in annotation.accepts else Annotation(annotation.text)
@@ -257,6 +258,7 @@ def keyword_forwarding(node: ast.FunctionDef | ast.AsyncFunctionDef, stars: str)
                 known.add(id(inner.comparators[-1]))
                 forwarding.names.setdefault(str(inner.left.value), None)
     refused = _refuses_rest(node, stars, known)
+    # Any other use of the keywords may pass them anywhere.
     for inner in ast.walk(node):
         if isinstance(inner, ast.Name) and inner.id == stars and id(inner) not in known:
             return KeywordForwarding()

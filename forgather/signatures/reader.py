@@ -168,6 +168,7 @@ class Store:
 
     def get(self, name: str) -> Callee | Unknown | None:
         """Returns the cached signature of a name; None if there is none, or one of its source files has changed."""
+        # The shared entry first: most constructors are in libraries.
         kept = self._read(self._file(name, self._shared_path))
         return self._read(self._file(name, self._project_path)) if kept is None and self._own_folders else kept
 
@@ -196,6 +197,7 @@ class Store:
             used: the modules that it was read from, each with its file; None for a module that does not exist.
         """
         made_from = [(module, file, file and self._digest(file)) for module, file in sorted(used, key=str)]
+        # A file that could not be read again may have changed, so the signature is not stored.
         if all(file is None or digest is not None for _, file, digest in made_from):
             is_own = any(file is not None and file.startswith(self._own_folders) for _, file, _ in made_from)
             path = self._project_path if is_own else self._shared_path

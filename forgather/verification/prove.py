@@ -74,6 +74,7 @@ def prove(
     scenarios = [Scenario(given=False, truth=True)]
     if parameters or any(isinstance(node, Env) for node in _nodes(graph)):
         scenarios.append(Scenario(given=True, truth=True))
+    # Comparisons and branches of `!calc` have to be compared for both outcomes.
     if names:
         scenarios += [Scenario(scenario.given, truth=False) for scenario in scenarios]
     counts = []
@@ -189,6 +190,7 @@ def _variables(graph: Graph, parameters: Mapping[str, str], scenario: Scenario) 
 @contextmanager
 def _environment(graph: Graph, *, given: bool) -> Iterator[None]:
     """Sets the environment variables that `!env` reads, all of them or only those without default, for the block."""
+    # With values of this machine the proof would depend on it.
     nodes = [node for node in _nodes(graph) if isinstance(node, Env)]
     before = {node.variable: os.environ.get(node.variable) for node in nodes}
     try:

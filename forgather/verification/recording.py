@@ -91,6 +91,7 @@ class Recorded:
     """
 
     def __init__(self, log: Log, serial: int) -> None:
+        # Special names, which `__getattr__` refuses: a config cannot read them.
         self.__dict__.update(__log__=log, __serial__=serial)
 
     def __repr__(self) -> str:
@@ -127,6 +128,7 @@ class Recorded:
     def __round__(self, *digits: Any) -> Any:
         return self.__log__.record("round", self, *digits)
 
+    # A class that defines `__eq__` is not hashable by default.
     __hash__ = object.__hash__
 
 
@@ -257,6 +259,7 @@ class Comparison:
                 for word, value in asked.items():
                     yield getattr(a, "keywords", {}).get(word), value, f"{path}.keywords[{word!r}]"
             return
+        # `1 == True` and `1 == 1.0`, so types are compared first.
         if type(a) is not type(b):
             raise Unequal(path, self._shown(a), self._shown(b))
         if isinstance(a, Recorded):
@@ -275,6 +278,7 @@ class Comparison:
             if len(a) != len(b):
                 raise Unequal(path, f"{len(a)} items", f"{len(b)} items")
         elif isinstance(a, (str, int, float, bool, bytes, type(None), StandIn)):
+            # By `repr`, because NaN differs from itself and `0.0 == -0.0`.
             if repr(a) != repr(b):
                 raise Unequal(path, self._shown(a), self._shown(b))
         else:
@@ -302,6 +306,7 @@ class Comparison:
 
     def _is_new(self, a: Any, b: Any, path: str) -> bool:
         """Returns whether a pair of objects is new; raises `Unequal` if one of them was paired with another object."""
+        # Kept, because an id can be reused after its object is freed.
         self._kept += [a, b]
         met = self._forth.setdefault(id(a), b)
         other = self._back.setdefault(id(b), a)

@@ -93,6 +93,7 @@ class Imports:
             self._used_files.add(file)
             return _attributes(name(self._files[file]), symbol)
         key = _imported(source, symbol)
+        # A module whose name is not an identifier can only be imported by a call.
         if key is None:
             module = call(name("importlib.import_module"), [("", name(quoted(source)))], pure=True)
             self.use("importlib")
@@ -210,6 +211,7 @@ def _rest(source: str, symbol: str, key: tuple[str, str | None]) -> str:
 
 def _is_module(dotted: str) -> bool:
     top, *rest = dotted.split(".")
+    # Only the top-level package is looked up: for a dotted name, Python would import the parents.
     try:
         spec = PathFinder.find_spec(top)
     except (ImportError, ValueError, AttributeError):
@@ -256,6 +258,7 @@ def _from(module: str, members: list[str]) -> list[str]:
 
 
 def _rank(symbol: str) -> int:
+    # isort puts constants first, then classes, then functions.
     if len(symbol) > 1 and symbol.isupper():
         return 0
     return 1 if symbol[:1].isupper() else 2

@@ -34,6 +34,7 @@ def identifier(text: str) -> str:
         >>> [identifier(text) for text in (".x", "class", "my-model", "1st", "Modèle", "模型", "list")]
         ['x', 'class_', 'my_model', 'n1st', 'Modele', 'value', 'list_']
     """
+    # Imported late: most configs contain only ASCII names.
     if not text.isascii():
         import unicodedata
 
