@@ -69,7 +69,7 @@ class Box:
     rows: list[Row] = field(default_factory=list)
 
 
-def fold(graph: Graph) -> list[Box]:
+def boxes_of(graph: Graph) -> list[Box]:
     """Returns the boxes of a graph, in the order of their distance from the config; box 0 is the config."""
     tops = roots(graph)
     shared = shared_nodes([node for _, node in tops])
@@ -195,7 +195,7 @@ def _cut(text: str, limit: int) -> str:
 _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufffe\uffff]")
 
 
-def uses(boxes: Iterable[Box]) -> Counter[int]:
+def use_counts(boxes: Iterable[Box]) -> Counter[int]:
     """Returns the number of uses of each box by other boxes; the config itself does not count."""
     return Counter(row.box for box in boxes if box.node is not None for row in box.rows if row.box is not None)
 

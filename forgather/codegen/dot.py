@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from forgather.codegen.diagram import (
     Box,
+    boxes_of,
     constructor,
     cut,
     flow_text,
-    fold,
     heading,
     kind,
     label,
-    uses,
+    use_counts,
     visible,
 )
 from forgather.config.anchor_names import anchor_names
@@ -38,9 +38,9 @@ digraph config {
 
 def dot(graph: Graph) -> str:
     """Returns a directed graph with a table for each box; further edges to the same box are dashed."""
-    boxes = fold(graph)
+    boxes = boxes_of(graph)
     names = anchor_names(graph, roots(graph))
-    used = uses(boxes)
+    used = use_counts(boxes)
     lines = [_HEAD]
     for number, box in enumerate(boxes):
         if box.node is not None:

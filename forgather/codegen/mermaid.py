@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from forgather.codegen.diagram import Box, Row, cut, flow_text, fold, heading, kind, label, uses, visible
+from forgather.codegen.diagram import Box, Row, boxes_of, cut, flow_text, heading, kind, label, use_counts, visible
 from forgather.config.anchor_names import anchor_names
 from forgather.config.graph import Graph
 from forgather.config.traverse import roots
@@ -28,9 +28,9 @@ _CLASSES = """\
 
 def mermaid(graph: Graph) -> str:
     """Returns a flowchart of the graph from left to right; further arrows to the same box are dotted."""
-    boxes = fold(graph)
+    boxes = boxes_of(graph)
     names = anchor_names(graph, roots(graph))
-    used = uses(boxes)
+    used = use_counts(boxes)
     drawn: set[int] = set()
     lines = ["flowchart LR"]
     for number, box in enumerate(boxes):

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from forgather.codegen.diagram import fold
+from forgather.codegen.diagram import boxes_of
 from forgather.codegen.dot import dot
 from forgather.codegen.mermaid import mermaid, too_large
 from forgather.config.environment import ConfigEnvironment
@@ -133,7 +133,7 @@ def test_no_text_acts_in_graphviz():
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda file: f"{file.parents[2].name}-{file.stem}")
 def test_every_shipped_config_can_be_drawn(config):
     graph = Project(config.name, str(config.parents[2])).graph
-    calls = len(fold(graph)) - 1
+    calls = len(boxes_of(graph)) - 1
     text = mermaid(graph)
     assert calls == len(chart(text)[0])
     assert too_large(text) is None

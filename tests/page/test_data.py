@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from forgather.cli.commands.graph import config_page
-from forgather.codegen.diagram import fold
+from forgather.codegen.diagram import boxes_of
 from forgather.codegen.page.page import SCRIPTS, embedded, page, page_data
-from forgather.codegen.page.source_lines import RenderedLines, numbered
+from forgather.codegen.page.source_lines import RenderedLines, rendered_lines
 from forgather.config.insight.line_annotations import annotate
 from forgather.project.path_display import Display
 from forgather.project.project import Project
@@ -189,8 +189,8 @@ def test_the_page_and_the_annotated_text_agree_on_every_line(config):
     lines = annotate(project.rendered, project.graph)
     dimmed = [number for number, line in enumerate(lines, start=1) if not line.counts and line.text.strip()]
     assert dimmed == [number for number, _ in data_of(project)["over"]]
-    boxes = fold(project.graph)
-    mine = numbered(boxes, RenderedLines(project.rendered))
+    boxes = boxes_of(project.graph)
+    mine = rendered_lines(boxes, RenderedLines(project.rendered))
     paths = {(*box.path, row.step): mine.get(id(row)) for box in boxes for row in box.rows if row.box is None}
     theirs = {note.path: number for number, line in enumerate(lines, start=1) for note in line.notes if not note.winner}
     # A value may stand on the line below its key.

@@ -17,9 +17,9 @@ from typing import Any
 from forgather.codegen.diagram import (
     Box,
     Row,
+    boxes_of,
     constructor,
     flow_text,
-    fold,
     is_number,
     is_plain,
     kind,
@@ -27,7 +27,7 @@ from forgather.codegen.diagram import (
     step_text,
     title,
 )
-from forgather.codegen.page.source_lines import RenderedLines, numbered, overridden
+from forgather.codegen.page.source_lines import RenderedLines, overridden_lines, rendered_lines
 from forgather.config.anchor_names import anchor_names
 from forgather.config.graph import Graph, Node, Scalar
 from forgather.config.insight.blame import Blame, Writing, blame
@@ -67,9 +67,9 @@ def page_data(
     """
     places = _Places(rendered, shorten)
     lines = RenderedLines(rendered)
-    boxes = fold(graph)
-    numbers = numbered(boxes, lines)
-    writer = _Boxes(graph, boxes, places, lines, numbers)
+    boxes = boxes_of(graph)
+    numbers = rendered_lines(boxes, lines)
+    writer = _BoxWriter(graph, boxes, places, lines, numbers)
     data: dict[str, Any] = {
         "config": config,
         "project": project,
@@ -77,7 +77,7 @@ def page_data(
         "boxes": writer.boxes(),
         "templates": _templates(rendered, places),
         "lines": _lines(rendered, places),
-        "over": sorted(overridden(boxes, lines, numbers).items()),
+        "over": sorted(overridden_lines(boxes, lines, numbers).items()),
         "findings": [_finding(found, places) for found in findings],
     }
     # Added last: `places` collects the files, places and origins that the other parts refer to.
@@ -93,12 +93,12 @@ class _Places:
         self._files: dict[str, int] = {}
         self._places: dict[tuple[str, int], int] = {}
         self._origins: dict[int, int] = {}
-        self._held: list[Origin] = []
+        self._kept: list[Origin] = []
         self.files: list[str] = []
         self.places: list[list[int]] = []
         self.origins: list[dict[str, Any]] = []
 
-    def place(self, span: Span) -> int:
+    def place_index(self, span: Span) -> int:
         key = (span.file, span.line)
         if key not in self._places:
             if span.file not in self._files:
@@ -108,13 +108,13 @@ class _Places:
             self.places.append([self._files[span.file], span.line])
         return self._places[key]
 
-    def origin(self, origin: Origin | None) -> int | None:
+    def origin_index(self, origin: Origin | None) -> int | None:
         if origin is None:
             return None
         if id(origin) not in self._origins:
             # Kept, because an id can be reused after its object is freed.
-            self._held.append(origin)
-            fact: dict[str, Any] = {"at": self.place(origin.span)}
+            self._kept.append(origin)
+            fact: dict[str, Any] = {"at": self.place_index(origin.span)}
             if origin.sites[:-1]:
                 fact["via"] = self._sites(origin.sites[-2::-1])
             if origin.sets:
@@ -126,7 +126,7 @@ class _Places:
         return self._origins[id(origin)]
 
     def _sites(self, sites: tuple[Site, ...]) -> list[int]:
-        return list(dict.fromkeys(self.place(site.span) for site in sites))
+        return list(dict.fromkeys(self.place_index(site.span) for site in sites))
 
     @property
     def sources(self) -> list[list[list[Any]]]:
@@ -161,7 +161,7 @@ def _runs(source: SourceFile | None, wanted: list[int]) -> list[list[Any]]:
     return runs
 
 
-class _Boxes:
+class _BoxWriter:
     def __init__(
         self, graph: Graph, boxes: list[Box], places: _Places, lines: RenderedLines, numbers: dict[int, int]
     ) -> None:
@@ -199,7 +199,7 @@ class _Boxes:
                 "calls": constructor(node),
                 "name": node.name,
                 "anchor": self._anchors.get(id(node)),
-                "origin": self._places.origin(key.origin if key else node.origin),
+                "origin": self._places.origin_index(key.origin if key else node.origin),
                 "line": self._numbers.get(id(home if key else box)),
             }
         return _without_none(fact) | {"rows": [self._row(box, row, box.path) for row in box.rows]}
@@ -215,7 +215,7 @@ class _Boxes:
             "text": flow_text(row.node) if leaf else None,
             "value": _value(row.node),
             "box": row.box,
-            "origin": self._places.origin(row.entry.origin if row.entry else row.node.origin),
+            "origin": self._places.origin_index(row.entry.origin if row.entry else row.node.origin),
             "line": self._numbers.get(id(row)),
             "alias": row.entry.alias if row.entry else None,
         }
@@ -234,18 +234,18 @@ class _Boxes:
         """Returns the place of a value, and the place of its key if that is in another line."""
         key = row.entry.origin if row.entry else None
         if value is None or key is None or key.span == value.span or is_plain(row.node):
-            return {"origin": self._places.origin(key if is_plain(row.node) else value or key)}
-        return {"now": self._places.origin(value)}
+            return {"origin": self._places.origin_index(key if is_plain(row.node) else value or key)}
+        return {"now": self._places.origin_index(value)}
 
     def _writing(self, writing: Writing) -> dict[str, Any]:
-        fact = {"text": writing.text, "origin": self._places.origin(writing.origin), "alias": writing.alias}
+        fact = {"text": writing.text, "origin": self._places.origin_index(writing.origin), "alias": writing.alias}
         return _without_none(fact | {"line": self._lines.find(writing.origin)})
 
 
 def _lines(rendered: RenderedText, places: _Places) -> list[list[Any]]:
     found: list[list[Any]] = []
     for text, origin in islice(rendered.source_map.lines(), MAX_LINES):
-        number = places.origin(origin)
+        number = places.origin_index(origin)
         found.append([_cut(text)] if number is None or not text.strip() else [_cut(text), number])
     while found and not found[-1][0]:
         found.pop()
@@ -263,10 +263,10 @@ def _templates(rendered: RenderedText, places: _Places) -> list[dict[str, Any]]:
         lines = wrote.get((use.file, use.name), [])
         fact = {
             "name": use.name,
-            "at": places.place(Span(use.file, use.line)),
+            "at": places.place_index(Span(use.file, use.line)),
             "why": use.why,
             "parent": use.parent,
-            "by": places.place(use.by) if use.by else None,
+            "by": places.place_index(use.by) if use.by else None,
             "wrote": len(lines),
             "line": lines[0] if lines else None,
         }
@@ -276,7 +276,7 @@ def _templates(rendered: RenderedText, places: _Places) -> list[dict[str, Any]]:
 
 def _finding(found: Diagnostic, places: _Places) -> dict[str, Any]:
     fact = {"code": found.code, "severity": str(found.severity), "message": found.message, "path": found.path,
-            "hint": found.hint, "at": places.place(found.span) if found.span else None}  # fmt: skip
+            "hint": found.hint, "at": places.place_index(found.span) if found.span else None}  # fmt: skip
     return _without_none(fact)
 
 

@@ -72,7 +72,7 @@ class RenderedLines:
         return range(line, last + 1)
 
 
-def numbered(boxes: Sequence[Box], lines: RenderedLines) -> dict[int, int]:
+def rendered_lines(boxes: Sequence[Box], lines: RenderedLines) -> dict[int, int]:
     """Returns the rendered line of each row and of each box, by the `id` of the row or box.
 
     Args:
@@ -104,13 +104,13 @@ def numbered(boxes: Sequence[Box], lines: RenderedLines) -> dict[int, int]:
     return found
 
 
-def overridden(boxes: Iterable[Box], lines: RenderedLines, found: dict[int, int]) -> dict[int, int]:
+def overridden_lines(boxes: Iterable[Box], lines: RenderedLines, found: dict[int, int]) -> dict[int, int]:
     """Returns the lines that have no effect, each with the line that overrides it.
 
     Args:
         boxes: the boxes of the graph.
         lines: finds the lines.
-        found: the line of each row and box, from `numbered`.
+        found: the line of each row and box, from `rendered_lines`.
     """
     boxes = list(boxes)
     rows = [row for box in boxes for outer in box.rows for row in (outer, *outer.rows)]
