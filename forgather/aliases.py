@@ -93,16 +93,14 @@ def other_words(setting: str) -> list[str]:
     return sorted(one.word for one in aliases if one.verdict == "same" and one.to == f"setting:{setting}")
 
 
-def suggest(
-    kind: str, word: str, candidates: Sequence[str], *, first: Sequence[str] = (), owner: str = ""
-) -> str | None:
+def suggest(kind: str, word: str, candidates: Sequence[str], *, owner: str = "") -> str | None:
     """Returns a hint for a name that does not exist; None if no name is close.
 
     Args:
         kind: the kind of name that was expected: one of `KINDS`, or "keyword".
         word: the name that was written.
         candidates: names that exist.
-        first: names that are preferred to the other candidates if one of them is close.
+
         owner: the constructor that has the candidates as parameters.
 
     Example:
@@ -112,7 +110,7 @@ def suggest(
         "did you mean 'learning_rate'?"
     """
     # A difference in case only is certain, so it comes before the table.
-    if (same := _folded((*first, *candidates)).get(word.casefold())) is not None:
+    if (same := _folded(tuple(candidates)).get(word.casefold())) is not None:
         return f"did you mean {same!r}?"
     if kind == "keyword":
         known = keyword_for(word, candidates)
@@ -126,7 +124,7 @@ def suggest(
         return alias.hint
     # A deprecated name may be the most similar one, and would only lead to the next warning.
     gone = read_aliases()["deprecated"].get(owner, {})
-    return nearest(word, [name for name in candidates if name not in gone], first=first)
+    return nearest(word, [name for name in candidates if name not in gone])
 
 
 @lru_cache(maxsize=64)

@@ -114,9 +114,9 @@ def _fits(cell: Cell, values: Mapping[str, str]) -> bool:
 
 
 @functools.cache
-def read_matrix(file: str = _FILE) -> Matrix:
-    """Returns the matrix that is stored in a file."""
-    with open(file, encoding="utf-8") as stream:
+def read_matrix() -> Matrix:
+    """Returns the matrix of `matrix.json`."""
+    with open(_FILE, encoding="utf-8") as stream:
         facts = with_schedules(json.load(stream))
     cells = [
         Cell(**{**cell, "where": {axis: tuple(values) for axis, values in cell["where"].items()},

@@ -46,6 +46,7 @@ def named_tuple(*members: Any) -> tuple[Any, ...]:
 
 def named_dict(*pairs: Any, **members: Any) -> dict[Any, Any]:
     """Returns its pairs and keyword arguments as a dict."""
+    # Positional pairs allow keys that are not names.
     return {**dict(pairs), **members}
 
 

@@ -32,6 +32,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
+# Everything else is refused: attributes, subscripts, lambdas and comprehensions reach beyond plain numbers.
 _EXPRESSIONS = (ast.Constant, ast.Name, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Call, ast.Tuple,
                 ast.List)  # fmt: skip
 _ALLOWED = "numbers, names, + - * / // % **, comparisons, and/or/not, x if c else y, " + " ".join(sorted(FUNCTIONS))
@@ -101,6 +102,7 @@ class _Evaluation:
             raise self._fault(f"nested deeper than {MAX_DEPTH}")
         inner = depth + 1
         match node:
+            # Strings are allowed for comparisons such as `mode == 'fast'`.
             case ast.Constant(value=bool() | int() | float() | str() | None):
                 return self._bounded(node.value)
             case ast.Name():
@@ -114,10 +116,12 @@ class _Evaluation:
             case ast.Compare():
                 return self._comparison(node, inner)
             case ast.IfExp():
+                # Only one branch is evaluated, as in Python, so the other may name an unset variable.
                 return self.value(node.body if self.value(node.test, inner) else node.orelse, inner)
             case ast.Call():
                 return self._call(node, inner)
             case ast.Tuple() | ast.List():
+                # A list is only useful as the argument of min, max and len.
                 return [self.value(item, inner) for item in node.elts]
         raise self._fault(f"{_what(node)} is not allowed", f"allowed: {_ALLOWED}")
 
@@ -192,6 +196,7 @@ class _Evaluation:
             raise self._fault("the result is a complex number")
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
             raise self._fault("a number with too many digits")
+        # The value of a variable or target may be a whole document.
         if isinstance(value, str) and len(value) > MAX_CHARS * 10:
             raise self._fault(f"a string of {len(value)} characters")
         return value

@@ -197,6 +197,7 @@ def judge_name(module: str, symbol: str) -> Verdict:
     """
     module = _NAMES.get(module, module)
     name = f"{module}:{symbol}"
+    # `os:path.__builtins__.eval` reaches through modules by attributes, so every part of the name is checked.
     words = [*module.split("."), *symbol.split(".")]
     # Names such as `__globals__` or `__class__` lead from any object to all of Python.
     if any(_is_inner(word) for word in words):
@@ -240,6 +241,7 @@ def _may_hold(package: _Package, module: str, symbol: str) -> bool:
 def _listed(module: str, symbol: str, is_part: Callable[[_Package, str, str], bool] = _Package.has) -> Verdict:
     entries, name = _table().entries, f"{module}:{symbol}" if symbol else module
     for shorter in _shorter(module, symbol):
+        # From the longest name to the shortest: the most specific entry decides.
         if shorter in entries:
             why = entries[shorter]
             return Verdict(Standing.ALLOWED if why is None else Standing.DENIED, name, why or "")
@@ -306,10 +308,6 @@ def _has_home(kind: type) -> bool:
     return kind.__module__ != "builtins" or not kind.__flags__ & _MADE_LATER or hasattr(builtins, kind.__name__)
 
 
-def _type_of(owner: Any) -> type:
-    return owner if isinstance(owner, type) else type(owner)
-
-
 def _names_of_builtin(found: Any) -> list[str]:
     owner = found.__self__
     if isinstance(owner, ModuleType):
@@ -317,5 +315,5 @@ def _names_of_builtin(found: Any) -> list[str]:
     if owner is None:
         # A static method of an extension has no module: only the name in the config can be judged.
         return [f"{found.__module__}:{found.__qualname__}"] if found.__module__ else []
-    kind = _type_of(owner)
+    kind = owner if isinstance(owner, type) else type(owner)
     return [f"{kind.__module__}:{kind.__qualname__}.{found.__name__}"] if _has_home(kind) else []

@@ -21,6 +21,7 @@ class Budget:
         output and values in characters, the others in counts.
     """
 
+    # Far above any real config, and reached within a second: a hostile template fails at once.
     max_loop_turns: int = 200_000
     max_output_chars: int = 5_000_000
     max_value_chars: int = 5_000_000

@@ -45,6 +45,7 @@ class _Comparison:
         stack = list(pairs)
         while stack:
             a, b = stack.pop()
+            # With `sharing`, the counterparts must be recorded even for one and the same node.
             if a is b and not self._sharing:
                 continue
             if label(a) != label(b) or not self._counterparts(a, b):
@@ -64,4 +65,5 @@ class _Comparison:
     def _counterparts(self, a: Node, b: Node) -> bool:
         if not self._sharing or isinstance(a, Scalar):
             return True
+        # Both directions: two nodes must not share one counterpart either.
         return self._forth.setdefault(id(a), id(b)) == id(b) and self._back.setdefault(id(b), id(a)) == id(a)

@@ -263,6 +263,7 @@ def label(node: Node) -> tuple[object, ...]:
     if isinstance(node, Scalar):
         return "scalar", repr(node.value)
     if isinstance(node, Call):
+        # The numbers of children are part of the label, so that children can be compared pairwise.
         shape = len(node.args), len(node.kwargs), len(node.latent_args), node.submodule_searchpath is not None
         return node.kind, node.constructor, node.name, *shape
     if isinstance(node, (Sequence, Mapped)):
@@ -322,6 +323,7 @@ class Graph:
         if name in self.targets:
             return self.targets[name]
         hint = list_of_targets(list(self.targets), name)
+        # The name exists, so a list of other names would be the wrong hint.
         if name.startswith(".") and any(entry.key == name for entry in self.definitions):
             hint = "a name that begins with '.' is a definition: give it another name to make it a target"
         raise UnknownTargetError(f"no target {name!r}", hint=hint, found=name)

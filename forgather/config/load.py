@@ -44,6 +44,7 @@ def load(rendered: RenderedText) -> Graph:
     except LoadError as fault:
         raise _caused(fault, rendered) from None
     root = composer.root
+    # `~` and a document without any text are alike for a user.
     if root is None or (isinstance(root, Scalar) and root.value is None):
         hint = "a config is a mapping of targets: main: !singleton:module:symbol"
         raise places.fault(f"{rendered.name} renders to an empty document", 1, 1, code="FG202", hint=hint)
@@ -89,6 +90,7 @@ def _compose(
     rendered: RenderedText, places: Places, anchors: Mapping[str, Node], *, is_config: bool = True
 ) -> Composer:
     text, budget = rendered.text, rendered.budget
+    # Rendering has checked its own output; this is for texts that were not rendered, such as values of `--set`.
     if len(text) > budget.max_output_chars:
         message = f"a document of {len(text)} characters; the limit is {budget.max_output_chars}"
         raise places.fault(message, 1, 1, code="FG220", hint="move data out of the config", kind=BudgetError)
@@ -155,8 +157,10 @@ def _targets(entries: tuple[Entry, ...], places: Places) -> dict[str, Entry]:
                 f"the target name {entry.key!r} is not a string",
                 code="FG217",
                 span=span or places.span(1),
+                # `[name]:` is a sequence as a key in YAML.
                 hint="a block header is `[name]`, without a ':'" if isinstance(entry.key, tuple) else "quote it",
                 context=places.context(1, 1)[:1],
             )
+        # Duplicates were merged by the composer, so no entry is lost here.
         targets[entry.key] = entry
     return targets

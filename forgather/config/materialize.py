@@ -130,6 +130,7 @@ class _Construction:
         key = id(node)
         if key in self._built:
             return self._built[key]
+        # `!calc` reads targets by name, which can lead back to a target that is being built.
         self._open.append(key)
         try:
             value = self._make(node, path)
@@ -212,6 +213,7 @@ class _Construction:
         try:
             return call_noted(function, args, {**kwargs, **latent}, place)
         except ForgatherError as error:
+            # An error of our own constructors names the argument; its line is better than that of the call.
             if error.span is None and error.argument is not None:
                 error.span = _written(node, error.argument)
                 error.path = error.path if error.span is None else format_path(path)
@@ -249,6 +251,7 @@ class _Construction:
             return ()
         value = self.build(node.submodule_searchpath, (*path, Key("submodule_searchpath")))
         folders = (value,) if isinstance(value, (str, os.PathLike)) else value
+        # A string is a sequence of strings too, so the single folder was handled before.
         if isinstance(folders, (list, tuple)) and all(isinstance(folder, (str, os.PathLike)) for folder in folders):
             return tuple(os.fspath(folder) for folder in folders)
         raise GraphError(
@@ -267,6 +270,7 @@ class _Construction:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> None:
+        # Messages use the short name that users know, not the whole path.
         name = node.constructor.rpartition(":")[2].rpartition(".")[2]
         found = mismatch(function, name, args, kwargs, partial=node.kind is CallKind.PARTIAL)
         if found is None:
@@ -334,6 +338,7 @@ class _Construction:
         """Returns a recipe for a node that contains a factory, and the object of any other node."""
         if not self._is_live(node):
             return self.build(node, path)
+        # By node, so that a shared container stays one recipe, and one object per call.
         if id(node) not in self._recipes:
             self._recipes[id(node)] = self._new_recipe(node, path)
         return self._recipes[id(node)]
@@ -356,6 +361,7 @@ class _Construction:
 
     def _holds_factory(self, node: Node) -> bool:
         if isinstance(node, Call):
+            # Any other call inside a partial is built once, with everything in it.
             return node.kind is CallKind.FACTORY
         if self._is_given(node):
             return False

@@ -95,6 +95,7 @@ def _assign(graph: Graph, text: str, value: str) -> Graph:
     anchors = {graph.anchors[id(node)]: node for _, node in all_nodes(graph) if id(node) in graph.anchors}
     alias = value.strip().removeprefix("*") if value.lstrip().startswith("*") else None
     edit = _Edit(text, path, _value(text, value, anchors), adds, alias)
+    # A root key has no node that contains it: targets and definitions are kept by the graph itself.
     if len(path) == 1:
         return _assign_root(graph, edit)
     holder = _follow(graph, edit)
@@ -102,6 +103,7 @@ def _assign(graph: Graph, text: str, value: str) -> Graph:
     found = child_at(holder, step)
     present = None if found is None else found[0]
     _judge_presence(edit, holder, present)
+    # At the path of its anchor, the node itself is replaced, which changes all its aliases.
     if present is not None and _is_home(graph, holder, step, present):
         swaps = {id(present): edit.value}
         return _announced(_rebuilt(graph, swaps, edit, edit.moved), edit, _others(graph, edit, swaps))
@@ -156,6 +158,7 @@ def _root_entry(graph: Graph, edit: _Edit) -> Entry:
     found = root_entry(graph, name)
     if found is None:
         known = [*graph.targets, *(str(entry.key) for entry in graph.definitions)]
+        # `--set lr=...` is a common first attempt, so the table of other tools' names comes first.
         near = _elsewhere(graph, edit.path) or nearest(str(name), known)
         if not near or not near.startswith("did"):
             ends = near_paths(path_text(edit.path), (path_text(path) for path, _ in walk_places(graph)))
@@ -201,6 +204,7 @@ def _no_such(edit: _Edit, node: Node, step: Step, inside: GraphPath) -> NoReturn
         and isinstance(node, (Call, Mapped))
         and isinstance(step, Key)
     ):
+        # Only the last step can be added; a missing step before it is rather a misspelling.
         added = f"+{edit.text}=... adds it"
         hint = added if hint is None else f"{added}; {hint}" if hint.startswith("it has") else f"{hint}; {added}"
     message = f"{format_path(inside)} ({describe(node)}) has no {found}"
@@ -271,6 +275,7 @@ def _added(edit: _Edit, holder: Node) -> Node:
         return replace(holder, kwargs=(*holder.kwargs, edit.entry(step.name)))
     if isinstance(step, Key) and isinstance(holder, Mapped):
         return replace(holder, entries=(*holder.entries, edit.entry(step.name)))
+    # A position beyond the end would leave a gap.
     if isinstance(step, Index) and isinstance(holder, Items) and step.position == len(holder.items):
         return replace(holder, items=(*holder.items, edit.value))
     if isinstance(step, Index) and isinstance(holder, Call) and step.position == len(holder.args):
@@ -370,6 +375,7 @@ def _others(graph: Graph, edit: _Edit, changed: Iterable[int], behind: GraphPath
             uses.append((*path, *edit.path[1:]))
         elif id(node) in wanted:
             places.append((*path, *behind))
+    # The path of the assignment itself is expected to change.
     places = [path for path in places if path != edit.path]
     # A definition exists only to be used elsewhere, so a single use of it is expected, too.
     is_surprise = len(uses) > 1 or len(places) > (own is None)

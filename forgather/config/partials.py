@@ -72,6 +72,7 @@ def call_checked(
         try:
             check(function, args, kwargs)
         except ResolveError as error:
+            # The guard does not know where in the config the partial is written.
             error.span, error.path = error.span or place.span, error.path or place.path
             raise
     return call_noted(function, args, kwargs, place)
@@ -117,6 +118,7 @@ class FreshCall(Recipe):
     def build(self, memo: dict[int, Any]) -> Any:
         """Returns the result of the function for newly built arguments."""
         args = tuple(built(value, memo) for value in self.args)
+        # Latent keywords last: they are built last and override the others.
         kwargs = {key: built(value, memo) for key, value in (*self.kwargs.items(), *self.latent.items())}
         return call_checked(self.function, args, kwargs, self.place, self.check)
 
@@ -153,6 +155,7 @@ def assemble(kind: ContainerKind, keys: tuple[Any, ...], values: tuple[Any, ...]
     """
     if kind is ContainerKind.DICT:
         return dict(zip(keys, values, strict=True))
+    # A `!dlist` is a list in Python; its keys are for overriding in the config only.
     return values if kind is ContainerKind.TUPLE else list(values)
 
 
@@ -190,6 +193,7 @@ class PartialObject:
         first = tuple(built(value, memo) for value in self.args)
         # A factory whose keyword is overridden by the call is not called.
         given = {key: kwargs[key] if key in kwargs else built(value, memo) for key, value in self.keywords.items()}
+        # After all others, also after those of the call.
         last = {key: built(value, memo) for key, value in self.latent.items()}
         return call_checked(self.func, (*first, *args), {**given, **kwargs, **last}, self._place, self._check)
 

@@ -51,8 +51,10 @@ def format_path(path: GraphPath) -> str:
         if isinstance(step, Index):
             parts.append(f"[{step.position}]")
         elif isinstance(step.name, str) and _PLAIN.fullmatch(step.name):
+            # A dot only between steps: a path that begins with a dot names a definition.
             parts.append(f".{step.name}" if parts else step.name)
         elif isinstance(step.name, str):
+            # The backslash first, else the escapes of the quotes would be escaped again.
             escaped = step.name.replace("\\", "\\\\").replace("'", "\\'")
             parts.append(f"['{escaped}']")
         else:

@@ -111,6 +111,7 @@ def refuse_remote_code(
 
 def _parts(mapping: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Yields the arguments and, for each of several models, its arguments without its prefix (`encoder_`)."""
+    # First without a prefix: the arguments of the only model.
     yield mapping, ""
     names = [name for name in mapping if isinstance(name, str) and name.endswith(_ENDINGS) and name not in _WATCHED]
     endings = ((name, ending[1:]) for name in names for ending in _ENDINGS if name.endswith(ending))
@@ -137,6 +138,7 @@ def _sources_of(value: Any) -> Iterator[str]:
     if not isinstance(value, Mapping):
         names = (facts.get(key) for key in ("name_or_path", "_name_or_path"))
         yield from (name for name in names if isinstance(name, str) and name)
+    # `auto_map` of a config of transformers names the classes whose code comes with the model.
     classes = facts.get("auto_map")
     for it in containers([classes]) if isinstance(classes, Mapping) else ():
         for text in it.values() if isinstance(it, Mapping) else it:
@@ -193,6 +195,7 @@ def _unpinned(
         kernels = known.get(name)
         for kernel in kernels.values() if isinstance(kernels, Mapping) else (kernels,):
             found = _KERNEL.fullmatch(kernel) if isinstance(kernel, str) else None
+            # `attn_implementation: owner/name` fetches a compiled kernel from the Hub and runs it.
             if found is not None and not _is_commit(found["revision"]):
                 return name
     for name in _UNNAMED_KERNELS:
@@ -219,6 +222,7 @@ def _unpinned(
     if not all(map(os.path.isdir, named)) or not (named or elsewhere):
         needed.update(_REVISIONS)
     if not all(map(os.path.isdir, map(_expanded, further))):
+        # The code may be in another repository than the weights, with a revision of its own.
         needed.add("code_revision")
     given = {key: known[key] for key in _REVISIONS if known.get(key) is not None}
     # If one revision is needed, every revision that is given must be a commit, because the function may use either.

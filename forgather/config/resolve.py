@@ -84,6 +84,7 @@ class Resolver:
             ResolveError: FG320 to FG325, there is no such module, file or symbol.
             Exception: any exception of the module itself.
         """
+        # From the right, because the path of a file may contain a colon.
         module_name, colon, symbol = constructor.rpartition(":")
         if not colon:
             home = builtin_names if constructor in SHORT else builtins
@@ -121,6 +122,7 @@ class Resolver:
         folder, base = os.path.split(file)
         if not base.endswith(".py"):
             raise ResolveError(f"{name!r} is not a Python file", code="FG322", hint="name a .py file")
+        # Before the import, which runs the code of the file.
         self.guard.before_files((folder, *folders))
         return importlib.import_module(f"{_package((folder, *folders))}.{base.removesuffix('.py')}")
 
@@ -153,7 +155,9 @@ class Resolver:
                 submodule = self._submodule(found, part)
                 if submodule is None:
                     shown = module_name if found is module else f"{module_name}:{walked}"
+                    # `dir` also lists what a package exports lazily, as transformers does.
                     known = [name for name in dir(found) if not name.startswith("__")]
+                    # In a file of the project, a misspelling of its own class is more likely than one of an import.
                     own = _defined(found) if module.__name__.startswith(_PREFIX) else []
                     hint = near_symbol(shown, part, known, own)
                     raise ResolveError(f"{shown!r} has no symbol {part!r}", code="FG321", hint=hint) from None
@@ -166,6 +170,7 @@ class Resolver:
         if not isinstance(parent, ModuleType) or not hasattr(parent, "__path__"):
             return None
         name = f"{parent.__name__}.{part}"
+        # Modules of a project's folder were allowed together, by `before_files`.
         if not parent.__name__.startswith(_PREFIX):
             self.guard.before_import(name)
         try:
@@ -226,6 +231,7 @@ def _beside(name: str) -> list[str]:
     """Returns the modules that exist next to a missing one."""
     parent = name.rpartition(".")[0]
     if not parent:
+        # Built-in modules such as `sys` are not found by iter_modules.
         return sorted({module.name for module in pkgutil.iter_modules()} | set(sys.stdlib_module_names))
     path = getattr(sys.modules.get(parent), "__path__", None)
     return [] if path is None else sorted(module.name for module in pkgutil.iter_modules(path))

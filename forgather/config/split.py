@@ -56,6 +56,7 @@ def split(text: str) -> tuple[Part, ...]:
         part = text[begin : match.start()]
         parts.append(Part(name, line, part))
         line += part.count("\n") + 1
+        # The text begins after the line end of the header; at the end of a file there is none, and the slice is empty.
         name, begin = match.group(1), match.end() + 1
     parts.append(Part(name, line, text[begin:]))
     return tuple(parts)

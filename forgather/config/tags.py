@@ -34,6 +34,7 @@ TAGS: dict[str, TagKind] = {
 }
 
 SHORT_NAMES = ("call", "getitem", "items", "keys", "named_dict", "named_list", "named_tuple", "values")
+# Of the running Python, so a name of a newer release is known there.
 BUILTIN_NAMES = frozenset(name for name in dir(builtins) if not name.startswith("_")) | frozenset(SHORT_NAMES)
 
 STANDARD = "tag:yaml.org,2002:"
@@ -88,6 +89,7 @@ def parse_tag(text: str) -> Tag:
     kind = TAGS.get(word)
     if kind is None:
         near = suggest("tag", word, list(TAGS))
+        # The table of names has no exclamation mark.
         hint = near.replace("mean '", "mean '!") if near else f"known: {', '.join(TAGS)}"
         raise Refusal("FG210", f"unknown tag '!{word}'", hint)
     body, name = _split_name(rest, text)
@@ -130,6 +132,7 @@ def _split_name(body: str, text: str) -> tuple[str, str | None]:
     name = body[at + 1 :]
     if not name:
         raise Refusal("FG211", f"{text!r}: no name after '@'", "write @name, or leave the '@' out")
+    # `!list:@name` and `!list@name` are the same.
     return body[:at].removesuffix(":"), name
 
 

@@ -44,6 +44,7 @@ def edges(node: Node) -> Iterator[tuple[Step, Node, Entry | None]]:
         marks = {mark.key: mark for mark in node.marks}
         for position, value in enumerate(node.args):
             yield Index(position), value, marks.get(position)
+        # A keyword may be in both; the paths are equal then, and the latent one overrides at construction.
         for entry in (*node.kwargs, *node.latent_args):
             yield Key(entry.key), entry.value, entry
         if node.submodule_searchpath is not None:
@@ -88,6 +89,7 @@ def rebuild(node: Node, change: Callable[[Node], Node], moved: Moved = with_valu
     if isinstance(node, Call):
         args, kwargs = _values(node.args, change), _entries(node.kwargs, change, moved)
         latent = _entries(node.latent_args, change, moved)
+        # None stays None.
         search = node.submodule_searchpath and change(node.submodule_searchpath)
         # Identity tells callers that nothing changed, and keeps shared nodes shared.
         same = (
@@ -167,6 +169,7 @@ def walk(roots: Iterable[tuple[GraphPath, Node]], *, unbuilt: bool = True) -> It
         # A shortcut for speed: most nodes are plain values without children.
         if isinstance(node, Scalar) or (isinstance(node, Sequence) and not node.items):
             continue
+        # What a `!meta` gets is not built by the construction, so checks of built nodes skip it.
         if unbuilt or not (isinstance(node, Call) and node.kind is CallKind.META):
             stack.extend([((*path, step), child) for step, child in children(node)][::-1])
 
@@ -195,6 +198,7 @@ def shared_nodes(nodes: Iterable[Node]) -> set[int]:
     count = Counter(id(node) for node in nodes)
     for _, node in walk([((), node) for node in nodes]):
         count.update(id(child) for _, child in children(node))
+    # `walk` visits a node once, but all edges of each node are counted.
     return {key for key, edges in count.items() if edges > 1}
 
 

@@ -152,6 +152,7 @@ def _expandtabs(account: Account, text: str, tabsize: Any = 8) -> None:
 
 def replaced_size(account: Account, text: str, old: Any, new: Any, count: Any = -1) -> None:
     """Charges the size of the result of `replace`."""
+    # Jinja's filter converts both to text.
     old, new = str(old), str(new)
     found = text.count(old)
     if isinstance(count, int) and count >= 0:
@@ -168,6 +169,7 @@ def _join(account: Account, text: str, values: Any = ()) -> None:
 
 
 def _translate(account: Account, text: str, table: Any = None) -> None:
+    # Each character may become the longest text of the table.
     longest = max((len(item) for item in table.values() if isinstance(item, str)), default=1) if table else 1
     account.reserve(len(text) * max(longest, 1), "'translate'")
 

@@ -24,6 +24,7 @@ class ChargingGenerator(CodeGenerator):
         wrap = node.__dict__.get("fg_wrap")
         if wrap:
             self.write(wrap)
+        # A statement over several lines would otherwise give every error the line of its beginning.
         moved = isinstance(node, nodes.Expr) and node.lineno not in (None, self._last_line) and not self._new_lines
         before = self._last_line
         if moved:
@@ -36,6 +37,7 @@ class ChargingGenerator(CodeGenerator):
         return result
 
     def _continue_line(self, lineno: int) -> None:
+        # A continuation line, because the expression is in the middle of a Python statement.
         self.stream.write(" \\\n")
         self.code_lineno += 1
         self.debug_info.append((lineno, self.code_lineno))

@@ -81,6 +81,7 @@ class TracingGenerator(ChargingGenerator):
         self.resolved.update((str(name), None) for action, name in loads if action == VAR_LOAD_RESOLVE)
 
     def _place(self, lineno: int, frame: Frame) -> int:
+        # Numbered, so that equal places are one object at run time.
         key = (lineno, frame.block)
         if key not in self.place_numbers:
             self.place_numbers[key] = len(self.places)
@@ -357,6 +358,7 @@ def _blocks_around(node: nodes.Template) -> dict[str, tuple[str, ...]]:
     around: dict[str, tuple[str, ...]] = {}
     for block in node.find_all(nodes.Block):
         for inner in block.find_all(nodes.Block):
+            # From the outermost to the innermost, because find_all gives parents first.
             around[inner.name] = (*around.get(inner.name, ()), block.name)
     return around
 

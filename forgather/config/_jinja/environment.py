@@ -57,6 +57,7 @@ class _Literals(dict[int, Traced]):
 
     def __missing__(self, number: int) -> Traced:
         text, line, block = self._table[number]
+        # One segment per line, so that each line of the text has its own origin.
         starts, offset = [0], 0
         while (found := text.find("\n", offset) + 1) and found < len(text):
             starts.append(found)
@@ -118,6 +119,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         self.globals.update(variables)
         self.called_blocks: set[str] = set()
         self.templates: list[LoadedTemplate] = []
+        # Names that compiled code calls; the prefix keeps them apart from names of templates.
         self._shared = {
             "fg_weigh": account.weigh,
             "fg_compared": account.compared,
@@ -311,6 +313,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
                 open_line = open_line or (type(piece) is Seam and kept != [] and piece.joins(kept[-1]))
                 continue
             if open_line and piece[0] != "\n":
+                # Two templates would share a line that neither of them wrote.
                 kept.append(line_end(kept[-1]))
             open_line = False
             size += len(piece)

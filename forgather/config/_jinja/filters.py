@@ -143,6 +143,7 @@ def _columns(account: Account, value: Any, columns: int, fill_with: Any = None) 
 
 
 def _tojson(account: Account, value: Any, indent: int | str | None = None) -> None:
+    # Python's json takes a text or a number as its indent.
     wide = len(indent) if isinstance(indent, str) else indent or 0
     small_count(wide, "'tojson'")
     size = account.size(value)

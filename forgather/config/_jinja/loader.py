@@ -110,6 +110,7 @@ class Library:
         if text.count("\n") > _MAX_LINES:
             raise too_large(f"the template has more than {_MAX_LINES:,} lines", Span(file, _MAX_LINES))
         self.sources[file] = SourceFile(file, text)
+        # The sub-templates belong to this load as soon as the file is read, before anything asks for them.
         own, *parts = split(text)
         if len(parts) > _MAX_PARTS:
             raise SyntaxFault(
@@ -261,6 +262,7 @@ class Library:
             # A huge folder on the search path must not delay the error; suggestions are best effort.
             names += self._listed()
         names = [other for other in names if other not in own]
+        # A difference in case only works on some file systems, and is certainly the same name.
         close = [other for other in names if other.lower() == name.lower()]
         tail = os.path.basename(name)
         if not close and "/" not in name:

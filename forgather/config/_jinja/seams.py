@@ -79,6 +79,7 @@ def _writers(tokens: Iterable[Token]) -> Iterator[tuple[bool, str, bool]]:
     at_start, word, pending = True, "", None
     for kind, value, name in _tags(tokens):
         if kind in _ENDS:
+            # An expression has written something, even if it is the only text on its line.
             at_start = at_start if kind != "variable_end" else False
             if value.endswith("\n") and not value.startswith("-"):
                 at_start = True

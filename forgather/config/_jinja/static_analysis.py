@@ -53,6 +53,7 @@ def loop_rows(node: nodes.For) -> tuple[tuple[Bound, ...], ...]:
 
 
 def _row(target: nodes.Node, item: nodes.Expr) -> tuple[Bound, ...]:
+    # `for name, value in [('a', x), ('b', y)]`: each name depends only on its own part.
     if isinstance(target, nodes.Tuple) and isinstance(item, nodes.Tuple | nodes.List):
         if len(target.items) == len(item.items):
             return tuple(bound for pair in zip(target.items, item.items, strict=True) for bound in _row(*pair))
@@ -169,6 +170,7 @@ class _Scope:
     def shows(self) -> bool:
         """Whether other templates can see its names."""
         seen_by = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Block)
+        # An include or import with context, and a block, see the names of the scope around them.
         return next(self._node.find_all(seen_by), None) is not None
 
     @property

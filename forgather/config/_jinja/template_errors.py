@@ -142,6 +142,7 @@ def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
         message, code, hint = _reworded(error.message or "it cannot be read")
         if "literal" in error.__dict__:
             message = _LITERAL.sub(f"found '{error.__dict__['literal']}'", message)
+        # Jinja reads `{ {x} }` and `{{ x }` alike; for a user a bracket is missing.
         if error.message == "unexpected '}'":
             message, code, hint = "'{{' is not closed", "FG102", "close it with '}}'"
         return SyntaxFault(message, code=code, span=span, hint=hint)
@@ -240,6 +241,7 @@ def render_fault(error: BaseException, library: Library) -> ForgatherError:
     made = error if isinstance(error, ForgatherError) else _translated(error, frames, library)
     if made.span is None:
         made.span = _innermost_span(frames, library)
+    # Only now the failing line is known.
     if made.code == "FG111" and frames and made.found:
         # `extends base.yaml` without quotes is an attribute `yaml` of an undefined name `base` to Jinja.
         made.hint = _unquoted_template(str(made.found), made.hint or "", *frames[-1][:2]) or made.hint
@@ -263,6 +265,7 @@ def _macro_calls(traceback: TracebackType | None) -> list[Span]:
                 calls.append(before)
             before = template.definition.span(template.get_corresponding_lineno(traceback.tb_lineno))
         traceback = traceback.tb_next
+    # A recursive macro is called at the same line again and again.
     return list(dict.fromkeys(calls[::-1]))[:_MAX_CALLS]
 
 

@@ -83,6 +83,7 @@ def blame(
     for top in places:
         path, node = top.path, top.node
         if tops is None and not aliases and _is_alias(top.entry) and id(node) in elsewhere:
+            # The contents are shown where the node is written, and must not be repeated here.
             yield _blamed(top)
         else:
             yield from _inside(top, elsewhere, len(path) + depth if depth is not None else None)
@@ -161,6 +162,7 @@ def _shadows(step: Step, entry: Entry | None, above: tuple[Entry, ...]) -> tuple
     for earlier in above:
         for other, child, inner in edges(earlier.value):
             if other == step:
+                # An item of a sequence has no entry; its value alone is known.
                 found += [inner or Entry(None, child), *(inner.replaced if inner else ())]
     return tuple(found[:_STOPS])
 
@@ -179,6 +181,7 @@ def _origin(node: Node, entry: Entry) -> Origin | None:
         return own
     if own is None or key is None or isinstance(entry.key, int):
         return own
+    # A flow container (`[1, 2]`) begins on the line of its key, where its own origin is as good.
     same_line = own.site.template == key.site.template and own.span.line == key.span.line
     return own if same_line else key
 

@@ -221,7 +221,8 @@ class _Walk:
         self.met[place.ids] = [place]
         if not _comparable(place.old, place.new):
             # Contents of different kinds have no counterparts, so the whole value is the difference.
-            return [] if _same_leaf(place.old, place.new) else [_value(place)]
+            is_same = type(place.old) is type(place.new) and label(place.old) == label(place.new)
+            return [] if is_same else [_value(place)]
         sharing = self._sharing(place)
         inside = _Place(
             place.above, place.steps, place.old, place.new, place.old_entry, place.new_entry,
@@ -340,10 +341,6 @@ def _is_dlist(node: Node) -> bool:
     return isinstance(node, Container) and node.kind is ContainerKind.DLIST
 
 
-def _same_leaf(old: Node, new: Node) -> bool:
-    return type(old) is type(new) and label(old) == label(new)
-
-
 def _has_identity(node: Node) -> bool:
     return isinstance(node, (Call, Container)) and is_one_object(node, is_aliased=True)
 
@@ -415,6 +412,7 @@ def _sharing_change(change: Change, place: _Place, partner: _Place) -> _Found:
 
 def _order_of_keys(place: _Place) -> Iterator[_Found]:
     keys = [[str(entry.key) for entry in entries(node) if not is_null(entry.value)] for node in (place.old, place.new)]
+    # New and removed keys are differences of their own, and say nothing about the order.
     common = set(keys[0]) & set(keys[1])
     old, new = ([key for key in side if key in common] for side in keys)
     if old != new:
@@ -461,6 +459,7 @@ def _remover(entry: Entry | None, above: _Place) -> Origin | None:
     old, new = above.old.origin, above.new.origin
     if old is None or new is None:
         return None
+    # Another template wrote the whole value around the key.
     if old.site.template != new.site.template:
         return new
     if entry is None or entry.origin is None:

@@ -100,6 +100,7 @@ def _note(lines: list[Line], real: Blame, here: Blame) -> None:
 def _line_of(writing: Writing) -> int | None:
     """Returns the line that writes a value; None for a value from a merge key or from the command line."""
     place = writing.origin
+    # An aliased value is written elsewhere; the line in question is that of the alias.
     if writing.through:
         place = writing.through[0] if len(writing.through) == 1 and writing.alias != "<<" else None
     return place.span.line if place is not None and place.span.file == _LINES else None

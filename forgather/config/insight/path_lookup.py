@@ -76,6 +76,7 @@ def root_entry(graph: Graph, name: object) -> Entry | None:
 def child_at(node: Node, step: Step) -> tuple[Node, Entry | None] | None:
     """Returns the value behind a step, with its key or mark; `[3]` also finds the key 3 of a mapping."""
     for other, child, entry in edges(node):
+        # `options[3]` cannot show whether 3 is a position or an integer key.
         if other == step or (isinstance(node, Mapped) and isinstance(step, Index) and other == Key(step.position)):
             return child, entry
     return None
@@ -137,6 +138,7 @@ def _not_there(text: str, path: GraphPath, stops: list[PathStep], known: list[st
     hint: str | None = None
     if stops and not inside:
         hint = f"nothing is inside {path_text(stops[-1].path)}"
+    # With a part of the path found, the mistake is in the next step; else it may be anywhere.
     elif near := _near_inside(stops[-1], path[len(stops)], names) if stops else near_paths(text, known):
         hint = f"did you mean {' or '.join(near)}?"
     elif names:

@@ -139,6 +139,7 @@ class _JsonWriter:
             return [self.value(item) for item in node.items]
         if isinstance(node, Mapped) and not self._is_node(node):
             return {entry.key: self.value(entry.value) for entry in node.entries}
+        # Before the children, so that ids are in the order of the document.
         self._ids[id(node)] = len(self._ids) + 1
         fields: dict[str, Any] = {"kind": word_of(node), "id": self._ids[id(node)], **self._fields(node)}
         if node.span is not None:
@@ -160,6 +161,7 @@ class _JsonWriter:
             return {**_looked_up(node), **default}
         fields: dict[str, Any] = {"name": node.name} if node.name else {}
         if isinstance(node, Container) and not node.tagged:
+            # A plain container has a node of its own only because it is shared or has unusual keys.
             fields["tag"] = False
         held = [(step, self.value(child)) for step, child in children(node)]
         items = [[_key(step.name), value] if isinstance(step, Key) else value for step, value in held]

@@ -124,6 +124,7 @@ def _diagnose(
     positional = tuple(parameter.name for parameter in parameters if parameter.kind in _POSITIONAL)
     filled = positional[: len(args)]
     meant = set[str]()
+    # `**options` accepts any name; near misses are a warning of `call_check`.
     if Parameter.VAR_KEYWORD not in kinds:
         for keyword in kwargs:
             if keyword not in named:
@@ -136,6 +137,7 @@ def _diagnose(
         message = f"{name} got {len(args)} positional arguments but takes {takes}"
         yield Mismatch("FG209", message, _list(positional), position=len(positional))
     for keyword in kwargs:
+        # A positional-only parameter may share its name with a keyword for `**options`.
         if keyword in filled and keyword in named:
             yield Mismatch("FG209", f"{name} got {keyword!r} twice, by position and by name", "leave one out", keyword)
     missing = tuple(
@@ -145,6 +147,7 @@ def _diagnose(
         and parameter.kind in (*_NAMED, Parameter.POSITIONAL_ONLY)
         and parameter.name not in (*filled, *kwargs, *meant)
     )
+    # A partial may get its missing arguments when it is called.
     if missing and not partial:
         what = "argument" if len(missing) == 1 else "arguments"
         names = ", ".join(repr(word) for word in missing)
@@ -211,6 +214,7 @@ def known_value(node: Node, callee: Callee | None) -> KnownValue | None:
         word = _TYPES[type(node.value)]
         return KnownValue(word, _literal(node.value), value=node.value)
     if isinstance(node, Container):
+        # Its kind is written as a mapping, but the object is a list.
         if node.kind is ContainerKind.DLIST:
             return KnownValue("list", "a list")
         return KnownValue(str(node.kind), describe(node))
@@ -292,6 +296,7 @@ def _partial(given: KnownValue, accepts: frozenset[str], is_callable: Callable[[
             # A partial of a function can replace an object that is called, such as a module; one of a class cannot.
             if not given.of_class and is_callable(word.removeprefix("instance:")) is not False:
                 return None
+        # A callable or an unknown word may accept a partial.
         elif word not in _SIMPLE:
             return None
     return Misfit("FG240", None, f"write !singleton or !factory:{given.constructor}, which calls it")

@@ -103,6 +103,7 @@ def check_calls(graph: Graph, reader: Reader) -> Judgement:
         if not isinstance(node, Call):
             continue
         try:
+            # Later calls are listed as unchecked, not silently skipped.
             if len(findings) >= MOST_UNKNOWN:
                 callee: Callee | Unknown = Unknown(node.constructor, _AFTER_MANY)
             else:
@@ -163,6 +164,7 @@ class _Judge:
         signatures = self._callee.signatures
         found = mismatches(signatures, self._callee.name, self._node.args, values, partial=partial)
         yield from (self._mismatch(one) for one in found)
+        # A `!meta` gets nodes, so the types of its values do not matter.
         if self._node.kind is CallKind.META:
             return
         if found:
@@ -198,6 +200,7 @@ class _Judge:
 
     def _of_known_keywords(self, signatures: Sequence[Signature]) -> Iterator[Diagnostic]:
         """Yields errors of type for the keywords that exist, in a call that also has unknown or missing ones."""
+        # With overloads it is unknown which one was meant, and a wrong guess would be a false error.
         if len(signatures) > 1:
             return
         for name, entry in self._entries.items():
@@ -238,7 +241,8 @@ class _Judge:
         annotation = parameter.annotation
         if not isinstance(annotation, Annotation):
             return
-        given = known_value(node, self._known(node))
+        called = self._calls.get(id(node))
+        given = known_value(node, called.callee if called else None)
         if given is None:
             return
         if annotation.accepts is not None:
@@ -259,10 +263,6 @@ class _Judge:
                 hint=found.hint,
             )
 
-    def _known(self, node: Node) -> Callee | None:
-        known = self._calls.get(id(node))
-        return known.callee if known else None
-
     def _is_callable(self, instance: str) -> bool | None:
         """Returns whether instances of a class can be called; None if that is unknown."""
         try:
@@ -274,5 +274,6 @@ class _Judge:
 
 def _message(callee: str, name: str, wanted: str, given: KnownValue, found: Misfit) -> str:
     wanted = " ".join(wanted.split())
+    # Annotations of libraries can be pages long.
     wanted = wanted if len(wanted) <= 80 else wanted[:77] + "..."
     return f"{callee} takes {found.wanted or wanted} as {name!r}, and gets {given.described}"

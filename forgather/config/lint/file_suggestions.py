@@ -97,6 +97,7 @@ def _of_that_name(base: str, project_dir: str) -> str | None:
     """Returns the only file of that name in the project, relative to it; None if there is none or more than one."""
     found, seen = [], 0
     for folder, folders, files in os.walk(project_dir):
+        # In place, which is how os.walk is told to skip folders.
         folders[:] = [one for one in folders if not one.startswith((".", "__")) and one not in _NOT_SOURCES]
         # A project may contain a data set of many files; then there is no suggestion.
         seen += len(files)
@@ -104,6 +105,7 @@ def _of_that_name(base: str, project_dir: str) -> str | None:
             return None
         if base in files:
             found.append(os.path.relpath(os.path.join(folder, base), project_dir).replace(os.sep, "/"))
+    # Of two files with one name, neither is more likely.
     return found[0] if len(found) == 1 else None
 
 

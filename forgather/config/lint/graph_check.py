@@ -35,6 +35,7 @@ def _repeated_names(nodes: Collection[tuple[GraphPath, Node]]) -> Iterator[Diagn
             message = f"the name @{node.name} is given to two nodes; the first is {format_path(first[node.name])}"
             hint = "rename one, or use an alias if they should be one object"
             yield _finding(node, path, "FG231", message, Severity.WARNING, hint)
+        # The first stays the reference for all later ones.
         first.setdefault(node.name, path)
 
 
@@ -49,6 +50,7 @@ def _calc_names(graph: Graph, nodes: Collection[tuple[GraphPath, Node]]) -> Iter
             yield _finding(node, path, refusal.code, refusal.message, Severity.ERROR, refusal.hint)
             continue
         for name in names:
+            # Only a warning: the name may be given as a variable at construction.
             if name not in variables and name not in graph.targets:
                 message = f"!calc reads {name!r}, which is neither a target nor a !var of this config"
                 hint = nearest(name, [*variables, *graph.targets]) or f"pass {name}=... when it is built"
@@ -67,7 +69,9 @@ def _calc_circles(graph: Graph, nodes: Collection[tuple[GraphPath, Node]]) -> It
     }
     reported: set[str] = set()
     for name in _on_circles(reads):
+        # One error per cycle, however many targets are on it.
         circle = None if name in reported else _shortest_circle(name, reads)
+        # A target that only leads to a cycle, or is on a reported one, is not a further error.
         if circle is None or reported.intersection(circle):
             continue
         reported.update(circle)
@@ -144,6 +148,7 @@ def _reached(graph: Graph) -> set[int]:
     """Returns the ids of all nodes in targets, and of aliased or merged ones that another key replaced."""
     tops = list(graph.targets.values())
     held = [entry for _, node in walk([((), top.value) for top in tops]) for entry in entries(node)]
+    # A definition whose every key is overridden is still used: removing it would break the alias or merge.
     named = [old for entry in (*tops, *held) for old in entry.replaced if old.alias is not None]
     return {id(node) for _, node in walk([((), entry.value) for entry in (*tops, *named)])}
 

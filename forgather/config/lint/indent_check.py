@@ -58,6 +58,7 @@ def _inside(key: Event, child: Event, places: Places) -> Diagnostic:
         f"indented by {key.column - 1}"
     )
     hint = "give both the same indent, or indent the inner one by more"
+    # The finding is at the line of the child template, which is the one that the user has just added.
     own = key if places.builds_on(places.at(key.line, key.column), places.at(child.line, child.column)) else child
     if own is key:
         message = (
@@ -110,6 +111,7 @@ def unindented_settings(targets: Iterable[Entry]) -> Iterator[Diagnostic]:
     """
     holder: Entry | None = None
     for entry in targets:
+        # Within one file, a target with the name of a setting is more likely meant.
         if holder and _file(entry) != _file(holder) and entry.key in _settings(holder):
             yield Diagnostic(
                 code="FG221",

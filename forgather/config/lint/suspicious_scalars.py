@@ -68,8 +68,10 @@ def _meant(text: str) -> str | None:
     # Text processors replace a minus by a dash, which looks the same.
     plain = text.translate(_DASHES)
     word = plain.lstrip("+-").rstrip(",;").casefold()
+    # `-no` is no boolean, but `-inf` is a number.
     if word in _WORDS and (plain[0] not in "+-" or word in ("inf", "infinity", "nan")):
         return ("-" if plain[0] == "-" else "") + _WORDS[word]
+    # At most a sign and a point come before the first digit of a number.
     if not any(char.isdigit() for char in text[:3]):
         return None
     return _number(plain)

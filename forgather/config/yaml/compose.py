@@ -195,6 +195,7 @@ class Composer:
 
     def _note_odd(self, event: Event) -> None:
         """Records a string that was perhaps meant as a number, or that has list items folded into it."""
+        # A value of `--set` is typed on purpose, and a key such as `on:` is a word.
         if not self._is_config or self._at_key():
             return
         if "- " in event.value:
@@ -206,6 +207,7 @@ class Composer:
 
     def _refuse_statement(self, event: Event) -> None:
         frame = self._frames[-1] if self._frames else None
+        # In `[include, extends]` the words are items.
         if not self._is_config or (frame is not None and frame.event.flow):
             return
         listed = frame is not None and frame.event.kind is SEQUENCE
@@ -229,6 +231,7 @@ class Composer:
                 behind = event.value.split()[0]
                 message = f"a space inside the tag: {event.tag!r} ends at the space before {behind[:60]!r}"
                 hint = "a tag cannot contain spaces; rename what it refers to"
+                # `!call torch:randn` is one missing colon away from being right.
                 if event.tag in _CALLS and _CONSTRUCTOR.fullmatch(behind):
                     hint = f"write ':' in place of the space: {event.tag}:{behind}"
                 raise Refusal("FG211", message, hint) from None
@@ -273,6 +276,7 @@ class Composer:
         nodes, events = frame.nodes, frame.events
         for at in range(0, len(nodes), 2):
             key, value, key_event = nodes[at], nodes[at + 1], events[at]
+            # Only a plain `<<` merges; a quoted one is a key.
             if key_event.plain and key_event.value == MERGE_KEY and key_event.kind is SCALAR and key_event.tag is None:
                 merges.append((key.origin, self._merge_sources(value, events[at + 1])))
                 continue
@@ -346,6 +350,7 @@ class Composer:
         if size > self._budget.max_nodes:
             message = f"this value has more than {self._budget.max_nodes} parts once its aliases are followed"
             raise self._over(frame.event, message, "share less")
+        # Aliases can nest deeper than the text does.
         if depth >= self._budget.max_depth:
             message = f"nested deeper than {self._budget.max_depth} once its aliases are followed"
             raise self._over(frame.event, message, "flatten it")

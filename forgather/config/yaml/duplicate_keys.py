@@ -121,6 +121,7 @@ def _meant_block(repeat: Repeat, event: Event, places: Places) -> Diagnostic | N
     earlier, later = repeat.earlier, repeat.later
     buried = repeat.verdict is KeyVerdict.BURIED
     ours, theirs = (earlier, later) if buried else (later, earlier)
+    # Only a target with the name of a block can have been meant as one.
     if later.key not in places.blocks or not places.extends(ours.origin, theirs.origin):
         return None
     subject, place = f"the target {later.key!r} of this template", f"that of its parent, at {theirs.span}"

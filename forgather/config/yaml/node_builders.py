@@ -52,11 +52,13 @@ def tagged_scalar(tag: Tag, event: Event, origin: Origin | None, max_digits: int
     if isinstance(tag.kind, type):
         return _value_node(tag.kind, event.value, None, origin)
     if isinstance(tag.kind, ContainerKind):
+        # `!list` before nothing is an empty list.
         if not nothing:
             raise Refusal("FG212", f"!{tag.kind} is followed by {event.value[:80]!r}", _container_hint(tag.kind))
         return tagged_mapping(tag, (), origin) if _is_mapped(tag.kind) else tagged_sequence(tag, (), origin)
     value = resolve_scalar(event.value, max_digits) if event.plain else event.value
     written = None if value is event.value else event.value
+    # `!call:f` has no arguments; `!call:f ~` has one, None.
     args = () if nothing else (Scalar(origin=origin, value=value, written=written),)
     return Call(origin=origin, kind=tag.kind, constructor=tag.constructor, args=args, name=tag.name)
 
@@ -158,6 +160,7 @@ def _value_from_mapping(kind: type[Lookup], entries: tuple[Entry, ...], origin: 
 
 
 def _call(kind: CallKind, tag: Tag, entries: tuple[Entry, ...], origin: Origin | None) -> Call:
+    # Reserved keys are taken out first, so that they do not prevent the explicit form.
     reserved = {entry.key: entry for entry in entries if entry.key in (SEARCH_PATH, SPREAD)}
     plain = tuple(entry for entry in entries if entry.key not in reserved)
     node = Call(

@@ -124,6 +124,7 @@ def _event(kind: str, event: Any, lines: list[str]) -> Event:
     # The null of `key: &x` is at its anchor; there is no text below that could be its place.
     empty = kind is SCALAR and not (event.value or event.style or event.tag)
     if event.anchor is not None and not empty and _ANCHOR_ALONE.match(lines[line - 1], column - 1):
+        # libyaml marks a value at its anchor, but the user looks for the tag or text below.
         line, column = _behind_anchor(lines, line, column)
     if kind is SCALAR:
         return Event(kind, line, column, event.value, event.tag, event.anchor, not event.style, False, event.end_mark)

@@ -36,6 +36,7 @@ def scalar_text(value: PlainScalar) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     if not isinstance(value, str):
+        # Python's repr of an int or float is read by YAML 1.2 as the same number.
         return repr(value)
     return value if _is_plain(value) else quoted(value)
 

@@ -174,6 +174,7 @@ class Places:
 
     def anchor_below(self, name: str, line: int) -> Span | None:
         """Returns the place of the first `&name` below a rendered line; None if there is none."""
+        # A search in the text, because events after an error are not read.
         for number, text in enumerate(self._rendered.text.split("\n")[line:], start=line + 1):
             if re.search(rf"(?:^|[\s\[{{,])&{re.escape(name)}(?=[\s\]}},]|$)", text):
                 return self.span(number)

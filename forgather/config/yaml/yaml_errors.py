@@ -57,6 +57,7 @@ def located_error(problem: YamlProblem, text: str, places: Places) -> LoadError:
 def _document(problem: YamlProblem, lines: list[str]) -> _Finding | None:
     place = problem.line, problem.column
     if "second document" in problem.problem or "expected <document start>" in problem.problem:
+        # `--- name ---` is a sub-template without its '#'.
         if header := re.match(r"-{3,}\s*([\w./-]+)\s*-{3,}\s*$", _line(lines, problem.line)):
             message = f"a second document begins here, named {header[1]!r}; a config is one document"
             return _Finding("FG215", message, f"a sub-template begins with #--- {header[1]} ---", *place)
@@ -171,6 +172,7 @@ def _no_key(problem: YamlProblem, lines: list[str]) -> _Finding | None:
     """Returns the finding for a line without `key: value`, reported by YAML some lines below, or for a second `: `."""
     if "mapping values" in problem.problem:
         before = _line(lines, problem.line)[: problem.column - 1]
+        # There is a complete `key: value` before the second colon on the same line.
         if re.search(r"[^\s:]:\s+[^\s'\"{\[#]", before):
             hint = 'quote the value: key: "a: b"'
             return _Finding("FG200", "a second ': ' in one line", hint, problem.line, problem.column)
@@ -243,6 +245,7 @@ def _indent(problem: YamlProblem, lines: list[str], places: Places) -> _Finding 
         hint = f"the spaces before {statement!r} indent the text after it: begin {statement!r} at column 0"
     elif symbol := re.search(r":\s+([\w./-]+:[A-Za-z_][\w.]*)\s*$", _line(lines, neighbour)):
         hint = f"is a tag missing, as in `!singleton:{symbol[1]}`?"
+    # A key with a value on its line cannot have children as well.
     elif indent - other > 1 and re.search(r":\s+[^\s&|>#]", _line(lines, neighbour)):
         hint += f", or move the value of {_name(_line(lines, neighbour))} off its line"
     return _Finding("FG201", message, hint, number, indent + 1)
