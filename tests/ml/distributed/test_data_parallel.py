@@ -294,7 +294,8 @@ def test_gradients_are_added_with_the_last_micro_batch_alone():
         assert {2} == set(handed)
 
 
-@pytest.mark.parametrize("wrong", ["mean of means", "doubled", "dropped"])
+# The bench of test_cells.py has all three in every run of the suite.
+@pytest.mark.parametrize("wrong", thinned(["mean of means", "doubled", "dropped"], lambda wrong: wrong == "dropped"))
 def test_what_is_wrong_is_seen(wrong):
     options = {"accumulation": 3}
     expected = trained(single(), **options)

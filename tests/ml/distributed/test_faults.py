@@ -43,22 +43,21 @@ TOLD = {
 }
 STATUS = {"raise": 1, "memory": 1, "leave": 7, "SIGKILL": 137, "SIGSEGV": 139}
 TOY = """\
-import multiprocessing, os, signal, time
+import importlib, multiprocessing, os, signal, time
 import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset, get_worker_info
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
 from forgather.ml.distributed import phase as run_phase
-from forgather.ml.strategy import data_parallel, fsdp2
-from forgather.ml.strategy.pipeline import strategy as pipeline
 
-STRATEGIES = (data_parallel.DataParallel, fsdp2.Sharded, pipeline.Pipeline)
+STRATEGIES = {"ddp": "data_parallel:DataParallel", "fsdp2": "fsdp2:Sharded", "pipeline": "pipeline.strategy:Pipeline"}
 
 class Fault:
-    def __init__(self, how, phase, rank):
+    def __init__(self, how, phase, rank, kind):
         self.how, self.phase, self.here = how, phase, str(rank) == os.environ.get("RANK")
-        for strategy in STRATEGIES:
-            strategy.capture = self.before(strategy.capture)
+        module, name = STRATEGIES[kind].split(":")
+        strategy = getattr(importlib.import_module("forgather.ml.strategy." + module), name)
+        strategy.capture = self.before(strategy.capture)
 
     def before(self, capture):
         def captured(strategy, *args, **kwargs):
@@ -120,7 +119,7 @@ dynamic_args:
    {names: --timeout, type: int}]
 -- set kind, how, phase, rank = kind | default('ddp'), how | default('raise'), phase | default('save'), rank | default(0)
 -- set pipeline = kind == 'pipeline'
-.fault: &fault !singleton:toy.py:Fault {how: {{ how }}, phase: {{ phase }}, rank: {{ rank }}}
+.fault: &fault !singleton:toy.py:Fault {how: {{ how }}, phase: {{ phase }}, rank: {{ rank }}, kind: {{ kind }}}
 main: !singleton:forgather.ml:{{ 'PipelineTrainer' if pipeline else 'AccelTrainer' }}
   model: !partial:toy.py:model {fault: *fault}
   args: !singleton:forgather.ml:{{ 'PipelineTrainingArguments' if pipeline else 'AccelTrainingArguments' }}

@@ -82,16 +82,22 @@ def test_two_replicas_of_two_ranks_train_as_one_process_does(schedule):
     assert_equal_to_one_process("gpt2", 3, 8, 4, data=2, schedule_class=schedule, pipeline_chunks=4)
 
 
-@pytest.mark.parametrize("schedule", thinned(SCHEDULES, lambda schedule: schedule == V))
-def test_weights_sharded_over_replicas_train_as_one_process_does(schedule):
+@pytest.mark.parametrize(
+    ("schedule", "accumulation"),
+    thinned([*((schedule, 3) for schedule in SCHEDULES), (V, 1)], lambda schedule, accumulation: accumulation == 1),
+)
+def test_weights_sharded_over_replicas_train_as_one_process_does(schedule, accumulation):
     settings = {"schedule_class": schedule, "pipeline_chunks": 4, "sharding": Sharding()}
-    assert_equal_to_one_process("gpt2", 3, 8, 4, data=2, **settings)
+    assert_equal_to_one_process("gpt2", accumulation, 8, 4, data=2, **settings)
 
 
-@pytest.mark.parametrize("schedule", thinned(["Schedule1F1B", V], lambda schedule: schedule == "Schedule1F1B"))
-def test_sliced_layers_train_as_one_process_does(schedule):
+@pytest.mark.parametrize(
+    ("schedule", "accumulation"),
+    thinned([("Schedule1F1B", 1), ("Schedule1F1B", 3), (V, 3)], lambda schedule, accumulation: accumulation == 1),
+)
+def test_sliced_layers_train_as_one_process_does(schedule, accumulation):
     settings = {"schedule_class": schedule, "pipeline_chunks": 4, "tensor": 2, "tp_plan": "auto"}
-    assert_equal_to_one_process("tied llama", 3, 8, 4, **settings)
+    assert_equal_to_one_process("tied llama", accumulation, 8, 4, **settings)
 
 
 @pytest.mark.matrix

@@ -1,6 +1,7 @@
 """A run of several processes: one result, one decision, one writer."""
 
 import gc
+import itertools
 import json
 import os
 import signal
@@ -84,24 +85,20 @@ def assert_equal(expected, actual, tolerance=1e-10):
 
 
 @pytest.mark.parametrize(
-    ("data", "accumulation"),
-    [
-        pytest.param(None, 3, id="rows, 3"),
-        pytest.param(Stream(13), 1, id="stream, 1"),
-        pytest.param(None, 1, id="rows, 1", marks=pytest.mark.matrix),
-        pytest.param(Stream(13), 3, id="stream, 3", marks=pytest.mark.matrix),
-    ],
+    ("kind", "accumulation", "ranks", "batch_size"),
+    thinned(
+        [(*case, *size) for case in itertools.product(["rows", "stream"], [1, 3]) for size in ((2, 2), (4, 1))],
+        lambda kind, accumulation, ranks, batch_size: (kind, accumulation, ranks) in (("rows", 3, 4), ("stream", 1, 2)),
+    ),
 )
-def test_several_processes_give_the_result_of_one(accumulation, data, tmp_path):
+def test_several_processes_give_the_result_of_one(kind, accumulation, ranks, batch_size, tmp_path):
     given = {
-        "data": data, "gradient_accumulation_steps": accumulation, "evaluates": True, "eval_strategy": "steps",
+        "data": Stream(13) if kind == "stream" else None, "gradient_accumulation_steps": accumulation, "evaluates": True, "eval_strategy": "steps",
         "eval_steps": 2, "metric_for_best_model": "loss", "per_device_eval_batch_size": 2,
     }  # fmt: skip
     alone = run(tmp_path / "alone", 1, 4, given)
-    for ranks, batch_size in ((2, 2), (4, 1)):
-        together = run_ranks(ranks, run, tmp_path / f"of {ranks}", ranks, batch_size, given)
-        for one in together:
-            assert_equal(alone, one)
+    for one in run_ranks(ranks, run, tmp_path / "together", ranks, batch_size, given):
+        assert_equal(alone, one)
 
 
 def test_a_wrong_count_is_told_apart(tmp_path):

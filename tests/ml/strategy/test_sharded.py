@@ -80,9 +80,9 @@ def compare(layout, sharding, model, accumulation, **settings):
         # Single parts of GPT-2 return views, and fully_shard warns of that.
         [(kind, model, 3) for kind in LAYOUTS for model in ("llama", "gpt2") if (kind, model) != ("by size", "gpt2")]
         + [(kind, model, 1) for kind in ("full", "full 4", "grad op", "hybrid") for model in ("llama", "gpt2")],
-        # Cells of tests/ml/distributed train full, hybrid and tensor, too.
+        # Cells of tests/ml/distributed train full, hybrid and tensor, too, and a state moves from uneven shards below.
         lambda kind, model, accumulation: (
-            (model, accumulation) == ("llama", 3) and kind not in ("full", "full 4", "hybrid")
+            (model, accumulation) == ("llama", 3) and not kind.startswith(("full", "hybrid"))
         ),
     ),
 )
@@ -95,8 +95,9 @@ def test_shards_are_equal_to_one_process(kind, model, accumulation):
     ("kind", "model", "accumulation"),
     thinned(
         [(kind, model, 3) for kind in SLICED for model in ("llama", "tied llama")]
-        + [(kind, "llama", 1) for kind in ("tensor", "data x tensor")],
-        lambda kind, model, accumulation: (kind, model, accumulation) == ("data x tensor", "tied llama", 3),
+        + [(kind, "llama", 1) for kind in ("tensor", "data x tensor")]
+        + [("data x tensor", "tied llama", 1)],
+        lambda kind, model, accumulation: (kind, model, accumulation) == ("data x tensor", "tied llama", 1),
     ),
 )
 def test_slices_are_equal_to_one_process(kind, model, accumulation):
