@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from forgather.cli.output import NO_LINES, columns, findings_of, in_brief, write_json
+from forgather.cli.output import NO_LINES, columns, findings_of, shortened, write_json
 from forgather.cli.source_excerpt import excerpt
 from forgather.errors import BuildNote, Diagnostic, ForgatherError
 from forgather.project.path_display import Display
@@ -40,18 +40,18 @@ def grouped(findings: Iterable[Diagnostic], display: Display) -> list[str]:
 
 
 def _entry(finding: Diagnostic, display: Display) -> list[str]:
-    first, *more = in_brief(display.shorten(finding.message)).split("\n")
+    first, *more = shortened(display.shorten(finding.message)).split("\n")
     place = f"{_place(finding.span, display)}: " if finding.span else ""
     lines = [f"{place}{finding.severity}[{finding.code}]: {first}", *(f"    {line}" for line in more[:3])]
     lines += [
         f"    | {line}" for line in excerpt(finding.span, min(_SOURCE_WIDTH, columns() or _SOURCE_WIDTH), finding)
     ]
     if finding.path:
-        lines.append(f"    in {in_brief(finding.path, _SOURCE_WIDTH)}")
+        lines.append(f"    in {shortened(finding.path, _SOURCE_WIDTH)}")
     # A value that a template prints may have been set in another file, which is where the user has to change it.
-    lines += [f"    {in_brief(display.shorten(part))}" for part in finding.context if part.startswith("set at ")]
+    lines += [f"    {shortened(display.shorten(part))}" for part in finding.context if part.startswith("set at ")]
     if finding.hint:
-        lines.append(f"    help: {in_brief(display.shorten(finding.hint))}".replace("\n", " "))
+        lines.append(f"    help: {shortened(display.shorten(finding.hint))}".replace("\n", " "))
     return lines
 
 

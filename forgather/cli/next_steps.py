@@ -21,7 +21,7 @@ RESUME_OPTION = "--resume-from-checkpoint"
 _FULL_DISK, _BAD_STEP = ("FG609",), ("FG650", "FG818")
 
 
-def resuming_words(project: Project) -> tuple[str, ...]:
+def resume_words(project: Project) -> tuple[str, ...]:
     """Returns the option that makes a run resume; empty if the config has neither a trainer nor such an option."""
     if has_trainer_arguments(project.graph):
         return ("--resume", "auto")
@@ -29,7 +29,7 @@ def resuming_words(project: Project) -> tuple[str, ...]:
     return (RESUME_OPTION, "auto") if declared else ()
 
 
-def command_to_go_on(project: Project, command: Sequence[str], *also: str) -> str | None:
+def resume_command(project: Project, command: Sequence[str], *also: str) -> str | None:
     """Returns the command that resumes from the newest checkpoint; None if the config has no option for it.
 
     Args:
@@ -37,7 +37,7 @@ def command_to_go_on(project: Project, command: Sequence[str], *also: str) -> st
         command: the words that were typed.
         also: further words to add.
     """
-    words = resuming_words(project)
+    words = resume_words(project)
     if not words:
         return None
     end = command.index("--") if "--" in command else len(command)
@@ -64,7 +64,7 @@ def newest_checkpoint(output_dir: str) -> Path | None:
     return found[-1][0] if found else None
 
 
-def stays(project: Project, output_dir: str) -> str | None:
+def checkpoint_to_resume(project: Project, output_dir: str) -> str | None:
     """Returns the checkpoint that an interrupted run would have resumed from; None if it started from the beginning.
 
     Args:
@@ -78,7 +78,7 @@ def stays(project: Project, output_dir: str) -> str | None:
     return said if isinstance(said, str) else None
 
 
-def tell_next_step(error: ForgatherError, project: Project, command: Sequence[str], output_dir: str) -> None:
+def add_resume_command(error: ForgatherError, project: Project, command: Sequence[str], output_dir: str) -> None:
     """Appends the command that resumes to the hint of an error, if its cause can be removed.
 
     Args:
@@ -95,5 +95,5 @@ def tell_next_step(error: ForgatherError, project: Project, command: Sequence[st
             return
         # With its old settings, the run would fail at the same step again.
         also = ("--set", f"{arguments.path('bad_step_policy')}=skip")
-    if (going_on := command_to_go_on(project, command, *also)) is not None:
-        error.hint = "; ".join(filter(None, (error.hint, f"to go on:  {going_on}")))
+    if (going_on := resume_command(project, command, *also)) is not None:
+        error.hint = "; ".join(filter(None, (error.hint, f"to resume:  {going_on}")))

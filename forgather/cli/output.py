@@ -77,7 +77,7 @@ def _place(span: Span, display: Display, finding: Diagnostic | None = None) -> l
     return [f"  --> {display(span.file)}:{number}", *map("".join, zip(margins, shown, strict=False))]
 
 
-def in_brief(text: str, limit: int = 2 * _WIDTH) -> str:
+def shortened(text: str, limit: int = 2 * _WIDTH) -> str:
     """Returns text without control characters, cut to `limit` characters."""
     return clean(text, limit)
 
@@ -197,7 +197,7 @@ def write_text(text: str, file: str | None = None, *, look: Look | None = None) 
             hint="name a file in a folder that exists and that you can write to",
         ) from error
     if os.path.isfile(file):
-        print_note(f"wrote {in_brief(file)}")
+        print_note(f"wrote {shortened(file)}")
 
 
 def _send(text: str) -> None:

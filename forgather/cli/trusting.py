@@ -35,7 +35,7 @@ def ask_trust(project: Project, targets: Sequence[str] = ("main",)) -> None:
         return
     missing = needs.beyond(current_trust())
     if missing:
-        if not (_is_terminal() and _says_yes(missing)):
+        if not (_is_terminal() and _confirmed(missing)):
             raise ProjectError(
                 untrusted_message(missing), code="FG440", hint=trust_hint(missing), context=project.lineage
             )
@@ -47,7 +47,7 @@ def _is_terminal() -> bool:
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
-def _says_yes(missing: Needs) -> bool:
+def _confirmed(missing: Needs) -> bool:
     print_note(untrusted_message(missing))
     sys.stderr.write("trust it from now on? [y/N] ")
     sys.stderr.flush()

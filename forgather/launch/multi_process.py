@@ -106,7 +106,7 @@ def join_run() -> Iterator[Any]:
         SecondaryFailure: the block failed because another process did, which reports the cause.
     """
     refuse_two_launchers(os.environ)
-    _tell_libraries(process_facts(os.environ))
+    _export_launcher_variables(process_facts(os.environ))
     member = import_module("forgather.ml.distributed.peer").join()
     member.watch()
     try:
@@ -148,7 +148,7 @@ def run_joined(run: Callable[[Any], int]) -> int:
         return follows.status
 
 
-def _tell_libraries(facts: ProcessFacts) -> None:
+def _export_launcher_variables(facts: ProcessFacts) -> None:
     """Sets the variables that torch and other libraries read, if the launcher uses other names for them."""
     told: dict[str, object] = {
         "RANK": facts.rank,

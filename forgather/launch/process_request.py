@@ -162,7 +162,7 @@ def _devices(text: str | None) -> list[str]:
     devices = [word.strip() for word in text.split(",") if word.strip()]
     if not devices or len(set(devices)) < len(devices):
         raise ProjectError(
-            f"--devices is {text!r}: {'one is there twice' if devices else 'it names none'}",
+            f"--devices is {text!r}: {'a device is named twice' if devices else 'it names no device'}",
             code="FG462",
             hint="name each device once, as in --devices 0,1",
         )
@@ -170,7 +170,7 @@ def _devices(text: str | None) -> list[str]:
     strange = next((device for device in devices if not (_DEVICE.fullmatch(device) and device.isascii())), None)
     if strange is not None:
         raise ProjectError(
-            f"--devices is {text[:80]!r}: {strange[:40]!r} is no device",
+            f"--devices is {text[:80]!r}: {strange[:40]!r} is not a device",
             code="FG462",
             hint="name devices by their numbers, as in --devices 0,1, or as nvidia-smi -L does (GPU-..., MIG-...)",
         )
@@ -215,7 +215,7 @@ def refuse_missing_rendezvous(asked: ProcessRequest) -> None:
     hands_meeting = any(word.startswith(("--rdzv", "--master")) for word in asked.handed)
     if asked.num_nodes != 1 and asked.master is None and not hands_meeting:
         raise ProjectError(
-            f"{asked.num_nodes} machines are to meet, and nobody says where",
+            f"a run on {asked.num_nodes} machines has no address to meet at",
             code="FG462",
             hint="give --master-addr the address of machine 0, on every machine",
         )

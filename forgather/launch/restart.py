@@ -71,16 +71,16 @@ class RestartPolicy:
         resumes = self._auto_resume and serial > self._earlier
         # The launcher starts the new processes with this environment.
         os.environ[RESUME_VARIABLE] = "auto" if resumes else "no"
-        begins = f"going on from {folder}" if resumes else self._begins_as_before()
-        self._say(f"attempt {attempt} of {attempts}, after {cause}; {begins}")
+        start = f"resuming from {folder}" if resumes else self._start_as_before()
+        self._say(f"attempt {attempt} of {attempts}, after {cause}; {start}")
         return True
 
-    def _begins_as_before(self) -> str:
+    def _start_as_before(self) -> str:
         if self._resume and self._newest()[0]:
-            return f"beginning as before, with resume_from_checkpoint: {self._resume}"
+            return f"starting as before, with resume_from_checkpoint: {self._resume}"
         if not self._auto_resume:
-            return "beginning anew, as auto_resume: false says"
-        return "beginning anew: nothing of it is saved yet"
+            return "starting from the beginning, because auto_resume is false"
+        return "starting from the beginning: nothing was saved yet"
 
     def _newest(self) -> tuple[int, str]:
         """Returns the serial number of the checkpoint that was written last, and its step as text; the number is 0
@@ -106,31 +106,31 @@ def resumes_after_restart(tolerance: FaultTolerance | None, environ: Mapping[str
     return is_further and environ.get(RESUME_VARIABLE, "auto") == "auto"
 
 
-def requeue(outcome: Outcome, environ: Mapping[str, str], *, goes_on: bool) -> str | None:
+def requeue(outcome: Outcome, environ: Mapping[str, str], *, resumes: bool) -> str | None:
     """Requeues this SLURM job, if SIGUSR1 ended its run.
 
     Args:
         outcome: the result of the run.
         environ: environment variables of SLURM.
-        goes_on: whether the run resumes from its checkpoint when it is started again.
+        resumes: whether the run resumes from its checkpoint when it is started again.
 
     Returns:
         What was done, or why not; None if there is nothing to do.
     """
-    heard = current_handler()
+    handler = current_handler()
     job = environ.get("SLURM_JOB_ID", "")
-    if not (job and outcome.interrupted and heard is not None and heard.wants_requeue):
+    if not (job and outcome.interrupted and handler is not None and handler.wants_requeue):
         return None
     # Requeuing a run that cannot resume would repeat the same steps until each time limit.
     if outcome.checkpoint is None and not outcome.nothing_trained:
-        return f"job {job} is not queued again: nothing was saved, and it would begin anew"
-    if not goes_on:
-        return f"job {job} is not queued again: it would begin anew each time, and never end"
+        return f"job {job} is not requeued: nothing was saved, so it would start from the beginning"
+    if not resumes:
+        return f"job {job} is not requeued: it would start from the beginning each time, and never finish"
     program = shutil.which("scontrol")
     if program is None:
-        return f"job {job} is not queued again: there is no scontrol here"
+        return f"job {job} is not requeued: scontrol was not found"
     done = subprocess.run([program, "requeue", job], capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         reason = " ".join((done.stderr or done.stdout).split())[:200]
-        return f"job {job} is not queued again: scontrol says {reason or f'status {done.returncode}'}"
-    return f"job {job} is queued again"
+        return f"job {job} is not requeued: scontrol failed: {reason or f'status {done.returncode}'}"
+    return f"job {job} is requeued"

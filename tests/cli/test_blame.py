@@ -127,7 +127,7 @@ def test_a_depth_that_is_no_count_is_refused(out, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["blame", "--depth", "-1"])
     assert 2 == ended.value.code
-    assert "'-1' is no number of steps" in capsys.readouterr().err
+    assert "'-1' is not a number of steps" in capsys.readouterr().err
 
 
 def test_depth_and_stars_choose(out):

@@ -182,7 +182,7 @@ def test_options_and_overrides_count(check):
 
 def test_names_and_all_exclude_each_other(bench, capsys):
     assert 1 == main(["check", "good", "--all"])
-    assert "error[FG455]: configs are named, and all are asked for" in capsys.readouterr().err
+    assert "error[FG455]: configs are named together with --all or -r" in capsys.readouterr().err
 
 
 def test_no_such_config(bench, capsys):

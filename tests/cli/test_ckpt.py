@@ -142,9 +142,9 @@ def test_verify_of_a_folder_whose_run_has_saved_nothing_yet_says_so(tmp_path, ca
 
 def test_verify_names_what_to_do_with_what_is_bad(folder, capsys):
     (folder / "checkpoint-10/notes.txt").touch()
-    assert "next: move what is no part" in told(capsys, "verify", folder)[1].err
+    assert "next: move the files that are not part" in told(capsys, "verify", folder)[1].err
     (folder / "checkpoint-20/optimizer.json").unlink()
-    assert "next: '--resume auto' takes an intact one; to remove what is bad: rm -r out/checkpoint-20\n" in (
+    assert "next: '--resume auto' takes an intact one; to remove the damaged ones: rm -r out/checkpoint-20\n" in (
         told(capsys, "verify", folder)[1].err
     )
     assert "fgcli ckpt verify out\n" in told(capsys, "verify", folder / "checkpoint-20")[1].err.replace(
@@ -289,7 +289,7 @@ def test_an_empty_name_is_not_the_working_folder(folder, capsys, monkeypatch, wo
 def test_prune_asks_and_removes_nothing_where_nobody_answers(folder, capsys, monkeypatch):
     status, said = told(capsys, "prune", folder, "--keep-last", "1")
     assert (1, [10, 20, 30]) == (status, left(folder))
-    assert "error[FG678]: nobody is there to be asked whether 1 checkpoint may be removed" in said.err
+    assert "error[FG678]: there is no terminal to ask whether 1 checkpoint may be removed" in said.err
     for answer, stay in (("\n", [10, 20, 30]), ("no\n", [10, 20, 30]), ("y\n", [20, 30])):
         answers = io.StringIO(answer)
         answers.isatty = lambda: True

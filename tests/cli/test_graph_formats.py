@@ -49,7 +49,7 @@ def test_a_format_that_is_named_is_meant_whatever_the_file_is_called(bench):
 def test_an_ending_that_means_no_format_is_refused_unless_one_is_named(bench, capsys, name, hint):
     assert 1 == main(["graph", "-o", name])
     printed = capsys.readouterr().err
-    assert f"error[FG450]: no format of a graph is known by the ending '{name[1:]}'" in printed
+    assert f"error[FG450]: no graph format has the ending '{name[1:]}'" in printed
     assert hint in printed
     assert not (bench / name).exists()
     assert 0 == main(["graph", "--format", "tree", "-o", name])
@@ -72,7 +72,7 @@ def test_a_terminal_gets_no_page(bench, capsys, monkeypatch):
 
 def test_two_formats_at_once_are_refused(bench, capsys):
     assert 1 == main(["graph", "--json", "--format", "dot"])
-    assert "error[FG450]: two formats are asked for: json and dot" in capsys.readouterr().err
+    assert "error[FG450]: two formats are given: json and dot" in capsys.readouterr().err
     assert 0 == main(["graph", "--json", "--format", "json"])
 
 

@@ -94,7 +94,7 @@ def test_the_status_of_a_run_that_leaves_is_kept(bench):
         (["-t", "slow", "train"], ""),
         (
             ["-t", "resumes", "train", "--resume-from-checkpoint", "my run/checkpoint-7"],
-            "to go on:  fgcli -t resumes train --resume-from-checkpoint auto\n",
+            "to resume:  fgcli -t resumes train --resume-from-checkpoint auto\n",
         ),
     ],
 )

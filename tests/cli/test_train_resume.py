@@ -6,7 +6,7 @@ import os
 import pytest
 
 from forgather.cli.main import main
-from forgather.cli.next_steps import command_to_go_on
+from forgather.cli.next_steps import resume_command
 from forgather.project.fault_tolerance import resume_assignments
 from forgather.project.project import Project
 from tests.cli.checkpoint_folders import make_checkpoint
@@ -99,11 +99,11 @@ def test_it_stands_in_the_record_of_the_run_and_is_repeated(bench, capfd):
 @pytest.mark.parametrize(
     ("config", "code", "expected"),
     [
-        ("plain", "FG609", "see to it; to go on:  fgcli -t plain train --resume auto\n"),
+        ("plain", "FG609", "see to it; to resume:  fgcli -t plain train --resume auto\n"),
         (
             "plain",
             "FG818",
-            "see to it; to go on:  fgcli -t plain train --resume auto --set +args.bad_step_policy=skip\n",
+            "see to it; to resume:  fgcli -t plain train --resume auto --set +args.bad_step_policy=skip\n",
         ),
         ("inside", "FG650", "train --resume auto --set +main.args.bad_step_policy=skip\n"),
         ("plain", "FG651", "see to it\n"),
@@ -123,8 +123,8 @@ def test_an_error_that_a_run_can_go_on_after_says_how(bench, capfd, monkeypatch,
     ("words", "told"),
     [
         ([], "nothing was trained yet, so there is nothing to save\n"),
-        (["--resume"], "out/checkpoint-5 stays as it is\nto go on:  fgcli train --resume\n"),
-        (["--resume", "odd"], "odd stays as it is\nto go on:  fgcli train --resume odd\n"),
+        (["--resume"], "out/checkpoint-5 is unchanged\nto resume:  fgcli train --resume\n"),
+        (["--resume", "odd"], "odd is unchanged\nto resume:  fgcli train --resume odd\n"),
     ],
 )
 def test_a_signal_before_the_first_step_of_a_resumed_run_leaves_its_checkpoint(bench, capfd, monkeypatch, words, told):
@@ -139,7 +139,7 @@ def test_the_checkpoint_that_stays_is_that_of_the_last_run_whatever_its_step(ben
     make_checkpoint(bench / "out", 50, run="bbbb")
     monkeypatch.setenv("SIGNAL", "1")
     assert 143 == main(["train", "--resume"])
-    assert "out/checkpoint-50 stays as it is" in capfd.readouterr().err
+    assert "out/checkpoint-50 is unchanged" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_the_checkpoint_that_stays_is_that_of_the_last_run_whatever_its_step(ben
 )
 def test_the_command_that_goes_on_keeps_all_other_words_where_they_belong(bench, words, expected):
     command = ["fgcli", "train", *words.split()]
-    assert f"fgcli train {expected}" == command_to_go_on(Project("plain", bench), command)
+    assert f"fgcli train {expected}" == resume_command(Project("plain", bench), command)
 
 
 @pytest.mark.matrix

@@ -47,46 +47,56 @@ def test_a_run_goes_on_from_what_it_has_written(tmp_path):
     answer, said, told = asked(tmp_path, KILLED, before=[900], written=[2])
     assert (True, "auto") == (answer, told)
     cause = "after rank 1 of 2 was ended by SIGKILL in step 3, update, without an error message"
-    assert [f"attempt 2 of 4, {cause}; going on from step 2"] == said
+    assert [f"attempt 2 of 4, {cause}; resuming from step 2"] == said
 
 
 def test_a_run_goes_on_from_what_it_was_about_to_replace(tmp_path):
     answer, said, told = asked(tmp_path, KILLED, before=[900], written=[2], replaces=2)
     assert (True, "auto") == (answer, told)
-    assert said[0].endswith("; going on from step 2")
+    assert said[0].endswith("; resuming from step 2")
 
 
 def test_a_run_that_has_written_nothing_leaves_the_checkpoints_of_an_earlier_one(tmp_path):
     answer, said, told = asked(tmp_path, KILLED, before=[900])
     assert (True, "no") == (answer, told)
-    assert said[0].endswith("; beginning anew: nothing of it is saved yet")
+    assert said[0].endswith("; starting from the beginning: nothing was saved yet")
 
 
 def test_a_run_that_is_not_to_resume_begins_anew(tmp_path):
     answer, said, told = asked(tmp_path, KILLED, written=[2], auto_resume=False)
     assert (True, "no") == (answer, told)
-    assert said[0].endswith("; beginning anew, as auto_resume: false says")
+    assert said[0].endswith("; starting from the beginning, because auto_resume is false")
 
 
 def test_a_run_that_went_on_and_has_written_nothing_since_goes_on_from_there_again(tmp_path):
     answer, said, told = asked(tmp_path, KILLED, before=[900], resume="auto")
     assert (True, "auto") == (answer, told)
-    assert said[0].endswith("; going on from step 900")
+    assert said[0].endswith("; resuming from step 900")
 
 
 @pytest.mark.parametrize(("resume", "auto_resume"), [("out/checkpoint-900", True), ("auto", False)])
 def test_a_run_that_begins_as_its_config_says_does_not_claim_to_begin_anew(tmp_path, resume, auto_resume):
     answer, said, told = asked(tmp_path, KILLED, before=[900], resume=resume, auto_resume=auto_resume)
     assert (True, "no") == (answer, told)
-    assert said[0].endswith(f"; beginning as before, with resume_from_checkpoint: {resume}")
+    assert said[0].endswith(f"; starting as before, with resume_from_checkpoint: {resume}")
 
 
 @pytest.mark.parametrize(
     ("kind", "code", "answer", "line"),
     [
         (FailureKind.CAUSE, "FG818", False, "not tried again: FG818 would end the next attempt, too"),
-        (FailureKind.CAUSE, "FG609", True, "attempt 2 of 4, after rank 0 in step 3: the message; beginning anew"),
-        (FailureKind.CAUSE, "", True, "attempt 2 of 4, after rank 0 in step 3: the message; beginning anew"),
+        (
+            FailureKind.CAUSE,
+            "FG609",
+            True,
+            "attempt 2 of 4, after rank 0 in step 3: the message; starting from the beginning",
+        ),
+        (
+            FailureKind.CAUSE,
+            "",
+            True,
+            "attempt 2 of 4, after rank 0 in step 3: the message; starting from the beginning",
+        ),
         (FailureKind.STOPPED, "", False, ""),
     ],
 )
@@ -123,11 +133,16 @@ def ended(**given):
 @pytest.mark.parametrize(
     ("number", "outcome", "script", "line"),
     [
-        (signal.SIGUSR1, ended(checkpoint="c"), "exit 0", "job 77 is queued again"),
-        (signal.SIGUSR1, ended(nothing_trained=True), "exit 0", "job 77 is queued again"),
-        (signal.SIGUSR1, ended(), "exit 0", "job 77 is not queued again: nothing was saved, and it would begin anew"),
-        (signal.SIGUSR1, ended(checkpoint="c"), "echo no such job >&2; exit 1", "scontrol says no such job"),
-        (signal.SIGUSR1, ended(checkpoint="c"), None, "there is no scontrol here"),
+        (signal.SIGUSR1, ended(checkpoint="c"), "exit 0", "job 77 is requeued"),
+        (signal.SIGUSR1, ended(nothing_trained=True), "exit 0", "job 77 is requeued"),
+        (
+            signal.SIGUSR1,
+            ended(),
+            "exit 0",
+            "job 77 is not requeued: nothing was saved, so it would start from the beginning",
+        ),
+        (signal.SIGUSR1, ended(checkpoint="c"), "echo no such job >&2; exit 1", "scontrol failed: no such job"),
+        (signal.SIGUSR1, ended(checkpoint="c"), None, "scontrol was not found"),
         (signal.SIGTERM, ended(checkpoint="c"), "exit 0", None),
     ],
 )
@@ -140,7 +155,7 @@ def test_a_job_is_queued_again_after_sigusr1(tmp_path, monkeypatch, number, outc
     with handle_signals(Interrupt()) as interrupt:
         interrupt.begin()
         signal.raise_signal(number)
-        told = requeue(outcome, {"SLURM_JOB_ID": "77"}, goes_on=True)
+        told = requeue(outcome, {"SLURM_JOB_ID": "77"}, resumes=True)
     assert line == told if line is None else line in told
     called = tmp_path / "called"
     assert not called.exists() or called.read_text() == "requeue 77\n"
@@ -150,15 +165,15 @@ def test_a_run_outside_of_slurm_is_not_queued():
     with handle_signals(Interrupt()) as interrupt:
         interrupt.begin()
         signal.raise_signal(signal.SIGUSR1)
-        assert requeue(ended(checkpoint="c"), {}, goes_on=True) is None
+        assert requeue(ended(checkpoint="c"), {}, resumes=True) is None
 
 
 def test_a_job_that_would_begin_anew_each_time_is_not_queued():
     with handle_signals(Interrupt()) as interrupt:
         interrupt.begin()
         signal.raise_signal(signal.SIGUSR1)
-        told = requeue(ended(checkpoint="c"), {"SLURM_JOB_ID": "77"}, goes_on=False)
-    assert told == "job 77 is not queued again: it would begin anew each time, and never end"
+        told = requeue(ended(checkpoint="c"), {"SLURM_JOB_ID": "77"}, resumes=False)
+    assert told == "job 77 is not requeued: it would start from the beginning each time, and never finish"
 
 
 def test_torchrun_passes_the_end_of_a_terminal_on_unless_nohup_has_it_ignored():

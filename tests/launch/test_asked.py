@@ -84,12 +84,12 @@ def test_sizes_that_multiply_to_a_number_are_what_auto_means(tmp_path, words, pe
     ("words", "message"),
     [
         (["-d", "0"], "asks for 2 processes, and --devices names 1"),
-        (["-d", "0,0"], "one is there twice"),
-        (["-d", ","], "it names none"),
-        (["-d", "x,y"], "'x' is no device"),
-        (["-d", "0,-1"], "'-1' is no device"),
-        (["-d", "²,0"], "'²' is no device"),
-        (["-d", "0 1,2"], "'0 1' is no device"),
+        (["-d", "0,0"], "a device is named twice"),
+        (["-d", ","], "it names no device"),
+        (["-d", "x,y"], "'x' is not a device"),
+        (["-d", "0,-1"], "'-1' is not a device"),
+        (["-d", "²,0"], "'²' is not a device"),
+        (["-d", "0 1,2"], "'0 1' is not a device"),
         (["--nnodes", "²"], "--nnodes is '²'"),
         (["--master-port", "0"], "--master-port is 0, but a port is between 1 and 65535"),
         (["--master-port", "-5"], "--master-port is -5"),
@@ -108,7 +108,7 @@ def test_options_that_do_not_fit_are_refused(tmp_path, words, message):
 
 def test_several_machines_are_told_where_they_meet(tmp_path):
     for words in (["--nnodes", "2"], ["--nnodes", "2", "--master-port", "1234"]):
-        with pytest.raises(ProjectError, match="2 machines are to meet, and nobody says where") as caught:
+        with pytest.raises(ProjectError, match="a run on 2 machines has no address to meet at") as caught:
             refuse_missing_rendezvous(asked(tmp_path, *words))
         assert "FG462" == caught.value.code
 

@@ -71,10 +71,10 @@ def test_the_model_is_named_where_this_run_wrote_it_and_else_its_last_checkpoint
         (0, 10, {}, r"10 steps in \d+\.\d s\n"),
         (0, 10, {"tokens_per_second": 1200.0}, r"10 steps in \d+\.\d s \(median 1.20k tokens/s\)\n"),
         (0, 10, {"train_tokens_per_second": 1200.0}, r"10 steps in \d+\.\d s \(1.20k tokens/s\)\n"),
-        (0, 10, {"train_skipped_steps": 3}, r"10 steps in \d+\.\d s; 3 steps of the run left out as bad\n"),
+        (0, 10, {"train_skipped_steps": 3}, r"10 steps in \d+\.\d s; 3 steps of the run skipped as bad\n"),
         (9, 10, {}, r"1 step \(number 10\) in \d+\.\d s\n"),
         (8, 10, {}, r"2 steps \(9 to 10\) in \d+\.\d s\n"),
-        (10, 10, {"train_runtime": 0.3}, r"nothing was trained, the run stands at step 10\n"),
+        (10, 10, {"train_runtime": 0.3}, r"nothing was trained, the run is at step 10\n"),
     ],
 )
 def test_the_summary_counts_the_steps_of_this_run_alone(tmp_path, first, last, logs, expected):

@@ -133,7 +133,7 @@ def test_links_and_pipes_in_the_folder_are_not_followed(first):
 def test_nothing_changed(first, capsys):
     assert (0, []) == rows(first, capsys)
     assert 0 == main(["rerun", str(first), "--dry-run"])
-    assert "as they were: 7 files of the record, 2 templates, " in capsys.readouterr().out
+    assert "unchanged: 7 files of the record, 2 templates, " in capsys.readouterr().out
 
 
 def test_the_code_of_then_is_used_where_the_project_has_another(first, capsys):
@@ -324,7 +324,7 @@ def test_the_report_is_laid_out_as_the_page_of_the_error_shows_it(tmp_path, monk
     page = (Path(__file__).parents[2] / "docs/errors/FG439.md").read_text()
     shown = [line.removeprefix("    ") for line in page.split("\n") if line.startswith("    ")][1:]
     printed = capsys.readouterr().err.splitlines()
-    assert [
-        line for line in printed if not line.startswith(("as they were", "output folder", "differs", "restored"))
-    ] == [line for line in shown if not line.startswith(("as they were", "output folder"))]
+    assert [line for line in printed if not line.startswith(("unchanged", "output folder", "differs", "restored"))] == [
+        line for line in shown if not line.startswith(("unchanged", "output folder"))
+    ]
     assert [line[:12] for line in printed] == [line[:12] for line in shown]

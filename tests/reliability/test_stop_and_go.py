@@ -165,7 +165,7 @@ def test_a_run_that_is_killed_is_started_again_and_ends_with_the_same_bits(bench
         weights.append((bench / "out/model.safetensors").read_bytes())
         (bench / "out").rename(bench / f"out{dies}")
     line = (
-        rf"attempt 2 of 3, after rank {ranks - 1} of {ranks} was ended by SIGKILL in step 4, .*; going on from step 2"
+        rf"attempt 2 of 3, after rank {ranks - 1} of {ranks} was ended by SIGKILL in step 4, .*; resuming from step 2"
     )
     assert 1 == len(re.findall(line, output)), output
     assert weights[0] == weights[1]

@@ -1,4 +1,4 @@
-"""`fgcli blame`: who wrote each value of a config, and what it replaced. Constructs nothing."""
+"""`fgcli blame`: prints the file and line that set each value, and the values that it replaced. Constructs nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set
-from forgather.cli.output import Line, columns, in_brief, write_json, write_lines
+from forgather.cli.output import Line, columns, shortened, write_json, write_lines
 from forgather.cli.palette import styled
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _SOURCE = 120
 DESCRIPTION = """Print the file and line that set each value, and every earlier value that it replaced, nearest first.
 Below a value: `set`, the last line that set a name it was printed from; `via`, the include, macro call or print that
 led to the line; `alias` and `merge`, the lines by which a shared value got here; `inside`, the alias of a container
-around it; `with`, further lines that wrote a part of it. A `~` marks a line that printed what a filter took apart.
+around it; `with`, further lines that wrote a part of it. A `~` marks a line whose text a filter has taken apart.
 Nothing is imported or constructed."""
 EXAMPLES = """examples:
   fgcli -t fast.yaml blame trainer_args.learning_rate
@@ -51,12 +51,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _steps(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps, as 0 or 2")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps, such as 0 or 2")
     return int(text)
 
 
 def run(invocation: Invocation) -> int:
-    """Prints the places and returns the exit status."""
+    """Prints the origin of each value and returns the exit status."""
     from forgather.cli.origin_labels import Labels
     from forgather.project.path_display import Display
 
@@ -95,7 +95,7 @@ def _blamed(project: Project, paths: list[str], depth: int | None) -> Iterator[B
 
 
 def _without_repeats(found: list[Blame]) -> Iterator[Blame]:
-    """Leaves out what is inside a container that is shown whole, and was written with it."""
+    """Leaves out values that are visible in the text of their container and were written at the same place."""
     shown: dict[tuple[object, ...], Blame] = {}
     for blamed in found:
         around = shown.get(blamed.path[:-1])
@@ -107,11 +107,11 @@ def _without_repeats(found: list[Blame]) -> Iterator[Blame]:
 
 
 class _Drawing:
-    """Rows of two columns: a value or how it came here, and the place.
+    """The rows of the output: a value, or a step on its way, and the place.
 
     Args:
-        labels: names the places.
-        sources: the files, to show their lines; None leaves them out.
+        labels: makes the labels of places.
+        sources: the files whose lines are shown, too; None shows no lines.
         shorten: returns the text of a value with shorter paths.
     """
 
@@ -136,7 +136,7 @@ class _Drawing:
             self._writing(f"was {writing.text}", writing, "  ", False)
 
     def _known_way(self, blamed: Blame) -> bool:
-        """Whether the container around has come by the same include and print lines, and has said so."""
+        """Returns whether the include and print lines of a value are those of its container, where they are printed."""
         way = blamed.now.origin.sites[:-1] if blamed.now.origin is not None else ()
         self._via[blamed.path] = way
         return self._via.get(blamed.path[:-1]) == way
@@ -153,10 +153,14 @@ class _Drawing:
         self._rows.append((text, place, dim))
         source = self._sources.get(span.file) if self._sources is not None and span is not None else None
         if source is not None and span is not None:
-            self._rows.append((f"      | {in_brief(source.line(span.line).strip(), _SOURCE)}", "", True))
+            self._rows.append((f"      | {shortened(source.line(span.line).strip(), _SOURCE)}", "", True))
 
     def lines(self, columns: int | None) -> Iterator[Line]:
-        """Yields the rows as lines; in so many columns, the place of a longer value begins a line of its own."""
+        """Yields the rows as lines.
+
+        Args:
+            columns: width of the terminal, in which the place of a long value is on a line of its own; None for none.
+        """
         widest = _WIDEST
         if columns is not None:
             widest = min(_WIDEST, columns - 2 - max((len(place) for _, place, _ in self._rows), default=0))

@@ -1,4 +1,4 @@
-"""`fgcli check`: every problem of a config that can be known without running what it names. Constructs nothing."""
+"""`fgcli check`: prints every problem of a config that can be found without running it. Constructs nothing."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from forgather.project.workspace import find_project, find_projects
 from forgather.signatures.reader import Reader
 
 CONFIG_OPTIONS = True
-DESCRIPTION = """Find every mistake in configs that can be known without importing or constructing what they name:
-templates, the graph, constructors and their arguments, settings that contradict one another. All problems together,
-each with its place. The exit status is 1 when there is an error; a lint is a remark about what works, and may not
-be what you mean."""
+DESCRIPTION = """Find every error in configs that can be found without importing or constructing what they name: in
+templates, the graph, constructors and their arguments, and settings that contradict each other. All problems are listed
+with their places. The exit status is 1 if there is an error. A lint is a remark about something that works, but may not
+be intended."""
 EXAMPLES = """examples:
   fgcli check                              the default config
   fgcli check tiny.yaml fast.yaml -v       what could not be checked, and why
@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 class _Report(NamedTuple):
-    """One config with what was found out about it."""
+    """The results of the check of one config."""
 
     name: str
     display: Display
@@ -84,7 +84,7 @@ def _named(invocation: Invocation) -> Iterator[_Report]:
 def _everywhere(invocation: Invocation) -> Iterator[_Report]:
     if invocation.options.configs or invocation.config:
         raise ProjectError(
-            "configs are named, and all are asked for", code="FG455", hint="leave out the names, or --all and -r"
+            "configs are named together with --all or -r", code="FG455", hint="leave out the names, or --all and -r"
         )
     folders, several = _folders(invocation)
     for folder in folders:
@@ -102,7 +102,7 @@ def _everywhere(invocation: Invocation) -> Iterator[_Report]:
 
 
 def _folders(invocation: Invocation) -> tuple[list[str], bool]:
-    """Returns the projects to look at, and whether there may be several."""
+    """Returns the folders of the projects to check, and whether there may be several."""
     if not invocation.options.recursive:
         try:
             return [find_project(invocation.project_dir)], False
@@ -123,7 +123,7 @@ def _folders(invocation: Invocation) -> tuple[list[str], bool]:
 
 
 def _broken(error: ForgatherError, folder: str, name: str) -> _Report:
-    """Returns the report of a project that cannot be opened, because of what one of its files says."""
+    """Returns the report of a project that cannot be opened because of an error in one of its files."""
     return _Report(name, Display(folder), CheckResult((error.diagnostic, *error.others)))
 
 
@@ -136,7 +136,7 @@ def _lines(reports: list[_Report], *, verbose: bool) -> list[str]:
     lines: list[str] = []
     shown: set[tuple[object, ...]] = set()
     for report in reports:
-        # A finding in a template that several configs share is told once, and counted for each.
+        # A finding in a template that several configs use is printed once, and counted for each config.
         fresh = [found for found in report.checked.findings if _key(found) not in shown]
         shown.update(_key(found) for found in fresh)
         lines += grouped(fresh, report.display)

@@ -1,4 +1,4 @@
-"""`fgcli ckpt`: checkpoints: which there are, whether they are whole, what is in them, as models, and which stay."""
+"""`fgcli ckpt`: lists, verifies, shows, exports and prunes checkpoints."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from forgather.errors import CheckpointError, ProjectError
 from forgather.project.path_display import near_path
 
 TAKES_CONFIG = True
-DESCRIPTION = """Look after checkpoints. FOLDER is an output folder that holds some, or one of them where
-that is enough; without it, it is the output folder of the config that -p and -t name."""
+DESCRIPTION = """List, verify, show, export and prune checkpoints. FOLDER is an output folder with checkpoints, or one
+checkpoint where that is enough. Without it, the output folder of the config that -p and -t name is used."""
 EXAMPLES = """examples:
   fgcli ckpt ls output_models/tiny_llama               what there is, and which one '--resume auto' would take
   fgcli -t tiny.yaml ckpt verify                       every byte of every checkpoint against its digest
@@ -35,13 +35,13 @@ EXAMPLES = """examples:
   fgcli ckpt export output_models/tiny_llama/checkpoint-500 exported --dtype bfloat16
   fgcli ckpt prune output_models/tiny_llama --keep-last 2 --dry-run
 
-'fgcli ckpt ACTION --help' says more of one."""
+'fgcli ckpt ACTION --help' describes an action."""
 _ACTIONS = {
-    "ls": "list the checkpoints of an output folder; the exit status is 1 where one is not complete",
-    "verify": "read every byte and compare it with what was written; the exit status is 1 where anything differs",
-    "show": "tell what is in a checkpoint, or how two differ",
-    "export": "write the model of a checkpoint for others, in Hugging Face layout",
-    "prune": "remove checkpoints by hand; the newest, the best and the only good one always stay",
+    "ls": "list the checkpoints of an output folder; the exit status is 1 if one is not complete",
+    "verify": "read every byte and compare it with what was written; the exit status is 1 if anything differs",
+    "show": "print the contents of a checkpoint, or how two differ",
+    "export": "write the model of a checkpoint in Hugging Face layout",
+    "prune": "remove checkpoints by hand; the newest, the best and the last intact one are always kept",
 }
 _EXAMPLES = {
     "ls": "example:\n  fgcli ckpt ls output_models/tiny_llama --json",
@@ -69,31 +69,33 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _export_options(parser: argparse.ArgumentParser) -> None:
-    what = "folder for the model; it is not there yet, or empty"
+    what = "folder for the model; it must not exist yet, or be empty"
     parser.add_argument("into", metavar="INTO", help=what, type=_name)
-    parser.add_argument("--max-shard-size", default="50GB", metavar="SIZE", help="of one file, as 5GB (default: 50GB)")
+    parser.add_argument(
+        "--max-shard-size", default="50GB", metavar="SIZE", help="maximum size of a file (default: 50GB)"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="type of the weights")
 
 
 def _prune_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--keep-last", type=_count, metavar="N", help="the N newest stay; the newest always does")
+    parser.add_argument("--keep-last", type=_count, metavar="N", help="keep the N newest; the newest is always kept")
     parser.add_argument(
-        "--keep-best", type=_count, metavar="K", help="the K best stay, by the metric; the best always does"
+        "--keep-best", type=_count, metavar="K", help="keep the K best by the metric; the best is always kept"
     )
-    parser.add_argument("--keep-every", type=_count, metavar="M", help="those of every Mth step stay")
-    parser.add_argument("--dry-run", action="store_true", help="tell what would be removed, and remove nothing")
+    parser.add_argument("--keep-every", type=_count, metavar="M", help="keep those of every Mth step")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
     parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def _name(text: str) -> str:
-    """Returns the name of a folder; an empty one, as of a variable of a shell that is not set, is none."""
+    """Returns the name of a folder. An empty one, as from an unset shell variable, would mean the working folder."""
     if text:
         return text
     raise argparse.ArgumentTypeError("'' names no folder")
 
 
 def _count(text: str) -> int:
-    """Returns a number from 1."""
+    """Returns a number from 1; an argparse type."""
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
@@ -103,13 +105,13 @@ _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {"export": _exp
 
 
 def run(invocation: Invocation) -> int:
-    """Does what the action says and returns the exit status."""
+    """Runs the action and returns the exit status."""
     acts = {"ls": _ls, "verify": _verify, "show": _show, "export": _export, "prune": _prune}
     return acts[invocation.options.action](invocation)
 
 
 def _ml(module: str) -> Any:
-    """Returns a module of the other tower; those that are named here import no torch, but for the export."""
+    """Returns a module of `forgather.ml.checkpoint`; of the modules used here, only the export imports torch."""
     return import_module(f"{_ML}.{module}")
 
 
@@ -123,12 +125,12 @@ def _named(invocation: Invocation, folder: str | None) -> Path:
     """Returns the folder that was named, or the output folder of the config.
 
     Raises:
-        ProjectError: FG674, both were named.
-        CheckpointError: FG601 where there is no such folder.
+        ProjectError: FG674, both were given.
+        CheckpointError: FG601, the folder does not exist.
     """
     if folder is not None and invocation.config is not None:
         raise ProjectError(
-            f"{folder!r} and the config {invocation.config!r} of -t each name a folder",
+            f"two folders are named: {folder!r}, and that of config {invocation.config!r}",
             code="FG674",
             hint="leave one of them out",
         )
@@ -138,18 +140,18 @@ def _named(invocation: Invocation, folder: str | None) -> Path:
 
 
 def _survey(invocation: Invocation, folder: str | None) -> Any:
-    """Returns what lies in an output folder.
+    """Returns the checkpoints of an output folder.
 
     Raises:
-        ProjectError: FG674, it is one checkpoint.
-        CheckpointError: FG601, it holds none.
+        ProjectError: FG674, the folder is a checkpoint itself.
+        CheckpointError: FG601, it has no checkpoint.
     """
     found = _named(invocation, folder)
     survey = _ml("inspect").summarize_folder(found)
     if not survey.checkpoints:
         if _is_checkpoint(found) or found.name.startswith("checkpoint-"):
             raise ProjectError(
-                f"{str(found)!r} is one checkpoint, and no folder of checkpoints",
+                f"{str(found)!r} is a checkpoint, not a folder of checkpoints",
                 code="FG674",
                 hint=f"name the folder above it, or see 'fgcli ckpt show {found}'",
             )
@@ -182,10 +184,10 @@ def _ls(invocation: Invocation) -> int:
 
 
 def _checkpoints(invocation: Invocation) -> list[Path]:
-    """Returns the checkpoints that were named; all of an output folder where one is named.
+    """Returns the checkpoints that were named, and all checkpoints of the output folders that were named.
 
     Raises:
-        CheckpointError: FG601, a folder of runs that holds none.
+        CheckpointError: FG601, an output folder has no checkpoint.
     """
     found: list[Path] = []
     for name in invocation.options.folder or [None]:
@@ -203,7 +205,7 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """Returns the checkpoints of an output folder; none where it is a checkpoint itself."""
+    """Returns the checkpoints of an output folder; none if it is a checkpoint itself."""
     return [] if _is_checkpoint(folder) else [path for _, path in _ml("checkpoint_dir").list_checkpoints(folder)]
 
 
@@ -236,15 +238,15 @@ def _verify(invocation: Invocation) -> int:
 
 
 def _next_step(judged: list[tuple[Path, Any, list[CheckpointError]]]) -> str:
-    # What lies beside the files of a checkpoint is no reason to remove it.
+    # Foreign files next to those of a checkpoint are no reason to remove the checkpoint.
     bad = [folder for folder, _, problems in judged if any(error.code != "FG673" for error in problems)]
     if not bad:
-        return "move what is no part of a checkpoint elsewhere; a run that goes on does not read it"
+        return "move the files that are not part of a checkpoint elsewhere; a resumed run does not read them"
     if len(bad) < len(judged):
         words = " ".join(shlex.quote(near_path(str(folder))) for folder in bad)
-        return f"'--resume auto' takes an intact one; to remove what is bad: rm -r {words}"
+        return f"'--resume auto' takes an intact one; to remove the damaged ones: rm -r {words}"
     if len(judged) == 1 and len(_ml("checkpoint_dir").list_checkpoints(bad[0].parent)) > 1:
-        return f"restore its files from a copy, or see what is beside it: fgcli ckpt verify {bad[0].parent}"
+        return f"restore its files from a copy, or check the others: fgcli ckpt verify {bad[0].parent}"
     return str(_ml("lineage").NONE_INTACT)
 
 
@@ -252,7 +254,7 @@ def _show(invocation: Invocation) -> int:
     survey = _ml("inspect")
     folders = [_one(invocation, name) for name in invocation.options.folder or [None]]
     if len(folders) > 2:
-        raise ProjectError("'fgcli ckpt show' compares two checkpoints, not more", code="FG674", hint="name two")
+        raise ProjectError("'fgcli ckpt show' compares two checkpoints at most", code="FG674", hint="name two")
     found = [survey.contents(folder) for folder in folders]
     if invocation.options.json:
         write_json({"checkpoints": [_content_fact(folder, it) for folder, it in zip(folders, found, strict=True)]})
@@ -290,7 +292,7 @@ def _one(invocation: Invocation, name: str | None) -> Path:
         raise CheckpointError(
             f"no checkpoint in {str(folder)!r} is complete",
             code="FG607",
-            hint=f"'fgcli ckpt verify {folder}' tells what is wrong with each",
+            hint=f"'fgcli ckpt verify {folder}' lists the problems of each",
         )
     print_note(f"the newest of {near_path(str(folder))}: {newest.folder.name}")
     return Path(newest.folder)
@@ -314,7 +316,9 @@ def _prune(invocation: Invocation) -> int:
     asked = {"last": options.keep_last, "best": options.keep_best, "every": options.keep_every}
     if not any(asked.values()):
         raise ProjectError(
-            "nothing says which checkpoints stay", code="FG678", hint="give --keep-last, --keep-best or --keep-every"
+            "no option says which checkpoints to keep",
+            code="FG678",
+            hint="give --keep-last, --keep-best or --keep-every",
         )
     pruned = _ml("retention")
     survey = _survey(invocation, options.folder)
@@ -338,16 +342,16 @@ def _prune(invocation: Invocation) -> int:
 
 
 def _agreed(count: int) -> bool:
-    """Asks on the terminal.
+    """Asks on the terminal whether to remove checkpoints.
 
     Raises:
-        ProjectError: nobody can be asked.
+        ProjectError: FG678, there is no terminal.
     """
     if sys.stdin is None or not sys.stdin.isatty():
         raise ProjectError(
-            f"nobody is there to be asked whether {plural(count, 'checkpoint')} may be removed",
+            f"there is no terminal to ask whether {plural(count, 'checkpoint')} may be removed",
             code="FG678",
-            hint="--yes removes them, --dry-run only tells",
+            hint="--yes removes them, --dry-run only lists them",
         )
     print_note(f"remove {plural(count, 'checkpoint')} for good? [y/N]")
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,4 +1,4 @@
-"""`fgcli code`: Python source that builds what a config builds. Imports and constructs nothing of it."""
+"""`fgcli code`: writes Python source that builds what a config builds. Imports and constructs nothing of it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 CONFIG_OPTIONS = True
 DESCRIPTION = """Write a Python module whose function build() makes the same objects by plain calls, without templates
-and YAML. What the config shares is a variable, !var is a parameter, !partial is functools.partial. --verify runs the
-module and the config side by side, on stand-ins for everything that they call, and compares each call. Nothing that
-the config names is imported."""
+and YAML. A shared value becomes a variable, !var a parameter, and !partial functools.partial. --verify runs the module
+and the config on stand-ins for everything that they call, and compares each call. Nothing that the config names is
+imported."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml code
   fgcli -t tiny.yaml code model tokenizer -o model.py
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="prove that the code makes the calls of the config; without -o, print the verdict alone",
+        help="test that the code makes the calls of the config; without -o, print only the result",
     )
     parser.add_argument("--force", action="store_true", help="let -o replace a file that exists")
     add_set(parser)
@@ -79,7 +79,7 @@ def run(invocation: Invocation) -> int:
 
 
 def _refuse_replacing(file: str | None) -> None:
-    """Raises where `-o` names a file that holds something: code is often edited by hand."""
+    """Raises if `-o` names a file that is not empty, because generated code is often edited by hand."""
     if file and os.path.isfile(file) and os.path.getsize(file):
         raise ProjectError(
             f"{file!r} exists already, and may have been edited",

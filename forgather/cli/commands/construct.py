@@ -1,4 +1,4 @@
-"""`fgcli construct`: builds targets and prints what came out. Runs what the config names."""
+"""`fgcli construct`: builds targets and prints the objects. Runs what the config names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(invocation: Invocation) -> int:
-    """Builds, prints, and returns the exit status."""
+    """Builds and prints the targets, and returns the exit status."""
     options = invocation.options
     project = invocation.open_project()
     project.refuse_errors()

@@ -1,4 +1,4 @@
-"""`fgcli diff`: how the graphs of two configs differ. Constructs nothing."""
+"""`fgcli diff`: prints how the graphs of two configs differ. Constructs nothing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from forgather.project.path_display import Display
 
 TAKES_CONFIG = True
 TROUBLE = 2
-DESCRIPTION = """Show how two graphs differ: values, constructors, what is shared, each with the lines that cause it.
-The exit status is 0 where they are the same, 1 where they differ, 2 in trouble. Nothing is imported or constructed."""
+DESCRIPTION = """Show how two graphs differ: in values, constructors and sharing, each with the lines that cause it. The
+exit status is 0 if they are equal, 1 if they differ, 2 after an error. Nothing is imported or constructed."""
 EXAMPLES = """examples:
   fgcli diff tiny fast                           two configs of the project
   fgcli diff tiny                                the last commit and the working tree
@@ -48,7 +48,7 @@ def run(invocation: Invocation) -> int:
     else:
         head = [f"--- {old.title}", f"+++ {new.title}", ""]
         lines = [*head, *difference_lines(differences, places), "", summary(differences)]
-        # Those of a revision are no files that a click could open.
+        # The files of a Git revision are not on disk, so they get no links.
         displays = [side.place for side in (old, new) if isinstance(side.place, Display)]
         text = "\n".join(lines if differences else [summary(differences)])
         if columns() is not None and not options.output:

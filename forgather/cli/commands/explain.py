@@ -1,4 +1,4 @@
-"""`fgcli explain`: what an error code, a setting, a template of the library or a word of another tool means."""
+"""`fgcli explain`: prints the page of an error code, a setting, a template, or a word of another tool."""
 
 from __future__ import annotations
 
@@ -119,13 +119,13 @@ def _unknown(word: str) -> ProjectError:
     elif re.fullmatch(r"(?:FG)?\d+", word, re.I) or not word.isidentifier():
         what = f"there is no error code {word!r}"
     else:
-        what = f"{word!r} is no error code, no setting of the trainer and no word of another tool that is known"
+        what = f"{word!r} is neither an error code, a setting of the trainer, nor a known word of another tool"
         hint = nearest(word, [*settings()]) or hint
     return ProjectError(what, code="FG415", hint=hint)
 
 
 def _line(alias: Alias) -> str:
-    """Returns what a word is called here, on one line."""
+    """Returns a line with our name for a word of another tool."""
     kind, _, name = alias.to.partition(":")
     meant = f"here the {kind} {name}" if alias.verdict == "same" else alias.why
     tools = f" ({', '.join(alias.tools)})" if alias.tools and alias.tools != ("any",) else ""

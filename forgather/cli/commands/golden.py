@@ -1,4 +1,4 @@
-"""`fgcli golden`: are the graphs of a project's configs what they were. Constructs nothing."""
+"""`fgcli golden`: compares the graphs of a project's configs with their snapshots. Constructs nothing."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from forgather.project.workspace import find_project
 
 TROUBLE = 2
 DESCRIPTION = """Compare the graph of each config with its golden, the snapshot in the project's folder 'goldens'.
-The exit status is 0 where all are as they were, 1 where one differs or is missing, 2 in trouble. Nothing is imported
-or constructed, and a golden holds nothing of the machine: paths read {project}, clocks and host names are stand-ins."""
+The exit status is 0 if all are equal, 1 if one differs or is missing, 2 after an error. Nothing is imported or
+constructed. A golden does not depend on the machine: paths begin with {project}, times and host names are constants."""
 EXAMPLES = """examples:
   fgcli golden                                   all configs of the project
   fgcli golden tiny                              one of them
@@ -30,7 +30,9 @@ _NEXT = {GoldenState.MISSING: "'--update' writes it", GoldenState.LOST: "'--upda
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("configs", nargs="*", metavar="CONFIG", help="configs (default: all of the project)")
-    parser.add_argument("--update", action="store_true", help="write the goldens anew, and remove those of no config")
+    parser.add_argument(
+        "--update", action="store_true", help="write the goldens again, and remove those without a config"
+    )
     add_json(parser)
 
 

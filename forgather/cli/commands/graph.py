@@ -1,4 +1,4 @@
-"""`fgcli graph`: what a config would build. Constructs nothing."""
+"""`fgcli graph`: prints the objects that a config would build. Constructs nothing."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ def run(invocation: Invocation) -> int:
 
 
 def _form(options: argparse.Namespace) -> str:
-    """Returns the format that is meant.
+    """Returns the format of the output.
 
     Raises:
-        ProjectError: two formats are asked for, a page would go to a terminal, there is no page to open, or the name of
-            the file tells no format.
+        ProjectError: FG450, two formats are given, a page would go to a terminal, there is no page to open, or the name
+            of the file has an unknown ending.
     """
     if options.json and options.format not in (None, "json"):
         raise ProjectError(
-            f"two formats are asked for: json and {options.format}", code="FG450", hint="leave out --json or --format"
+            f"two formats are given: json and {options.format}", code="FG450", hint="leave out --json or --format"
         )
-    form = "json" if options.json else options.format or ("html" if options.open else _told_by_name(options.output))
+    form = "json" if options.json else options.format or ("html" if options.open else _format_of_file(options.output))
     if options.open and (form != "html" or not options.output):
         found = "it is not written to a file" if form == "html" else f"the format is {form}"
         raise ProjectError(
@@ -80,9 +80,9 @@ def _form(options: argparse.Namespace) -> str:
     return str(form)
 
 
-def _told_by_name(file: str | None) -> str:
+def _format_of_file(file: str | None) -> str:
     ending = os.path.splitext(file or "")[1].lower()
-    # What is no regular file has no ending that means anything: /dev/fd/63, a pipe.
+    # The name of a pipe or of another special file, such as /dev/fd/63, has no ending that could name a format.
     if ending in _ENDINGS or (file and os.path.exists(file) and not os.path.isfile(file)):
         return _ENDINGS.get(ending, "tree")
     close = nearest(ending, [known for known in _ENDINGS if known])
@@ -90,7 +90,7 @@ def _told_by_name(file: str | None) -> str:
     if ending in _PICTURES:
         meant = f"Graphviz draws pictures: fgcli graph --format dot | dot -T{ending[1:]}"
     raise ProjectError(
-        f"no format of a graph is known by the ending {ending!r}",
+        f"no graph format has the ending {ending!r}",
         code="FG450",
         hint=f"{meant}; --format writes any of them to a file of any name",
     )

@@ -1,4 +1,4 @@
-"""`fgcli ls`: projects, configs, descriptions. Constructs nothing."""
+"""`fgcli ls`: lists projects and their configs with descriptions. Constructs nothing."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _listing(project_dir: str) -> ProjectListing:
     listing = cached_listing(project_dir)
     known = {config.name: config for config in listing.configs} if listing else {}
     if listing is None:
-        # The stages are loaded for what the cache does not know, and for nothing else.
+        # A late import: the stages are not needed for what is in the cache.
         from forgather.project.listing import describe_project
 
         listing = describe_project(project_dir, display)

@@ -1,4 +1,4 @@
-"""`fgcli new`: makes a working project or config."""
+"""`fgcli new`: writes a new project or config that works as it is."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ def run(invocation: Invocation) -> int:
 
 
 def _trust(folder: str) -> None:
-    """Trusts a project that was made here; where that cannot be noted, a run asks."""
+    """Trusts a new project. If that cannot be stored, a run asks."""
     with suppress(ProjectError):
         add_trust(Trust(folders=(os.path.realpath(folder),)))

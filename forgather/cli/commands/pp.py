@@ -1,4 +1,4 @@
-"""`fgcli pp`: a config as text, after all templates. Constructs nothing."""
+"""`fgcli pp`: prints a config as text, after all templates are applied. Constructs nothing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from forgather.cli.origin_labels import Labels
 
 CONFIG_OPTIONS = True
-DESCRIPTION = """Print what a config says, all templates applied. Nothing is imported or constructed.
-With --set, the graph with the changes is printed as YAML, because changes apply to values and not to text."""
+DESCRIPTION = """Print the text of a config after all templates are applied. Nothing is imported or constructed.
+With --set, the changed graph is printed as YAML, because changes apply to values and not to text."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml pp
   fgcli -t tiny.yaml pp --map              the template and line that wrote each line
@@ -30,12 +30,12 @@ _LOOK = Look(paint_yaml, indent_of)
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    beside = parser.add_mutually_exclusive_group()
-    beside.add_argument("--map", action="store_true", help="print template:line beside each line")
-    beside.add_argument(
+    origins = parser.add_mutually_exclusive_group()
+    origins.add_argument("--map", action="store_true", help="print template:line next to each line")
+    origins.add_argument(
         "--annotate",
         action="store_true",
-        help="as --map; `x` marks lines that are overridden, and the winners say by what",
+        help="as --map; `x` marks overridden lines, and a comment names the line that overrides",
     )
     add_set(parser)
     add_json(parser)
@@ -65,7 +65,7 @@ def run(invocation: Invocation) -> int:
 
 
 def _is_exact(output: str | None) -> bool:
-    """Whether a file or a program gets the text; what its first lines leave empty says nothing to people."""
+    """Returns whether the text goes to a file or a program. Only a terminal gets it without its first empty lines."""
     return output is not None or columns() is None
 
 
@@ -108,7 +108,7 @@ def _write_annotated(project: Project, options: argparse.Namespace) -> None:
 
 
 def _labels(project: Project) -> Labels:
-    # Plain text needs no names of places.
+    # A late import: plain text needs no labels.
     from forgather.cli.origin_labels import Labels
 
     return Labels.of(project)
@@ -136,7 +136,14 @@ def _mapped(project: Project, labels: Labels) -> list[Line]:
 
 
 def _row(head: str, text: str, notes: str = "", *, counts: bool = True) -> Line:
-    """Returns a line of the text behind its place; what does not count is in the background."""
+    """Returns a line of the text after its place; a line without effect is dim.
+
+    Args:
+        head: the place.
+        text: the line.
+        notes: a comment after the line.
+        counts: whether the line has an effect.
+    """
 
     def paint(line: str) -> str:
         if not counts:

@@ -1,4 +1,4 @@
-"""`fgcli rerun`: a past run once more, out of its folder. Runs what the config named."""
+"""`fgcli rerun`: repeats a past run from the record in its folder. Runs what the config named."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from forgather.project.run_writer import new_folder, run_folder_name
 
 EXECUTES = True
 TRAINS = True
-DESCRIPTION = """Repeat a past run out of its folder: what it depended on is verified first (its record, code,
-templates, versions, data, environment), what cannot be restored is listed, and then it trains with the graph that was
-built, into another output folder, in as many processes as the first run had. At the end its loss file is compared with
-that of the first run, byte by byte: where they differ, the exit status is 1."""
+DESCRIPTION = """Repeat a past run from the record in its folder. First, everything that the run depends on is verified
+(record, code, templates, versions, data, environment), and what cannot be restored is listed. Then the same graph is
+trained in as many processes as before, in another output folder. At the end, the loss files of both runs are compared
+byte by byte; the exit status is 1 if they differ."""
 EXAMPLES = """examples:
   fgcli rerun output_models/tiny_llama/runs/20260101T120000Z-tiny --dry-run      only verify
   fgcli rerun output_models/tiny_llama/runs/20260101T120000Z-tiny
@@ -65,7 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(invocation: Invocation) -> int:
-    """Verifies, repeats the run in as many processes as it had; returns its exit status, 1 where its losses differ."""
+    """Verifies and repeats the run. Returns its exit status, or 1 if the losses differ."""
     options = invocation.options
     past = open_run(options.run_folder)
     if is_worker(os.environ) and not options.dry_run:
@@ -97,7 +97,7 @@ def run(invocation: Invocation) -> int:
 
 
 def _started(invocation: Invocation, past: PastRun, output_dir: str) -> int:
-    """Repeats the run in as many processes as it had, all of them on this machine."""
+    """Repeats the run in as many processes as before, all of them on this machine."""
     print_note(f"processes   {past.processes}, as in the first run")
     os.environ[CHECKED] = "1"
     asked = ProcessRequest(per_node=past.processes, source="the first run")
@@ -108,7 +108,7 @@ def _started(invocation: Invocation, past: PastRun, output_dir: str) -> int:
 
 
 def _run_joined(invocation: Invocation, past: PastRun, member: Any) -> int:
-    """Repeats the run in this process, which was started beside others; rank 0 alone writes and prints."""
+    """Repeats the run in this process, one of several; only rank 0 writes and prints."""
     given = invocation.options.output_dir
     output_dir = member.share("output", {"dir": new_output_dir(past, given, datetime.now(UTC))})["dir"]
     if member.is_main:
@@ -122,7 +122,18 @@ def _run_joined(invocation: Invocation, past: PastRun, member: Any) -> int:
 
 
 def _repeated(invocation: Invocation, past: PastRun, output_dir: str, rows: Sequence[Row], member: Any = None) -> int:
-    """Runs, and tells how the losses lie beside those of the first run; `member` is this process among others."""
+    """Repeats the run in this process and prints whether the losses are equal.
+
+    Args:
+        invocation: the command.
+        past: the first run.
+        output_dir: the output folder of this run.
+        rows: the results of the verification, for JSON.
+        member: this process among others; None if it is the only one.
+
+    Returns:
+        The exit status of the run; 1 if it is 0 and the losses differ.
+    """
     plan = plan_run(rerun_project(past, rerun_meta(past), output_dir))
     plan = replace(plan, output_dir=output_dir, run_dir=run_folder_name(output_dir, past.config, plan.started))
     as_json = invocation.options.json
@@ -155,7 +166,7 @@ def _verified(past: PastRun, output_dir: str, rows: Sequence[Row]) -> dict[str, 
 
 @contextmanager
 def _clean(*, kept: bool) -> Iterator[None]:
-    """Writes no compiled code where it would stand beside the run's copy of the sources."""
+    """Context manager that writes no compiled code next to the sources in the run folder, which is a record."""
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = before or not kept
     try:
@@ -187,8 +198,8 @@ def _counts(rows: Sequence[Row]) -> str:
     same = Counter(row.what for row in rows if row.fate is Status.SAME)
     parts = [plural(count, *_THINGS.get(what, (what, f"{what}s"))) for what, count in same.items()]
     if not parts:
-        return "nothing else is known to be as it was"
-    return f"as they were: {', '.join(parts)}"
+        return "nothing is known to be unchanged"
+    return f"unchanged: {', '.join(parts)}"
 
 
 def _fact(row: Row) -> dict[str, str]:
@@ -215,7 +226,6 @@ def _verdict(losses: Losses) -> str:
         return f"loss file   identical bytes, {plural(losses.lines, 'line')}"
     if losses.first is None:
         other = "more" if losses.continues else "fewer"
-        return (
-            f"loss file   the same as far as both go; the first run wrote {plural(losses.lines, 'line')}, this {other}"
-        )
+        first = plural(losses.lines, "line")
+        return f"loss file   identical up to the end of the shorter file; the first run wrote {first}, this one {other}"
     return f"loss file   differs from line {losses.first} of {losses.lines} on"

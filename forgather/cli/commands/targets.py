@@ -1,4 +1,4 @@
-"""`fgcli targets`: the named things a config can build. Constructs nothing."""
+"""`fgcli targets`: lists the named objects that a config can build. Constructs nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fgcli tlist`: the templates that a project can extend and include; outside any, those of the library alone."""
+"""`fgcli tlist`: lists the templates that a project can extend and include; outside a project, those of the library."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from forgather.project.metadata_cache import load_meta
 from forgather.project.path_display import Display
 from forgather.project.workspace import find_project, project_above
 
-DESCRIPTION = """List the templates on the project's search path: its own, the workspace's, and the packaged library.
-Of two with one name the first is used; the other is marked as hidden. Outside any project: the library alone."""
+DESCRIPTION = """List the templates on the project's search path: those of the project, the workspace and the library.
+Of two with the same name, the first is used and the other is marked as hidden. Outside a project, only the library is
+listed."""
 EXAMPLES = """example:
   fgcli -p projects/tiny_llama tlist"""
 

@@ -13,7 +13,13 @@ from functools import partial
 from typing import Any
 
 from forgather.cli.invocation import Invocation
-from forgather.cli.next_steps import RESUME_OPTION, command_to_go_on, resuming_words, stays, tell_next_step
+from forgather.cli.next_steps import (
+    RESUME_OPTION,
+    add_resume_command,
+    checkpoint_to_resume,
+    resume_command,
+    resume_words,
+)
 from forgather.cli.options import OWN_NAMES, add_json, add_set
 from forgather.cli.output import print_error, print_findings, print_note, write_json, write_text
 from forgather.cli.trusting import ask_trust
@@ -63,14 +69,15 @@ HANDS_THROUGH = True
 EXECUTES = True
 TRAINS = True
 DESCRIPTION = """Run the target 'main' of a config: train a trainer, or call a callable. The exit status is that of
-the run. What repeats the run (config, templates, overrides, versions, git state) is kept in the run's folder.
-The config is checked first, as 'fgcli check' does it; a config with errors is not run."""
+the run. The run's folder records what is needed to repeat it (config, templates, overrides, versions, git state).
+The config is checked first, as by 'fgcli check'; a config with errors is not run, and a start that fails leaves no run
+folder."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml train
   fgcli -t tiny.yaml train --dry-run
   fgcli -t fsdp2.yaml train --dry-run --world-size 64
   fgcli -t tiny.yaml train --set trainer_args.max_steps=10 --set trainer_args.learning_rate=3e-4
-  fgcli -t tiny.yaml train --resume                                   go on from the newest intact checkpoint
+  fgcli -t tiny.yaml train --resume                                   resume from the newest intact checkpoint
   fgcli -t tiny.yaml train --resume DIR/checkpoint-500 --allow-missing optimizer,schedule"""
 
 
@@ -82,7 +89,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--world_size",
         type=int,
         metavar="N",
-        help="with --dry-run: build the run as one of N processes would, without weights, and print who holds what",
+        help="with --dry-run: build the run for N processes, without weights, and print what each process would hold",
     )
     parser.add_argument("--print", choices=SCRIPTS, help="print a script that starts the run, and run nothing")
     parser.add_argument(
@@ -90,31 +97,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="auto",
         metavar="CHECKPOINT",
-        help="go on from a checkpoint: its folder, 'auto' (also without a word) for the newest intact one of the "
-        "output folder, or 'never'; it beats the config's resume_from_checkpoint",
+        help="resume from a checkpoint: its folder, 'auto' (the default without a value) for the newest intact one of "
+        "the output folder, or 'never'; takes precedence over resume_from_checkpoint of the config",
     )
     parser.add_argument(
         "--allow-missing",
         "--allow_missing",
-        type=_parts,
+        type=_comma_separated,
         metavar="PART,...",
-        help="parts that the checkpoint may lack, and that begin anew: optimizer, schedule, data, rng, meter, progress",
+        help="parts that may be missing from the checkpoint, and then start from the beginning: optimizer, schedule, "
+        "data, rng, meter, progress",
     )
     parser.add_argument(
         "--allow-changed",
         "--allow_changed",
-        type=_parts,
+        type=_comma_separated,
         metavar="WHAT",
-        help="what may be another thing than when the checkpoint was written: data, tokenizer, labels, model",
+        help="what may have changed since the checkpoint was written: data, tokenizer, labels, model",
     )
-    parser.add_argument("--no-check", action="store_true", help="run without looking for mistakes first")
+    parser.add_argument("--no-check", action="store_true", help="run without checking the config first")
     add_set(parser)
     add_json(parser)
     add_process_options(parser)
 
 
-def _parts(text: str) -> tuple[str, ...]:
-    """Returns the words of a list with commas."""
+def _comma_separated(text: str) -> tuple[str, ...]:
+    """Returns the words of a comma-separated list; an argparse type."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
@@ -125,16 +133,16 @@ def run(invocation: Invocation) -> int:
         return run_joined(partial(_run_joined, invocation))
     if options.world_size is not None and not options.dry_run:
         raise ProjectError(
-            "--world-size says how many processes a dry run pretends",
+            "--world-size is for a dry run",
             code="FG462",
             hint="add --dry-run, or give --nproc-per-node and --nnodes",
         )
     use_devices(options.devices)
-    project = _tolerant(_resumed(invocation.open_project(), invocation))
-    findings = () if options.no_check else _checked(project)
+    project = _with_fault_tolerance(_with_resume_options(invocation.open_project(), invocation))
+    findings = () if options.no_check else _findings(project)
     plan = plan_run(project)
     asked = asked_processes(project, options, node_facts(os.environ), invocation.handed)
-    # A batch job of SLURM tells its machines by itself.
+    # A SLURM job finds its machines in SLURM's variables.
     if options.print != "slurm":
         refuse_missing_rendezvous(asked)
     print_findings(findings or project.diagnostics, project.meta.project_dir, invocation.check_command)
@@ -151,17 +159,17 @@ def run(invocation: Invocation) -> int:
         _print_what_accelerate_adds()
     elif not asked.is_one:
         os.environ[CHECKED] = "1"
-        ending = start_processes(asked, invocation.arguments, again=_again(plan, asked))
+        ending = start_processes(asked, invocation.arguments, again=_restart_policy(plan, asked))
         if ending.error is not None:
             print_error(ending.error, project.meta.project_dir)
         return ending.status
     with output_folder_lock(plan.output_dir), redirect_stdout(sys.stderr) if options.json else nullcontext():
         run_dir = prepare_run(plan, command)
-        outcome = _ran(plan, run_dir, command)
-    return _told(outcome, plan, command, as_json=options.json)
+        outcome = _run_main(plan, run_dir, command)
+    return _report_outcome(outcome, plan, command, as_json=options.json)
 
 
-def _again(plan: RunPlan, asked: ProcessRequest) -> RestartPolicy:
+def _restart_policy(plan: RunPlan, asked: ProcessRequest) -> RestartPolicy:
     graph = plan.project.graph
     tolerance = fault_tolerance(graph) or FaultTolerance(auto_resume=False)
     return RestartPolicy(
@@ -174,12 +182,12 @@ def _again(plan: RunPlan, asked: ProcessRequest) -> RestartPolicy:
 
 
 def _run_joined(invocation: Invocation, member: Any) -> int:
-    """Runs `main` in this process, which a launcher has started beside others; rank 0 alone writes and prints."""
+    """Runs `main` in this process, one of several that a launcher has started; only rank 0 writes and prints."""
     options = invocation.options
     project = invocation.open_project()
     project.set_clock(datetime.fromisoformat(member.share("instant", {"now": datetime.now().isoformat()})["now"]))
-    _tolerant(_resumed(project, invocation))
-    findings = _checked(project) if member.is_main and not (options.no_check or CHECKED in os.environ) else ()
+    _with_fault_tolerance(_with_resume_options(project, invocation))
+    findings = _findings(project) if member.is_main and not (options.no_check or CHECKED in os.environ) else ()
     plan = plan_run(project)
     refuse_other_process_count(
         asked_processes(project, options, launched_nodes(member.facts)), member.facts, project.config_name
@@ -189,25 +197,25 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
     if not member.is_main:
         member.begin_construction(run_dir := member.share("run")["run_dir"])
         with aside:
-            return _ran(plan, run_dir, command, member).status
+            return _run_main(plan, run_dir, command, member).status
     print_findings(findings, project.meta.project_dir, invocation.check_command)
     _print_what_accelerate_adds()
     with output_folder_lock(plan.output_dir), aside:
         run_dir = prepare_run(plan, command)
         member.share("run", {"run_dir": run_dir})
         member.begin_construction(run_dir)
-        outcome = _ran(plan, run_dir, command, member)
+        outcome = _run_main(plan, run_dir, command, member)
     if outcome.interrupted and member.failed_elsewhere():
         return outcome.status
-    return _told(outcome, plan, command, as_json=options.json)
+    return _report_outcome(outcome, plan, command, as_json=options.json)
 
 
-def _resumed(project: Project, invocation: Invocation) -> Project:
-    """Returns the project with what `--resume`, `--allow-missing` and `--allow-changed` say.
+def _with_resume_options(project: Project, invocation: Invocation) -> Project:
+    """Returns the project after `--resume`, `--allow-missing` and `--allow-changed` were applied to its trainer.
 
     Raises:
-        ProjectError: FG676, the config has no arguments that could take it, its own option says it, too, or
-            the run goes on from nothing.
+        ProjectError: FG676, the trainer has no arguments for them, the config's own option names a checkpoint, too, or
+            the run does not resume.
         CheckpointError: FG601, the checkpoint does not exist.
     """
     options = invocation.options
@@ -217,7 +225,7 @@ def _resumed(project: Project, invocation: Invocation) -> Project:
     said = invocation.variables.get(RESUME)
     if options.resume is not None and said is not None:
         raise ProjectError(
-            f"both --resume {options.resume} and {RESUME_OPTION} {said} say what the run goes on from",
+            f"both --resume {options.resume} and {RESUME_OPTION} {said} name a checkpoint to resume from",
             code="FG676",
             hint="leave one of them out",
         )
@@ -225,8 +233,8 @@ def _resumed(project: Project, invocation: Invocation) -> Project:
     return project
 
 
-def _tolerant(project: Project) -> Project:
-    """Returns the project with what its `fault_tolerance` changes in the arguments of its trainer."""
+def _with_fault_tolerance(project: Project) -> Project:
+    """Returns the project after its `fault_tolerance` settings were applied to the arguments of its trainer."""
     tolerance = fault_tolerance(project.graph)
     project.add_overrides(
         restart_assignments(project.graph, tolerance, resumes=resumes_after_restart(tolerance, os.environ))
@@ -242,7 +250,7 @@ def _script(kind: str, asked: ProcessRequest, invocation: Invocation, project: P
         name=job_name(project.config_name),
         folder=os.getcwd(),
         devices=invocation.options.devices,
-        resume=resuming_words(project),
+        resume=resume_words(project),
     )
 
 
@@ -257,7 +265,7 @@ def _print_what_accelerate_adds() -> None:
         )
 
 
-def _ran(plan: RunPlan, run_dir: str, command: Sequence[str], member: Any = None) -> Outcome:
+def _run_main(plan: RunPlan, run_dir: str, command: Sequence[str], member: Any = None) -> Outcome:
     """Runs `main`. The hint of an error that a run can resume from gets the command that resumes.
 
     Args:
@@ -280,36 +288,36 @@ def _ran(plan: RunPlan, run_dir: str, command: Sequence[str], member: Any = None
     try:
         return run_plan(plan, run_dir, built=built)
     except ForgatherError as error:
-        tell_next_step(error, plan.project, command, plan.output_dir)
+        add_resume_command(error, plan.project, command, plan.output_dir)
         raise
 
 
-def _told(outcome: Outcome, plan: RunPlan, command: Sequence[str], *, as_json: bool) -> int:
-    """Prints how a run ended and returns its status."""
+def _report_outcome(outcome: Outcome, plan: RunPlan, command: Sequence[str], *, as_json: bool) -> int:
+    """Prints the result of a run and returns its exit status."""
     project = plan.project
-    staying = stays(project, plan.output_dir) if outcome.nothing_trained else None
+    staying = checkpoint_to_resume(project, plan.output_dir) if outcome.nothing_trained else None
     _print_outcome(outcome, staying, as_json=as_json)
     if outcome.interrupted and not as_json:
-        # What begins from a folder that was named does so again.
-        going_on = shlex.join(command) if staying else outcome.checkpoint and command_to_go_on(project, command)
+        # A run that would have resumed from a checkpoint is repeated as it was typed, and resumes from the same one.
+        going_on = shlex.join(command) if staying else outcome.checkpoint and resume_command(project, command)
         if going_on:
-            print_note(f"to go on:  {going_on}")
-    if (told := requeue(outcome, os.environ, goes_on=_goes_on_later(project))) is not None:
-        print_note(told)
+            print_note(f"to resume:  {going_on}")
+    if (note := requeue(outcome, os.environ, resumes=_requeued_job_resumes(project))) is not None:
+        print_note(note)
     return outcome.status
 
 
-def _goes_on_later(project: Project) -> bool:
-    """Tells whether a job that is queued again goes on from what was saved."""
+def _requeued_job_resumes(project: Project) -> bool:
+    """Returns whether a requeued job resumes from its checkpoint."""
     tolerance = fault_tolerance(project.graph)
     return has_trainer_arguments(project.graph) and (tolerance is None or tolerance.auto_resume)
 
 
-def _checked(project: Project) -> Sequence[Diagnostic]:
-    """Returns what the check found, none of it an error.
+def _findings(project: Project) -> Sequence[Diagnostic]:
+    """Returns the findings of the check that the run does not report itself.
 
     Raises:
-        ProjectError: the config has errors; all of them are in it.
+        ProjectError: the config has errors, and the exception carries all of them.
     """
     from forgather.project.check import REPORTED_BY_THE_RUN, check_project
 
@@ -390,9 +398,9 @@ def _print_outcome(outcome: Outcome, staying: str | None, *, as_json: bool) -> N
     if outcome.interrupted and (ending.get("status") != "interrupted" or "checkpoint" not in ending["places"]):
         saved = outcome.checkpoint and f"the state is saved in {near_path(outcome.checkpoint)}"
         if staying:
-            print_note(f"interrupted; nothing was trained yet, and {near_path(staying)} stays as it is")
+            print_note(f"interrupted; nothing was trained yet, and {near_path(staying)} is unchanged")
             return
-        told = NOTHING_TRAINED if outcome.nothing_trained else f"interrupted; {saved or 'nothing was saved'}"
-        print_note(told)
+        note = NOTHING_TRAINED if outcome.nothing_trained else f"interrupted; {saved or 'nothing was saved'}"
+        print_note(note)
     if outcome.model_dir and "model" not in ending["places"]:
         print_note(f"model      {near_path(outcome.model_dir)}")

@@ -1,4 +1,4 @@
-"""`fgcli trefs`: the templates that a config really loaded, and why. Constructs nothing."""
+"""`fgcli trefs`: prints the templates that a config loaded, and why. Constructs nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forgather.project.path_display import Display
 CONFIG_OPTIONS = True
 OPTIONS_UNTOLD = True
 DESCRIPTION = (
-    "Show the templates that a config loaded, as a tree: extends, include, import, and where each was asked for."
+    "Show the templates that a config loaded as a tree: which template extends, includes or imports which, and where."
 )
 EXAMPLES = """example:
   fgcli -t tiny.yaml trefs"""
@@ -70,6 +70,6 @@ def _tree(uses: tuple[TemplateUse, ...], display: Display) -> str:
             stack.append((child, indent + ("└── " if last else "├── "), indent + ("    " if last else "│   ")))
     width = max((len(name) for name, _ in rows), default=0)
     if (room := columns()) is not None and width + 2 + max((len(place) for _, place in rows), default=0) > room:
-        # A line for each name is worth more than a column of places.
+        # In a narrow window, an aligned column of places would wrap each line.
         width = 0
     return "\n".join(f"{name:<{width}}  {place}" for name, place in rows)

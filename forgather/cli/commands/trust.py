@@ -1,4 +1,4 @@
-"""`fgcli trust`: says which code may run, and which variables templates may read."""
+"""`fgcli trust`: sets which code may run, and which environment variables templates may read."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from forgather.cli.options import add_json
 from forgather.cli.output import write_json, write_text
 from forgather.project.trust import Trust, parse_trust, store_trust, stored_trust, trust_file
 
-DESCRIPTION = """Say that the Python code of a folder may run, that configs may call a package, or that templates may
-read an environment variable. What is trusted is kept in a file of yours, never in a project. Configs that call nothing
-but the usual parts of PyTorch, transformers and the other listed packages need none of this."""
+DESCRIPTION = """Allow the Python code of a folder to run, configs to call a package, or templates to read an
+environment variable. This is stored in a file of the user, never in a project. Configs that call only the usual parts
+of PyTorch, transformers and the other listed packages do not need it."""
 EXAMPLES = """examples:
   fgcli trust .                          the code of the project in this folder, now and after changes
   fgcli trust ~/shared/models sklearn    a folder, and a package
@@ -25,10 +25,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("words", nargs="*", metavar="DIR|PACKAGE", help="folder of code, or name of a package")
     parser.add_argument(
-        "--env", action="append", default=[], metavar="NAME", help="environment variable; * is any text"
+        "--env", action="append", default=[], metavar="NAME", help="environment variable; * matches any text"
     )
     parser.add_argument("--list", action="store_true", help="print what is trusted")
-    parser.add_argument("--remove", action="store_true", help="trust it no more")
+    parser.add_argument("--remove", action="store_true", help="stop trusting it")
     add_json(parser)
 
 
@@ -45,7 +45,7 @@ def run(invocation: Invocation) -> int:
     elif options.list or named == Trust():
         write_text("\n".join(_lines(changed)) or "nothing is trusted")
     else:
-        write_text("\n".join(_lines(named, "trusted no more: " if options.remove else "trusted: ")))
+        write_text("\n".join(_lines(named, "no longer trusted: " if options.remove else "trusted: ")))
     return 0
 
 
@@ -53,7 +53,7 @@ def _named(options: argparse.Namespace) -> Trust:
     variables = Trust(variables=tuple(options.env))
     if not options.remove:
         return parse_trust(options.words).plus(variables)
-    # A folder that is trusted no more may be gone.
+    # A folder that is no longer trusted may have been removed, so its existence is not checked.
     packages = [word for word in options.words if word in stored_trust().packages]
     folders = [word for word in options.words if word not in packages]
     return parse_trust(folders, lambda word: True).plus(Trust(packages=tuple(packages))).plus(variables)

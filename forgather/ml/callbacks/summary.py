@@ -234,7 +234,7 @@ def _progress_text(summary: Mapping[str, Any]) -> str:
     """Returns how many steps this run did itself, in what time, and how fast."""
     step, first_step = summary["step"], summary.get("first_step", 0)
     if step == first_step > 0:
-        return f"nothing was trained, the run stands at step {step}"
+        return f"nothing was trained, the run is at step {step}"
     taken = step - first_step
     which = f"{first_step + 1} to {step}" if taken > 1 else f"number {step}"
     own = f"{taken} step{'' if taken == 1 else 's'}" + (f" ({which})" if first_step else "")
@@ -242,7 +242,7 @@ def _progress_text(summary: Mapping[str, Any]) -> str:
     speed = summary.get(f"{unit}_per_second")
     kind = "median " if f"{unit}_per_second" in summary["final"] else ""
     skipped = summary["final"].get("train_skipped_steps")
-    left_out = f"; {skipped} step{'' if skipped == 1 else 's'} of the run left out as bad" if skipped else ""
+    left_out = f"; {skipped} step{'' if skipped == 1 else 's'} of the run skipped as bad" if skipped else ""
     speed_told = f" ({kind}{count(speed)} {unit}/s)" if speed else ""
     return f"{own} in {duration(summary['seconds'])}{speed_told}{left_out}"
 

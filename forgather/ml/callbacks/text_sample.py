@@ -196,7 +196,7 @@ def _reason_for_no_samples(model: Any, tokenizer: Any) -> str | None:
     config: Any = getattr(whole, "config", None)
     writes = callable(getattr(whole, "generate", None)) and (can is None or can())
     if not writes or getattr(config, "is_encoder_decoder", False):
-        return f"{class_name(whole)} is no language model that continues a text"
+        return f"{class_name(whole)} is not a language model that can continue a text"
     if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
         return "there is no tokenizer; give `tokenizer`, or `processing_class` to the trainer"
     return None

@@ -101,7 +101,7 @@ class PaddingCollator:
         # they are.
         if len({*shapes}) > 1 or (by_token and shapes[0] != (length,)):
             hint = f"give it a value in pad_values ({name}: 0), or remove the column"
-            raise _refused(name, "has rows of different length, and nothing says what to pad them with", hint)
+            raise _refused(name, "has rows of different lengths and no padding value", hint)
         return torch.stack(values)
 
     def _pad_value(self, name: str, values: Sequence[Tensor]) -> float | None:
@@ -166,7 +166,7 @@ def _tensors(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Tensor]:
         tensors = [torch.as_tensor(row[name]) for row in rows]
     except (TypeError, ValueError, RuntimeError):
         kind = type(next(row[name] for row in rows if row[name] is not None)).__name__
-        raise _refused(name, f"holds values that are no numbers ({kind})", "remove the column") from None
+        raise _refused(name, f"contains values that are not numbers ({kind})", "remove the column") from None
     # The loss and embeddings of torch need int64; packed rows on disk are int32.
     return [tensor.long() if tensor.dtype in _WHOLE else tensor for tensor in tensors]
 

@@ -23,7 +23,7 @@ def split(dataset: Dataset, eval_fraction: float = 0.05, seed: int = 42) -> Data
     """
     if not 0 < eval_fraction < 1:
         raise DataError(
-            f"eval_fraction must lie between 0 and 1; got {eval_fraction!r}", code="FG835", hint="as in 0.05"
+            f"eval_fraction must be between 0 and 1; got {eval_fraction!r}", code="FG835", hint="as in 0.05"
         )
     if len(dataset) < 2:
         raise DataError(
