@@ -98,6 +98,11 @@ def path_and_value(text: str) -> tuple[str, str]:
     raise argparse.ArgumentTypeError(f"{text!r} is not PATH=VALUE, as in trainer_args.max_steps=10")
 
 
+def comma_separated(text: str) -> tuple[str, ...]:
+    """Returns the words of a comma-separated list; an argparse type."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
 def add_declared_options(parser: argparse.ArgumentParser, invocation: Invocation, *, shown: bool = True) -> Declared:
     """Adds the options that the config declares to a parser, and returns them.
 

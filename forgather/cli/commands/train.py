@@ -20,7 +20,7 @@ from forgather.cli.next_steps import (
     resume_command,
     resume_words,
 )
-from forgather.cli.options import OWN_NAMES, add_json, add_set
+from forgather.cli.options import OWN_NAMES, add_json, add_set, comma_separated
 from forgather.cli.output import print_error, print_findings, print_note, write_json, write_text
 from forgather.cli.trusting import ask_trust
 from forgather.errors import Diagnostic, ForgatherError, ProjectError
@@ -70,8 +70,7 @@ EXECUTES = True
 TRAINS = True
 DESCRIPTION = """Run the target 'main' of a config: train a trainer, or call a callable. The exit status is that of
 the run. The run's folder records what is needed to repeat it (config, templates, overrides, versions, git state).
-The config is checked first, as by 'fgcli check'; a config with errors is not run, and a start that fails leaves no run
-folder."""
+The config is checked first, as by 'fgcli check'; one with errors is not run. A failed start leaves no run folder."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml train
   fgcli -t tiny.yaml train --dry-run
@@ -103,7 +102,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-missing",
         "--allow_missing",
-        type=_comma_separated,
+        type=comma_separated,
         metavar="PART,...",
         help="parts that may be missing from the checkpoint, and then start from the beginning: optimizer, schedule, "
         "data, rng, meter, progress",
@@ -111,7 +110,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-changed",
         "--allow_changed",
-        type=_comma_separated,
+        type=comma_separated,
         metavar="WHAT",
         help="what may have changed since the checkpoint was written: data, tokenizer, labels, model",
     )
@@ -119,11 +118,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_set(parser)
     add_json(parser)
     add_process_options(parser)
-
-
-def _comma_separated(text: str) -> tuple[str, ...]:
-    """Returns the words of a comma-separated list; an argparse type."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def run(invocation: Invocation) -> int:
