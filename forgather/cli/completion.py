@@ -103,6 +103,7 @@ def _values(before: argparse.Namespace) -> list[str]:
 
 
 def _paths(prefix: str, **_: object) -> Iterator[str]:
+    # argcomplete's own completer of file names starts a process at each press of the key.
     folder, start = os.path.split(prefix)
     try:
         with os.scandir(folder or ".") as entries:

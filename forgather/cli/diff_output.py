@@ -178,6 +178,7 @@ def _shared_heads(group: Sequence[Difference]) -> list[GraphPath]:
 def _also(paths: Sequence[GraphPath]) -> str:
     if not paths:
         return ""
+    # The shortest path comes first: it is the one that a user would type.
     shown = sorted((format_path(path) for path in paths), key=lambda text: (text.count(".") + text.count("["), text))
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return f"  (also {', '.join(shown[:_SHOWN])}{more})"

@@ -92,6 +92,7 @@ def _run(arguments: list[str]) -> int:
         trouble = getattr(command, "TROUBLE", 1)
         project_dir = invocation.project_hint
         if getattr(command, "EXECUTES", False):
+            # User code runs now, for hours perhaps: it needs the collector again.
             gc.enable()
             atexit.unregister(gc.freeze)
             open_closed_streams()
@@ -112,6 +113,7 @@ def _run(arguments: list[str]) -> int:
         return trouble
     except KeyboardInterrupt as stop:
         loses_nothing = getattr(command, "TRAINS", False) and interrupt is not None and not interrupt.began
+        # With several processes, the signal may come from a launcher after a failure that another process reports.
         if interrupt is None or not interrupt.is_quiet():
             print_note(NOTHING_TRAINED if loses_nothing else "interrupted")
         return status_of(stop)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from forgather.errors import ForgatherError
 from forgather.project.dynamic_args import read_options
-from forgather.project.fault_tolerance import has_trainer_arguments, resumes_from
+from forgather.project.fault_tolerance import fault_tolerance, has_trainer_arguments, resumes_from
 from forgather.project.project import Project
 from forgather.project.trainer_arguments import trainer_arguments
 
@@ -97,3 +97,9 @@ def add_resume_command(error: ForgatherError, project: Project, command: Sequenc
         also = ("--set", f"{arguments.path('bad_step_policy')}=skip")
     if (going_on := resume_command(project, command, *also)) is not None:
         error.hint = "; ".join(filter(None, (error.hint, f"to resume:  {going_on}")))
+
+
+def requeued_job_resumes(project: Project) -> bool:
+    """Returns whether a requeued job resumes from its checkpoint."""
+    tolerance = fault_tolerance(project.graph)
+    return has_trainer_arguments(project.graph) and (tolerance is None or tolerance.auto_resume)

@@ -17,6 +17,7 @@ from forgather.cli.source_excerpt import visible
 if TYPE_CHECKING:
     from forgather.project.dynamic_args import Declared, DeclaredOption
 
+# Of all commands: a config is used with each of them, so its options must not collide with those of any.
 OWN_NAMES = frozenset(
     {"-p", "--project", "-t", "--config", "--version", "-h", "--help", "--set", "--json", "-o", "--output", "--map",
      "--format", "--dry-run", "-r", "--recursive", "--extends", "--var", "--annotate", "--depth", "-v",
@@ -135,6 +136,7 @@ def _settings(option: DeclaredOption) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "dest": f"declared_{option.variable}",
         "default": None,
+        # argparse formats a help text with `%`.
         "help": visible(" ".join(part for part in (option.help, shown) if part)).replace("%", "%%"),
     }
     if option.action.is_flag:

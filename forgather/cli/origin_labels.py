@@ -50,6 +50,7 @@ class Labels:
 
     @cached_property
     def _options(self) -> dict[str, DeclaredOption]:
+        # Read when the first option is met: most values come from no option, and the graph would be built for nothing.
         from forgather.project.dynamic_args import read_options
 
         # If the options cannot be read, that is reported elsewhere; the labels of all other places still work.

@@ -38,6 +38,7 @@ def report(findings: Sequence[Diagnostic], display: Display, see_all: str | None
     lines: list[str] = []
     told: set[str] = set()
     for position, finding in enumerate(findings):
+        # Findings of one config have the same chain of templates, which would fill the screen.
         fresh = tuple(part for part in finding.context if part not in told)
         block = _block(replace(finding, context=fresh), display)
         told.update(fresh)
@@ -196,6 +197,7 @@ def write_text(text: str, file: str | None = None, *, look: Look | None = None) 
             code="FG418",
             hint="name a file in a folder that exists and that you can write to",
         ) from error
+    # A pipe or /dev/stdout is not a result that the user has to find.
     if os.path.isfile(file):
         print_note(f"wrote {shortened(file)}")
 

@@ -37,6 +37,7 @@ _INVISIBLE, _CODES = re.compile(_CODE), re.compile(rf"({_CODE})")
 _WORDS = re.compile(rf"( *)((?:{_CODE}|[^ ])*)")
 # In a narrower window, lines that are wrapped at words are harder to read than those that the terminal wraps.
 _NARROWEST = 40
+# Reports are made as plain lines, which a file gets unchanged, so the parts of a line are found again by their form.
 _HEAD = re.compile(r"(.*?)((error|warning|note|lint)(\[\w+\])?:)")
 _COUNTS = re.compile(r"(\S.*: )(ok|\d+ (error|warning)s?)(?=$|, )")
 _LABEL = re.compile(r" +(-->|in |help:|not checked:|\d+ \||\|)")
@@ -120,6 +121,7 @@ def wrapped(line: str, width: int, hang: int) -> str:
     """
     if len(_INVISIBLE.sub("", line)) <= width:
         return line
+    # In a narrow window, a deep indentation would leave no room for the text.
     hang = min(hang, width // 2)
     parts: list[str] = []
     column = 0
@@ -152,6 +154,7 @@ def with_places(line: str, files: Mapping[str, str], *, links: bool) -> str:
     """
     if not files:
         return line
+    # Longest first: in an alternation the first match counts, and one name can be the start of another.
     names = "|".join(re.escape(name) for name in sorted(files, key=len, reverse=True))
 
     def place(match: re.Match[str], is_dim: bool) -> str:

@@ -68,6 +68,7 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Returns the help text; on a terminal with colors and wrapped at words."""
+        # The standard output is None if the caller has closed it.
         if sys.stdout is None:
             return super().format_help()
         if width_of(sys.stdout) is not None and self.description:
@@ -183,6 +184,7 @@ def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
     if chosen is None or module is None or at is None:
         parser.parse_args(_with_suggestion(parser, command, arguments))
         raise AssertionError("argparse ends the process when there is no known command")
+    # The words as they were typed are needed later: other processes are started with them, and the run records them.
     given_words = tuple(arguments)
     handed: tuple[str, ...] = ()
     if getattr(module, "HANDS_THROUGH", False) and "--" in arguments[at:]:
@@ -219,6 +221,7 @@ def _declare(parser: Parser, chosen: Parser, module: ModuleType, arguments: Sequ
             chosen.epilog = f"{chosen.epilog}\n\nAn option of the config is not listed: {fault.error.message}"
         return declared
     namespace, rest = parser.parse_known_args(arguments)
+    # Without an unknown argument, no option of the config is used, and the config need not be read.
     if not rest or rest[0].split("=")[0] in _VALUED:
         return None
     return add_declared_options(chosen, Invocation(options=namespace, arguments=tuple(arguments)))

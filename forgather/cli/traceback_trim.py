@@ -60,6 +60,7 @@ def _frames(error: BaseException, display: Display) -> list[str]:
         return ["".join(traceback.format_exception(error)).rstrip("\n")]
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith(_OURS + _IMPORTING)]
+    # The frames of a syntax error are all of the import; its file and line are printed above.
     if not theirs and not isinstance(error, SyntaxError):
         theirs = list(frames)[-1:]
     lines: list[str] = []
@@ -70,6 +71,7 @@ def _frames(error: BaseException, display: Display) -> list[str]:
         lines.append("  traceback:")
     shown = theirs[-_MAX_FRAMES:]
     own = [frame for frame in theirs if _is_own(frame.filename)]
+    # The error may be raised deep in a library, and the user can only change the line that called it.
     if own and own[-1] not in shown:
         shown = [own[-1], *shown[1:]]
     for frame in shown:

@@ -77,6 +77,7 @@ def _named(invocation: Invocation) -> Iterator[_Report]:
                 raise
             yield _broken(error, find_project(invocation.project_dir), "meta.yaml")
             return
+        # One reader for all configs: it caches the signatures that it has read.
         reader = reader or reader_for(project.meta)
         yield _report(project, reader, project.config_name)
 

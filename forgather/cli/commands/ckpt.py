@@ -57,6 +57,7 @@ _ML = "forgather.ml.checkpoint"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    # argparse parses `ckpt ACTION` as a command of its own, so each action has only the options that it uses.
     for name, summary in _ACTIONS.items():
         action = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         action.epilog = _EXAMPLES[name]
@@ -328,6 +329,7 @@ def _prune(invocation: Invocation) -> int:
         write_text(prune_text(survey, gone, kept), look=LOOK)
     removed = gone
     if gone and not options.dry_run:
+        # Every byte of what is kept is read before anything is removed.
         pruned.require_intact_checkpoint(survey, gone)
         removed = gone if options.yes or _agreed(len(gone)) else []
         for found in removed:

@@ -97,6 +97,7 @@ def _format_of_file(file: str | None) -> str:
 
 
 def _show(file: str) -> None:
+    # Late imports: only `--open` needs them.
     import webbrowser
     from pathlib import Path
 

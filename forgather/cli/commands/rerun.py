@@ -140,6 +140,7 @@ def _repeated(invocation: Invocation, past: PastRun, output_dir: str, rows: Sequ
     stdout = redirect_stdout(sys.stderr) if as_json else nullcontext()
     with output_folder_lock(output_dir), stdout, _clean(kept=plan.project.meta.project_dir != past.archive):
         run_dir = prepare_run(plan, ["fgcli", *invocation.arguments])
+        # The copy of the first run's sources replaces those that were just recorded: the files may have changed since.
         complete_record(run_dir, past, plan.project)
         print_note(f"first run   {shlex.quote(near_path(past.folder))}")
         if member is not None:

@@ -17,6 +17,7 @@ from forgather.cli.next_steps import (
     RESUME_OPTION,
     add_resume_command,
     checkpoint_to_resume,
+    requeued_job_resumes,
     resume_command,
     resume_words,
 )
@@ -55,7 +56,6 @@ from forgather.project.fault_tolerance import (
     RESUME,
     FaultTolerance,
     fault_tolerance,
-    has_trainer_arguments,
     restart_assignments,
     resume_assignments,
     resumes_from,
@@ -136,7 +136,7 @@ def run(invocation: Invocation) -> int:
     findings = () if options.no_check else _findings(project)
     plan = plan_run(project)
     asked = asked_processes(project, options, node_facts(os.environ), invocation.handed)
-    # A SLURM job finds its machines in SLURM's variables.
+    # A SLURM job finds its machines in SLURM's variables, so its script needs no address.
     if options.print != "slurm":
         refuse_missing_rendezvous(asked)
     print_findings(findings or project.diagnostics, project.meta.project_dir, invocation.check_command)
@@ -152,6 +152,7 @@ def run(invocation: Invocation) -> int:
         refuse_lone_process(asked, project.config_name)
         _print_what_accelerate_adds()
     elif not asked.is_one:
+        # The processes inherit the variable and do not check the config again.
         os.environ[CHECKED] = "1"
         ending = start_processes(asked, invocation.arguments, again=_restart_policy(plan, asked))
         if ending.error is not None:
@@ -179,6 +180,7 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
     """Runs `main` in this process, one of several that a launcher has started; only rank 0 writes and prints."""
     options = invocation.options
     project = invocation.open_project()
+    # All processes render with the time of rank 0, or a template that prints the time would give different graphs.
     project.set_clock(datetime.fromisoformat(member.share("instant", {"now": datetime.now().isoformat()})["now"]))
     _with_fault_tolerance(_with_resume_options(project, invocation))
     findings = _findings(project) if member.is_main and not (options.no_check or CHECKED in os.environ) else ()
@@ -199,6 +201,7 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
         member.share("run", {"run_dir": run_dir})
         member.begin_construction(run_dir)
         outcome = _run_main(plan, run_dir, command, member)
+    # The launcher ends this process with a signal if another one failed; that one reports the failure.
     if outcome.interrupted and member.failed_elsewhere():
         return outcome.status
     return _report_outcome(outcome, plan, command, as_json=options.json)
@@ -296,15 +299,9 @@ def _report_outcome(outcome: Outcome, plan: RunPlan, command: Sequence[str], *, 
         going_on = shlex.join(command) if staying else outcome.checkpoint and resume_command(project, command)
         if going_on:
             print_note(f"to resume:  {going_on}")
-    if (note := requeue(outcome, os.environ, resumes=_requeued_job_resumes(project))) is not None:
+    if (note := requeue(outcome, os.environ, resumes=requeued_job_resumes(project))) is not None:
         print_note(note)
     return outcome.status
-
-
-def _requeued_job_resumes(project: Project) -> bool:
-    """Returns whether a requeued job resumes from its checkpoint."""
-    tolerance = fault_tolerance(project.graph)
-    return has_trainer_arguments(project.graph) and (tolerance is None or tolerance.auto_resume)
 
 
 def _findings(project: Project) -> Sequence[Diagnostic]:

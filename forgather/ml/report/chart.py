@@ -1,4 +1,8 @@
-"""Axes: from values to places on the page, with round numbers at the ticks."""
+"""The charts of the report page: axes with round numbers at their ticks, and curves as SVG.
+
+Takes series of numbers by step; gives HTML with all texts escaped. The points are also in an attribute of the SVG,
+from which the script of the page shows the values under the mouse.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +25,15 @@ class Scale:
     """One axis.
 
     Args:
-        low: value at the axis's begin.
-        high: value at its end; greater than `low`.
-        begin: place of `low`.
-        end: place of `high`.
-        log: logarithmic.
-        unit: ticks are round in this unit.
+        low: the value at the start of the axis.
+        high: the value at its end; greater than `low`.
+        begin: the coordinate of `low`.
+        end: the coordinate of `high`.
+        log: whether the axis is logarithmic.
+        unit: ticks are multiples of round numbers of this unit.
+
+    Units:
+        Coordinates are pixels of the SVG's view box.
     """
 
     low: float
@@ -37,7 +44,7 @@ class Scale:
     unit: float = 1.0
 
     def place(self, value: float) -> float:
-        """Returns where `value` lies."""
+        """Returns the coordinate of `value`."""
         low, high, here = (math.log(x) if self.log else x for x in (self.low, self.high, value))
         return self.begin + (here - low) / (high - low) * (self.end - self.begin)
 
@@ -46,6 +53,7 @@ class Scale:
         if self.log:
             return _log_ticks(self.low, self.high, wanted)
         step = _round_step((self.high - self.low) / max(wanted, 1) / self.unit) * self.unit
+        # The tolerance keeps a tick at the very end of the axis, which rounding could put just outside.
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [number * step for number in range(first, last + 1)]
 
@@ -59,19 +67,34 @@ def axis(
     from_zero: bool = False,
     in_bytes: bool = False,
 ) -> Scale:
-    """Returns an axis that holds `values` with a little room."""
+    """Returns an axis that contains `values`, with a margin of 5 % at both ends.
+
+    Args:
+        values: the values; without any, the axis is from 0 to 1.
+        begin: coordinate of the smallest value.
+        end: coordinate of the largest value.
+        may_log: use a logarithmic axis for positive values that differ by more than a factor of 30.
+        from_zero: start at zero unless there are negative values.
+        in_bytes: make ticks round in KiB, MiB or GiB.
+    """
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if may_log and low > 0 and high / low > _LOG_RATIO:
         return Scale(low / 1.1, high * 1.1, begin, end, log=True)
     if from_zero and low >= 0:
         low = 0.0
+    # Equal values would give an axis of no length, by which `place` would divide.
     room = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
     unit = next((2.0**bits for bits in (30, 20, 10) if high >= 2**bits), 1.0) if in_bytes else 1.0
     return Scale(low if from_zero and low == 0 else low - room, high + room, begin, end, unit=unit)
 
 
 def tick_text(name: str, value: float) -> str:
-    """Returns the number beside a tick."""
+    """Returns the text of a tick.
+
+    Args:
+        name: the metric, which decides whether the value is a number of bytes.
+        value: the value at the tick.
+    """
     if counts_bytes(name):
         return size(max(value, 0))
     number, unit = figure(float(f"{value:.6g}")), ""
@@ -100,23 +123,23 @@ def _log_ticks(low: float, high: float, wanted: int) -> list[float]:
     return within[:: max(math.ceil(len(within) / (wanted * 2)), 1)]
 
 
-# About the pixels that a chart has on the page: its texts are scaled with it.
+# Close to the size of a chart on the page in pixels, because its texts are scaled with it.
 WIDTH, HEIGHT = 380, 190
 WIDE_WIDTH, WIDE_HEIGHT = 740, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 34
 _MOST_POINTS = 800
-_SMOOTHED_FROM = 60  # points; a shorter curve is read well as it is
+_SMOOTHED_FROM = 60  # points; a shorter curve is readable without smoothing
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a chart is drawn.
+    """Options of a chart.
 
     Args:
-        may_log: a wide spread of values may get a logarithmic axis.
-        from_zero: the value axis begins at zero.
-        smooth: a long curve is drawn faintly with its mean over it.
-        wide: twice as wide as the others.
+        may_log: whether a wide spread of values gets a logarithmic axis.
+        from_zero: whether the value axis starts at zero.
+        smooth: whether a long curve is drawn faintly, with its mean on top.
+        wide: whether the chart is twice as wide as the others.
     """
 
     may_log: bool = True
@@ -126,12 +149,12 @@ class Look:
 
 
 def chart(title: str, lines: Sequence[tuple[str, Series]], look: Look | None = None) -> str:
-    """Returns a card with a title, a legend and the curves.
+    """Returns a chart with a title, a legend and curves as HTML; "" if no series has a value.
 
     Args:
-        title: of the card.
+        title: the title.
         lines: label and series of each curve, in the order of the colors.
-        look: how it is drawn.
+        look: options; None for the defaults.
     """
     look = look or Look()
     lines = [(label, thinned(series)) for label, series in lines if series.values]
@@ -160,7 +183,14 @@ def chart(title: str, lines: Sequence[tuple[str, Series]], look: Look | None = N
 
 
 def thinned(series: Series, most: int = _MOST_POINTS) -> Series:
-    """Returns at most about `most` points: of each stretch its lowest and highest, and the first and last of all."""
+    """Returns a series of about `most` points at most, in which no peak is lost.
+
+    The lowest and the highest value of each stretch of steps are kept, and the first and the last point.
+
+    Args:
+        series: the points.
+        most: the number of points.
+    """
     number = len(series.values)
     if number <= most:
         return series
@@ -179,7 +209,14 @@ def thinned(series: Series, most: int = _MOST_POINTS) -> Series:
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Returns an exponential mean over about `window` values on each side: a curve that does not lag behind."""
+    """Returns the mean of an exponential average from the left and one from the right.
+
+    One from the left alone would lag behind the values.
+
+    Args:
+        values: the values.
+        window: about the number of values on each side that have weight.
+    """
     forward, backward = _trailing(values, window), _trailing(values[::-1], window)[::-1]
     return [(one + other) / 2 for one, other in zip(forward, backward, strict=True)]
 
@@ -189,6 +226,7 @@ def _trailing(values: Sequence[float], window: int) -> list[float]:
     for value in values:
         total = decay * total + (1 - decay) * value
         weight = decay * weight + (1 - decay)
+        # Divided by the sum of the weights, because the first means have few values and would start near zero.
         means.append(total / weight)
     return means
 
@@ -200,6 +238,7 @@ def _steps_axis(steps: Sequence[float], width: int) -> Scale:
 
 def _curve(number: int, series: Series, across: Scale, upward: Scale, smooth: bool) -> str:
     color = f"c{number % 4}"
+    # A path of one point would be invisible.
     if len(series.values) == 1:
         x, y = across.place(series.steps[0]), upward.place(series.values[0])
         return f'<circle class="{color} dot" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
@@ -230,6 +269,7 @@ def _grid(name: str, across: Scale, upward: Scale) -> str:
     bottom = round(upward.begin)
     parts.append(f'<line class="base" x1="{_LEFT}" x2="{across.end:.0f}" y1="{bottom}" y2="{bottom}"/>')
     for step in across.ticks(round(across.end / 100)):
+        # There is no step between two steps, so a short run gets no ticks at fractions.
         if step == int(step):
             x, text = across.place(step), str(int(step)) if step < 100_000 else count(step)
             parts.append(f'<line class="base" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')

@@ -1,6 +1,7 @@
-"""The report page: facts to one HTML document with nothing outside it.
+"""The report page of a run: one HTML document that needs no other file.
 
-Keeps true: every text from a file is escaped, and its secrets are hidden; the page forbids itself any connection.
+Takes `RunFacts`; gives HTML. Every text from a file is escaped, and its secrets are removed. The page's security policy
+allows no connection.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 _SCRIPT = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
-# Titles of the charts, the series each shows and its options; what no chart names gets one of its own.
+# (title, (series, label) of each curve, options). A series that is not listed gets a chart of its own.
 _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...], Look], ...] = (
     ("Learning rate", (("learning_rate", "lr"),), Look(may_log=False, from_zero=True, smooth=False)),
     ("Gradient norm", (("grad_norm", "gradient norm"),), Look()),
@@ -41,7 +42,7 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...], Look], ...] = (
         Look(may_log=False, from_zero=True, smooth=False),
     ),
 )
-_CHANGES = 12  # values that are shown; a config that changes more is read better as itself
+_CHANGES = 12  # of a config that changes more values than this, reading the config itself is easier
 _UNCHARTED = ("_runtime", "_per_second", "total_flos", "train_loss", "num_input_tokens_seen")
 
 
@@ -165,7 +166,7 @@ def _problems(facts: RunFacts) -> str:
 
 
 def _loss(facts: RunFacts) -> str:
-    """Returns the chart that is looked at first: the loss, with that of each evaluation set."""
+    """Returns the chart of the training loss and of the loss of each evaluation set, which is the first of the page."""
     found = [(label, facts.series[name]) for name, label in _losses(facts).items() if name in facts.series]
     return chart("Loss", found, Look(wide=True)) or '<p class="note">No metric was logged yet.</p>'
 
@@ -176,7 +177,7 @@ def _losses(facts: RunFacts) -> dict[str, str]:
 
 
 def _this_run(facts: RunFacts) -> str:
-    """Returns what changed against the parent config, what repeats the run, and where its results are."""
+    """Returns the changes against the parent config, the command that repeats the run, and the paths of its results."""
     places = facts.summary.get("places") or {}
     rows = [
         *_changes(facts.run.get("changes")),
@@ -192,14 +193,14 @@ def _code(text: str) -> str:
 
 
 def _changes(changes: Any) -> list[tuple[str, str]]:
-    """Returns the values that the config, or the command line, gave in place of those of its parent, with a title."""
+    """Returns a list of the values that differ from the parent config, with a title; "" without any."""
     if not isinstance(changes, Mapping):
         return []
     values = [item for item in changes.get("values") or () if isinstance(item, Mapping)]
     items = [
         f"<li>{_code(str(item.get('path')))} "
-        + (f"<s>{html_text(_told(item, 'was'))}</s> → " if item.get("was") is not None else "")
-        + f"<b>{html_text(_told(item, 'value'))}</b></li>"
+        + (f"<s>{html_text(_change_text(item, 'was'))}</s> → " if item.get("was") is not None else "")
+        + f"<b>{html_text(_change_text(item, 'value'))}</b></li>"
         for item in values[:_CHANGES]
     ]
     if rest := len(values) - _CHANGES if len(values) > _CHANGES else 0:
@@ -209,13 +210,13 @@ def _changes(changes: Any) -> list[tuple[str, str]]:
     return [(title, f"<ul>{''.join(items)}</ul>" if items else "nothing")] if items or parent else []
 
 
-def _told(item: Mapping[str, Any], name: str) -> str:
+def _change_text(item: Mapping[str, Any], name: str) -> str:
     path = str(item.get("path"))
     return _cell(hidden(item.get(name), path.rpartition(".")[2] or path))
 
 
 def _commands(facts: RunFacts) -> str:
-    """Returns the command that repeats the run out of its folder, and the one that was typed."""
+    """Returns the command that repeats the run from its folder, and the command that started it."""
     command, begun_in = facts.run.get("command"), facts.run.get("working_dir")
     if not command:
         return ""
@@ -229,7 +230,7 @@ def _commands(facts: RunFacts) -> str:
 
 
 def _more(facts: RunFacts) -> str:
-    """Returns the parts that are looked up rather than read, each closed."""
+    """Returns the collapsed parts of the page: further charts, samples, settings and versions."""
     charts = _charts(facts)
     parts = [
         ("Learning rate, gradients, speed and memory", charts and f'<div class="charts">{charts}</div>'),
@@ -311,7 +312,7 @@ def _settings(facts: RunFacts) -> list[tuple[str, str]]:
 
 
 def _table(values: Mapping[str, Any]) -> str:
-    """Returns names and values in columns; what is not set is left out."""
+    """Returns names and values in columns, without values that are not set."""
     rows = "".join(
         f"<div><span>{html_text(name)}</span><code>{html_text(_cell(hidden(value, name)))}</code></div>"
         for name, value in _flat(values).items()
@@ -321,7 +322,7 @@ def _table(values: Mapping[str, Any]) -> str:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested mappings as one, with dotted names."""
+    """Returns nested mappings as a single one with dotted names."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:

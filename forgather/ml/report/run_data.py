@@ -1,7 +1,7 @@
-"""What the files of a run say.
+"""The data of a run, read from the files of its folder.
 
-Takes a run's folder; gives `RunFacts`. Keeps true: nothing but the files is asked; what is missing or torn is left
-out and named in `problems`, never an error, unless nothing is there at all.
+Takes the folder; gives `RunFacts`. A file that is missing is left out; one that cannot be read is named in `problems`,
+because the report of a run that was killed must still be written. It is an error only if there is no record at all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NO_METRIC = frozenset({"step", "time", "epoch"})
 
 
 class ReportError(TrainingError, ValueError):
-    """A folder of which no report can be made."""
+    """The folder has no record of a run, so no report can be made."""
 
     code = "FG850"
 
@@ -33,10 +33,10 @@ class Series:
     """The values of one metric.
 
     Args:
-        name: as it was logged.
-        steps: ascending.
-        values: as many; all finite.
-        num_not_finite: how many more were nan or infinite.
+        name: the name in the log.
+        steps: the steps in ascending order.
+        values: the finite values, one for each step.
+        num_not_finite: number of further values that were nan or infinite.
     """
 
     name: str
@@ -47,17 +47,17 @@ class Series:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Everything that a report shows.
+    """The data of a report.
 
     Args:
-        folder: of the run.
-        records: lines of the metrics file.
-        samples: lines of the samples file.
-        summary: what `RunSummaryCallback` wrote.
-        run: what the launcher wrote.
+        folder: the folder of the run.
+        records: the lines of the metrics file.
+        samples: the lines of the samples file.
+        summary: the content of `summary.json`, which `RunSummaryCallback` writes.
+        run: the content of `run.json`, which the launcher writes.
         config: the rendered configuration; "" without one.
         files: names of the files in the folder.
-        problems: what could not be read.
+        problems: a message for each file that could not be read.
     """
 
     folder: Path
@@ -71,7 +71,7 @@ class RunFacts:
 
     @cached_property
     def series(self) -> dict[str, Series]:
-        """Returns each metric; of several values of one step the last counts, as after a resumed run."""
+        """Returns the series of each metric by name. A resumed run logs steps again; the last value of a step counts."""
         found: dict[str, dict[float, float]] = {}
         for record in self.records:
             step = record.get("step")
@@ -89,10 +89,10 @@ class RunFacts:
 
 
 def read_facts(folder: Path) -> RunFacts:
-    """Reads the files of a run.
+    """Returns the data of the run in a folder.
 
     Raises:
-        ReportError: if the folder does not exist or holds no record of a run.
+        ReportError: FG850, the folder does not exist or has no record of a run.
     """
     if not folder.is_dir():
         raise ReportError(f"no such folder: {str(folder)!r}", hint="give the folder of a run")
