@@ -71,7 +71,7 @@ class RunFacts:
 
     @cached_property
     def series(self) -> dict[str, Series]:
-        """Returns the series of each metric by name. A resumed run logs steps again; the last value of a step counts."""
+        """Returns each metric's series by name; of several values of a step, as after a resume, the last counts."""
         found: dict[str, dict[float, float]] = {}
         for record in self.records:
             step = record.get("step")
