@@ -67,6 +67,7 @@ def emit_python(graph: Graph, targets: Names[str] = ("main",), setting: Setting 
     reach = Reach(graph, wanted)
     names = naming.Names(set(OWN_NAMES))
     imports = Imports(names, setting.system_path)
+    # Imports get their names first, so that they keep the names of the imported objects; variables get a number.
     imports.reserve(node for _, node in reach.nodes if isinstance(node, Call))
     parameters = parameters_of(graph, wanted, reach, names)
     lowering = Lowering(graph, reach, imports, names, parameters, project_dir=setting.project_dir)
@@ -161,6 +162,7 @@ def module_text(
         signature: the lines of `def build`.
         ending: the lines that run if the module is executed.
     """
+    # Before the import lines are written: importing files needs further imports.
     files = imports.file_lines()
     if "import_file" in imports.own:
         imports.own.update(_FILE_NEEDS)
@@ -180,6 +182,7 @@ def module_text(
     if constants:
         head += "\n\n" + "\n".join(constants)
     blocks = [head, *_helpers(imports)]
+    # `ruff format` puts an empty line between a docstring and a local function.
     gap = [""] if statements[0].is_function else []
     function = [*signature, *_own_docstring(targets), *gap, *layout(statements, "    ")]
     joined = "\n\n\n".join(blocks)

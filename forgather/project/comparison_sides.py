@@ -60,6 +60,7 @@ def open_revision(word: str, revision: str, folder: str | None, now: datetime) -
         return Compared(
             title=f"{config}@{revision}",
             graph=project.graph,
+            # The private folder of the revision is removed, so places name the file in the working tree.
             place=lambda file: display(tree.real(file)),
             config=config,
             code=code_digests(project.graph, meta.project_dir),

@@ -218,6 +218,7 @@ class CallSignatures:
                 return self._super(function, owner or function.home, callee.attr)
             if isinstance(value, ast.Name) and value.id == first:
                 return self._method(owner or function.home, callee.attr)
+        # `cls(**kwargs)` in a class method.
         if isinstance(callee, ast.Name) and callee.id == first and owner is not None:
             return self.constructor(owner) if self.role(function) == "class" else Doubt("a call of its instance")
         root = callee

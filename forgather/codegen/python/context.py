@@ -364,6 +364,7 @@ class LoweringContext(ABC):
             if node.spread is not None:
                 raise cannot("FG331", f"the keywords of {node.constructor} are given at construction", node, path)
             return self._short(node, path, parts)
+        # `getattr(x, "name")` is written as `x.name`.
         if (
             node.constructor in ("getattr", "builtins:getattr")
             and len(parts) == count == 2
@@ -443,6 +444,7 @@ class LoweringContext(ABC):
         folders = self.build(node.submodule_searchpath, (*path, Key("submodule_searchpath")))
         if local:
             return self.imports.function(node, folders)
+        # An installed module is not searched in the folders, but construction builds them, too.
         if not folders.pure:
             self.block.append(Statement(unused(folders), folders))
         return self.imports.function(node)

@@ -59,6 +59,7 @@ class Lowering(LoweringContext):
         if key in self._makers:
             return call(self._makers[key], ())
         repeats = self.reach.is_reused(node)
+        # The first use may never run, so the object is built by whichever use comes first at run time.
         if repeats and self.uncertain:
             return self.lazy(node, path, lambda: self.make_deferred(node, path))
         temporaries = self.temporaries
@@ -66,6 +67,7 @@ class Lowering(LoweringContext):
         if repeats:
             self._bound[key] = expression = self.bind(expression, name_for(self.graph, node, path))
             self.temporaries = temporaries
+        # An expression that uses a temporary variable cannot be moved into a function of its own.
         elif self.temporaries == temporaries and self._wants_function(node, expression):
             return self._maker(node, expression, path)
         elif len(path) > 1 and self._wants_variable(node, expression):

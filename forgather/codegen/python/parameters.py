@@ -60,11 +60,13 @@ def parameters_of(graph: Graph, targets: list[str], reach: Reach, names: Names) 
             if isinstance(node.default, Scalar) and _is_short(node.default.value):
                 form, defaults[node.variable] = f"plain {node.default.value!r}", node.default.value
             forms.setdefault(node.variable, set()).add(form)
+            # A variable without default that is not always built may stay unset.
             if form == "required" and id(node) in certain:
                 must.add(node.variable)
     declared = set(forms)
     for _, node in reach.nodes:
         for word in calc_names(node) if isinstance(node, Calc) else ():
+            # A variable of the same name as a target replaces the target in a `!calc`.
             if word in graph.targets and word in declared:
                 forms[word].add("target")
             elif word not in graph.targets:
