@@ -128,7 +128,7 @@ def test_a_syntax_error_in_a_file_of_the_project_is_a_finding(checked):
         (
             "bad_step_policy: rewind, save_only_model: true",
             "FG814",
-            "there are no checkpoints to which a run could go back",
+            "there are no checkpoints that a run could go back to",
         ),
     ],
 )
