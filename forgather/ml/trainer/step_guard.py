@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,69 @@ from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.meter import AsyncHostCopy
 
 
-class FiniteGuard:
+class StepGuard:
+    """Judges a step before it changes the weights.
+
+    Args:
+        rank: named in messages.
+
+    Attributes:
+        bad: what is wrong with the current step; None for nothing, as far as is known.
+        rewinds: whether a bad step sends the run back to its last checkpoint.
+    """
+
+    rewinds = False
+
+    def __init__(self, *, rank: int) -> None:
+        self.rank = rank
+        self.bad: str | None = None
+
+    def loss(self, loss: Tensor, step: int) -> float | Tensor:
+        """Checks the loss of a step and returns it; as a float if reading it does not wait for the device.
+
+        Args:
+            loss: of the step, summed over all ranks.
+            step: number of the step, for the message.
+
+        Shapes:
+            loss: scalar.
+
+        Raises:
+            TrainingError: FG818 if the run must stop.
+        """
+        raise NotImplementedError
+
+    def gradients(self, norm: Tensor | None, step: int) -> bool:
+        """Checks the norm of the gradients; returns whether the host must skip the optimizer step.
+
+        Args:
+            norm: of all gradients, before clipping; None if it was not computed.
+            step: number of the step, for the message.
+
+        Shapes:
+            norm: scalar.
+
+        Raises:
+            TrainingError: FG818 or FG650 if the run must stop.
+        """
+        raise NotImplementedError
+
+    def poll(self, *, wait: bool = False) -> None:
+        """Checks the results that have arrived; with `wait`, all results.
+
+        Raises:
+            TrainingError: FG818 if the run must stop.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state that judgments depend on, as plain numbers."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores the state of a checkpoint, so that later judgments are those of its run; ignores another guard's."""
+
+
+class FiniteGuard(StepGuard):
     """A step guard that stops the run at a loss or a norm that is not finite.
 
     Args:
@@ -32,10 +94,8 @@ class FiniteGuard:
     """
 
     def __init__(self, optimizer: Any, device: torch.device, *, rank: int) -> None:
+        super().__init__(rank=rank)
         self.optimizer = optimizer
-        self.rank = rank
-        self.bad: str | None = None
-        self.rewinds = False
         # Fused optimizers of torch skip the step on the device if `found_inf` is set, as for a gradient scaler.
         self.waits = device.type == "cpu" or not getattr(optimizer, "_step_supports_amp_scaling", False)
         self._pending: list[tuple[int, AsyncHostCopy]] = []
@@ -109,13 +169,6 @@ class FiniteGuard:
             self._pending.pop(0)
             if bool(bad.read()):
                 raise not_finite("the loss or the norm of the gradients is not finite", step, self.rank)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns an empty mapping: each step is judged by itself."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Ignores the state of a run with another guard."""
 
 
 def not_finite(found: str, step: int, rank: int) -> TrainingError:
@@ -203,54 +256,7 @@ class Policy(StrEnum):
     REWIND = "rewind"
 
 
-class StepGuard(Protocol):
-    """Judges a step before it changes the weights.
-
-    `bad` holds what is wrong with the current step; None for nothing, as far as is known. `rewinds` is true if a bad
-    step sends the run back to its last checkpoint.
-    """
-
-    bad: str | None
-    rewinds: bool
-
-    def loss(self, loss: Tensor, step: int) -> float | Tensor:
-        """Checks the loss of a step and returns it.
-
-        Args:
-            loss: of the step, summed over all ranks.
-            step: number of the step.
-
-        Shapes:
-            loss: scalar.
-        """
-        ...
-
-    def gradients(self, norm: Tensor | None, step: int) -> bool:
-        """Checks the norm of the gradients; returns whether the optimizer step must be skipped.
-
-        Args:
-            norm: of all gradients, before clipping; None if it was not computed.
-            step: number of the step.
-
-        Shapes:
-            norm: scalar.
-        """
-        ...
-
-    def poll(self, *, wait: bool = False) -> None:
-        """Checks the results that have arrived; with `wait`, all results."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state that judgments depend on, as plain numbers."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state of a checkpoint, so that later judgments are those of its run."""
-        ...
-
-
-class BadSteps:
+class BadSteps(StepGuard):
     """A step guard with a policy for bad steps and spike detection. The host waits for loss and norm.
 
     Args:
@@ -259,10 +265,9 @@ class BadSteps:
     """
 
     def __init__(self, args: TrainingArguments, *, rank: int) -> None:
+        super().__init__(rank=rank)
         self.policy = Policy(args.bad_step_policy)
         self.rewinds = self.policy is Policy.REWIND
-        self.rank = rank
-        self.bad: str | None = None
         threshold = args.spike_threshold
         self._window = None if threshold is None else NormWindow(size=args.spike_window, threshold=threshold)
 
@@ -327,9 +332,6 @@ class BadSteps:
             )
         else:
             raise not_finite(what, step, self.rank)
-
-    def poll(self, *, wait: bool = False) -> None:
-        """Does nothing: every step was checked when it was computed."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the norms in the window, as plain numbers."""
