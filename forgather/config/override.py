@@ -164,7 +164,8 @@ def _root_entry(graph: Graph, edit: _Edit) -> Entry:
             ends = near_paths(path_text(edit.path), (path_text(path) for path, _ in walk_places(graph)))
             near = f"did you mean {' or '.join(ends)}?" if ends else near
         hint = near or "see `fgcli targets`"
-        raise GraphError(f"no target {name!r} to set {edit.text!r} in", code="FG311", path=edit.text, hint=hint)
+        message = f"no target {name!r} for the path {edit.text!r}"
+        raise GraphError(message, code="FG311", path=edit.text, hint=hint)
     return found
 
 
@@ -197,13 +198,8 @@ def _no_such(edit: _Edit, node: Node, step: Step, inside: GraphPath) -> NoReturn
         kind = "setting" if "learning_rate" in names else "keyword"
         found, hint = repr(step.name), suggest(kind, str(step.name), names) or _listing(names)
     is_known = hint is not None and alias_of("setting", str(getattr(step, "name", ""))) is not None
-    if (
-        not is_known
-        and not edit.adds
-        and step == edit.path[-1]
-        and isinstance(node, (Call, Mapped))
-        and isinstance(step, Key)
-    ):
+    may_add = not edit.adds and step == edit.path[-1] and isinstance(step, Key)
+    if may_add and not is_known and isinstance(node, (Call, Mapped)):
         # Only the last step can be added; a missing step before it is rather a misspelling.
         added = f"+{edit.text}=... adds it"
         hint = added if hint is None else f"{added}; {hint}" if hint.startswith("it has") else f"{hint}; {added}"
@@ -281,7 +277,7 @@ def _added(edit: _Edit, holder: Node) -> Node:
     if isinstance(step, Index) and isinstance(holder, Call) and step.position == len(holder.args):
         return replace(holder, args=(*holder.args, edit.value))
     inside = format_path(edit.path[:-1])
-    message = f"{edit.text!r}: nothing can be added there to {inside} ({describe(holder)})"
+    message = f"{edit.text!r}: this cannot be added to {inside} ({describe(holder)})"
     raise GraphError(message, code="FG312", path=inside, span=holder.span, hint="a sequence grows at its end only")
 
 
@@ -343,7 +339,7 @@ def _refuse_depth(level: list[Node], edit: _Edit) -> None:
         if not level:
             return
     message = f"{edit.text!r} nests the config deeper than {_MAX_DEPTH}"
-    raise GraphError(message, code="FG220", path=edit.text, hint="flatten the value")
+    raise GraphError(message, code="FG220", path=edit.text, hint="use fewer levels")
 
 
 def _others(graph: Graph, edit: _Edit, changed: Iterable[int], behind: GraphPath = ()) -> list[str]:

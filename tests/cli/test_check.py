@@ -79,7 +79,7 @@ def test_all_problems_are_printed_by_file(check):
         "    |   ^^^^\n"
         "    in first\n"
         "    help: did you mean 'size'?\n"
-        "templates/configs/bad.yaml:5: error[FG242]: make takes int as 'size', and gets the text '3'\n"
+        "templates/configs/bad.yaml:5: error[FG242]: make takes int as 'size' but gets the text '3'\n"
         '    | second: !call:maker.py:make {size: "3"}\n'
         "    |                                    ^^^\n"
         "    in second.size\n"

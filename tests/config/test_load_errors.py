@@ -194,7 +194,7 @@ HOSTILE = {
     ),
     "keyword that is a number": (
         "a: !call:x:y\n  1: 2\n",
-        "LoadError /project/t.yaml:2: [FG213] the key 1 among keyword arguments (keyword arguments are strings; quote the key, or use the explicit args:)",
+        "LoadError /project/t.yaml:2: [FG213] the keyword argument 1 is not a string (keyword arguments are strings; quote the key, or use the explicit args:)",
     ),
     "repeated key": (
         "a:\n  lr: 1\n  lr: 2\n",
@@ -373,40 +373,40 @@ HUGE = {
     ),
     "depth in brackets": (
         "a: " + "[" * 100000 + "\n",
-        "BudgetError /project/t.yaml:1: [FG220] nested deeper than 100 (flatten it)",
+        "BudgetError /project/t.yaml:1: [FG220] nested deeper than 100 (use fewer levels)",
     ),
     "depth in braces": (
         "a: " + "{a: " * 50000 + "\n",
-        "BudgetError /project/t.yaml:1: [FG220] nested deeper than 100 (flatten it)",
+        "BudgetError /project/t.yaml:1: [FG220] nested deeper than 100 (use fewer levels)",
     ),
     "depth in blocks": (
         "".join(" " * n + "a:\n" for n in range(1000)),
-        "BudgetError /project/t.yaml:101: [FG220] nested deeper than 100 (flatten it)",
+        "BudgetError /project/t.yaml:101: [FG220] nested deeper than 100 (use fewer levels)",
     ),
     "depth in dashes": (
         "a: \n  " + "- " * 10000 + "1\n",
-        "BudgetError /project/t.yaml:2: [FG220] nested deeper than 100 (flatten it)",
+        "BudgetError /project/t.yaml:2: [FG220] nested deeper than 100 (use fewer levels)",
     ),
     "depth through aliases": (
         "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 200)),
-        "BudgetError /project/t.yaml:101: [FG220] nested deeper than 100 once its aliases are followed (flatten it)",
+        "BudgetError /project/t.yaml:101: [FG220] nested deeper than 100 once its aliases are followed (use fewer levels)",
     ),
     "alias bomb": (
         "a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]\n"
         + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 20)),
-        "BudgetError /project/t.yaml:6: [FG220] this value has more than 100000 parts once its aliases are followed (share less)",
+        "BudgetError /project/t.yaml:6: [FG220] this value has more than 100000 parts once its aliases are followed (use fewer or smaller aliased values)",
     ),
     "alias bomb of mappings": (
         "a0: &a0 {x: 1}\n"
         + "".join(f"a{n}: &a{n} {{{', '.join(f'k{i}: *a{n - 1}' for i in range(9))}}}\n" for n in range(1, 20)),
-        "BudgetError /project/t.yaml:6: [FG220] this value has more than 100000 parts once its aliases are followed (share less)",
+        "BudgetError /project/t.yaml:6: [FG220] this value has more than 100000 parts once its aliases are followed (use fewer or smaller aliased values)",
     ),
     "merge bomb": (
         ".a0: &a0 {"
         + ", ".join(f"k{i}: {i}" for i in range(1000))
         + "}\n"
         + "".join(f".a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 20)),
-        "BudgetError /project/t.yaml:5: [FG220] this value has more than 100000 parts once its aliases are followed (share less)",
+        "BudgetError /project/t.yaml:5: [FG220] this value has more than 100000 parts once its aliases are followed (use fewer or smaller aliased values)",
     ),
     "many values": (
         "a: [" + "1, " * 200000 + "]\n",

@@ -169,8 +169,8 @@ def test_a_value_that_names_what_it_replaces_makes_no_cycle():
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [
-        ("arg.lr=1", "[FG311] no target 'arg' to set 'arg.lr' in (did you mean 'args'?)"),
-        (".lrr=1", "[FG311] no target '.lrr' to set '.lrr' in (did you mean '.lr'?)"),
+        ("arg.lr=1", "[FG311] no target 'arg' for the path 'arg.lr' (did you mean 'args'?)"),
+        (".lrr=1", "[FG311] no target '.lrr' for the path '.lrr' (did you mean '.lr'?)"),
         ("args.max_step=1", "/project/t.yaml:4: [FG311] args (!singleton:dict) has no 'max_step' (did you mean "
          "'max_steps'?; +args.max_step=... adds it)"),
         ("args.unlike=1", "/project/t.yaml:4: [FG311] args (!singleton:dict) has no 'unlike' (one of: lr, max_steps; "
@@ -182,7 +182,7 @@ def test_a_value_that_names_what_it_replaces_makes_no_cycle():
         ("args.lr.x=1", "/project/t.yaml:2: [FG311] args.lr (the value '0.1') has no 'x'"),
         ("+args.lr=1", "/project/t.yaml:2: [FG312] '+args.lr': args.lr is already there (leave out the '+')"),
         ("+args=1", "/project/t.yaml:4: [FG312] '+args': args is already there (leave out the '+')"),
-        ("+callbacks[9]=1", "/project/t.yaml:8: [FG312] '+callbacks[9]': nothing can be added there to callbacks "
+        ("+callbacks[9]=1", "/project/t.yaml:8: [FG312] '+callbacks[9]': this cannot be added to callbacks "
          "(a sequence) (a sequence grows at its end only)"),
         ("args lr=1", "[FG310] 'args lr' is not a graph path: cannot read it from column 5 (write it as trainer.args.lr or "
          "callbacks[2].prompts[0])"),

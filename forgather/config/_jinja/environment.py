@@ -190,7 +190,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         if any(self.library.used[use] is found for use in chain):
             names = [self.library.uses[use].name for use in reversed(chain)]
             raise RenderError(
-                f"'{found.name}' is extended in a circle",
+                f"'{found.name}' extends itself through other templates",
                 code="FG113",
                 span=ask.span,
                 hint=" -> ".join([*names, found.name]),

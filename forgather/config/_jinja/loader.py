@@ -174,9 +174,9 @@ class Library:
             if os.path.isdir(path):
                 directory = path
             elif os.path.lexists(path):
-                raise _unreadable(path, "is not a regular file", ask.span if ask else None)
+                raise _unreadable(path, "it is not a regular file", ask.span if ask else None)
         if directory is not None:
-            raise _unreadable(directory, "is a folder", ask.span if ask else None)
+            raise _unreadable(directory, "it is a folder", ask.span if ask else None)
         return None
 
     def _candidates(self, name: str, first_root: int, ask: TemplateRequest | None) -> Iterator[tuple[int, str]]:

@@ -63,6 +63,11 @@ _MEANT = {
     "end": "write the whole word, as `-- endif`",
 }
 _MAX_CALLS = 4
+# The names of classes in Jinja's messages, in the words of a user.
+_KINDS = {
+    "TracedNamespace": "namespace", "Traced": "text", "str": "text", "TemplateReference": "template",
+    "None": "empty value",
+}  # fmt: skip
 _EXPECTED = re.compile(r"expected token '(.+?)', got '(.+)'", re.S)
 _END = "the end of the statement"
 _HINTS = {
@@ -360,10 +365,8 @@ def _undefined(message: str, frames: Frames, library: Library) -> RenderError:
         )
     if match := _NO_ATTRIBUTE.fullmatch(message):
         kind, name = match.group(1).rsplit(".", 1)[-1].removesuffix(" object"), match.group(2)
-        # The names of our classes mean nothing to a user.
-        kind = {"TracedNamespace": "namespace", "Traced": "text", "str": "text", "TemplateReference": "template"}.get(
-            kind, kind
-        )
+
+        kind = _KINDS.get(kind, kind)
         near = near_attribute(name, frames) if kind == "namespace" else None
         hint = f"test it first, or give a default: `... | default(...)`; was '{name}' set before this line?"
         hint = near or hint

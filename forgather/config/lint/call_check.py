@@ -276,4 +276,4 @@ def _message(callee: str, name: str, wanted: str, given: KnownValue, found: Misf
     wanted = " ".join(wanted.split())
     # Annotations of libraries can be pages long.
     wanted = wanted if len(wanted) <= 80 else wanted[:77] + "..."
-    return f"{callee} takes {found.wanted or wanted} as {name!r}, and gets {given.described}"
+    return f"{callee} takes {found.wanted or wanted} as {name!r} but gets {given.described}"

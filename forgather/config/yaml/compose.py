@@ -113,7 +113,7 @@ class Composer:
 
     def _open(self, event: Event) -> None:
         if len(self._frames) >= self._budget.max_depth:
-            raise self._over(event, f"nested deeper than {self._budget.max_depth}", "flatten it")
+            raise self._over(event, f"nested deeper than {self._budget.max_depth}", "use fewer levels")
         self._frames.append(_Frame(event))
 
     def _close(self) -> None:
@@ -349,11 +349,11 @@ class Composer:
             depth = max(depth, child_depth)
         if size > self._budget.max_nodes:
             message = f"this value has more than {self._budget.max_nodes} parts once its aliases are followed"
-            raise self._over(frame.event, message, "share less")
+            raise self._over(frame.event, message, "use fewer or smaller aliased values")
         # Aliases can nest deeper than the text does.
         if depth >= self._budget.max_depth:
             message = f"nested deeper than {self._budget.max_depth} once its aliases are followed"
-            raise self._over(frame.event, message, "flatten it")
+            raise self._over(frame.event, message, "use fewer levels")
         self._weights[id(node)] = (size, depth + 1)
         # The ids in the tables stay unique only while the nodes exist.
         self._kept.append(node)

@@ -216,7 +216,7 @@ def is_positional(key: str) -> bool:
 def _keywords(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
     for entry in entries:
         if not isinstance(entry.key, str):
-            message = f"the key {entry.key!r} among keyword arguments"
+            message = f"the keyword argument {entry.key!r} is not a string"
             hint = "keyword arguments are strings; quote the key, or use the explicit args:"
             raise Refusal("FG213", message, hint, span=entry.span)
     return entries

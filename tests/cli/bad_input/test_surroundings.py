@@ -73,7 +73,7 @@ def test_a_pipe_in_place_of_a_config_is_refused_at_once(bench, capsys):
     os.mkfifo(bench / "templates/configs/pipe.yaml")
 
     assert 1 == main(["-t", "pipe", "pp"])
-    assert "error[FG115]: the template 'pipe.yaml' cannot be read: is not a regular file" in capsys.readouterr().err
+    assert "error[FG115]: the template 'pipe.yaml' cannot be read: it is not a regular file" in capsys.readouterr().err
 
 
 def test_a_link_that_leads_out_is_refused_and_not_shown(bench, capsys):
