@@ -46,7 +46,7 @@ def _words(line: str, point: str) -> list[str]:
     text = line[: int(point)] if point.isdigit() else line
     try:
         return shlex.split(text)[1:]
-    except ValueError:
+    except ValueError:  # the cursor is inside a quoted word
         return text.split()[1:]
 
 
@@ -81,6 +81,7 @@ def _quiet(offer: Any) -> Any:
         try:
             return [word for word in offer() if word.startswith(prefix)]
         except (ForgatherError, OSError):
+            # The shell would show a message in the middle of the command line that is being typed.
             return []
 
     return completer

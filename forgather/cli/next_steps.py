@@ -51,6 +51,7 @@ def _without_option(command: Sequence[str], name: str) -> list[str]:
     kept: list[str] = []
     may_be_value = False
     for word in command:
+        # `--resume` may have no value, so the word after it is dropped only if it is not an option.
         is_option = word == name or word.startswith(f"{name}=")
         if not is_option and (not may_be_value or word.startswith("-")):
             kept.append(word)

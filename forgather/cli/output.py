@@ -21,7 +21,7 @@ from forgather.project.path_display import Display
 from forgather.redaction import hide
 from forgather.source import Span
 
-MAX_LINES = 18
+MAX_LINES = 18  # a report has to fit on one screen, together with the command
 _WIDTH = 160
 # Sources without lines: an option, or a variable that was given in Python.
 NO_LINES = ("<option ", "<variable ")
@@ -179,6 +179,7 @@ def write_text(text: str, file: str | None = None, *, look: Look | None = None) 
     """
     text = hide(text if text.endswith("\n") else f"{text}\n")
     if file is None:
+        # Python sets a stream to None if the caller has closed it.
         if sys.stdout is None:
             raise ProjectError("the standard output is closed", code="FG418", hint="write to a file with -o FILE")
         # Control characters of a config must not reach the terminal; a file or another program gets them unchanged.
@@ -383,5 +384,6 @@ def _print_lines(lines: Iterable[str], look: Look | None = None) -> None:
 
 
 def _encodable(text: str, stream: IO[str]) -> str:
+    # A character that the terminal's encoding does not have must not end a command.
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, errors="backslashreplace").decode(encoding)

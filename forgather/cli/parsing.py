@@ -237,6 +237,7 @@ def _before_command(parser: Parser, arguments: Sequence[str]) -> argparse.Namesp
 def _with_suggestion(parser: Parser, command: str | None, arguments: Sequence[str]) -> Sequence[str]:
     if command is not None:
         at = arguments.index(command)
+        # The value of an unknown option before the command was taken for the command.
         if at and arguments[at - 1].startswith("--") and any(name in COMMANDS for name in arguments[at + 1 :]):
             parser.error(f"unknown argument {arguments[at - 1]!r}: options of a config go after the command")
         parser.error(f"no command {command!r}: {nearest(command, list(COMMANDS)) or 'one of ' + ', '.join(COMMANDS)}")

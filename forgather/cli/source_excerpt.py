@@ -14,7 +14,7 @@ from functools import lru_cache
 from forgather.errors import Diagnostic
 from forgather.source import Span
 
-_MAX_READ = 1_000_000
+_MAX_READ = 1_000_000  # characters; a file of gigabytes is not read for one line
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 # A name in quotes; the apostrophe of "it's" must not start one.
 _QUOTED = re.compile(r"(?<!\w)'([^'\n]+)'(?!\w)|(?<!\w)\"([^\"\n]+)\"(?!\w)")
@@ -39,6 +39,7 @@ def source_line(span: Span) -> str | None:
         return None
     try:
         facts = os.stat(span.file)
+        # Reading a pipe could wait forever.
         if not stat.S_ISREG(facts.st_mode):
             return None
         lines = _lines(span.file, facts.st_mtime_ns, facts.st_size)
@@ -49,6 +50,7 @@ def source_line(span: Span) -> str | None:
 
 @lru_cache(maxsize=4)
 def _lines(file: str, _mtime_ns: int, _size: int) -> list[str]:
+    # Time and size are parameters, so that a changed file is read again.
     # Cached, because a file may have a finding on each of its lines.
     if _leads_elsewhere(file):
         return []

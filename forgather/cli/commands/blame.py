@@ -161,6 +161,7 @@ class _Drawing:
         Args:
             columns: width of the terminal, in which the place of a long value is on a line of its own; None for none.
         """
+        # A single long value must not move the places of all other rows to the right.
         widest = _WIDEST
         if columns is not None:
             widest = min(_WIDEST, columns - 2 - max((len(place) for _, place, _ in self._rows), default=0))

@@ -75,6 +75,7 @@ def _named(invocation: Invocation) -> Iterator[_Report]:
         except ForgatherError as error:
             if error.span is None:
                 raise
+            # All configs of a project have the same `meta.yaml`, so its error is reported once.
             yield _broken(error, find_project(invocation.project_dir), "meta.yaml")
             return
         # One reader for all configs: it caches the signatures that it has read.
@@ -150,6 +151,7 @@ def _lines(reports: list[_Report], *, verbose: bool) -> list[str]:
 
 
 def _key(found: Diagnostic) -> tuple[object, ...]:
+    # The context names the config, so it would make the same finding in a common template different for each config.
     return found.code, found.message, found.span, None if found.span else found.context
 
 

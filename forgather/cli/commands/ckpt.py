@@ -117,6 +117,7 @@ def _ml(module: str) -> Any:
 
 
 def _output_dir(invocation: Invocation) -> Path:
+    # A late import: with a folder on the command line, no config is read.
     from forgather.launch import plan_run
 
     return Path(near_path(plan_run(invocation.open_project()).output_dir))

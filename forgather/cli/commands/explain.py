@@ -80,6 +80,7 @@ def run(invocation: Invocation) -> int:
         else:
             write_text("\n".join(_line(alias) for alias in words), look=Look(paint_page, hang_of_page))
         return 0
+    # `204`, and `[FG204]` as it is copied from a report, are accepted, too.
     code = options.code.upper().strip("[]")
     code = code if code.startswith("FG") else f"FG{code}"
     if code not in codes:

@@ -158,6 +158,7 @@ def run(invocation: Invocation) -> int:
         if ending.error is not None:
             print_error(ending.error, project.meta.project_dir)
         return ending.status
+    # With --json, the standard output contains only the result; what the run prints goes to the error stream.
     with output_folder_lock(plan.output_dir), redirect_stdout(sys.stderr) if options.json else nullcontext():
         run_dir = prepare_run(plan, command)
         outcome = _run_main(plan, run_dir, command)

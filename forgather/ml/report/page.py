@@ -24,6 +24,7 @@ from forgather.redaction import hidden, hide, hide_known
 
 _STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 _SCRIPT = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
+# In addition to the escaping of all texts: whatever a text of a run contains, the page can load and send nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 # (title, (series, label) of each curve, options). A series that is not listed gets a chart of its own.
@@ -74,6 +75,7 @@ def _title(facts: RunFacts) -> str:
 
 def _status(facts: RunFacts) -> str:
     status = str(facts.summary.get("status", "unknown"))
+    # The summary is first written when training starts, so that of a killed run says "running" for ever.
     return "did not finish" if status == "running" else status
 
 
@@ -297,7 +299,7 @@ def _settings(facts: RunFacts) -> list[tuple[str, str]]:
     summary = facts.summary
     model = summary.get("model") or {}
     known = {} if facts.run.get("versions") else summary.get("versions") or {}
-    # Its values have a place of their own, with those of the parent.
+    # The changes are already listed at the top of the page.
     run = {name: value for name, value in facts.run.items() if name != "changes"}
     tables = {
         "Training arguments": summary.get("arguments"),
