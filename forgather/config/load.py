@@ -14,7 +14,7 @@ from forgather.config.lint.indent_check import unindented_settings
 from forgather.config.rendered import RenderedText
 from forgather.config.yaml.compose import Composer
 from forgather.config.yaml.events import YamlProblem
-from forgather.config.yaml.source_positions import Places
+from forgather.config.yaml.source_positions import SourcePositions
 from forgather.config.yaml.yaml_errors import located_error
 from forgather.errors import BudgetError, LoadError, Severity
 from forgather.source import Origin, Site, SourceMap, Span
@@ -38,7 +38,7 @@ def load(rendered: RenderedText) -> Graph:
     """
     # The number of comparisons for spelling suggestions is limited per document.
     begin_document()
-    places = Places(rendered)
+    places = SourcePositions(rendered)
     try:
         composer = _compose(rendered, places, {})
     except LoadError as fault:
@@ -81,13 +81,13 @@ def load_value(text: str, file: str = COMMAND_LINE, anchors: Mapping[str, Node] 
     """
     origin = Origin((Site(Span(file, 1), file),))
     rendered = RenderedText(name=file, file=file, text=text, source_map=SourceMap(text, (0,), (origin,)))
-    composer = _compose(rendered, Places(rendered), anchors or {}, is_config=False)
+    composer = _compose(rendered, SourcePositions(rendered), anchors or {}, is_config=False)
     # `--set path=` has an empty value, which is null in YAML.
     return composer.root or Scalar(origin=origin, value=None)
 
 
 def _compose(
-    rendered: RenderedText, places: Places, anchors: Mapping[str, Node], *, is_config: bool = True
+    rendered: RenderedText, places: SourcePositions, anchors: Mapping[str, Node], *, is_config: bool = True
 ) -> Composer:
     text, budget = rendered.text, rendered.budget
     # Rendering has checked its own output; this is for texts that were not rendered, such as values of `--set`.
@@ -129,7 +129,7 @@ def _caused(fault: LoadError, rendered: RenderedText) -> LoadError:
     )
 
 
-def _refuse_characters(text: str, places: Places) -> None:
+def _refuse_characters(text: str, places: SourcePositions) -> None:
     # Line numbers of YAML and of an editor would differ after such a character.
     found = _FORBIDDEN.search(text)
     if found is None:
@@ -148,7 +148,7 @@ def _refuse_characters(text: str, places: Places) -> None:
     raise places.fault(message, line, column, code="FG216", hint=hint)
 
 
-def _targets(entries: tuple[Entry, ...], places: Places) -> dict[str, Entry]:
+def _targets(entries: tuple[Entry, ...], places: SourcePositions) -> dict[str, Entry]:
     targets: dict[str, Entry] = {}
     for entry in entries:
         if not isinstance(entry.key, str):

@@ -19,7 +19,6 @@ LONG_MODULES = {
     "forgather/codegen/python/context.py": "the state of one generated function, and each form that a value takes in it",
     "forgather/config/_jinja/template_errors.py": "one table of what Jinja and Python raise, with the nearest names",
     "forgather/config/insight/diff.py": "one walk over two graphs, and which item of a list is which",
-    "forgather/config/yaml/compose.py": "one pass over the events of a document, with what it collects",
     "forgather/ml/losses.py": "the loss rules of all strategies: one class and its variants",
     "forgather/ml/strategy/initial_weights.py": "making, caching, reading and filling of one set of weights",
     "forgather/ml/strategy/pipeline/stage.py": "a stage, and the placeholders that it is made with",

@@ -13,11 +13,11 @@ from forgather.config.equality import same_value
 from forgather.config.graph import Node
 from forgather.config.traverse import walk
 from forgather.config.yaml.events import Event
-from forgather.config.yaml.source_positions import Places, Template, template_of
+from forgather.config.yaml.source_positions import SourcePositions, Template, template_of
 from forgather.errors import Diagnostic, Severity
 
 
-class Reuse:
+class AnchorReuse:
     """The re-used anchor names of a document, and the aliases after them."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Reuse:
         """Records an alias of a re-used name, and the node to which it refers."""
         self._aliases.append((event, node))
 
-    def findings(self, targets: list[Node], places: Places) -> Iterator[Diagnostic]:
+    def findings(self, targets: list[Node], places: SourcePositions) -> Iterator[Diagnostic]:
         """Yields a lint for each later anchor that captures an alias of an earlier value that is still in use.
 
         Args:
@@ -79,7 +79,7 @@ class Reuse:
                 return
             yield value
 
-    def _was_meant(self, alias: Event, earlier: Node, later: Node, places: Places) -> bool:
+    def _was_meant(self, alias: Event, earlier: Node, later: Node, places: SourcePositions) -> bool:
         """Returns whether an alias was meant for the earlier of two values.
 
         That is so if its template knows only the earlier one; or if one template writes all three, and nothing used the
@@ -94,7 +94,7 @@ class Reuse:
         return id(earlier) in self._idle and _writers(earlier) == _writers(later) == writers
 
 
-def _finding(anchor: Event, alias: Event, earlier: Node, places: Places) -> Diagnostic:
+def _finding(anchor: Event, alias: Event, earlier: Node, places: SourcePositions) -> Diagnostic:
     message = (
         f"&{anchor.anchor} is already the anchor of the value at {earlier.span}; *{anchor.anchor} at "
         f"{places.span(alias.line, alias.column)} now refers to this one"
@@ -107,7 +107,7 @@ def _writers(node: Node) -> set[Template]:
     return {template_of(site) for site in node.origin.sites} if node.origin else set()
 
 
-def _known(node: Node, writers: set[Template], places: Places) -> bool:
+def _known(node: Node, writers: set[Template], places: SourcePositions) -> bool:
     """Returns whether one of the templates, or one that it extends, wrote a part of a value."""
     theirs = _writers(node)
     return bool(theirs & writers) or any((ours, other) in places.descents for ours in writers for other in theirs)

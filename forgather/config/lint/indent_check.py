@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 
 from forgather.config.graph import Call, Entry, Mapped
 from forgather.config.yaml.events import Event
-from forgather.config.yaml.source_positions import Places
+from forgather.config.yaml.source_positions import SourcePositions
 from forgather.errors import Diagnostic, Severity
 
 _FOLDED_LINES = 10
 
 
-class Indents:
+class IndentSteps:
     """The indents of keys below keys in one document, and texts that may contain list items."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Indents:
         """Records a plain text that contains a dash and a space."""
         self._texts.append(text)
 
-    def findings(self, places: Places) -> Iterator[Diagnostic]:
+    def findings(self, places: SourcePositions) -> Iterator[Diagnostic]:
         """Yields a warning for each line that is inside its neighbour because their indents differ by a little."""
         for text in self._texts:
             yield from _folded(text, places)
@@ -51,7 +51,7 @@ class Indents:
                 yield _inside(key, child, places)
 
 
-def _inside(key: Event, child: Event, places: Places) -> Diagnostic:
+def _inside(key: Event, child: Event, places: SourcePositions) -> Diagnostic:
     where = places.span(key.line, key.column)
     message = (
         f"{child.value!r}, indented by {child.column - 1}, becomes a child of {key.value!r} ({where}), "
@@ -69,13 +69,13 @@ def _inside(key: Event, child: Event, places: Places) -> Diagnostic:
     return places.finding(own, message, code="FG221", severity=Severity.WARNING, hint=hint)
 
 
-def _is_inherited(key: Event, child: Event, places: Places) -> bool:
+def _is_inherited(key: Event, child: Event, places: SourcePositions) -> bool:
     """Returns whether `super()` printed the key, and a line of the same block in the child became its child."""
     above, below = places.at(key.line, key.column), places.at(child.line, child.column)
     return bool(above and below and above.site.block == below.site.block and places.builds_on(below, above))
 
 
-def _folded(text: Event, places: Places) -> Iterator[Diagnostic]:
+def _folded(text: Event, places: SourcePositions) -> Iterator[Diagnostic]:
     """Yields a warning if a text continues on a line that looks like an item of a sequence."""
     first = places.rendered_line(text.line)
     for number in range(text.line + 1, text.line + _FOLDED_LINES):

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from forgather.config.environment import Budget
 from forgather.config.graph import CallKind, ContainerKind, Entry, Mapped, Node, Scalar, Sequence
-from forgather.config.lint.anchor_reuse import Reuse
-from forgather.config.lint.indent_check import Indents
+from forgather.config.lint.anchor_reuse import AnchorReuse
+from forgather.config.lint.indent_check import IndentSteps
 from forgather.config.lint.suspicious_scalars import FIRST, WORDS, lookalike
 from forgather.config.path import PlainKey
 from forgather.config.tags import TAGS, parse_tag
@@ -30,7 +30,8 @@ from forgather.config.yaml.node_builders import (
     tagged_sequence,
 )
 from forgather.config.yaml.scalars import resolve_scalar
-from forgather.config.yaml.source_positions import Places
+from forgather.config.yaml.source_positions import SourcePositions
+from forgather.config.yaml.yaml_errors import ErrorCollector
 from forgather.errors import BudgetError, Diagnostic, LoadError, Severity, nearest
 from forgather.source import Origin
 
@@ -66,14 +67,19 @@ class Composer:
     """
 
     def __init__(
-        self, places: Places, budget: Budget, anchors: Mapping[str, Node] | None = None, *, is_config: bool = True
+        self,
+        places: SourcePositions,
+        budget: Budget,
+        anchors: Mapping[str, Node] | None = None,
+        *,
+        is_config: bool = True,
     ) -> None:
         self.anchors: dict[str, Node] = dict(anchors or {})
         self.names: dict[int, str] = {}
         self.anchored: list[Node] = []
         self.diagnostics: list[Diagnostic] = []
-        self.indents = Indents()
-        self.reuse = Reuse()
+        self.indents = IndentSteps()
+        self.reuse = AnchorReuse()
         self.faults = ErrorCollector()
         self.root: Node | None = None
         self.root_entries: tuple[Entry, ...] = ()
@@ -388,56 +394,3 @@ class Composer:
 
 def _line(place: Origin | None) -> tuple[Origin, ...]:
     return () if place is None else (place,)
-
-
-_MAX_FAULTS = 10
-
-
-class ErrorCollector:
-    """The errors of one document, and the placeholders of values that could not be read."""
-
-    def __init__(self) -> None:
-        self._found: list[LoadError] = []
-        self._holes: dict[int, Node] = {}
-
-    def __contains__(self, node: Node) -> bool:
-        """Returns whether a node is the placeholder of a value that could not be read."""
-        return id(node) in self._holes
-
-    def note(self, fault: LoadError | BudgetError, *, is_key: bool = False) -> None:
-        """Records an error for the end of the document, or raises it if reading cannot continue after it.
-
-        Args:
-            fault: the error.
-            is_key: whether a key could not be read.
-        """
-        # After a key or a tag that was misread, further errors would be consequences of the first.
-        if isinstance(fault, BudgetError) or is_key or fault.code == "FG211" or len(self._found) >= _MAX_FAULTS:
-            raise fault
-        self._found.append(fault)
-
-    def placeholder(self, fault: LoadError | BudgetError, origin: Origin | None, *, is_key: bool) -> Node:
-        """Records an error, and returns a placeholder for the value.
-
-        Args:
-            fault: the error.
-            origin: the place of the value.
-            is_key: whether the value is a key.
-        """
-        self.note(fault, is_key=is_key)
-        node = Scalar(origin=origin, value=None)
-        self._holes[id(node)] = node
-        return node
-
-    def joined(self, last: LoadError | None = None) -> LoadError | None:
-        """Returns the first error, with all others attached; None if there are none.
-
-        Args:
-            last: the error that ended the reading.
-        """
-        faults = [*self._found, *([last] if last else [])]
-        if not faults:
-            return None
-        first, *rest = faults
-        first.others = (*first.others, *(found for fault in rest for found in (fault.diagnostic, *fault.others)))
-        return first

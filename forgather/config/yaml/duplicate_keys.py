@@ -16,7 +16,7 @@ from enum import StrEnum
 from forgather.config.equality import same_value
 from forgather.config.graph import Entry, Node, Scalar
 from forgather.config.yaml.events import Event
-from forgather.config.yaml.source_positions import Places, Template, template_of
+from forgather.config.yaml.source_positions import SourcePositions, Template, template_of
 from forgather.errors import Diagnostic, Severity
 from forgather.source import Origin
 
@@ -75,7 +75,7 @@ def _first_difference(a: Origin, b: Origin) -> tuple[Template, Template] | None:
     return None
 
 
-def repeat_findings(repeat: Repeat, event: Event, places: Places, *, is_root: bool) -> list[Diagnostic]:
+def repeat_findings(repeat: Repeat, event: Event, places: SourcePositions, *, is_root: bool) -> list[Diagnostic]:
     """Returns the findings about a duplicate key.
 
     Args:
@@ -116,7 +116,7 @@ def repeat_findings(repeat: Repeat, event: Event, places: Places, *, is_root: bo
     return [replace(finding, span=earlier.span) if buried else finding]
 
 
-def _meant_block(repeat: Repeat, event: Event, places: Places) -> Diagnostic | None:
+def _meant_block(repeat: Repeat, event: Event, places: SourcePositions) -> Diagnostic | None:
     """Returns the finding about a target that repeats one of a parent where its block was probably meant."""
     earlier, later = repeat.earlier, repeat.later
     buried = repeat.verdict is KeyVerdict.BURIED
@@ -137,7 +137,7 @@ def _meant_block(repeat: Repeat, event: Event, places: Places) -> Diagnostic | N
     return replace(finding, span=ours.span)
 
 
-def _idle(earlier: Entry, later: Entry, event: Event, places: Places) -> Iterator[Diagnostic]:
+def _idle(earlier: Entry, later: Entry, event: Event, places: SourcePositions) -> Iterator[Diagnostic]:
     """Yields a lint for an override that changes nothing."""
     a, b = earlier.origin, later.origin
     if not (a and b) or a.span.file == b.span.file or not _same(earlier.value, later.value):

@@ -22,7 +22,7 @@ Template = tuple[str, str]
 Fault = TypeVar("Fault", bound=ForgatherError)
 
 
-class Places:
+class SourcePositions:
     """The origins of one rendered text, and errors located by them.
 
     Args:

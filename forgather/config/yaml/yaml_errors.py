@@ -1,7 +1,7 @@
-"""Translates errors of the YAML parser into errors with the cause, the place and a fix.
+"""The errors of a YAML document: parser errors with their cause, place and fix, and the collection of all errors.
 
-Takes a `YamlProblem` and the rendered text; gives a located `LoadError`. Invariant: the message is about the text
-(indents, tags, quotes) and not about states of the parser.
+Takes a `YamlProblem` and the rendered text, or the errors of the composer; gives one located `LoadError`. Invariant: a
+message is about the text (indents, tags, quotes) and not about states of the parser.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from forgather.config.graph import Node, Scalar
 from forgather.config.yaml.events import YamlProblem
-from forgather.config.yaml.source_positions import Places
-from forgather.errors import LoadError
+from forgather.config.yaml.source_positions import SourcePositions
+from forgather.errors import BudgetError, LoadError
+from forgather.source import Origin
 
 _KEY = re.compile(r"\s*(?:- +)*(\"[^\"]*\"|'[^']*'|[^\s#:][^#:]*?)\s*:(?:\s|$)")
 _KEYED = re.compile(r"\s*[^\s#:-][^#:]*:[ \t]+[^\s#|>]")
@@ -27,7 +29,7 @@ class _Finding:
     column: int = 1
 
 
-def located_error(problem: YamlProblem, text: str, places: Places) -> LoadError:
+def located_error(problem: YamlProblem, text: str, places: SourcePositions) -> LoadError:
     """Returns the error to raise for a text that is not a document of the language.
 
     Args:
@@ -61,16 +63,11 @@ def _document(problem: YamlProblem, lines: list[str]) -> _Finding | None:
         if header := re.match(r"-{3,}\s*([\w./-]+)\s*-{3,}\s*$", _line(lines, problem.line)):
             message = f"a second document begins here, named {header[1]!r}; a config is one document"
             return _Finding("FG215", message, f"a sub-template begins with #--- {header[1]} ---", *place)
-        return _Finding(
-            "FG215",
-            "a second document begins here; a config is one document",
-            "remove the '---' or '...'; a sub-template begins with `#--- name ---`",
-            *place,
-        )
+        hint = "remove the '---' or '...'; a sub-template begins with `#--- name ---`"
+        return _Finding("FG215", "a second document begins here; a config is one document", hint, *place)
     if "directive" in problem.problem:
-        return _Finding(
-            "FG215", "%YAML, %TAG and other directives are not part of the language", "remove the line", *place
-        )
+        message = "%YAML, %TAG and other directives are not part of the language"
+        return _Finding("FG215", message, "remove the line", *place)
     return None
 
 
@@ -111,20 +108,14 @@ def _tag(problem: YamlProblem, lines: list[str]) -> _Finding | None:
     match = _BAD_TAG.match(line, begin)
     tag = match[0] if match else line[begin:]
     met = line[problem.column - 1 : problem.column]
+    place = problem.line, begin + 1
     if not tag.isascii():
-        return _Finding(
-            "FG211",
-            f"the tag {tag!r} contains a non-ASCII character",
-            "rename what it refers to",
-            problem.line,
-            begin + 1,
-        )
+        message = f"the tag {tag!r} contains a non-ASCII character"
+        return _Finding("FG211", message, "rename what it refers to", *place)
     if "tag handle" in problem.problem:
-        return _Finding(
-            "FG210", f"unknown tag {tag!r}", "a tag is written !kind:module:symbol", problem.line, begin + 1
-        )
+        return _Finding("FG210", f"unknown tag {tag!r}", "a tag is written !kind:module:symbol", *place)
     hint = f"put a space before {met!r}" if met else "put a space after the tag"
-    return _Finding("FG211", f"the tag {tag!r} runs into {met!r}", hint, problem.line, begin + 1)
+    return _Finding("FG211", f"the tag {tag!r} runs into {met!r}", hint, *place)
 
 
 def _column_zero(problem: YamlProblem, lines: list[str]) -> _Finding | None:
@@ -215,7 +206,7 @@ def no_key_hint(line: str) -> str:
     return "add the ':' after its key"
 
 
-def _indent(problem: YamlProblem, lines: list[str], places: Places) -> _Finding | None:
+def _indent(problem: YamlProblem, lines: list[str], places: SourcePositions) -> _Finding | None:
     if not any(words in problem.problem for words in ("mapping values", "expected key", "'-' indicator", "block")):
         return None
     number = problem.line
@@ -251,7 +242,7 @@ def _indent(problem: YamlProblem, lines: list[str], places: Places) -> _Finding 
     return _Finding("FG201", message, hint, number, indent + 1)
 
 
-def _out_of_line(lines: list[str], number: int, neighbour: int, places: Places) -> tuple[int, int]:
+def _out_of_line(lines: list[str], number: int, neighbour: int, places: SourcePositions) -> tuple[int, int]:
     """Returns the line that is indented less than both its neighbours of the same file, and the line above it."""
     before = _written_above(lines, number)
     for odd, above, below in (
@@ -304,9 +295,8 @@ def _item(problem: YamlProblem, lines: list[str]) -> _Finding | None:
     symbol = re.search(r":(?:[\w.]+\.)?([A-Za-z_]\w*)(?:@\w+)?\s*$", item[1]) if item[1].startswith("!") else None
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", symbol[1]).lower() if symbol else "name"
     hint = f"the value around it is a mapping: write `{name}: {item[1]}`"
-    return _Finding(
-        "FG200", "a '- item' among the 'key: value' lines of a mapping", hint, problem.line, _width(line) + 1
-    )
+    message = "a '- item' among the 'key: value' lines of a mapping"
+    return _Finding("FG200", message, hint, problem.line, _width(line) + 1)
 
 
 _WORDS = (
@@ -355,3 +345,56 @@ def _width(line: str) -> int:
 def _name(line: str) -> str:
     match = _KEY.match(line)
     return repr(match[1].strip("'\"")) if match else repr(line.strip()[:40])
+
+
+_MAX_FAULTS = 10
+
+
+class ErrorCollector:
+    """The errors of one document, and the placeholders of values that could not be read."""
+
+    def __init__(self) -> None:
+        self._found: list[LoadError] = []
+        self._holes: dict[int, Node] = {}
+
+    def __contains__(self, node: Node) -> bool:
+        """Returns whether a node is the placeholder of a value that could not be read."""
+        return id(node) in self._holes
+
+    def note(self, fault: LoadError | BudgetError, *, is_key: bool = False) -> None:
+        """Records an error for the end of the document, or raises it if reading cannot continue after it.
+
+        Args:
+            fault: the error.
+            is_key: whether a key could not be read.
+        """
+        # After a key or a tag that was misread, further errors would be consequences of the first.
+        if isinstance(fault, BudgetError) or is_key or fault.code == "FG211" or len(self._found) >= _MAX_FAULTS:
+            raise fault
+        self._found.append(fault)
+
+    def placeholder(self, fault: LoadError | BudgetError, origin: Origin | None, *, is_key: bool) -> Node:
+        """Records an error, and returns a placeholder for the value.
+
+        Args:
+            fault: the error.
+            origin: the place of the value.
+            is_key: whether the value is a key.
+        """
+        self.note(fault, is_key=is_key)
+        node = Scalar(origin=origin, value=None)
+        self._holes[id(node)] = node
+        return node
+
+    def joined(self, last: LoadError | None = None) -> LoadError | None:
+        """Returns the first error, with all others attached; None if there are none.
+
+        Args:
+            last: the error that ended the reading.
+        """
+        faults = [*self._found, *([last] if last else [])]
+        if not faults:
+            return None
+        first, *rest = faults
+        first.others = (*first.others, *(found for fault in rest for found in (fault.diagnostic, *fault.others)))
+        return first
