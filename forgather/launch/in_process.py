@@ -53,7 +53,7 @@ class Outcome:
 
     Args:
         status: exit status.
-        run_dir: the run's folder.
+        run_dir: the run's folder; it does not exist any more if nothing was trained and nothing written into it.
         model_dir: the folder of the saved model; None if none was saved.
         checkpoint: the newest checkpoint that the run wrote; None without one.
         interrupted: whether a signal ended the run.
@@ -151,8 +151,8 @@ def prepare_run(plan: RunPlan, command: Sequence[str]) -> str:
 def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = None) -> Outcome:
     """Constructs `main` and runs it: calls `train()` of a trainer, or calls a callable.
 
-    An error before the first training step removes the run folder, unless something was written into it since its
-    start.
+    An error or a signal before the first training step removes the run folder, unless something was written into it
+    since its start.
 
     Args:
         plan: the run.
@@ -179,12 +179,15 @@ def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = No
                 return Outcome(status=_call_status(main), run_dir=run_dir)
         raise _not_runnable(f"of type {type(main).__name__}", plan.project)
     except KeyboardInterrupt as stop:
+        nothing_trained = _nothing_was_trained(main)
+        if nothing_trained:
+            remove_unused_record(run_dir)
         return Outcome(
             status=status_of(stop),
             run_dir=run_dir,
             checkpoint=_newest_checkpoint(plan, main),
             interrupted=True,
-            nothing_trained=_nothing_was_trained(main),
+            nothing_trained=nothing_trained,
         )
     except BaseException:
         # Each process removes it: the main process may be ended while it waits for one that failed.

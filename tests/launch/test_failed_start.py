@@ -1,5 +1,6 @@
 """A start that fails leaves no run folder; a failure after training began, or a file of the user, keeps it."""
 
+import json
 import os
 
 import pytest
@@ -8,7 +9,7 @@ from forgather.cli.main import main
 from tests.project.workbench import TINY_TRAINING, fgcli, make_project
 
 TOY = """\
-import os, pathlib
+import os, pathlib, signal
 from forgather.interrupt import current_handler
 
 class Trainer:
@@ -35,6 +36,9 @@ class Trainer:
 class Silent(Trainer):
     def train(self):
         self.fail("step")
+
+def stop(run_dir):
+    os.kill(os.getpid(), signal.SIGTERM)
 
 def call():
     raise ValueError("step")
@@ -78,6 +82,15 @@ def test_only_a_failure_before_training_removes_the_run_folder(bench, target, re
     found = kept(bench, f"main: {target}\n", "--no-check")
 
     assert remains is bool(found)
+
+
+def test_a_signal_during_construction_removes_the_run_folder(bench, capsys):
+    (bench / "templates/configs").mkdir(parents=True)
+    (bench / "templates/configs/a.yaml").write_text("main: !singleton:toy.py:stop [!var run_dir ]\n")
+
+    assert 143 == main(["-t", "a", "train", "--json"])
+    assert json.loads(capsys.readouterr().out)["run_dir"] is None
+    assert [] == list(bench.glob("output_models/a/runs/2*"))
 
 
 @pytest.mark.parametrize("file", ["notes.txt", "config.yaml", "templates/own/notes.txt"])
