@@ -42,7 +42,7 @@ def read_defaults(graph: Graph, meta: ProjectMeta) -> dict[str, dict[str, str | 
         # Of several overloads it is not known which one a call uses.
         if isinstance(callee, Callee) and len(callee.signatures) == 1:
             parameters = callee.signatures[0].parameters.values()
-            found[node.constructor] = {p.name: _text(p) for p in parameters if p.kind not in _VARIADIC}
+            found[node.constructor] = {p.name: _default_text(p) for p in parameters if p.kind not in _VARIADIC}
     return found
 
 
@@ -65,7 +65,7 @@ def changed_defaults(old: Graph, new: Graph, then: Defaults, now: Defaults) -> I
             continue
         given = {entry.key for entry in entries(node)} | set(list(theirs)[: len(node.args)])
         for name in dict.fromkeys((*ours, *theirs)):
-            words = _words(node.constructor, name, ours, theirs)
+            words = _describe_change(node.constructor, name, ours, theirs)
             if words and name not in given and (node.constructor, name) not in reported:
                 reported.add((node.constructor, name))
                 place, earlier = before[node.constructor]
@@ -76,7 +76,7 @@ def changed_defaults(old: Graph, new: Graph, then: Defaults, now: Defaults) -> I
                 )
 
 
-def _words(
+def _describe_change(
     constructor: str, name: str, ours: Mapping[str, str | None], theirs: Mapping[str, str | None]
 ) -> tuple[str, str] | None:
     call = f"{constructor.replace(':', '.').rpartition('.')[2]}({name}=)"
@@ -90,5 +90,5 @@ def _words(
     return f"{call} is gone,", "had " + (f"default {ours[name]}" if ours[name] is not None else "no default")
 
 
-def _text(parameter: inspect.Parameter) -> str | None:
+def _default_text(parameter: inspect.Parameter) -> str | None:
     return None if parameter.default is parameter.empty else str(getattr(parameter.default, "text", parameter.default))

@@ -108,13 +108,13 @@ def data_facts(graph: Graph, project_dir: str) -> list[dict[str, Any]]:
     left = _MAX_TOTAL
     known: dict[str, dict[str, Any]] = {}
     found: dict[str, dict[str, Any]] = {}
-    for path, text in _texts(graph):
+    for path, text in _possible_paths(graph):
         if text in found:
             continue
         files = _files(text, project_dir)
         for file in files:
             if file not in known:
-                known[file] = _fact(file, left)
+                known[file] = _file_facts(file, left)
                 left -= known[file]["size"] or 0 if known[file]["digest"] else 0
         if files:
             found[text] = {"named": text, "at": format_path(path), "files": {file: known[file] for file in files}}
@@ -156,7 +156,7 @@ def _changed_names(files: list[str], named: str, project_dir: str) -> str:
     return f" ({', '.join(names)}{more})"
 
 
-def _texts(graph: Graph) -> Iterator[tuple[GraphPath, str]]:
+def _possible_paths(graph: Graph) -> Iterator[tuple[GraphPath, str]]:
     """Yields every text in the arguments of a call that could name a file."""
     calls = {id(node) for path, node in all_nodes(graph) if isinstance(node, Call)}
     tops = [(path, node) for path, node in all_nodes(graph) if id(node) in calls]
@@ -206,7 +206,7 @@ def _inside(folder: str) -> Iterator[str]:
             yield os.path.join(here, name)
 
 
-def _fact(file: str, left: int) -> dict[str, Any]:
+def _file_facts(file: str, left: int) -> dict[str, Any]:
     """Returns size, time and digest of a file; the digest is None if the file is larger than a limit or than `left`
     bytes.
     """

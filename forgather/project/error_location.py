@@ -56,7 +56,7 @@ class Writers:
         # If several lines wrote the value, none of them is the one place to fix.
         if len(sites) != 1:
             return span
-        return self._shown(next(iter(sites.values())))
+        return self._place_of_site(next(iter(sites.values())))
 
     def _origins(self, path: str) -> Iterable[Origin]:
         try:
@@ -74,7 +74,7 @@ class Writers:
             if variable_of(site) is not None or site.span.file.startswith(self._own):
                 yield site
 
-    def _shown(self, site: Site) -> Span:
+    def _place_of_site(self, site: Site) -> Span:
         variable = variable_of(site)
         # A config that cannot be read is reported elsewhere; here only a better place was wanted.
         with suppress(ForgatherError):

@@ -60,23 +60,25 @@ def fault_tolerance(graph: Graph) -> FaultTolerance | None:
     if entry is None or (isinstance(entry.value, Scalar) and entry.value.value is None):
         return None
     if not isinstance(entry.value, Mapped):
-        raise _wrong(f"is {_shown(entry.value)}", entry.span, "write a mapping, as in {max_retry_attempts: 3}")
+        raise _wrong_setting(
+            f"is {_shown_value(entry.value)}", entry.span, "write a mapping, as in {max_retry_attempts: 3}"
+        )
     values: dict[str, Any] = {}
     for one in entry.value.entries:
         name = str(one.key)
         if one.key not in _RULES:
-            raise _wrong(f"has no setting {one.key!r}", one.span, nearest(name, list(_RULES)))
+            raise _wrong_setting(f"has no setting {one.key!r}", one.span, nearest(name, list(_RULES)))
         values[name] = one.value.value if isinstance(one.value, Scalar) else one.value
         if expected := misfit(values[name], _RULES[name]):
-            raise _wrong(f"has {name}: {_shown(one.value)}", one.span, f"write {expected}")
+            raise _wrong_setting(f"has {name}: {_shown_value(one.value)}", one.span, f"write {expected}")
     return FaultTolerance(**values)
 
 
-def _shown(node: Node) -> str:
+def _shown_value(node: Node) -> str:
     return repr(node.value)[:80] if isinstance(node, Scalar) else describe(node)
 
 
-def _wrong(found: str, span: Any, hint: str | None) -> ProjectError:
+def _wrong_setting(found: str, span: Any, hint: str | None) -> ProjectError:
     return ProjectError(f"{KEY!r} of target 'meta' {found}", code="FG640", span=span, path=f"meta.{KEY}", hint=hint)
 
 

@@ -61,7 +61,7 @@ def git_state(folder: str, output_dir: str | None = None) -> dict[str, object] |
         folder: the project; an untracked file in it counts as a change.
         output_dir: the folder that runs write to, which does not count.
     """
-    commit, top = _line(folder, "rev-parse", "HEAD"), _line(folder, "rev-parse", "--show-toplevel")
+    commit, top = _git_line(folder, "rev-parse", "HEAD"), _git_line(folder, "rev-parse", "--show-toplevel")
     if commit is None or top is None:
         return None
     dirty: bool | None
@@ -72,7 +72,7 @@ def git_state(folder: str, output_dir: str | None = None) -> dict[str, object] |
     return {"commit": commit, "dirty": dirty}
 
 
-def _line(folder: str, *arguments: str) -> str | None:
+def _git_line(folder: str, *arguments: str) -> str | None:
     try:
         done = run_git(folder, *arguments, seconds=10)
     except (OSError, subprocess.TimeoutExpired):
@@ -80,7 +80,7 @@ def _line(folder: str, *arguments: str) -> str | None:
     return os.fsdecode(done.stdout).rstrip("\n") if done.returncode == 0 else None
 
 
-def _answer(folder: str, *arguments: str, given: bytes = b"") -> bytes:
+def _git_output(folder: str, *arguments: str, given: bytes = b"") -> bytes:
     done = run_git(folder, *arguments, given=given, seconds=20)
     if done.returncode != 0:
         raise _Unknown
@@ -113,7 +113,7 @@ def _has_changes(top: str, depth: int = 0) -> bool:
 
 
 def _index(top: str) -> Iterator[_Entry]:
-    listed, at = _answer(top, "ls-files", "-s", "-v", "-z", "--debug"), 0
+    listed, at = _git_output(top, "ls-files", "-s", "-v", "-z", "--debug"), 0
     while found := _ENTRY.match(listed, at):
         at = found.end()
         seen = None
@@ -129,7 +129,7 @@ def _index(top: str) -> Iterator[_Entry]:
 def _committed(top: str) -> dict[bytes, tuple[bytes, bytes]]:
     """Returns mode and blob of each file of the commit."""
     found = {}
-    for record in _answer(top, "ls-tree", "-r", "-z", "HEAD").split(b"\0")[:-1]:
+    for record in _git_output(top, "ls-tree", "-r", "-z", "HEAD").split(b"\0")[:-1]:
         facts, _, path = record.partition(b"\t")
         mode, _, digest = facts.split(b" ")
         found[path] = mode, digest
@@ -137,13 +137,13 @@ def _committed(top: str) -> dict[bytes, tuple[bytes, bytes]]:
 
 
 def _file_of_git(top: str, name: str) -> str:
-    found = _line(top, "rev-parse", "--git-path", name)
+    found = _git_line(top, "rev-parse", "--git-path", name)
     if found is None:
         raise _Unknown
     return os.path.join(top, found)
 
 
-def _facts(top: str, entry: _Entry) -> os.stat_result | None:
+def _stat(top: str, entry: _Entry) -> os.stat_result | None:
     try:
         return os.lstat(os.path.join(os.fsencode(top), entry.path))
     except OSError:
@@ -158,7 +158,7 @@ def _kind(facts: os.stat_result) -> bytes:
 
 def _is_another(top: str, entry: _Entry) -> bool:
     """Returns whether a file is gone, or of another mode or size; Git does not compare contents then, either."""
-    facts = _facts(top, entry)
+    facts = _stat(top, entry)
     if facts is None:
         return True
     if entry.mode == _SUBMODULE:
@@ -170,12 +170,12 @@ def _is_another(top: str, entry: _Entry) -> bool:
 
 
 def _compares_modes(top: str) -> bool:
-    return _line(top, "config", "--type=bool", "core.fileMode") != "false"
+    return _git_line(top, "config", "--type=bool", "core.fileMode") != "false"
 
 
 def _is_untouched(top: str, entry: _Entry, index_time: int) -> bool:
     """Returns whether a file has the size and time that Git recorded, and was not changed at the time of the index."""
-    facts = _facts(top, entry)
+    facts = _stat(top, entry)
     if facts is None or entry.seen is None or entry.mode != _kind(facts):
         return False
     # A file that was written in the same moment as the index may have changed after Git read it ("racy Git").
@@ -183,7 +183,7 @@ def _is_untouched(top: str, entry: _Entry, index_time: int) -> bool:
 
 
 def _refuse_many_bytes(top: str, entries: Sequence[_Entry]) -> None:
-    if sum(facts.st_size for entry in entries if (facts := _facts(top, entry)) is not None) > _MAX_BYTES:
+    if sum(facts.st_size for entry in entries if (facts := _stat(top, entry)) is not None) > _MAX_BYTES:
         raise _Unknown
 
 
@@ -210,7 +210,7 @@ def _converted(top: str, entries: Sequence[_Entry]) -> set[bytes]:
     if not entries:
         return set()
     given = b"".join(entry.path + b"\0" for entry in entries)
-    answers = _answer(top, "check-attr", "-z", "--stdin", *_CONVERSIONS, given=given).split(b"\0")
+    answers = _git_output(top, "check-attr", "-z", "--stdin", *_CONVERSIONS, given=given).split(b"\0")
     triples = zip(answers[::3], answers[2::3], strict=False)
     return {path for path, value in triples if value not in (b"unspecified", b"unset")}
 
@@ -222,11 +222,11 @@ def _has_moved(top: str, entry: _Entry, depth: int) -> bool:
         return False
     if depth >= _MAX_DEPTH:
         raise _Unknown
-    return _line(folder, "rev-parse", "HEAD") != entry.digest.decode() or _has_changes(folder, depth + 1)
+    return _git_line(folder, "rev-parse", "HEAD") != entry.digest.decode() or _has_changes(folder, depth + 1)
 
 
 def _has_untracked(folder: str, output_dir: str | None) -> bool:
     inside = os.path.relpath(os.path.realpath(output_dir), os.path.realpath(folder)) if output_dir else os.pardir
     excluded = [] if inside.startswith(os.pardir) else [f":(exclude,literal){inside}"]
     words = ["ls-files", "--others", "--exclude-standard", "--directory", "--no-empty-directory", "-z"]
-    return bool(_answer(folder, *words, "--", ".", *excluded))
+    return bool(_git_output(folder, *words, "--", ".", *excluded))

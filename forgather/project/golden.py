@@ -59,10 +59,10 @@ def machine_independent_graph(project: Project) -> Graph:
     """Returns the graph of such a config, with `{project}` and similar names in place of the stand-in folders."""
     meta = project.meta
     names = {_project_dir(meta): "{project}", _WORKSPACE: "{workspace}", _CWD: "{cwd}", _HOME: "{home}"}
-    return replace_nodes(project.graph, lambda node: _named(node, names))
+    return replace_nodes(project.graph, lambda node: _with_names(node, names))
 
 
-def _named(node: Node, names: dict[str, str]) -> Node:
+def _with_names(node: Node, names: dict[str, str]) -> Node:
     if not isinstance(node, Scalar) or not isinstance(node.value, str) or "/__" not in node.value:
         return node
     text = node.value
@@ -182,7 +182,7 @@ def update_golden(checked: GoldenCheck) -> bool:
     if checked.state is GoldenState.LOST:
         _remove(checked.file)
         return True
-    before = _text(checked.file)
+    before = _read_golden_text(checked.file)
     if not checked.text or checked.text == before:
         return False
     # A file that is not a golden is the user's own, so it is kept; an empty one is not.
@@ -240,7 +240,7 @@ def read_golden(file: str) -> Graph:
     Raises:
         ProjectError: FG432, the file cannot be read, or is not a golden.
     """
-    text = _text(file)
+    text = _read_golden_text(file)
     if text is None or not text.startswith(_HEAD):
         problem = "cannot be read" if text is None else "is not a golden: its first line differs"
         raise _no_golden(file, problem, hint=_NOT_OURS)
@@ -287,11 +287,11 @@ def _compare_golden(meta: ProjectMeta, config: str) -> GoldenCheck:
 def _existing_goldens(meta: ProjectMeta) -> Iterator[str]:
     """Yields the names of the goldens that exist; other files in the folder are ignored."""
     for name, file in config_files([meta.project_dir], FOLDER).items():
-        if (_text(file) or "").startswith(_HEAD):
+        if (_read_golden_text(file) or "").startswith(_HEAD):
             yield name
 
 
-def _text(file: str) -> str | None:
+def _read_golden_text(file: str) -> str | None:
     try:
         return read_text(file, MAX_RECORD_BYTES)
     except (OSError, UnicodeDecodeError):

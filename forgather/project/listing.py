@@ -29,7 +29,7 @@ def describe_project(project_dir: str, display: Display) -> ProjectListing:
         meta = load_meta(project_dir)
     except ForgatherError as error:
         return ProjectListing(project_dir=project_dir, name=os.path.basename(project_dir), error=reason(error, display))
-    warnings = [_line(found, display) for found in meta.diagnostics if found.severity is not Severity.LINT]
+    warnings = [_one_line(found, display) for found in meta.diagnostics if found.severity is not Severity.LINT]
     return ProjectListing(
         project_dir=project_dir,
         name=meta.name,
@@ -63,7 +63,7 @@ def describe_config(project_dir: str, name: str, display: Display) -> ConfigList
         description=facts.description,
         config_class=facts.config_class,
         output_dir=trainer_output_dir(project.graph) or "",
-        error=_line(errors[0], display) if errors else None,
+        error=_one_line(errors[0], display) if errors else None,
         dependencies=dependencies_of(project.rendered, project.meta.searchpath),
     )
 
@@ -75,10 +75,10 @@ def reason(error: ForgatherError, display: Display) -> str:
         error: the error.
         display: shortens its path.
     """
-    return _line(error.diagnostic, display)
+    return _one_line(error.diagnostic, display)
 
 
-def _line(found: Diagnostic, display: Display) -> str:
+def _one_line(found: Diagnostic, display: Display) -> str:
     place = f"  ({display(found.span.file)}:{found.span.line})" if found.span else ""
     message = found.message.split("\n")[0]
     return f"{found.severity}[{found.code}]: {message[:200]}{place}"

@@ -35,7 +35,7 @@ def plain_value(node: Node, what: str, *, code: str = "FG403") -> object:
         # An entry of a `!dlist` that is null was removed by a child template.
         return [v for v in pairs.values() if v is not None] if node.kind is ContainerKind.DLIST else pairs
     raise ProjectError(
-        f"{what} holds {_named(node)}, and may hold plain data only",
+        f"{what} holds {_described(node)}, and may hold plain data only",
         code=code,
         span=node.span,
         hint="write the value itself: it is read without constructing anything",
@@ -53,7 +53,7 @@ def string_entries(node: Node) -> Iterator[Entry]:
         yield from (entry for entry in node.entries if isinstance(entry.key, str))
 
 
-def _named(node: Node) -> str:
+def _described(node: Node) -> str:
     if isinstance(node, Call):
         return f"a call of {node.constructor!r}"
     return f"a '!{type(node).__name__.lower()}'"

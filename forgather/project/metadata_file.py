@@ -83,11 +83,11 @@ def read_meta(project_dir: str, neighbors: Neighbors | None = None) -> ProjectMe
     meta = ProjectMeta(
         project_dir=project_dir,
         workspace_root=workspace,
-        name=_text(entries.get("name")) or os.path.basename(project_dir),
-        description=_text(entries.get("description")) or "",
+        name=_text_value(entries.get("name")) or os.path.basename(project_dir),
+        description=_text_value(entries.get("description")) or "",
         searchdir=searchdir,
         config_prefix=_prefix(entries.get("config_prefix")),
-        default_config=_text(default),
+        default_config=_text_value(default),
         default_config_span=default.value.span if default else None,
         system_path=tuple(folder for _, folder, _ in system_path),
         searchpath=tuple(dict.fromkeys([*searchdir, *shared, around.library])),
@@ -186,7 +186,7 @@ def _folders(entry: Entry | None, project_dir: str) -> list[tuple[str, str, Span
     if entry is None:
         return []
     nodes = entry.value.items if isinstance(entry.value, Sequence) else [entry.value]
-    places = zip(_texts(entry), nodes, strict=False)
+    places = zip(_folder_values(entry), nodes, strict=False)
     return [(item, os.path.normpath(os.path.join(project_dir, item)), node.span) for item, node in places]
 
 
@@ -201,7 +201,7 @@ def _missing_folder(kind: str, key: str, item: str, folder: str, span: Span | No
 
 
 def _prefix(entry: Entry | None) -> str:
-    prefix = _text(entry)
+    prefix = _text_value(entry)
     if prefix is None:
         return "configs"
     clean = os.path.normpath(prefix).replace(os.sep, "/")
@@ -215,15 +215,15 @@ def _prefix(entry: Entry | None) -> str:
     return "" if clean == "." else clean
 
 
-def _text(entry: Entry | None) -> str | None:
-    value = _value(entry)
+def _text_value(entry: Entry | None) -> str | None:
+    value = _plain_entry(entry)
     if value is None or isinstance(value, str):
         return value
     raise _wrong_type(entry, "a text", value)
 
 
-def _texts(entry: Entry | None) -> list[str]:
-    value = _value(entry)
+def _folder_values(entry: Entry | None) -> list[str]:
+    value = _plain_entry(entry)
     if value is None:
         return []
     items = value if isinstance(value, list) else [value]
@@ -233,7 +233,7 @@ def _texts(entry: Entry | None) -> list[str]:
     raise _wrong_type(entry, "a folder or a list of folders", value)
 
 
-def _value(entry: Entry | None) -> object:
+def _plain_entry(entry: Entry | None) -> object:
     return None if entry is None else plain_value(entry.value, f"{str(entry.key)!r} in {META_FILE}")
 
 

@@ -30,7 +30,7 @@ def output_folder_lock(output_dir: str) -> Iterator[None]:
         lock.acquire()
     except OSError as error:
         if isinstance(error, Timeout):
-            raise _taken(output_dir) from None
+            raise _taken_error(output_dir) from None
         # If nothing can be written here, creating the run folder fails next, with an error that names the setting.
     try:
         yield
@@ -38,7 +38,7 @@ def output_folder_lock(output_dir: str) -> Iterator[None]:
         lock.release()
 
 
-def _taken(output_dir: str) -> ProjectError:
+def _taken_error(output_dir: str) -> ProjectError:
     return ProjectError(
         f"another run is writing to {output_dir}",
         code="FG420",

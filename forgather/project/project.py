@@ -277,13 +277,13 @@ class Project:
                 return materialize(
                     self.graph,
                     targets=targets,
-                    variables={**self._given, **variables},
+                    variables={**self._own_variables, **variables},
                     resolver=resolver,
                     before_calls=seed_all,
                 )
 
     @property
-    def _given(self) -> dict[str, object]:
+    def _own_variables(self) -> dict[str, object]:
         """The variables that the config itself supplies; a past run that is repeated has them in its graph."""
         return {RENDERED: self.rendered.text} if not self._template and reads_rendered(self.graph) else {}
 

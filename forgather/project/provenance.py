@@ -89,10 +89,10 @@ def is_code_unchanged(run: PastRun) -> bool:
 
 def _row(what: str, name: str, then: object, now: object, otherwise: Status = Status.DIFFERS) -> Row:
     fate = Status.SAME if then == now else otherwise
-    return Row(fate=fate, what=what, name=name, then=_text(then), now=_text(now))
+    return Row(fate=fate, what=what, name=name, then=_shown(then), now=_shown(now))
 
 
-def _text(value: object) -> str:
+def _shown(value: object) -> str:
     return "none" if value is None else str(value)
 
 

@@ -199,7 +199,7 @@ def compare_losses(first: str, second: str) -> Losses:
         first: the folder of the first run.
         second: the folder of the second run.
     """
-    ours, theirs = (_lines(os.path.join(folder, LOSS)) for folder in (first, second))
+    ours, theirs = (_read_lines(os.path.join(folder, LOSS)) for folder in (first, second))
     if ours is None:
         return Losses(same=False, lines=None)
     theirs = theirs or []
@@ -208,7 +208,7 @@ def compare_losses(first: str, second: str) -> Losses:
     return Losses(same=ours == theirs, lines=len(ours), first=line, continues=line is None and len(theirs) > len(ours))
 
 
-def _lines(file: str) -> list[bytes] | None:
+def _read_lines(file: str) -> list[bytes] | None:
     try:
         with open(file, "rb") as stream:
             return stream.read().splitlines(keepends=True)

@@ -37,12 +37,12 @@ def read_facts(text: str) -> dict[str, Any]:
             raise ValueError(f"{name!r} is not a {words}")
     for name, value in found.items():
         # These texts are used as paths, and printed.
-        if not all(map(_is_writable, _texts(value))):
+        if not all(map(_is_writable, _all_texts(value))):
             raise ValueError(f"{name!r} contains a character that neither a file name nor a text can contain")
     return found
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _all_texts(value: Any) -> Iterator[str]:
     # A stack instead of recursion: JSON can be nested deeper than Python recurses.
     stack = [value]
     while stack:

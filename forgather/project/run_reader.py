@@ -122,7 +122,7 @@ class PastRun:
             pairs = tuple((str(item["path"]), str(item["value"])) for item in kept.get("overrides") or ())
             return dict(kept.get("variables") or {}), pairs
         except (ForgatherError, OSError, ValueError, KeyError, TypeError) as error:
-            raise _damaged(self.folder, OVERRIDES, _words(error)) from error
+            raise _damaged(self.folder, OVERRIDES, _error_text(error)) from error
 
     @cached_property
     def defaults(self) -> dict[str, dict[str, str | None]]:
@@ -248,7 +248,7 @@ def open_run(folder: str) -> PastRun:
     try:
         return PastRun(path, read_facts(_read(path, FACTS)))
     except (OSError, ValueError) as error:
-        raise _damaged(path, FACTS, _words(error)) from error
+        raise _damaged(path, FACTS, _error_text(error)) from error
 
 
 def _no_run(folder: str, path: str) -> ProjectError:
@@ -312,7 +312,7 @@ def _read(folder: str, name: str) -> str:
         raise ValueError("it is not text in UTF-8") from None
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(getattr(error, "message", None) or getattr(error, "strerror", None) or error)
 
 

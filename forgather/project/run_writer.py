@@ -127,7 +127,7 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
     digests = {name: _digest(text) for name, text in files.items()}
     output_dir = os.path.dirname(os.path.dirname(folder))
     facts = {
-        **_facts(project, command, started, output_dir),
+        **_run_facts(project, command, started, output_dir),
         "output_dir": output_dir,
         "files": digests,
         "redacted": redacted,
@@ -187,7 +187,7 @@ def _digest(text: str) -> str:
 
 def _template_files(project: Project) -> dict[str, str]:
     display = Display(project.meta.project_dir, project.meta.workspace_root, relative_to_cwd=False)
-    texts = {file: _text(file) for file in project.meta.files}
+    texts = {file: _read_source(file) for file in project.meta.files}
     texts |= {file: source.text for file, source in project.rendered.sources.items()}
     return {f"templates/{display.archive_name(file)}": text for file, text in texts.items()}
 
@@ -205,11 +205,11 @@ def _code_files(project: Project) -> dict[str, str]:
     texts: dict[str, str] = {}
     for file in code_files(project.graph, project.meta.project_dir, project.meta.system_path):
         with suppress(OSError, UnicodeDecodeError):
-            texts[f"templates/{display.archive_name(file)}"] = _text(file)
+            texts[f"templates/{display.archive_name(file)}"] = _read_source(file)
     return texts
 
 
-def _text(file: str) -> str:
+def _read_source(file: str) -> str:
     return read_text(file, MAX_CODE_BYTES)
 
 
@@ -231,7 +231,7 @@ def overrides_text(variables: Mapping[str, object], overrides: Sequence[tuple[st
     return "\n".join([*lines, ""])
 
 
-def _facts(project: Project, command: Sequence[str], started: datetime, output_dir: str) -> dict[str, object]:
+def _run_facts(project: Project, command: Sequence[str], started: datetime, output_dir: str) -> dict[str, object]:
     return {
         "form": FORM,
         "project": project.meta.name,

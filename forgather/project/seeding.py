@@ -60,7 +60,7 @@ def written_seed(graph: Graph, meta: ProjectMeta) -> int | None:
     default = getattr(node, "default", None)
     node = default if isinstance(default, Scalar) else node
     if isinstance(node, Scalar):
-        return _whole(node.value)
+        return _valid_seed(node.value)
     return _default(call, meta) if call is not None and node is None else None
 
 
@@ -78,7 +78,7 @@ def _seed(graph: Graph, meta: ProjectMeta, build: Any) -> int | None:
         # Another target can be built without a variable that only the trainer needs; building the trainer raises this
         # error itself.
         return _default(call, meta)
-    whole = _whole(seed)
+    whole = _valid_seed(seed)
     if seed is None or whole is not None:
         return whole
     raise GraphError(
@@ -89,7 +89,7 @@ def _seed(graph: Graph, meta: ProjectMeta, build: Any) -> int | None:
     )
 
 
-def _whole(value: object) -> int | None:
+def _valid_seed(value: object) -> int | None:
     """Returns a value that torch accepts as a seed; None for any other."""
     if not isinstance(value, int) or isinstance(value, bool):
         return None
@@ -120,5 +120,5 @@ def _default(call: Call, meta: ProjectMeta) -> int | None:
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         return USUAL_SEED if takes_any else None
     default = getattr(parameters["seed"].default, "value", None)
-    whole = _whole(default)
+    whole = _valid_seed(default)
     return USUAL_SEED if whole is None and default is not None else whole

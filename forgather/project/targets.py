@@ -70,9 +70,9 @@ def run_meta(graph: Graph) -> RunMeta:
     entry = graph.targets.get("meta")
     values = plain_entries(entry.value) if entry else {}
     return RunMeta(
-        name=_line(values.get("config_name")),
-        description=_line(values.get("config_description")),
-        config_class=_line(values.get("config_class")),
+        name=_one_line(values.get("config_name")),
+        description=_one_line(values.get("config_description")),
+        config_class=_one_line(values.get("config_class")),
         output_dir=_output_dir(entry.value) if entry else None,
         nproc_per_node=_processes(entry.value) if entry else 1,
     )
@@ -164,5 +164,5 @@ def _summary(node: Node) -> str:
     return f"{count} item{'' if count == 1 else 's'}"
 
 
-def _line(value: object) -> str:
+def _one_line(value: object) -> str:
     return "" if value is None else " ".join(str(value).split())

@@ -47,11 +47,11 @@ class TrainerArguments:
 def trainer_arguments(graph: Graph) -> TrainerArguments | None:
     """Returns the arguments of `main`; None if it has none."""
     main = graph.targets.get("main")
-    call = _given(main.value) if main else None
+    call = _arguments_of_main(main.value) if main else None
     return TrainerArguments(graph, call) if isinstance(call, Call) else None
 
 
-def _given(main: Node) -> Node | None:
+def _arguments_of_main(main: Node) -> Node | None:
     # Every trainer takes the model first, and its arguments second.
     by_place = main.args[1] if isinstance(main, Call) and len(main.args) > 1 else None
     return keyword(main, "args") or by_place

@@ -100,12 +100,12 @@ def stored_trust() -> Trust:
         raise _unusable_list(file, "belongs to another user, or can be written by others", f"chmod 600 {file}")
     try:
         data = json.loads(text)
-        return Trust(**{kind: _texts(data.get(kind, [])) for kind in _KINDS})
+        return Trust(**{kind: _text_list(data.get(kind, [])) for kind in _KINDS})
     except (ValueError, AttributeError, RecursionError):
         raise _unusable_list(file, "is not a JSON object of lists of strings") from None
 
 
-def _texts(value: Any) -> tuple[str, ...]:
+def _text_list(value: Any) -> tuple[str, ...]:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
     raise ValueError

@@ -34,15 +34,15 @@ def processes_from_sizes(graph: Graph) -> int | None:
         return None
     for known in shipped_rules().get(arguments.call.constructor, ()):
         if "layout" in known.computed:
-            written = {str(entry.key): _plain(entry.value) for entry in arguments.call.kwargs}
+            written = {str(entry.key): _plain_value(entry.value) for entry in arguments.call.kwargs}
             asked = known.complete(written)["processes"]
             return asked if isinstance(asked, int) else None
     return None
 
 
-def _plain(node: Node) -> Any:
+def _plain_value(node: Node) -> Any:
     if isinstance(node, Scalar):
         return node.value
     if isinstance(node, Mapped):
-        return {entry.key: _plain(entry.value) for entry in node.entries}
+        return {entry.key: _plain_value(entry.value) for entry in node.entries}
     return UNKNOWN

@@ -104,7 +104,7 @@ def _accepted(names: Names, expression: ast.expr, scope: Scope, depth: int) -> W
         things = names.evaluate(expression, scope)
         if len(things) != 1:
             return None
-        return _thing(names, things[0], depth)
+        return _accepted_by_symbol(names, things[0], depth)
     return None
 
 
@@ -121,7 +121,9 @@ def _union(names: Names, parts: list[ast.expr], scope: Scope, depth: int) -> Wor
 def _subscripted(names: Names, expression: ast.Subscript, scope: Scope, depth: int) -> Words:
     things = names.evaluate(expression.value, scope)
     if len(things) != 1 or not isinstance(things[0], Ref):
-        return _thing(names, things[0], depth) if len(things) == 1 and isinstance(things[0], Class) else None
+        return (
+            _accepted_by_symbol(names, things[0], depth) if len(things) == 1 and isinstance(things[0], Class) else None
+        )
     dotted = things[0].dotted.replace("typing_extensions.", "typing.")
     inside = expression.slice.elts if isinstance(expression.slice, ast.Tuple) else [expression.slice]
     if dotted == "typing.Union":
@@ -138,7 +140,7 @@ def _subscripted(names: Names, expression: ast.Subscript, scope: Scope, depth: i
     return _WORDS.get(dotted)
 
 
-def _thing(names: Names, thing: object, depth: int) -> Words:
+def _accepted_by_symbol(names: Names, thing: object, depth: int) -> Words:
     if isinstance(thing, Ref):
         return _WORDS.get(thing.dotted)
     if isinstance(thing, Value):

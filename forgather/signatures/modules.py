@@ -118,13 +118,13 @@ class ModuleTable:
     def _load(self, found: Found) -> Module | Doubt:
         if found.file is None:
             try:
-                text = self._text(found.stub) if found.stub else None
+                text = self._read_text(found.stub) if found.stub else None
             except SyntaxError:
                 text = None
             return Module(found, text, is_stub=text is not None)
         is_ours = found.name.startswith(FOLDER) or self._is_ours(found.file)
         try:
-            text = self._text(found.file)
+            text = self._read_text(found.file)
             if text is None:
                 return Doubt(f"{found.file} cannot be read, or is too large")
             if is_ours:
@@ -149,7 +149,7 @@ class ModuleTable:
         key = f"{module.name} (stub)"
         if key not in self._modules:
             try:
-                text = self._text(module.found.stub)
+                text = self._read_text(module.found.stub)
             except SyntaxError:
                 text = None
             self._modules[key] = Module(module.found, text, is_stub=True) if text else None
@@ -159,7 +159,7 @@ class ModuleTable:
             return stub
         return None
 
-    def _text(self, file: str) -> Text | None:
+    def _read_text(self, file: str) -> Text | None:
         try:
             return decode(read_bytes(file, MAX_CODE_BYTES))
         except OSError:

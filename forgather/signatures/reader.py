@@ -201,14 +201,14 @@ class Store:
         if all(file is None or digest is not None for _, file, digest in made_from):
             is_own = any(file is not None and file.startswith(self._own_folders) for _, file, _ in made_from)
             path = self._project_path if is_own else self._shared_path
-            write_cached(self._file(name, path), FORM, {**_plain(answer), "made_from": made_from})
+            write_cached(self._file(name, path), FORM, {**_as_plain_data(answer), "made_from": made_from})
 
     def _file(self, name: str, path: list[str]) -> str:
         key = "\0".join((code_fingerprint(_CODE), sys.version, *path, name))
         return os.path.join(self._folder, digest_of(os.fsencode(key)) + ".json")
 
 
-def _plain(answer: Callee | Unknown) -> dict[str, Any]:
+def _as_plain_data(answer: Callee | Unknown) -> dict[str, Any]:
     if isinstance(answer, Unknown):
         return {"constructor": answer.constructor, "reason": answer.reason}
     return {

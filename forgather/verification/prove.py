@@ -107,7 +107,9 @@ def _refuse_escapes(graph: Graph, text: str) -> None:
             message = f"the code cannot be proven: {node.constructor!r} can make a value of any size"
             hint = "without --verify, 'fgcli code' writes the code"
             raise GraphError(message, code="FG334", span=node.span, hint=hint)
-    paths = ((node.constructor, part) for node in _nodes(graph) if isinstance(node, Call) for part in _parts(node))
+    paths = (
+        (node.constructor, part) for node in _nodes(graph) if isinstance(node, Call) for part in _symbol_parts(node)
+    )
     found = next((f"!call:{whole}" for whole, part in paths if is_inner(part)), None)
     for node in ast.walk(ast.parse(text)):
         names = [node.attr] if isinstance(node, ast.Attribute) else []
@@ -119,7 +121,7 @@ def _refuse_escapes(graph: Graph, text: str) -> None:
         raise GraphError(message, code="FG334", hint="without --verify, 'fgcli code' writes the code")
 
 
-def _parts(node: Call) -> list[str]:
+def _symbol_parts(node: Call) -> list[str]:
     return node.constructor.rpartition(":")[2].split(".")
 
 

@@ -247,9 +247,9 @@ class Comparison:
         stack = [(ours, theirs, path)]
         while stack:
             a, b, where = stack.pop()
-            stack += list(self._parts(a, b, where))[::-1]
+            stack += list(self._inner_pairs(a, b, where))[::-1]
 
-    def _parts(self, a: Any, b: Any, path: str) -> Iterator[tuple[Any, Any, str]]:
+    def _inner_pairs(self, a: Any, b: Any, path: str) -> Iterator[tuple[Any, Any, str]]:
         """Compares two values without their content, and yields the pairs of values inside them."""
         if isinstance(a, _CALLABLE) and isinstance(b, _CALLABLE):
             if self._is_new(a, b, path):

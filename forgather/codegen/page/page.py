@@ -213,7 +213,7 @@ class _BoxWriter:
             "step": step_text(row.step),
             "kind": None if not leaf else kind(row.node),
             "text": flow_text(row.node) if leaf else None,
-            "value": _value(row.node),
+            "value": _canonical_number(row.node),
             "box": row.box,
             "origin": self._places.origin_index(row.entry.origin if row.entry else row.node.origin),
             "line": self._numbers.get(id(row)),
@@ -225,12 +225,12 @@ class _BoxWriter:
                 "anchor": self._anchors.get(id(row.node)),
             }
         if blamed is not None:
-            fact |= self._written(row, blamed.now.origin)
+            fact |= self._origin_facts(row, blamed.now.origin)
             fact["was"] = [self._writing(writing) for writing in blamed.was] or None
         fact["rows"] = [self._row(box, inner, path) for inner in row.rows] or None
         return _without_none(fact)
 
-    def _written(self, row: Row, value: Origin | None) -> dict[str, Any]:
+    def _origin_facts(self, row: Row, value: Origin | None) -> dict[str, Any]:
         """Returns the place of a value, and the place of its key if that is in another line."""
         key = row.entry.origin if row.entry else None
         if value is None or key is None or key.span == value.span or is_plain(row.node):
@@ -284,7 +284,7 @@ def _without_none(fact: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fact.items() if value is not None}
 
 
-def _value(node: Node) -> str | None:
+def _canonical_number(node: Node) -> str | None:
     """Returns a number in canonical notation, if the user wrote it differently; else None."""
     if not isinstance(node, Scalar) or not is_number(node) or node.written is None:
         return None

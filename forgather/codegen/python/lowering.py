@@ -136,7 +136,7 @@ class Lowering(LoweringContext):
         if not parameter.unset:
             return name(parameter.name)
         if node.default is None:
-            return self._given(node.variable)
+            return self._required_variable(node.variable)
         self.imports.use("UNSET")
         make = partial(self.build, node.default, (*path, Key("default")))
         return self.unless(f"{parameter.name} is UNSET", name(parameter.name), parameter.name, make)
@@ -158,7 +158,7 @@ class Lowering(LoweringContext):
         """Returns the expression of a `!calc`."""
 
         def text_of(word: str) -> str:
-            found = self._named(word, lazily)
+            found = self._calc_name(word, lazily)
             loose = found.text.startswith("-") or (not found.primary and " " in found.text)
             return f"({found.text})" if loose else found.text
 
@@ -178,11 +178,11 @@ class Lowering(LoweringContext):
             return expression
         return self.bind_unbroken(expression, wanted, faults)
 
-    def _named(self, word: str, lazily: bool) -> Expression:
+    def _calc_name(self, word: str, lazily: bool) -> Expression:
         """Returns the expression of a name in a `!calc`: a variable, or else a target."""
         entry = self.graph.targets.get(word)
         if entry is None:
-            return self._given(word)
+            return self._required_variable(word)
         if id(entry.value) in self._open:
             hint = "break the cycle with a !var or a plain value"
             raise Refusal("FG304", f"!calc reads the target {word!r} while that is being built from it", hint)
@@ -193,7 +193,7 @@ class Lowering(LoweringContext):
         parameter = self.parameters[word].name
         return self.unless(f"{parameter} is UNSET", name(parameter), word, make)
 
-    def _given(self, variable: str) -> Expression:
+    def _required_variable(self, variable: str) -> Expression:
         """Returns the expression of a variable without default; the generated code raises if it is not given."""
         parameter = self.parameters[variable]
         if not parameter.unset:

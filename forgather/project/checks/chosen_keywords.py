@@ -65,7 +65,7 @@ def _check_keywords(
             yield _finding(called, (name, key), entry, "FG810", f"{name} cannot set {key!r} of the schedule", hint)
         elif key not in known:
             message = f"{use['chosen_by']} {word!r} takes no {key!r}"
-            meant = _meant(key, ours) or _taken_elsewhere(key, use, reader)
+            meant = _suggestion(key, ours) or _taken_elsewhere(key, use, reader)
             meant = meant or suggest_inside(name, key, ours, outside=tuple(rules.settings), around=rules.name)
             yield _finding(called, (name, key), entry, "FG810", message, meant or _accepted_hint(ours))
     lacking = [key for key in ours if known[key].default is Parameter.empty and key not in {e.key for e in written}]
@@ -93,7 +93,7 @@ def _keywords(constructor: str | None, reader: Reader) -> dict[str, Parameter] |
     return {name: one for name, one in parameters.items() if one.kind in _KEYWORDS}
 
 
-def _meant(key: str, names: list[str]) -> str | None:
+def _suggestion(key: str, names: list[str]) -> str | None:
     known = keyword_for(key, names)
     return known and f"did you mean {known!r}?"
 

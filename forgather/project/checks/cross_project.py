@@ -40,7 +40,7 @@ def check_other_projects(graph: Graph, project: Project) -> tuple[list[Diagnosti
         if not isinstance(node, Call) or node.constructor not in CONSTRUCTORS or node.kind is CallKind.META:
             continue
         try:
-            findings += _judge(node, path, project, loaded)
+            findings += _check_call(node, path, project, loaded)
         except _NotWritten as reason:
             unchecked.append(
                 Unchecked(path=format_path(path), constructor=node.constructor, reason=str(reason), span=node.span)
@@ -59,7 +59,7 @@ def projects_named(graph: Graph, project: Project) -> list[Project]:
     for path, node in all_nodes(graph):
         if isinstance(node, Call) and node.constructor in CONSTRUCTORS and node.kind is not CallKind.META:
             with suppress(ForgatherError, _NotWritten):
-                _judge(node, path, project, loaded)
+                _check_call(node, path, project, loaded)
     return list(loaded.values())
 
 
@@ -67,10 +67,12 @@ class _NotWritten(Exception):  # it only ends a look-up
     """An argument that is known only after construction."""
 
 
-def _judge(node: Call, path: GraphPath, project: Project, loaded: dict[tuple[Any, ...], Project]) -> list[Diagnostic]:
+def _check_call(
+    node: Call, path: GraphPath, project: Project, loaded: dict[tuple[Any, ...], Project]
+) -> list[Diagnostic]:
     written: dict[str, Node | Entry] = dict(zip(_PARAMETERS, node.args, strict=False))
     written |= {str(entry.key): entry for entry in node.kwargs}
-    plain = {name: _plain(written[name], name) for name in _PARAMETERS if name in written}
+    plain = {name: _plain_argument(written[name], name) for name in _PARAMETERS if name in written}
     folder, config, targets = (plain.get(name) for name in _PARAMETERS[:3])
     names = [targets] if isinstance(targets, str) else targets
     variables = plain.get("pp_kwargs") or {}
@@ -96,7 +98,7 @@ def _judge(node: Call, path: GraphPath, project: Project, loaded: dict[tuple[Any
     ]
 
 
-def _plain(written: Node | Entry, name: str) -> Any:
+def _plain_argument(written: Node | Entry, name: str) -> Any:
     try:
         return plain_value(written.value if isinstance(written, Entry) else written, name)
     except ProjectError:

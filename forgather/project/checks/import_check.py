@@ -25,7 +25,7 @@ def check_imports(subject: Subject) -> Iterator[Diagnostic]:
     project_dir, reader = subject.project.meta.project_dir, subject.reader
     files = dict.fromkeys(_file(called.node.constructor, project_dir) for called in subject.calls.values())
     for file in files:
-        text = _text(file) if file else None
+        text = _read_source(file) if file else None
         if file is None or text is None or _CHANGES_THE_SEARCH.search(text):
             continue
         for found in _IMPORT.finditer(text):
@@ -47,7 +47,7 @@ def _file(constructor: str, project_dir: str) -> str | None:
     return os.path.normpath(os.path.join(project_dir, module)) if module.endswith(".py") else None
 
 
-def _text(file: str) -> str | None:
+def _read_source(file: str) -> str | None:
     try:
         return read_text(file, MAX_CODE_BYTES)
     except (OSError, UnicodeDecodeError):

@@ -91,7 +91,7 @@ def _names(node: Calc) -> set[str]:
 # configs without a run
 
 
-class _Meant(NamedTuple):
+class _ForeignSetting(NamedTuple):
     """A key of a config for another tool: its path, its entry, and what to write instead; None if the name is ours."""
 
     path: tuple[str, ...]
@@ -116,7 +116,7 @@ def check_missing_run(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:
         hint = f"name it {_MAIN!r}, or extend {_TEMPLATE!r}, which has one"
         yield _finding("FG251", message, severity, (trainer,), graph.targets[trainer], hint)
         return
-    meant = list(_meant(graph))
+    meant = list(_foreign_settings(graph))
     if len(meant) < 2:  # a single such name can be a target of the user
         return
     names = [repr(name) for name in dict.fromkeys(one.path[0] for one in meant)]
@@ -136,20 +136,22 @@ def check_missing_run(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:
             yield _finding("FG251", message, Severity.WARNING, one.path, one.entry, one.hint)
 
 
-def _meant(graph: Graph) -> Iterator[_Meant]:
+def _foreign_settings(graph: Graph) -> Iterator[_ForeignSetting]:
     """Yields the keys of a config that name settings of a trainer, also inside plain mappings."""
     rules = shipped_rules()[_ARGUMENTS][0]
     ours = {*rules.settings, *rules.renamed, *rules.without_effect, *rules.former}
     for name, entry in graph.targets.items():
         if name not in _OWN and not _is_read(name, entry, graph):
-            yield from _meant_by((name,), entry, ours, rules)
+            yield from _foreign_settings_of((name,), entry, ours, rules)
 
 
-def _meant_by(path: tuple[str, ...], entry: Entry, ours: set[str], rules: Rules) -> Iterator[_Meant]:
+def _foreign_settings_of(
+    path: tuple[str, ...], entry: Entry, ours: set[str], rules: Rules
+) -> Iterator[_ForeignSetting]:
     name = path[-1]
     if isinstance(entry.value, Mapped):
         inner = entry.value.entries
-        inside = [found for one in inner for found in _meant_by((*path, str(one.key)), one, ours, rules)]
+        inside = [found for one in inner for found in _foreign_settings_of((*path, str(one.key)), one, ours, rules)]
         if inside:
             yield from inside
             return
@@ -157,15 +159,19 @@ def _meant_by(path: tuple[str, ...], entry: Entry, ours: set[str], rules: Rules)
         return
     if name in ours:
         present = rules.renamed.get(name)
-        yield _Meant(path, entry, f"in the block [{_BLOCK}]: {present}" if present else rules.instead.get(name))
+        yield _ForeignSetting(
+            path, entry, f"in the block [{_BLOCK}]: {present}" if present else rules.instead.get(name)
+        )
         return
     tag = alias_of("tag", name) if name.startswith("_") else None
     alias = tag or alias_of("setting", name)
     if tag is not None:
         hint = f"an object is written with a tag: !{tag.name}:module:Class, with its arguments as keys below"
-        yield _Meant(path, entry, hint)
+        yield _ForeignSetting(path, entry, hint)
     elif alias is not None:
-        yield _Meant(path, entry, f"in the block [{_BLOCK}]: {alias.name}" if alias.verdict == "same" else alias.why)
+        yield _ForeignSetting(
+            path, entry, f"in the block [{_BLOCK}]: {alias.name}" if alias.verdict == "same" else alias.why
+        )
 
 
 def _builds_a_trainer(entry: Entry) -> bool:

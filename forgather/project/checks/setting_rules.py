@@ -87,26 +87,26 @@ class _Settings:
 
     def _names_known(self, name: str, value: Any, called: Called, rules: Rules) -> Any:
         """Returns the value of a setting; for a mapping with unknown values, a mapping of what is known."""
-        _, entry = _written(called.node, name, rules) if value is SOMETHING else ((), None)
+        _, entry = _place_of_setting(called.node, name, rules) if value is SOMETHING else ((), None)
         return value if entry is None else self._partly(entry.value)
 
     def _partly(self, node: Node) -> Any:
         if isinstance(node, Mapped) and node.kind is ContainerKind.DICT:
             return {str(entry.key): self._partly(entry.value) for entry in node.entries}
-        return self._value(node)
+        return self._plain_value(node)
 
     def _takes_effect(self, node: Call, rules: Rules, rule: Mapping[str, Any]) -> bool:
         """Returns whether the user wrote the setting of a rule, and nothing closer to the config sets the other one."""
         argument = rule["argument"]
-        _, setting = _written(node, argument, rules)
+        _, setting = _place_of_setting(node, argument, rules)
         if setting is None or setting.key != argument.rpartition(".")[2]:
             return False
-        _, other = _written(node, str(rule.get("after") or rule["beside"]), rules)
+        _, other = _place_of_setting(node, str(rule.get("after") or rule["beside"]), rules)
         return self._precedence.takes_effect(setting, other, given_only="beside" in rule)
 
     def _settings(self, called: Called, rules: Rules) -> tuple[frozenset[str], dict[str, Any], list[Violation]]:
         """Returns the names of the given settings, all settings under their current names, and findings about names."""
-        written = {name: self._value(node) for name, node in arguments_of(called).items()}
+        written = {name: self._plain_value(node) for name, node in arguments_of(called).items()}
         given, found = written, list[Violation]()
         if rules.closed:
             given, found = rules.names(written, self._elsewhere(called, rules, written))
@@ -131,7 +131,7 @@ class _Settings:
 
     def _of_partial(self, called: Called) -> dict[str, Any]:
         """Returns the facts `calls`, `takes` and `sets` of a partial, and the values that it sets."""
-        values = {name: self._value(node) for name, node in arguments_of(called).items()}
+        values = {name: self._plain_value(node) for name, node in arguments_of(called).items()}
         facts = {**values, "calls": called.node.constructor.lower(), "sets": tuple(values)}
         if called.callee is not None and len(called.callee.signatures) == 1:
             parameters = called.callee.signatures[0].parameters.values()
@@ -158,15 +158,15 @@ class _Settings:
             Unchecked(path=format_path(called.path), constructor=node.constructor, reason=reason, span=node.span)
         )
 
-    def _value(self, node: Node) -> Any:
+    def _plain_value(self, node: Node) -> Any:
         """Returns a value that is plain data; otherwise `SOMETHING` if it cannot be None, and `UNKNOWN`."""
         if isinstance(node, Scalar):
             return node.value
         if isinstance(node, Sequence):
-            items = [self._value(item) for item in node.items]
+            items = [self._plain_value(item) for item in node.items]
             return SOMETHING if _unknown(items) else items
         if isinstance(node, Mapped):
-            pairs = {entry.key: self._value(entry.value) for entry in node.entries}
+            pairs = {entry.key: self._plain_value(entry.value) for entry in node.entries}
             if _unknown(pairs.values()):
                 return SOMETHING
             return [v for v in pairs.values() if v is not None] if node.kind is ContainerKind.DLIST else pairs
@@ -232,7 +232,7 @@ _LITERALS = (str, int, float, bool, type(None), list, tuple, dict)
 
 
 def _finding(violation: Violation, called: Called, rules: Rules) -> Diagnostic:
-    path, entry = _written(called.node, violation.argument, rules)
+    path, entry = _place_of_setting(called.node, violation.argument, rules)
     return Diagnostic(
         code=violation.code,
         message=violation.message,
@@ -251,7 +251,7 @@ def place_to_fix(entry: Entry | None) -> Span | None:
     return entry.value.span if entry.alias else entry.span
 
 
-def _written(node: Call, argument: str, rules: Rules) -> tuple[GraphPath, Entry | None]:
+def _place_of_setting(node: Call, argument: str, rules: Rules) -> tuple[GraphPath, Entry | None]:
     """Returns the place of a setting, also under an old name; if it has none, the place of the argument that contains
     it.
     """
@@ -266,7 +266,7 @@ def _written(node: Call, argument: str, rules: Rules) -> tuple[GraphPath, Entry 
         return (Key(entry.key), *inside[0]), inside[1] or entry
     if inner and isinstance(entry.value, Call):
         theirs = shipped_rules().get(entry.value.constructor, (rules,))[0]
-        path, nested = _written(entry.value, inner, theirs)
+        path, nested = _place_of_setting(entry.value, inner, theirs)
         return (Key(entry.key), *path), nested or entry
     return (Key(entry.key),), entry
 

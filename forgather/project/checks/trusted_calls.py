@@ -30,7 +30,7 @@ def check_trusted_calls(subject: Subject) -> Iterator[Diagnostic]:
     places = Places(project.meta.project_dir, project.meta.system_path)
     for path, node in all_nodes(project.graph):
         if isinstance(node, Call):
-            module, symbol = _parts(node.constructor)
+            module, symbol = _module_and_symbol(node.constructor)
             own = _own_folders(node, places) is not None
             # A module of the project may have the same name as a denied one.
             verdict = judge_name("own" if own else module, symbol)
@@ -81,30 +81,30 @@ def _needs_of_call(node: Call, places: Places) -> Needs:
     own = _own_folders(node, places)
     if own is not None:
         return Needs(folders=tuple(own))
-    module, symbol = _parts(node.constructor)
+    module, symbol = _module_and_symbol(node.constructor)
     unlisted = judge_name(module, symbol).standing is Standing.UNLISTED and places.exists(name_to_trust(module))
     return Needs(packages=(name_to_trust(module),)) if unlisted else Needs()
 
 
 def _own_folders(node: Call, places: Places) -> list[str] | None:
     """Returns the folders to trust for a call of code that is not installed; None for installed code."""
-    module, _ = _parts(node.constructor)
+    module, _ = _module_and_symbol(node.constructor)
     is_file = module.endswith(".py") or "/" in module
     if not is_file and not module.startswith("."):
         home = places.home(module.partition(".")[0])
         return None if home is None else [home]
     folders = [os.path.dirname(module)] if is_file else []
-    folders += _written(node.submodule_searchpath)
+    folders += _plain_folders(node.submodule_searchpath)
     absolute = (os.path.join(places.project_dir, os.path.expanduser(folder)) for folder in folders)
     return list(dict.fromkeys(places.owner(folder) for folder in absolute))
 
 
-def _written(node: object) -> list[str]:
+def _plain_folders(node: object) -> list[str]:
     items = node.items if isinstance(node, SequenceNode) else (node,)
     return [item.value for item in items if isinstance(item, ScalarNode) and isinstance(item.value, str)]
 
 
-def _parts(constructor: str) -> tuple[str, str]:
+def _module_and_symbol(constructor: str) -> tuple[str, str]:
     module, colon, symbol = constructor.rpartition(":")
     if colon:
         return module, symbol
