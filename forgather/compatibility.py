@@ -147,6 +147,7 @@ def combination_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
     compiles = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
     return {
         "strategy": "pipeline" if pipelined else strategy,
+        # None leaves an axis open, so that no cell about pipelines applies to another trainer.
         "schedule": given("schedule_class") if pipelined else None,
         "replicas": apply_if_known(_replicas, shared, *map(given, _DDP)) if pipelined else None,
         "tensor": apply_if_known(lambda size: "yes" if (size or 1) > 1 else "no", given("tensor_parallel_size")),
@@ -164,6 +165,7 @@ _DDP = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffer
 def _weight_sharding(fsdp: bool | str | None, config: Mapping[str, Any] | None, replicas: int | None) -> str:
     """Returns how data-parallel ranks hold the weights: all-reduce over replicas, or a form of FSDP2."""
     if not fsdp or replicas == 1:
+        # With one replica, all forms of FSDP2 are the same: nothing is sharded.
         return "all-reduce" if not fsdp else "fsdp2"
     # `fsdp: true` names no sharding strategy; it reshards after the forward pass wherever the trainer supports that.
     asked = fsdp if isinstance(fsdp, str) else (config or {}).get("sharding_strategy")
@@ -199,6 +201,7 @@ def _strategy(deepspeed: Any, shared: str, tensor: int | None) -> str | None:
 def _zero(deepspeed: Any) -> str | None:
     section = deepspeed.get("zero_optimization") if isinstance(deepspeed, Mapping) else None
     stage = section.get("stage") if isinstance(section, Mapping) else None
+    # The stage may be in a JSON file that is not read here; "zero" then stands for any of them.
     return f"zero{stage}" if stage in (1, 2, 3) else "zero"
 
 

@@ -80,7 +80,9 @@ def apply_if_known(compute: Callable[..., Any], *values: Any) -> Any:
 
 def _stages(spec: Any) -> int | None:
     if isinstance(spec, Mapping):
+        # The same cut written in two ways counts once; n cuts make n + 1 stages.
         return len({_cut(str(name), where) for name, where in spec.items()}) + 1
+    # A bool is an int in Python, and `split_spec: true` is no number of stages.
     return spec if isinstance(spec, int) and not isinstance(spec, bool) else None
 
 
@@ -98,6 +100,7 @@ def _default_stages_per_rank(schedule: Any) -> int | None:
 def _ranks(given: int | None, stages: int | None, held: int | None) -> int | None:
     if given is not None:
         return given
+    # A remainder is a conflict, which a rule of its own reports.
     return stages // held if stages and held and stages % held == 0 else None
 
 

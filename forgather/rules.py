@@ -193,6 +193,7 @@ class Rules(NamedTuple):
         """
         whole = {**self.facts, **self.defaults, **settings}
         for name, rule in self.derived.items():
+            # None means "not set"; the trainer then uses another setting, as it does for eval_steps.
             if whole.get(name) is None and holds(rule["when"], whole) is True:
                 whole[name] = whole.get(rule["value"], UNKNOWN)
         for name, outer in self.settings.items():
@@ -226,6 +227,7 @@ class Rules(NamedTuple):
             # A trainer does not know which file wrote a setting, so such rules are skipped inside a run.
             if _is_of_origins(rule) and (stands is None or not stands(rule)):
                 continue
+            # A condition over an unknown setting is neither true nor false, and must not be reported as a conflict.
             if holds(rule["when"], facts) is True:
                 yield Violation(
                     code=rule["code"],
@@ -248,6 +250,7 @@ class Rules(NamedTuple):
                 for name in names_of(rule["when"]):
                     value = settings.get(name, UNKNOWN)
                     if name != "given" and (value is UNKNOWN or value is SOMETHING):
+                        # A dict keeps the order in which the rules name the settings.
                         names[name] = None
         return list(names)
 
@@ -299,6 +302,7 @@ def _rules(facts: dict[str, Any], folder: str) -> Rules:
 
 def _joined(name: str, theirs: Any, own: Any) -> Any:
     if name in ("conflicts", "quietly", "computed"):
+        # Lists of rules are added up; of mappings, the entries of the derived object win.
         return (*theirs, *own)
     return {**theirs, **own} if isinstance(own, Mapping) else own
 

@@ -109,6 +109,7 @@ class SourceFile:
 
     @cached_property
     def _lines(self) -> list[str]:
+        # Not splitlines(): it also splits at characters such as U+2028, which do not end a line in an editor.
         return self.text.split("\n")
 
 
@@ -132,12 +133,14 @@ class SourceMap:
         find = self.text.find
         while (found := find("\n", offsets[-1])) >= 0:
             offsets.append(found + 1)
+        # The class is frozen, so a derived field is set this way.
         object.__setattr__(self, "_line_starts", offsets)
 
     def at_offset(self, offset: int) -> Origin | None:
         """Returns the origin of the character at `offset`; None for an empty text."""
         if not self.starts:
             return None
+        # The segment that contains the offset is the last one that starts at or before it.
         return self.origins[max(bisect_right(self.starts, offset) - 1, 0)]
 
     def at(self, line: int, column: int) -> Origin | None:
@@ -149,6 +152,7 @@ class SourceMap:
         """
         begin = self._line_starts[min(line, len(self._line_starts)) - 1]
         end = self._line_starts[line] - 1 if line < len(self._line_starts) else len(self.text)
+        # A parser may point behind the last character of a line.
         return self.at_offset(min(begin + column - 1, max(end - 1, begin)))
 
     def between(self, line: int, column: int, end_line: int, end_column: int) -> Origin | None:
@@ -182,6 +186,7 @@ class SourceMap:
 def _joined(origins: Sequence[Origin]) -> Origin:
     """Returns one origin for a text that has several."""
     first = origins[0]
+    # By span, because one line may have written several of the segments.
     sites = {origin.site.span: origin.site for origin in origins}
     sets = tuple(dict.fromkeys(site for origin in origins for site in origin.sets))
     approximate = any(origin.approximate for origin in origins)
