@@ -30,7 +30,7 @@ OWN_NAMES = frozenset(
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Adds `--json`."""
-    parser.add_argument("--json", action="store_true", help="print facts as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

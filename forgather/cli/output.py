@@ -36,12 +36,12 @@ def report(findings: Sequence[Diagnostic], display: Display, see_all: str | None
         see_all: the command that lists all findings.
     """
     lines: list[str] = []
-    told: set[str] = set()
+    shown_parts: set[str] = set()
     for position, finding in enumerate(findings):
         # Findings of one config have the same chain of templates, which would fill the screen.
-        fresh = tuple(part for part in finding.context if part not in told)
+        fresh = tuple(part for part in finding.context if part not in shown_parts)
         block = _block(replace(finding, context=fresh), display)
-        told.update(fresh)
+        shown_parts.update(fresh)
         remaining = len(findings) - position
         if lines and len(lines) + len(block) + (remaining > 1) > MAX_LINES:
             lines.append(f"  ... and {remaining} more" + (f": '{see_all}' shows all" if see_all else ""))

@@ -35,7 +35,7 @@ _GROUPS = {
         "ls": "list projects, their configs and what each is for",
         "pp": "print a config as text, after all templates",
         "graph": "print what a config would build",
-        "blame": "print who wrote each value, and what it replaced",
+        "blame": "print which line set each value, and what it replaced",
         "targets": "list the targets of a config",
         "trefs": "show the templates that a config loaded, and why",
         "tlist": "list the templates that a project can use",
@@ -44,18 +44,18 @@ _GROUPS = {
     },
     ("run", "fgcli -p projects/tiny_llama -t tiny.yaml train --set trainer_args.max_steps=20"): {
         "train": "run the target 'main' of a config",
-        "rerun": "repeat a past run out of its folder",
+        "rerun": "repeat a past run from the record in its folder",
         "construct": "build targets and print them",
-        "trust": "say whose code may run",
+        "trust": "allow code to run",
     },
     ("verify", "fgcli check --all"): {
-        "check": "find every mistake that can be known without running anything",
+        "check": "find every error that can be found without running anything",
         "golden": "compare the graphs of a project's configs with their goldens, the snapshots in the project",
         "ckpt": "list, verify, show, export and prune checkpoints",
     },
 }
 COMMANDS = {name: summary for commands in _GROUPS.values() for name, summary in commands.items()}
-_EPILOG = "'fgcli COMMAND --help' or 'fgcli help COMMAND' says more; with -t it lists the config's own options too."
+_EPILOG = "'fgcli COMMAND --help' or 'fgcli help COMMAND' shows more; with -t it lists the config's own options, too."
 _VALUED = ("-p", "--project", "-t", "--config")
 
 

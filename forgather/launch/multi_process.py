@@ -150,15 +150,15 @@ def run_joined(run: Callable[[Any], int]) -> int:
 
 def _export_launcher_variables(facts: ProcessFacts) -> None:
     """Sets the variables that torch and other libraries read, if the launcher uses other names for them."""
-    told: dict[str, object] = {
+    variables: dict[str, object] = {
         "RANK": facts.rank,
         "LOCAL_RANK": facts.local_rank,
         "WORLD_SIZE": facts.world_size,
         "LOCAL_WORLD_SIZE": facts.local_world_size,
     }
     if facts.master is not None:
-        told |= {"MASTER_ADDR": facts.master[0], "MASTER_PORT": facts.master[1]}
-    for name, value in told.items():
+        variables |= {"MASTER_ADDR": facts.master[0], "MASTER_PORT": facts.master[1]}
+    for name, value in variables.items():
         os.environ.setdefault(name, str(value))
 
 

@@ -36,7 +36,7 @@ EXAMPLES = """examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("configs", nargs="*", metavar="CONFIG", help="config to check (default: as -t says)")
+    parser.add_argument("configs", nargs="*", metavar="CONFIG", help="config to check (default: the config of -t)")
     parser.add_argument("--all", action="store_true", help="every config of the project; outside any, of all below")
     parser.add_argument("-r", "--recursive", action="store_true", help="every config of every project at or below -p")
     parser.add_argument("-v", "--verbose", action="store_true", help="list what could not be checked, and why")

@@ -18,7 +18,7 @@ from forgather.project.project import Project
 CONFIG_OPTIONS = True
 DESCRIPTION = """Show the objects that a config would build, with sharing: as a tree, as YAML that reads back to the
 same graph, as JSON for tools, as a flowchart for Mermaid or Graphviz, or as a page to look at in a browser, which also
-has the templates, the text, and who wrote each value. Nothing is imported or constructed."""
+has the templates, the text, and the origin of each value. Nothing is imported or constructed."""
 _ENDINGS = {
     "": "tree", ".txt": "tree", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".html": "html", ".htm": "html",
     ".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot",

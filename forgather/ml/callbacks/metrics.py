@@ -56,8 +56,8 @@ class JsonLogger(TrainerCallback, ExportableState):
         file = self._file(args)
         records = {file: [self._record(step, at, line) for at, (step, line) in zip(times, lines, strict=True)]}
         if self.path is None:
-            told = [_reproducible_line(step, line) for step, line in lines]
-            records[_loss_file(file)] = [record for record in told if record is not None]
+            reproducible = [_reproducible_line(step, line) for step, line in lines]
+            records[_loss_file(file)] = [record for record in reproducible if record is not None]
         # A run that starts from the beginning appends to an existing file and leaves earlier lines alone.
         goes_on = state.global_step > 0
         self._begins = {
@@ -83,9 +83,9 @@ class JsonLogger(TrainerCallback, ExportableState):
             if self.path is None:
                 # One warning about an unwritable folder is enough, and the other writer logs it.
                 self._repeatable = LineWriter(_loss_file(self._file(args)), warns=False)
-        told = _reproducible_line(state.global_step, logs)
-        if self._repeatable is not None and told is not None:
-            self._repeatable.write(told)
+        line = _reproducible_line(state.global_step, logs)
+        if self._repeatable is not None and line is not None:
+            self._repeatable.write(line)
         self._times.append(round(time.time(), 3))
         self._writer.write(self._record(state.global_step, self._times[-1], logs))
 

@@ -57,9 +57,9 @@ def report_only(event: Event) -> Event:
             return event(self, *positional, **named)
         except Exception as error:  # noqa: BLE001  border: a report must not end a run
             # Once per event and callback, since an event of every step would otherwise fill the log.
-            told = self.__dict__.setdefault("_told_failures", set())
-            if event.__name__ not in told:
-                told.add(event.__name__)
+            reported = self.__dict__.setdefault("_told_failures", set())
+            if event.__name__ not in reported:
+                reported.add(event.__name__)
                 reason = str(error) or "no reason given"
                 logger.warning(
                     "%s.%s failed: %s: %s", type(self).__name__, event.__name__, type(error).__name__, reason

@@ -238,7 +238,7 @@ def _python_files(root: Path, skipped: frozenset[str]) -> Iterator[tuple[str, st
 
 def _python_names(root: Path, skipped: frozenset[str]) -> Iterator[str]:
     for folder, subfolders, files in os.walk(root):
-        # In place: this is how `os.walk` is told not to descend.
+        # In place: `os.walk` descends only into the folders that stay in this list.
         subfolders[:] = [name for name in subfolders if name not in skipped and not name.startswith(".")]
         for file in files:
             if file.endswith(".py"):
