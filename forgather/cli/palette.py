@@ -255,7 +255,7 @@ def paint_page(line: str) -> str:
     return re.sub(r"`([^`]+)`", lambda code: styled("key", code[1]), line)
 
 
-_FACT = re.compile(r" {0,2}(?:\[\w+\]|[a-z][a-z ]*?)  +(?=\S)")
+_FACT = re.compile(r"  \[\w+\](?: +|$)|[a-z][a-z ]*?  +(?=\S)")
 
 
 def paint_reference(line: str) -> str:

@@ -63,6 +63,7 @@ def test_a_file_gets_whole_paths(screen, folder):
         ("trainer_args.seed: int = 42", styled("strong", "trainer_args.seed: int = 42"), 0),
         ("read by      trainer.py", f"{styled('key', 'read by      ')}trainer.py", 13),
         ("  [optimizer]  AdamW.", f"{styled('key', '  [optimizer]  ')}AdamW.", 15),
+        ("  [meta]", styled("key", "  [meta]"), 8),
         ("blocks:", styled("strong", "blocks:"), 0),
         ("    lr: 1", f"    {styled('key', 'lr')}: 1", 4),
         ("Of the default optimizer.", "Of the default optimizer.", 0),
