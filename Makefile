@@ -24,7 +24,7 @@ test: $(STAMP)
 FAST := architecture codegen config project signatures cli test_aliases.py test_errors.py test_rules.py test_spelling.py
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix tests/,$(FAST)) \
-	  --ignore tests/cli/test_static.py --ignore tests/cli/test_process.py
+	  --ignore tests/cli/test_static.py --ignore tests/cli/test_process.py --ignore tests/cli/bad_input/test_surroundings.py
 
 # Every cell of the matrix of strategies (about 600 training runs, about forty minutes), and the cases of other tests that
 # `make test` leaves out. Writes the table of docs/parallelism.md.

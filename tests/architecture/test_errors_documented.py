@@ -1,6 +1,7 @@
 """Every error code has a page, and every page a code."""
 
 import ast
+import functools
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ PAGES = ROOT / "docs" / "errors"
 CODE = re.compile(r"FG\d{3}")
 
 
+@functools.cache
 def codes_in_source():
     found = {}
     for file in sorted((ROOT / "forgather").rglob("*.py")):
