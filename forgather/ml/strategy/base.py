@@ -51,6 +51,10 @@ class Recipe:
 class Strategy(Protocol):
     """How one optimizer step is computed.
 
+    `title` is the name of the strategy for people, "" for a single process. `builds_on_meta` is True if `build` makes
+    the model on the meta device first, so that a dry run can call it. `slices_per_weight` is the number of processes
+    over which each weight is split, in addition to the placements of a DTensor.
+
     These attributes are valid after `build` (the optimizer after `build_optimizer`): `topology` is the position of this
     process, `layout` has the sizes of the axes, `model` is the model or its part on this process, `rule` counts and
     sums losses, `optimizer` has the parameters of this process. `view` is the model that callbacks get: called on every
@@ -60,27 +64,15 @@ class Strategy(Protocol):
         Every loss, loss sum and gradient norm is a scalar tensor.
     """
 
+    title: str
+    builds_on_meta: bool
+    slices_per_weight: int
     topology: Topology
     layout: Layout
     model: nn.Module
     view: nn.Module
     rule: LossRule
     optimizer: Optimizer | None
-
-    @property
-    def title(self) -> str:
-        """The name of the strategy for people; "" for a single process."""
-        ...
-
-    @property
-    def builds_on_meta(self) -> bool:
-        """True if `build` makes the model on the meta device first, so that a dry run can call it."""
-        ...
-
-    @property
-    def slices_per_weight(self) -> int:
-        """The number of processes over which each weight is split, in addition to the placements of a DTensor."""
-        ...
 
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule, and places and prepares the model."""

@@ -50,6 +50,8 @@ class DataParallel(ModelStrategy):
         DistributedError: FG722 if Accelerate runs another engine than the requested one.
     """
 
+    title = "DDP"
+
     def __init__(
         self,
         environment: DistributedEnvironment,
@@ -70,11 +72,6 @@ class DataParallel(ModelStrategy):
         self._facts = environment.facts_on(device)
         with exported_facts(self._facts):
             self._accelerator = make_accelerator(device, environment.world_size, self._ddp)
-
-    @property
-    def title(self) -> str:
-        """The name of the strategy for people."""
-        return "DDP"
 
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule; places, prepares and wraps the model."""

@@ -129,6 +129,8 @@ class DeepSpeedZero:
         DistributedError: FG740 if deepspeed is not installed.
     """
 
+    title = "DeepSpeed"
+    builds_on_meta = False  # below stage 3 the model is made with values
     model: nn.Module
     view: nn.Module
     rule: LossRule
@@ -149,26 +151,13 @@ class DeepSpeedZero:
         self.topology = topology_of(environment, layout, device)
         self._facts = environment.facts_on(device)
         self.config = config
+        # DeepSpeed splits weights at stage 3 without DTensors.
+        self.slices_per_weight = self.topology.dp_size if config.stage == 3 else 1
         self.layout = replace(layout, shard_size=layout.data_parallel_size)
         self._record_in = record_in
         self._engine: Any = None
         self._state: EngineState | None = None
         self._initial: InitialWeights | None = None
-
-    @property
-    def title(self) -> str:
-        """The name of the strategy for people."""
-        return "DeepSpeed"
-
-    @property
-    def builds_on_meta(self) -> bool:
-        """False: below stage 3 the model is made with values."""
-        return False
-
-    @property
-    def slices_per_weight(self) -> int:
-        """The number of all processes at stage 3, where DeepSpeed splits weights without DTensors."""
-        return self.topology.dp_size if self.config.stage == 3 else 1
 
     def build(self, recipe: Recipe) -> None:
         """Makes and prepares the model, and makes its loss rule; at stage 3 the engine's start fills the weights."""

@@ -52,6 +52,8 @@ class Sharded(ModelStrategy):
         DistributedError: FG704 for a layout with pipeline stages.
     """
 
+    builds_on_meta = True  # the initial weights are read after the model was sliced and sharded
+
     def __init__(
         self,
         environment: DistributedEnvironment,
@@ -69,6 +71,7 @@ class Sharded(ModelStrategy):
                 hint="use the pipeline trainer: -- extends 'trainers/pipeline_trainer.yaml'",
             )
         device = environment.start(use_cpu=use_cpu)
+        self.title = "tensor parallel" if layout.shard_size == 1 else "FSDP2"
         self.layout = layout
         self.mesh = Mesh.create(layout, device.type)
         self.topology = topology_of(environment, layout, device)
@@ -76,16 +79,6 @@ class Sharded(ModelStrategy):
         self._sharding = shared
         self._tp_plan = tp_plan
         self._scaling = scaling
-
-    @property
-    def title(self) -> str:
-        """The name of the strategy for people."""
-        return "tensor parallel" if self.layout.shard_size == 1 else "FSDP2"
-
-    @property
-    def builds_on_meta(self) -> bool:
-        """True: the initial weights are read after the model was sliced and sharded."""
-        return True
 
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule; slices, prepares, shards and fills the model.

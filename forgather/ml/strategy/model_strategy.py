@@ -37,6 +37,9 @@ class ModelStrategy:
     `_clip_gradients` if its gradients need more than those of one process.
     """
 
+    title = ""
+    builds_on_meta = False
+    slices_per_weight = 1
     topology: Topology
     layout = Layout()
     mesh: Mesh
@@ -50,21 +53,6 @@ class ModelStrategy:
     _recipe: Recipe
     _scaling: Mapping[str, Any] | None = None
     _parameters: list[nn.Parameter]
-
-    @property
-    def title(self) -> str:
-        """The name of the strategy for people; "" for a single process."""
-        return ""
-
-    @property
-    def builds_on_meta(self) -> bool:
-        """True if `build` makes the model on the meta device first, so that a dry run can call it."""
-        return False
-
-    @property
-    def slices_per_weight(self) -> int:
-        """The number of processes over which each weight is split, in addition to the placements of a DTensor."""
-        return 1
 
     def build(self, recipe: Recipe) -> None:
         """Makes the model and its loss rule, and places and prepares the model."""

@@ -84,6 +84,8 @@ class Pipeline(ModelStrategy):
         DistributedError: FG760 and FG761 if sizes, schedule and rows do not fit together.
     """
 
+    builds_on_meta = True  # the initial weights are read after the model was cut
+
     def __init__(
         self,
         environment: DistributedEnvironment,
@@ -99,7 +101,7 @@ class Pipeline(ModelStrategy):
         tp_plan: str | Mapping[str, Any] | None = None,
         use_cpu: bool = False,
     ) -> None:
-        self.schedule = schedule_class
+        self.schedule = self.title = schedule_class
         self.split_spec = split_spec
         self.checkpoint_sequential = checkpoint_sequential
         # Schedules that split the backward pass lose gradients silently if weights are gathered again within a step.
@@ -125,16 +127,6 @@ class Pipeline(ModelStrategy):
             pp_rank=position.pipeline,
             fixed_rows=True,
         )
-
-    @property
-    def title(self) -> str:
-        """The name of the schedule."""
-        return self.schedule
-
-    @property
-    def builds_on_meta(self) -> bool:
-        """True: the initial weights are read after the model was cut."""
-        return True
 
     # -- build ---------------------------------------------------------------------------------------------------------
 
