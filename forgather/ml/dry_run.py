@@ -221,6 +221,7 @@ def _step(trainer: Trainer, recipe: Recipe) -> tuple[dict[str, str], str | None]
         return {}, "there is no train_dataset"
     window = next(trainer._train_batches().windows(trainer.strategy.rule))
     batch = getattr(window.batches[0], "batch", window.batches[0])
+    # Under a pipeline the model is called with micro-batches.
     parts = getattr(trainer.strategy, "parts", 1)
     if parts > 1:
         batch = part_of(batch, 0, num_rows(batch) // parts)

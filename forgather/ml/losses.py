@@ -305,6 +305,7 @@ class CausalTokenLoss(_BaseLossRule):
         self.label_smoothing = label_smoothing
         self.is_token_entropy = not label_smoothing
         config = getattr(model, "config", None)
+        # transformers adds the auxiliary loss to the returned loss only, and this rule uses the logits.
         self._aux_weight = float(getattr(config, "router_aux_loss_coef", 0.0) or 0.0)
 
     def _needed_targets(self, batch: Any) -> Tensor:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+# Larger than any vocabulary, so it is not a meaningful perplexity.
 _LARGEST_PERPLEXITY = 1e6
 
 

@@ -45,6 +45,7 @@ _RENAMED = {
     "max_live_parameters": "stage3_max_live_parameters",
     "max_reuse_distance": "stage3_max_reuse_distance",
 }
+# The schedules of transformers with the same curve.
 _SCHEDULES = {
     "WarmupLR": "constant_with_warmup",
     "WarmupDecayLR": "linear",
@@ -145,6 +146,7 @@ def _plain(value: Any) -> Any:
 def _with_current_names(found: ZeroConfig) -> ZeroConfig:
     """Returns the config under the current names of DeepSpeed."""
     config, notes = found.config, []
+    # Files written for earlier releases of DeepSpeed have other names.
     if "zero_stage" in config:
         stage = config.pop("zero_stage")
         config.setdefault(ZERO, {})

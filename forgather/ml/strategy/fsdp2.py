@@ -110,6 +110,7 @@ class Sharded(ModelStrategy):
         if self._sharding is not None:
             shard(self.model, units, self.mesh.shards, self._sharding)
         offloads = self._sharding is not None and self._sharding.cpu_offload
+        # Filled after sharding, so that each rank reads its own part only and never holds the whole model.
         weights.fill(self.model, device="cpu" if offloads else self.topology.device)
         if offloads:
             move_buffers(self.model, self.topology.device)

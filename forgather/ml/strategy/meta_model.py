@@ -27,6 +27,7 @@ def meta_model(make_model: Callable[[], nn.Module]) -> nn.Module:
 
     A model whose constructor reads values, and therefore cannot be made without them, is made with values and emptied.
     """
+    # A model that is made with values draws random numbers.
     before = capture_rng()
     try:
         model = without_memory(make_model) or make_model()

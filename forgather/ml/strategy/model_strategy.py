@@ -84,7 +84,7 @@ class ModelStrategy:
     def forward_backward(
         self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
     ) -> Tensor:
-        """Adds the gradients of a window, and returns this process's share of its loss.
+        """Adds the gradients of a window, and returns this process's share of its loss; arguments as in `Strategy`.
 
         Shapes:
             Returns a scalar.
@@ -130,7 +130,7 @@ class ModelStrategy:
         before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
-        """Clips, steps and zeroes in one call, as `Strategy.update`; skips the step if float16 gradients overflowed.
+        """Clips, steps and zeroes in one call; skips the step after an overflow in float16. Arguments as in `Strategy`.
 
         Shapes:
             the norm: scalar.
@@ -263,7 +263,12 @@ def note_sizes(error: IndexError, model: nn.Module, batch: Any) -> None:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Returns the batch with every tensor on `device`; copies from pinned memory do not block the host."""
+    """Returns the batch with every tensor on `device`; copies from pinned memory do not block the host.
+
+    Args:
+        batch: a tensor, a mapping or a sequence of batches; other values are kept.
+        device: of the returned tensors.
+    """
     if device.type == "cpu":  # where batches are collated
         return batch
     if isinstance(batch, Tensor):

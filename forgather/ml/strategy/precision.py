@@ -48,6 +48,7 @@ class Precision:
     ) -> None:
         self.device = device
         self.dtype = dtype
+        # bfloat16 has the range of float32, so its losses need no scale.
         self.scaler = torch.amp.GradScaler(device.type, **(scaling or {})) if dtype is torch.float16 else None
         self._overflow_group = overflow_group
 

@@ -78,6 +78,7 @@ def make_strategy(environment: DistributedEnvironment, args: Any, **accelerator:
     Raises:
         DistributedError: for sizes or settings that this strategy refuses.
     """
+    # By name, so that DeepSpeed or torch's pipelining are imported only by the runs that use them.
     module, _, function = entry_of(args).make.partition(":")
     make = getattr(import_module(f"forgather.ml.strategy.{module}"), function)
     made: Strategy = make(environment, args, **accelerator)

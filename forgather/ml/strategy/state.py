@@ -201,6 +201,7 @@ def _read_weights(modules: Sequence[nn.Module], states: Sequence[Mapping[str, An
             module.load_state_dict(others, strict=False)
 
 
+# How a step is computed depends on the layout: a fused operation does not take whole and sliced weights together.
 LAYOUT_KEYS = ("fused", "foreach")
 
 
@@ -227,6 +228,7 @@ def local_optimizer_state(
     names = names_of(model)
     packed = optimizer.state_dict()
     order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    # `state_dict` numbers the parameters in the order of the groups, which connects them with their names.
     number = [index for group in packed["param_groups"] for index in group["params"]]
     name_of = dict(zip(number, order, strict=True))
     state = {

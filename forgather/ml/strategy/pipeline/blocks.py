@@ -95,6 +95,7 @@ def find_blocks(model: nn.Module) -> BlockList:
     keys = tuple(container._modules)
     units = tuple(_unit_names(model, name))
     entry = _entry(model, units)
+    # The order of registration is a guess: a model may use its modules in another order.
     seen = observe(model, name, keys, units)
     if seen is None:
         before, after = _by_registration(model, name, units)

@@ -136,6 +136,7 @@ def num_micro_batches(name: str, placement: Placement, rows: int, asked: int | N
         DistributedError: FG761 if the schedule or the rows do not allow it.
     """
     legal = [chunks for chunks in range(1, rows + 1) if _obstacle(name, placement, rows, chunks) is None]
+    # The settings are blamed only if they give the number.
     is_set = asked is not None
     if asked is None:
         enough = [chunks for chunks in legal if chunks >= placement.num_stages]
@@ -221,11 +222,15 @@ class ScheduleRunner:
             inputs: of the stages; the number of rows is a multiple of `parts`.
             loss: called with the output of the last stage and the number of the micro-batch.
 
+        Raises:
+            Exception: that of a stage, without torch's RuntimeError around it.
+
         Shapes:
             loss: returns a scalar. Returns a scalar.
         """
         self._loss = loss
         made, is_new = self._schedule_for(inputs)
+        # The first step of a schedule allocates buffers for its shapes.
         earlier = self._take_gradients() if is_new and self._sharded else {}
         first = inputs.first if 0 in self.stages else ()
         has_loss = self.placement.num_stages - 1 in self.stages

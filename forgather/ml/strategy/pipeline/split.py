@@ -170,7 +170,12 @@ class SplitPlan:
         return (*before, *(self.blocks.block_name(block) for block in self.span(index)), *after)
 
     def holds(self, index: int, fqn: str) -> bool:
-        """Returns whether stage `index` holds the parameter or buffer `fqn`."""
+        """Returns whether a stage holds a parameter or buffer.
+
+        Args:
+            index: number of the stage.
+            fqn: name of the parameter or buffer.
+        """
         return any(fqn == name or fqn.startswith(name + ".") for name in self.held(index))
 
     def describe(self) -> list[str]:

@@ -85,6 +85,9 @@ class Gate:
     def take(self) -> Tensor:
         """Returns the hidden states, once per forward pass.
 
+        Raises:
+            RuntimeError: for a second call in one forward pass.
+
         Shapes:
             Returns (B, T, D).
         """

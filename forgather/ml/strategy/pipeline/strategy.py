@@ -246,7 +246,7 @@ class Pipeline(ModelStrategy):
     def forward_backward(
         self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
     ) -> Tensor:
-        """Adds the gradients of a window, and returns this process's share of its loss.
+        """Adds the gradients of a window, and returns this process's share of its loss; arguments as in `Strategy`.
 
         Shapes:
             Returns a scalar.
