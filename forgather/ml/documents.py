@@ -90,7 +90,11 @@ class Documents:
 
     @property
     def longest(self) -> int:
-        """Number of tokens of the longest document."""
+        """The length of the longest document, 0 for an empty batch.
+
+        Units:
+            tokens.
+        """
         return int(self.lengths.max()) if self.lengths.numel() else 0
 
     @functools.cached_property

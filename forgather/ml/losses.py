@@ -156,7 +156,11 @@ def shifted(labels_BT: Tensor, ignore_index: int = IGNORE_INDEX) -> Tensor:
 
 
 def num_rows(batch: Any) -> int:
-    """Returns the number of rows of a batch that count: the first dimension of its first tensor."""
+    """Returns the number of rows of a batch that count: the first dimension of its first tensor.
+
+    Units:
+        rows.
+    """
     if isinstance(batch, PaddingBatch):
         return 0
     tensor = _first_tensor(batch)
@@ -164,7 +168,11 @@ def num_rows(batch: Any) -> int:
 
 
 def num_tokens(batch: Any) -> int:
-    """Returns the number of input tokens of a batch; the number of rows if its inputs are not token ids."""
+    """Returns the number of input tokens of a batch; the number of rows if its inputs are not token ids.
+
+    Units:
+        tokens, or rows.
+    """
     if isinstance(batch, PaddingBatch):
         return 0
     if isinstance(batch, Mapping) and isinstance(batch.get("input_ids"), Tensor):

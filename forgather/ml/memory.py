@@ -52,7 +52,11 @@ def _peak_bytes() -> int:
 
 
 def available_bytes() -> int | None:
-    """Returns the memory that this machine can still allocate; None if the system does not report it."""
+    """Returns the memory that this machine can still allocate; None if the system does not report it.
+
+    Units:
+        bytes.
+    """
     try:
         with open(_MEMINFO) as stream:
             for line in stream:

@@ -140,7 +140,11 @@ def _lines_before(content: bytes, records: Sequence[Mapping[str, Any]]) -> bytes
 
 
 def end_of_lines(file: str | os.PathLike[str]) -> int:
-    """Returns the byte after the last complete line; 0 if there is no file."""
+    """Returns the position after the last complete line; 0 if there is no file.
+
+    Units:
+        bytes.
+    """
     path = Path(file)
     return path.read_bytes().rfind(b"\n") + 1 if path.is_file() else 0
 

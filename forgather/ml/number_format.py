@@ -46,8 +46,8 @@ def count(value: float) -> str:
 def duration(seconds: float) -> str:
     """Returns a time span as text.
 
-    Args:
-        seconds: its length.
+    Units:
+        seconds.
 
     Example:
         >>> duration(5.2), duration(75), duration(3723)
@@ -61,10 +61,10 @@ def duration(seconds: float) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Returns a number of bytes as text, with binary units.
+    """Returns an amount of memory as text, with binary units.
 
-    Args:
-        num_bytes: the number.
+    Units:
+        bytes.
 
     Example:
         >>> size(512), size(3 * 2**20), size(5.5 * 2**30)
@@ -80,7 +80,10 @@ def perplexity(loss: Any) -> str | None:
     """Returns exp(loss) as text; None if it is not finite, or larger than any vocabulary.
 
     Args:
-        loss: mean token cross entropy, in nats.
+        loss: mean token cross entropy.
+
+    Units:
+        loss: nats per token.
 
     Example:
         >>> perplexity(2.0), perplexity(670.0), perplexity(float("nan"))

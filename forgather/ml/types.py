@@ -56,6 +56,9 @@ class Window:
             host, so that counting does not wait for a device.
         num_tokens: input tokens (rows, if the inputs are not token ids).
         num_rows: rows.
+
+    Shapes:
+        num_valid: scalar.
     """
 
     batches: list[Any]
@@ -71,6 +74,9 @@ class Update:
     Args:
         grad_norm: norm of all gradients before clipping; None if it was not requested.
         skipped: True if the optimizer step was skipped.
+
+    Shapes:
+        grad_norm: scalar.
     """
 
     grad_norm: Tensor | None = None

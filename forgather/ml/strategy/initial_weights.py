@@ -47,6 +47,7 @@ from forgather.ml.types import Topology
 _log = get_logger(__name__)
 
 KIND = "initial"
+# Limits of the cache, in bytes and folders.
 MAX_BYTES = 8 << 30
 MAX_FOLDERS = 16
 _ALIAS = "alias."
