@@ -117,7 +117,7 @@ data:
     data.packing
     data.examples
 losses and models:
-    documents loss_reduction models optim
+    activation_checkpointing documents loss_reduction models optim
     model_inputs
     losses
     task

@@ -7,24 +7,22 @@ for a class that the model does not have lists those that it has.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from forgather.errors import DistributedError, nearest
+from forgather.ml.activation_checkpointing import CONTAINERS, checkpoint_activations, repeated_blocks
 from forgather.ml.log import get_logger
-from forgather.ml.strategy.fsdp_config import MixedPrecision, Recompute, Sharding
+from forgather.ml.strategy.fsdp_config import MixedPrecision, Sharding
 
 _log = get_logger(__name__)
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)
-_CONTAINERS = (*_LISTS, nn.Sequential)
 
 
 def units_of(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
@@ -53,7 +51,7 @@ def units_of(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
         for module in _inner_first(model)
         if module is not model and (type(module).__name__ in named or id(module) in chosen)
     ]
-    return _untied_units(model, found or _repeated_blocks(model))
+    return _untied_units(model, found or repeated_blocks(model))
 
 
 def shard(model: nn.Module, units: list[nn.Module], mesh: DeviceMesh, sharding: Sharding) -> None:
@@ -117,47 +115,6 @@ def checkpoint_units(model: nn.Module, units: list[nn.Module], sharding: Shardin
     return True
 
 
-def checkpoint_activations(modules: Iterable[nn.Module], recompute: Recompute) -> None:
-    """Makes the backward pass recompute modules, one at a time: equal gradients with less memory.
-
-    Args:
-        modules: whose forward is replaced.
-        recompute: "full", or "selective" to keep matrix products.
-    """
-    settings: dict[str, Any] = {"use_reentrant": False}
-    if recompute == "selective":
-        settings["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_products)
-    for unit in modules:
-        # The forward is replaced instead of the module: a wrapper would change the names of parameters.
-        unit.forward = _recomputed(unit, unit.forward, settings)
-
-
-_PRODUCTS = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.bmm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-}
-
-
-def _keep_products(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _recomputed(unit: nn.Module, forward: Callable[..., Any], settings: dict[str, Any]) -> Callable[..., Any]:
-    # Other code reads the signature of a model's forward.
-    @functools.wraps(forward)
-    def recomputing_forward(*args: Any, **kwargs: Any) -> Any:
-        # Without a backward pass there is nothing to recompute for.
-        if not (unit.training and torch.is_grad_enabled()):
-            return forward(*args, **kwargs)
-        return checkpoint(forward, *args, **settings, **kwargs)
-
-    return recomputing_forward
-
-
 def _untied_units(model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
     """Returns the units that are not tied to a module outside: the weight of such a unit belongs to the root."""
     owners: dict[int, set[int]] = {}
@@ -182,13 +139,6 @@ def _inner_first(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         yield from _inner_first(child)
     yield module
-
-
-def _repeated_blocks(module: nn.Module) -> list[nn.Module]:
-    blocks: list[nn.Module] = []
-    for child in module.children():
-        blocks += list(child.children()) if isinstance(child, _CONTAINERS) else _repeated_blocks(child)
-    return [block for block in blocks if any(True for _ in block.parameters())]
 
 
 def _large_modules(model: nn.Module, at_least: int) -> list[nn.Module]:
@@ -216,7 +166,7 @@ def _no_such_class(name: str, model: nn.Module) -> DistributedError:
     with_weights = {
         type(module).__name__
         for module in model.modules()
-        if module is not model and not isinstance(module, _CONTAINERS) and next(module.parameters(), None) is not None
+        if module is not model and not isinstance(module, CONTAINERS) and next(module.parameters(), None) is not None
     }
     listed = "it has: " + ", ".join(sorted(with_weights))
     close = nearest(name, sorted(with_weights))

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
 
 from forgather import __version__
 from forgather.errors import TrainingError
+from forgather.ml.activation_checkpointing import recompute_forward, repeated_blocks
 from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.data.cache import content_key
 from forgather.ml.models import from_config, from_pretrained
@@ -80,7 +80,7 @@ def recompute_activations(model: nn.Module, *, settings: Mapping[str, Any]) -> N
         if callable(enable := getattr(model, f"{name}_enable", None)):
             enable(**{f"{name}_kwargs": settings})
             return
-    units = units_of(model)
+    units = repeated_blocks(model)
     if not units:
         raise TrainingError(
             f"gradient_checkpointing is on, and {type(model).__name__} has no nn.ModuleList or nn.Sequential",
@@ -88,30 +88,7 @@ def recompute_activations(model: nn.Module, *, settings: Mapping[str, Any]) -> N
             hint="keep the layers in an nn.ModuleList, give the model gradient_checkpointing_enable(), or turn it off",
         )
     for unit in units:
-        # Only `forward` is replaced: wrapping the module would change the names of its weights.
-        unit.forward = _recomputed(unit, unit.forward, settings)
-
-
-def units_of(model: nn.Module) -> list[nn.Module]:
-    """Returns the items with weights of each outermost `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential`."""
-    units: list[nn.Module] = []
-    for child in model.children():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
-            units += [unit for unit in child.children() if next(unit.parameters(), None) is not None]
-        else:
-            units += units_of(child)
-    return units
-
-
-def _recomputed(unit: nn.Module, forward: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
-    @functools.wraps(forward)
-    def recomputing_forward(*args: Any, **kwargs: Any) -> Any:
-        # Without a backward pass there is nothing to recompute.
-        if not (unit.training and torch.is_grad_enabled()):
-            return forward(*args, **kwargs)
-        return checkpoint(forward, *args, **settings, **kwargs)
-
-    return recomputing_forward
+        recompute_forward(unit, settings)
 
 
 def compile_model(model: nn.Module, *, backend: str, mode: str | None, by_blocks: bool = False) -> None:
@@ -132,7 +109,7 @@ def compile_model(model: nn.Module, *, backend: str, mode: str | None, by_blocks
             code="FG823",
             hint="one of: " + ", ".join(sorted(torch._dynamo.list_backends())),
         )
-    for unit in (units_of(model) if by_blocks else ()) or [model]:
+    for unit in (repeated_blocks(model) if by_blocks else ()) or [model]:
         # `nn.Module.compile` keeps the module; `torch.compile` would wrap it and prefix the names of its weights.
         unit.compile(backend=backend, mode=mode)
 

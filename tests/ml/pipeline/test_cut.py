@@ -12,7 +12,7 @@ from torch import nn
 from transformers import LlamaConfig, MixtralConfig, T5Config, T5ForConditionalGeneration
 
 from forgather.errors import TrainingError
-from forgather.ml.strategy.fsdp_units import checkpoint_activations
+from forgather.ml.activation_checkpointing import checkpoint_activations
 from forgather.ml.strategy.pipeline.blocks import find_blocks
 from forgather.ml.strategy.pipeline.local_stages import tied_parameters
 from forgather.ml.strategy.pipeline.split import SplitPlan, plan_split
