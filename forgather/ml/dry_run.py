@@ -164,7 +164,7 @@ def _holding(strategy: Strategy, layout: Layout, rank: int) -> Holding:
     return Holding(
         ranks=(rank, rank + ranks - 1),
         stages=() if placement is None else tuple(placement.stages_of(layout.position(rank).pipeline)),
-        modules=tuple(in_short(list(weights))),
+        modules=tuple(module_ranges(list(weights))),
         parameters=sum(kept),
         parameter_bytes=sum(
             number * weight.element_size() for number, weight in zip(kept, weights.values(), strict=True)
@@ -184,12 +184,12 @@ def _count(model: nn.Module) -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
-def in_short(names: list[str]) -> list[str]:
+def module_ranges(names: list[str]) -> list[str]:
     """Returns the modules that weights belong to, with the blocks of a list as a range.
 
     Example:
-        >>> in_short(["model.embed.weight", "model.layers.0.a.weight", "model.layers.0.b", "model.layers.1.a.weight"])
-        ['model.embed', 'model.layers.0-1']
+        >>> module_ranges(["embed.weight", "layers.0.a.weight", "layers.0.b", "layers.1.a.weight"])
+        ['embed', 'layers.0-1']
     """
     found: dict[str, list[int] | None] = {}
     for name in names:

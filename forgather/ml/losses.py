@@ -141,7 +141,7 @@ def labels_of(batch: Any) -> Tensor | None:
     return None
 
 
-def shifted(labels_BT: Tensor, ignore_index: int = IGNORE_INDEX) -> Tensor:
+def shifted_labels(labels_BT: Tensor, ignore_index: int = IGNORE_INDEX) -> Tensor:
     """Returns for each position the label of the next one; the last position of a row gets `ignore_index`.
 
     Args:
@@ -286,7 +286,7 @@ class _BaseLossRule:
         labels = labels_of(batch)
         if labels is None or not self.shifts:
             return labels
-        return shifted(labels, IGNORE_INDEX if self.ignore_index is None else self.ignore_index)
+        return shifted_labels(labels, IGNORE_INDEX if self.ignore_index is None else self.ignore_index)
 
     def _count(self, batch: Any) -> float | Tensor:
         raise NotImplementedError

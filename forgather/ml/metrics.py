@@ -101,7 +101,7 @@ def resume_lines(
         else content[: content.rfind(b"\n", 0, begin) + 1]
     )
     lines = content[len(before) :].split(b"\n")[:-1]
-    stays, same = _lines_to_keep(lines, [_comparable(plain(record)) for record in records], name)
+    stays, same = _lines_to_keep(lines, [_comparable(as_json(record)) for record in records], name)
     whole = stays.index(False) if False in stays else len(lines)
     kept = len(before) + sum(len(line) + 1 for line in lines[:whole])
     later = b"".join(line + b"\n" for line, is_kept in zip(lines[whole:], stays[whole:], strict=True) if is_kept)
@@ -132,7 +132,7 @@ def _lines_to_keep(lines: Sequence[bytes], records: Sequence[Any], name: str | N
 def _lines_before(content: bytes, records: Sequence[Mapping[str, Any]]) -> bytes:
     """Returns the lines before the last line that equals the first record; all complete lines if there is none."""
     lines = content.split(b"\n")[:-1]
-    first = _comparable(plain(records[0])) if records else None
+    first = _comparable(as_json(records[0])) if records else None
     for number in range(len(lines) - 1, -1, -1):
         if records and _comparable(_parsed(lines[number])) == first:
             return b"".join(line + b"\n" for line in lines[:number])
@@ -151,14 +151,14 @@ def end_of_lines(file: str | os.PathLike[str]) -> int:
 
 def _comparable(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
     # Compared as strings: NaN is not equal to itself.
-    return None if record is None else {name: str(value) for name, value in repeatable(record).items()}
+    return None if record is None else {name: str(value) for name, value in repeatable_metrics(record).items()}
 
 
-def repeatable(logs: Mapping[str, Any]) -> dict[str, Any]:
+def repeatable_metrics(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the metrics that a repeated run logs again bit by bit: all but times, rates and memory.
 
     Example:
-        >>> repeatable({"loss": 2.5, "epoch": 1.0, "eval_runtime": 3.0, "tokens_per_second": 9.0, "memory_bytes": 7})
+        >>> repeatable_metrics({"loss": 2.5, "epoch": 1.0, "eval_runtime": 3.0, "tokens_per_second": 9.0})
         {'loss': 2.5, 'epoch': 1.0}
     """
     return {name: value for name, value in logs.items() if not _OF_THE_MACHINE.search(name)}
@@ -212,23 +212,23 @@ def read_records(file: str | os.PathLike[str], *, strict: bool = True, begin: in
     return records
 
 
-def plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Returns `value` as strict JSON data: tensors and NumPy numbers as numbers, unknown types as strings."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [as_json(item) for item in value]
     if value is None or isinstance(value, bool | int | str):
         return value
     if not isinstance(value, float) and callable(getattr(value, "tolist", None)):
-        return plain(value.tolist())
+        return as_json(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else next(name for name, same in _NOT_FINITE.items() if _same(value, same))
     return str(value)
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    return (json.dumps(known_hidden(plain(record)), ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+    return (json.dumps(known_hidden(as_json(record)), ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
 
 def _same(one: float, other: float) -> bool:

@@ -10,12 +10,12 @@ from typing import Any
 _LARGEST_PERPLEXITY = 1e6
 
 
-def figure(value: Any) -> str:
+def format_number(value: Any) -> str:
     """Returns a number with four significant digits, in its shortest readable notation.
 
     Example:
-        >>> figure(8.31234), figure(3e-4), figure(12345678.0), figure(12), figure("x")
-        ('8.312', '3.00e-04', '12.35M', '12', 'x')
+        >>> [format_number(value) for value in (8.31234, 3e-4, 12345678.0, 12, "x")]
+        ['8.312', '3.00e-04', '12.35M', '12', 'x']
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
@@ -24,17 +24,17 @@ def figure(value: Any) -> str:
     if isinstance(value, int) and abs(value) < 100_000:
         return str(value)
     if abs(value) >= 10_000:
-        return count(value)
+        return format_count(value)
     if value and abs(value) < 1e-3:
         return f"{value:.2e}"
     return f"{value:.4g}"
 
 
-def count(value: float) -> str:
+def format_count(value: float) -> str:
     """Returns a count with a suffix for thousands, millions or billions.
 
     Example:
-        >>> count(950), count(12345), count(2.5e6)
+        >>> format_count(950), format_count(12345), format_count(2.5e6)
         ('950', '12.35k', '2.50M')
     """
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -43,14 +43,14 @@ def count(value: float) -> str:
     return f"{value:.4g}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Returns a time span as text.
 
     Units:
         seconds.
 
     Example:
-        >>> duration(5.2), duration(75), duration(3723)
+        >>> format_duration(5.2), format_duration(75), format_duration(3723)
         ('5.2 s', '1:15', '1:02:03')
     """
     if seconds < 60:
@@ -60,14 +60,14 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def size(num_bytes: float) -> str:
+def format_bytes(num_bytes: float) -> str:
     """Returns an amount of memory as text, with binary units.
 
     Units:
         bytes.
 
     Example:
-        >>> size(512), size(3 * 2**20), size(5.5 * 2**30)
+        >>> format_bytes(512), format_bytes(3 * 2**20), format_bytes(5.5 * 2**30)
         ('512 B', '3.0 MiB', '5.5 GiB')
     """
     for unit, bits in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
@@ -76,7 +76,7 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
-def perplexity(loss: Any) -> str | None:
+def format_perplexity(loss: Any) -> str | None:
     """Returns exp(loss) as text; None if it is not finite, or larger than any vocabulary.
 
     Args:
@@ -86,20 +86,20 @@ def perplexity(loss: Any) -> str | None:
         loss: nats per token.
 
     Example:
-        >>> perplexity(2.0), perplexity(670.0), perplexity(float("nan"))
+        >>> format_perplexity(2.0), format_perplexity(670.0), format_perplexity(float("nan"))
         ('7.389', None, None)
     """
     # `not ... <=` instead of `>`, so that NaN is refused too.
     if not isinstance(loss, int | float) or not loss <= math.log(_LARGEST_PERPLEXITY):
         return None
-    return figure(math.exp(loss))
+    return format_number(math.exp(loss))
 
 
-def evaluation_losses(values: Mapping[str, Any]) -> dict[str, str]:
+def evaluation_loss_titles(values: Mapping[str, Any]) -> dict[str, str]:
     """Returns the names of evaluation losses in a log line, each with a title.
 
     Example:
-        >>> evaluation_losses({"loss": 2.0, "eval_loss": 3.0, "eval_code_loss": 1.0, "eval_code_runtime": 9.0})
+        >>> evaluation_loss_titles({"loss": 2.0, "eval_loss": 3.0, "eval_code_loss": 1.0, "eval_code_runtime": 9.0})
         {'eval_loss': 'eval loss', 'eval_code_loss': 'eval loss (code)'}
     """
     found = {}

@@ -9,7 +9,7 @@ from torch import nn
 
 
 @contextmanager
-def modes_kept(model: nn.Module) -> Iterator[None]:
+def restored_train_modes(model: nn.Module) -> Iterator[None]:
     """Runs its body, and restores the mode of each module.
 
     `model.train()` would also change modules that the user put into evaluation mode, such as frozen norms.

@@ -10,7 +10,7 @@ import forgather.ml as ml
 from forgather.errors import DistributedError
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed.env import fake_world
-from forgather.ml.dry_run import dry_run, in_short
+from forgather.ml.dry_run import dry_run, module_ranges
 from forgather.ml.losses import CausalTokenLoss
 from tests.ml.fixtures import rows, tiny_llama
 
@@ -123,4 +123,4 @@ def test_a_pretended_group_needs_a_process_without_one():
     ],
 )
 def test_modules_in_short(names, expected):
-    assert expected == in_short(names)
+    assert expected == module_ranges(names)

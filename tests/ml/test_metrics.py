@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forgather.ml.metrics import LineWriter, MetricsError, plain, read_metrics, resume_lines
+from forgather.ml.metrics import LineWriter, MetricsError, as_json, read_metrics, resume_lines
 
 
 def written(file, *records):
@@ -68,7 +68,7 @@ def test_tensors_and_numpy_numbers_are_written_as_numbers():
         "d": torch.tensor([1, 2]),
         "e": (True, None),
     }
-    assert plain(record) == {"a": 1.5, "b": 0.5, "c": 3, "d": [1, 2], "e": [True, None]}
+    assert as_json(record) == {"a": 1.5, "b": 0.5, "c": 3, "d": [1, 2], "e": [True, None]}
 
 
 plain_values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
@@ -83,7 +83,7 @@ def test_every_record_is_one_line_of_strict_json(record):
     def refuse(constant):
         raise AssertionError(constant)
 
-    line = json.dumps(plain(record))
+    line = json.dumps(as_json(record))
     assert "\n" not in line
     json.loads(line, parse_constant=refuse)
 

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from forgather.ml.metrics import repeatable
+from forgather.ml.metrics import repeatable_metrics
 from tests.matrix import thinned
 from tests.ml.distributed import cells
 from tests.reliability.bad_steps import FAULTS, STEPS, check_left_out, gang
@@ -148,7 +148,7 @@ def test_a_run_goes_back_over_the_ends_of_epochs(bad, every, back_to, tmp_path):
     assert back[0]["rewound"] == [back_to]
     for name in ("error", "end", "lines", "step", "epoch", "tokens"):
         assert back[0][name] == left_out[0][name]
-    histories = [[repeatable(line) for line in one[0]["history"]] for one in (back, left_out)]
+    histories = [[repeatable_metrics(line) for line in one[0]["history"]] for one in (back, left_out)]
     assert histories[0] == histories[1]
 
 
@@ -162,7 +162,9 @@ def test_a_run_that_is_killed_right_after_it_went_back_passes_over_the_same_rows
     resumed = faulty(kind, None, REWIND, folder=tmp_path / "killed", resume="auto")
     for one, other in zip(whole, resumed, strict=True):
         assert one["end"] == other["end"]
-        assert [repeatable(line) for line in one["history"]] == [repeatable(line) for line in other["history"]]
+        assert [repeatable_metrics(line) for line in one["history"]] == [
+            repeatable_metrics(line) for line in other["history"]
+        ]
     # The files of metrics are cut back with the run; the one that was killed wrote a second one, which begins anew.
     assert lines_of(tmp_path / "whole") == lines_of(tmp_path / "killed")[1:]
     assert [json.loads(line)["step"] for line in lines_of(tmp_path / "whole")[0].splitlines()] == [*range(1, 8), 7]

@@ -13,7 +13,7 @@ from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.callbacks.metrics import JsonLogger
 from forgather.ml.callbacks.tensorboard import TBLogger
 from forgather.ml.memory import memory_facts
-from forgather.ml.metrics import read_records, repeatable
+from forgather.ml.metrics import read_records, repeatable_metrics
 from tests.matrix import thinned
 from tests.ml.fixtures import Regression, regression_rows
 from tests.reliability.forks import in_child, spread
@@ -62,9 +62,9 @@ def told(runs):
     scalars = {
         tag: [(event.step, event.value) for event in events.Scalars(tag)]
         for tag in events.Tags()["scalars"]
-        if repeatable({tag.split("/")[-1]: 0})
+        if repeatable_metrics({tag.split("/")[-1]: 0})
     }
-    lines = [repeatable(record) for record in read_records(runs / "metrics.jsonl")]
+    lines = [repeatable_metrics(record) for record in read_records(runs / "metrics.jsonl")]
     assert all("time" in record for record in read_records(runs / "metrics.jsonl"))
     return (runs / "loss.jsonl").read_bytes(), lines, scalars
 

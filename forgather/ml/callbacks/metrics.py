@@ -10,7 +10,7 @@ from typing import Any
 
 from forgather.ml.callbacks.base import ExportableState, TrainerCallback
 from forgather.ml.callbacks.output_target import is_selected_rank, report_only, run_folder
-from forgather.ml.metrics import METRICS_FILE, LineWriter, end_of_lines, repeatable, resume_lines
+from forgather.ml.metrics import METRICS_FILE, LineWriter, end_of_lines, repeatable_metrics, resume_lines
 
 
 class JsonLogger(TrainerCallback, ExportableState):
@@ -118,5 +118,5 @@ def _loss_file(file: Path) -> Path:
 
 def _reproducible_line(step: int, logs: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the line for `loss.jsonl`; None when the log has no reproducible number."""
-    numbers = repeatable(logs)
+    numbers = repeatable_metrics(logs)
     return {"step": step, **numbers} if numbers.keys() - {"epoch"} else None

@@ -13,7 +13,7 @@ from rich.progress import TimeRemainingColumn as Remaining
 from transformers import TrainerCallback
 
 from forgather.ml.callbacks.output_target import report_only, shared_console
-from forgather.ml.number_format import count, duration, evaluation_losses, figure
+from forgather.ml.number_format import evaluation_loss_titles, format_count, format_duration, format_number
 
 _REFRESH_SECONDS = 0.1
 # (minimum width of the terminal, width of the bar); below the last one there is neither a bar nor the elapsed time.
@@ -24,11 +24,11 @@ _SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("loss", "loss", "{:.4f}".format),
     ("train_loss", "mean loss", "{:.4f}".format),
     ("learning_rate", "lr", "{:.2e}".format),
-    ("grad_norm", "grad norm", figure),
-    ("tokens_per_second", "tok/s", count),
-    ("train_tokens_per_second", "tok/s", count),
-    ("samples_per_second", "samples/s", count),
-    ("train_samples_per_second", "samples/s", count),
+    ("grad_norm", "grad norm", format_number),
+    ("tokens_per_second", "tok/s", format_count),
+    ("train_tokens_per_second", "tok/s", format_count),
+    ("samples_per_second", "samples/s", format_count),
+    ("train_samples_per_second", "samples/s", format_count),
 )
 # Labels that are dropped on a narrow terminal, the first one first.
 _DROPPABLE = ("grad norm", "tok/s", "samples/s", "lr")
@@ -163,7 +163,7 @@ class ProgressCallback(TrainerCallback):
         done, left = state.global_step - first_step, state.max_steps - state.global_step
         if "loss" not in logs or done <= 0 or left <= 0:
             return ""
-        return f"  left {duration((time.monotonic() - begin) / done * left)}"
+        return f"  left {format_duration((time.monotonic() - begin) / done * left)}"
 
     def _say(self, line: str) -> None:
         (self.console or shared_console()).print(line, markup=False, highlight=False, soft_wrap=True)
@@ -177,7 +177,7 @@ def format_logs(logs: Mapping[str, Any], room: int | None = None) -> str:
         room: maximum width in characters, which drops some labels; None for no limit.
     """
     parts: dict[str, str] = {}
-    evaluated = [(name, label, "{:.4f}".format) for name, label in evaluation_losses(logs).items()]
+    evaluated = [(name, label, "{:.4f}".format) for name, label in evaluation_loss_titles(logs).items()]
     for name, label, text in (*_SHOWN[:1], *evaluated, *_SHOWN[1:]):
         value = logs.get(name)
         if isinstance(value, int | float) and label not in parts:

@@ -21,9 +21,9 @@ from transformers import TrainerCallback
 from forgather.ml.callbacks.effective_settings import effective_settings
 from forgather.ml.callbacks.output_target import report_only, run_folder, shared_console
 from forgather.ml.callbacks.text_sample import unwrap_model
-from forgather.ml.metrics import METRICS_FILE, plain, repeatable
+from forgather.ml.metrics import METRICS_FILE, as_json, repeatable_metrics
 from forgather.ml.model_class import class_name
-from forgather.ml.number_format import count, duration, evaluation_losses, perplexity
+from forgather.ml.number_format import evaluation_loss_titles, format_count, format_duration, format_perplexity
 from forgather.ml.report import REPORT_FILE, write_report
 from forgather.ml.report.run_data import SAMPLES_FILE, SUMMARY_FILE
 from forgather.redaction import hidden
@@ -77,7 +77,7 @@ class RunSummaryCallback(TrainerCallback):
         # `train` may be called twice on one trainer.
         self._last, self._steps, self._speeds = {}, {}, {}
         for line in state.log_history if state.global_step else ():
-            values = {name: value for name, value in repeatable(line).items() if name not in ("step", "epoch")}
+            values = {name: value for name, value in repeatable_metrics(line).items() if name not in ("step", "epoch")}
             self._remember(values, line["step"])
         # The output folder may contain a model of an earlier run, which is not a result of this one.
         self._model_before, self._checkpoint = written_model(args), None
@@ -121,7 +121,7 @@ class RunSummaryCallback(TrainerCallback):
             return
         begin, first_step = self._begin
         seconds = time.monotonic() - begin
-        losses = evaluation_losses(self._last)
+        losses = evaluation_loss_titles(self._last)
         self._summary |= {
             "status": status(state, error),
             "error": f"{type(error).__name__}: {error}" if error is not None else None,
@@ -168,7 +168,7 @@ class RunSummaryCallback(TrainerCallback):
         folder.mkdir(parents=True, exist_ok=True)
         aside = folder / f".{SUMMARY_FILE}.{os.getpid()}"
         aside.write_text(
-            json.dumps(hidden(plain(self._summary)), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+            json.dumps(hidden(as_json(self._summary)), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )
         # Renamed when it is complete: `write_report` may read the file of a running run.
         os.replace(aside, folder / SUMMARY_FILE)
@@ -203,8 +203,8 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     """Returns the lines that are printed at the end of a run."""
     lines = [f"run {summary['status']}: {_progress_text(summary)}"]
     final = summary["final"]
-    for name, label in evaluation_losses(final).items():
-        read = perplexity(final[name]) if summary.get("has_perplexity") else None
+    for name, label in evaluation_loss_titles(final).items():
+        read = format_perplexity(final[name]) if summary.get("has_perplexity") else None
         notes = ([f"perplexity {read}"] if read else []) + ([at] if (at := _logged_at(summary, name)) else [])
         lines.append(f"  {label:<10} {final[name]:.4f}" + (f"  ({', '.join(notes)})" if notes else ""))
     if "loss" in final:
@@ -243,8 +243,8 @@ def _progress_text(summary: Mapping[str, Any]) -> str:
     kind = "median " if f"{unit}_per_second" in summary["final"] else ""
     skipped = summary["final"].get("train_skipped_steps")
     left_out = f"; {skipped} step{'' if skipped == 1 else 's'} of the run skipped as bad" if skipped else ""
-    speed_told = f" ({kind}{count(speed)} {unit}/s)" if speed else ""
-    return f"{own} in {duration(summary['seconds'])}{speed_told}{left_out}"
+    speed_told = f" ({kind}{format_count(speed)} {unit}/s)" if speed else ""
+    return f"{own} in {format_duration(summary['seconds'])}{speed_told}{left_out}"
 
 
 def written_model(args: Any) -> tuple[int, int] | None:

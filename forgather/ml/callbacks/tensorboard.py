@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from forgather.ml.callbacks.effective_settings import effective_settings
 from forgather.ml.callbacks.output_target import is_selected_rank, report_only, run_folder
-from forgather.ml.metrics import plain
+from forgather.ml.metrics import as_json
 from forgather.redaction import hidden, hide
 
 
@@ -124,4 +124,4 @@ def _scalar_tag(name: str) -> str:
 
 def _code_block(facts: Mapping[str, Any]) -> str:
     """Returns `facts` as a Markdown code block, which TensorBoard shows verbatim."""
-    return "```\n" + json.dumps(hidden(plain(facts)), indent=2) + "\n```"
+    return "```\n" + json.dumps(hidden(as_json(facts)), indent=2) + "\n```"

@@ -22,7 +22,7 @@ from forgather.ml.callbacks.output_target import report_only, run_folder, shared
 from forgather.ml.metrics import LineWriter, end_of_lines, read_records, resume_lines
 from forgather.ml.model_class import class_name
 from forgather.ml.report.run_data import SAMPLES_FILE
-from forgather.ml.train_mode import modes_kept
+from forgather.ml.train_mode import restored_train_modes
 
 _log = logging.getLogger(__name__)
 
@@ -238,7 +238,7 @@ def sampling_mode(model: nn.Module, seed: int) -> Iterator[None]:
     """
     # Devices by name: by default `fork_rng` saves the state of every visible device.
     devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"})
-    with modes_kept(model), torch.random.fork_rng(devices=devices), torch.no_grad():
+    with restored_train_modes(model), torch.random.fork_rng(devices=devices), torch.no_grad():
         model.eval()
         # `torch.manual_seed` would also seed devices that `fork_rng` does not restore.
         torch.default_generator.manual_seed(seed)

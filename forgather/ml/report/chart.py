@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from forgather.ml.number_format import count, figure, size
+from forgather.ml.number_format import format_bytes, format_count, format_number
 from forgather.ml.report.html_text import html_text
 from forgather.ml.report.run_data import Series
 from forgather.redaction import hide
@@ -96,8 +96,8 @@ def tick_text(name: str, value: float) -> str:
         value: the value at the tick.
     """
     if counts_bytes(name):
-        return size(max(value, 0))
-    number, unit = figure(float(f"{value:.6g}")), ""
+        return format_bytes(max(value, 0))
+    number, unit = format_number(float(f"{value:.6g}")), ""
     if number[-1] in "kMG":
         number, unit = number[:-1], number[-1]
     return (number.rstrip("0").rstrip(".") if "." in number and "e" not in number else number) + unit
@@ -271,7 +271,7 @@ def _grid(name: str, across: Scale, upward: Scale) -> str:
     for step in across.ticks(round(across.end / 100)):
         # There is no step between two steps, so a short run gets no ticks at fractions.
         if step == int(step):
-            x, text = across.place(step), str(int(step)) if step < 100_000 else count(step)
+            x, text = across.place(step), str(int(step)) if step < 100_000 else format_count(step)
             parts.append(f'<line class="base" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
             parts.append(f'<text class="mid" x="{x:.1f}" y="{bottom + 18}">{text}</text>')
     return "".join(parts)

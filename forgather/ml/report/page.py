@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from forgather.ml.number_format import count, duration, evaluation_losses, figure, perplexity, size
+from forgather.ml.number_format import (
+    evaluation_loss_titles,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_number,
+    format_perplexity,
+)
 from forgather.ml.report.chart import Look, chart
 from forgather.ml.report.html_text import html_text
 from forgather.ml.report.run_data import RunFacts
@@ -84,7 +91,7 @@ def _head(facts: RunFacts, title: str) -> str:
     model = facts.summary.get("model") or {}
     described = [str(model["class"])] if model.get("class") else []
     if model.get("num_parameters"):
-        described.append(f"{count(model['num_parameters'])} parameters")
+        described.append(f"{format_count(model['num_parameters'])} parameters")
     if started := facts.summary.get("started"):
         described.append(time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started)))
     kind = {"finished": "good", "failed": "bad", "did not finish": "bad"}.get(status, "fair")
@@ -105,16 +112,16 @@ def _tiles(facts: RunFacts) -> str:
     speed = _speed(facts, unit)
     tiles: list[tuple[str, str | None, str]] = [
         *_evaluated(facts),
-        ("train loss", figure(loss) if loss is not None else None, "last logged"),
+        ("train loss", format_number(loss) if loss is not None else None, "last logged"),
         (
             "steps",
             str(step) if step is not None else None,
             _of_steps(step, summary.get("max_steps")),
         ),
-        ("time", duration(seconds) if seconds else None, ""),
+        ("time", format_duration(seconds) if seconds else None, ""),
         (
             f"{unit}/s",
-            count(speed) if speed else None,
+            format_count(speed) if speed else None,
             "median" if summary.get(f"{unit}_per_second") else "last logged",
         ),
     ]
@@ -140,10 +147,10 @@ def _speed(facts: RunFacts, unit: str) -> float | None:
 def _evaluated(facts: RunFacts) -> list[tuple[str, str | None, str]]:
     """Returns the tiles of each evaluation set."""
     tiles: list[tuple[str, str | None, str]] = []
-    for name, label in evaluation_losses(facts.series).items():
+    for name, label in evaluation_loss_titles(facts.series).items():
         value = facts.last(name)
-        read = perplexity(value) if facts.summary.get("has_perplexity") else None
-        tiles.append((label, figure(value) if value is not None else None, _best(facts, name)))
+        read = format_perplexity(value) if facts.summary.get("has_perplexity") else None
+        tiles.append((label, format_number(value) if value is not None else None, _best(facts, name)))
         tiles.append((label.replace("eval loss", "perplexity"), read, f"exp({label})"))
     return tiles
 
@@ -153,7 +160,7 @@ def _best(facts: RunFacts, name: str) -> str:
     if not series or len(series.values) < 2:
         return "last"
     best = min(range(len(series.values)), key=series.values.__getitem__)
-    return f"best {figure(series.values[best])} at step {figure(series.steps[best])}"
+    return f"best {format_number(series.values[best])} at step {format_number(series.steps[best])}"
 
 
 def _elapsed(records: Sequence[Mapping[str, Any]]) -> float:
@@ -174,7 +181,7 @@ def _loss(facts: RunFacts) -> str:
 
 
 def _losses(facts: RunFacts) -> dict[str, str]:
-    of_sets = {name: label.replace("eval loss", "eval") for name, label in evaluation_losses(facts.series).items()}
+    of_sets = {name: label.replace("eval loss", "eval") for name, label in evaluation_loss_titles(facts.series).items()}
     return {"loss": "train", **of_sets}
 
 
@@ -286,7 +293,9 @@ def _evaluations(facts: RunFacts) -> str:
         return ""
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     head = "".join(f"<th>{html_text(_words(name.removeprefix('eval_')))}</th>" for name in names)
-    body = "".join(_row([str(step), *(figure(row.get(name, "")) for name in names)]) for step, row in rows.items())
+    body = "".join(
+        _row([str(step), *(format_number(row.get(name, "")) for name in names)]) for step, row in rows.items()
+    )
     table = f'<table class="numbers"><thead><tr><th>step</th>{head}</tr></thead><tbody>{body}</tbody></table>'
     return f'<div class="scroll">{table}</div>'
 
@@ -344,7 +353,7 @@ def _files(facts: RunFacts) -> str:
     links = []
     for name in facts.files:
         file = facts.folder / name
-        about = size(file.stat().st_size) if file.is_file() else "folder"
+        about = format_bytes(file.stat().st_size) if file.is_file() else "folder"
         # An ordinary word that `!env` gave stays: the link must lead to the file.
         shown = hide(hide_known(name, keeps_words=True), is_named=True)
         links.append(f'<li><a href="{quote(shown)}">{escape(shown)}</a> <small>{about}</small></li>')

@@ -22,7 +22,7 @@ def axes_of(strategy: Strategy) -> dict[str, int]:
     }
 
 
-def description(strategy: Strategy) -> list[str]:
+def layout_lines(strategy: Strategy) -> list[str]:
     """Returns the lines that describe which rank holds which part of the model; none for a single process.
 
     For example `layout     replicate 2  (DDP)`; a pipeline has one further line per stage.

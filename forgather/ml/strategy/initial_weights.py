@@ -38,7 +38,7 @@ from forgather.ml.data.cache import cached_folder, default_cache_dir, prune
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.memory import available_bytes
-from forgather.ml.number_format import size
+from forgather.ml.number_format import format_bytes
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.meta_model import is_plain, meta_model, move_to_meta, set_tensor, tensors_of, without_memory
 from forgather.ml.strategy.state import local_slice
@@ -208,7 +208,7 @@ def _refuse_too_large(needed: int) -> None:
     available = available_bytes()
     if available is not None and needed > available:
         raise TrainingError(
-            f"the model takes {size(needed)}, and this machine has {size(available)} of free memory",
+            f"the model takes {format_bytes(needed)}, and this machine has {format_bytes(available)} of free memory",
             code="FG733",
             hint="start from a checkpoint (forgather.ml.models:from_pretrained), make the initial weights on a "
             "larger machine, or set a smaller dtype",

@@ -34,7 +34,7 @@ from forgather.ml.checkpoint.retention import Retention, prune
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
-from forgather.ml.number_format import size
+from forgather.ml.number_format import format_bytes
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.snapshot import Snapshot
 
@@ -310,7 +310,8 @@ def refuse_lack_of_space(need: SpaceNeeded, retention: Retention, folder: Path, 
     if free is None or not need.steps or needed <= free:
         return
     raise CheckpointError(
-        f"the run will need {size(needed)} in {str(folder)!r}, where {size(free)} are free: {_files(need, retention)}",
+        f"the run will need {format_bytes(needed)} in {str(folder)!r}, where {format_bytes(free)} are free: "
+        f"{_files(need, retention)}",
         code="FG630",
         hint=_space_hint(need, retention, free),
     ).about("args.output_dir")
@@ -321,9 +322,10 @@ def _files(need: SpaceNeeded, retention: Retention) -> str:
     most, last = need.num_checkpoints(retention)
     ends_with_most = need.bytes(retention) > most * need.checkpoint
     count = last if ends_with_most else most
-    checkpoints = f"{count} checkpoint{'' if count == 1 else 's'} of {size(need.checkpoint)}"
+    checkpoints = f"{count} checkpoint{'' if count == 1 else 's'} of {format_bytes(need.checkpoint)}"
     if ends_with_most:
-        return f"{checkpoints}, and the model of {size(need.model)}" if count else f"the model of {size(need.model)}"
+        model = f"the model of {format_bytes(need.model)}"
+        return f"{checkpoints}, and {model}" if count else model
     return f"{checkpoints} at one time" if count > 1 else checkpoints
 
 
@@ -341,7 +343,7 @@ def _space_hint(need: SpaceNeeded, retention: Retention, free: int) -> str:
 
 
 def _make_room(need: SpaceNeeded, retention: Retention, free: int) -> str:
-    return f"free {size(need.bytes(retention) - free)} more, or give another output_dir"
+    return f"free {format_bytes(need.bytes(retention) - free)} more, or give another output_dir"
 
 
 def planned_steps(args: TrainingArguments, state: TrainerState, updates_per_epoch: int | None) -> list[int]:

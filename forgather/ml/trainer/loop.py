@@ -19,7 +19,7 @@ from torch import Tensor
 from forgather.errors import TrainingError
 from forgather.ml.distributed import collectives
 from forgather.ml.strategy.base import Strategy
-from forgather.ml.train_mode import modes_kept
+from forgather.ml.train_mode import restored_train_modes
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.control import Session
@@ -151,7 +151,7 @@ def evaluate(
         TrainingError: FG803 if a set gives no batch.
     """
     metrics: dict[str, float] = {}
-    with modes_kept(strategy.model):
+    with restored_train_modes(strategy.model):
         for name, batches in sets.items():
             session.dispatcher.scene["eval_dataloader"] = batches.loader
             found = _evaluate_one(session, strategy, batches, f"{prefix}_{name}" if name else prefix, wants_end)

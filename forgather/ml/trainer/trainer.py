@@ -29,7 +29,7 @@ from forgather.ml.distributed import collectives, phase
 from forgather.ml.distributed.env import DistributedEnvironment, accelerate_variables
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
-from forgather.ml.strategy.describe import description
+from forgather.ml.strategy.describe import layout_lines
 from forgather.ml.strategy.single import single_strategy
 from forgather.ml.strategy.state import on_host
 from forgather.ml.task import task_of
@@ -148,7 +148,7 @@ class Trainer(WithOwnLoss):
     @property
     def layout(self) -> list[str]:
         """The parallel layout in lines of text: which ranks hold what."""
-        return description(self.strategy)
+        return layout_lines(self.strategy)
 
     def _make_session(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]]) -> Session:
         scene = {

@@ -23,7 +23,7 @@ from forgather.ml.losses import (
     labels_of,
     loss_rule,
     num_rows,
-    shifted,
+    shifted_labels,
 )
 from forgather.ml.model_inputs import ModelInputs, NoCache, with_labels
 from forgather.ml.trainer.arguments import TrainingArguments
@@ -117,7 +117,7 @@ class OwnLoss:
         labels = labels_of(batch)
         if labels is None:
             return num_rows(batch)
-        return count_items(shifted(labels) if self._is_causal else labels)
+        return count_items(shifted_labels(labels) if self._is_causal else labels)
 
     def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
         """Returns the method's result times its divisor, so that the results of micro-batches can be added.

@@ -16,7 +16,7 @@ from forgather.ml.activation_checkpointing import checkpoint_activations
 from forgather.ml.strategy.pipeline.blocks import find_blocks
 from forgather.ml.strategy.pipeline.local_stages import tied_parameters
 from forgather.ml.strategy.pipeline.split import SplitPlan, plan_split
-from forgather.ml.strategy.pipeline.stage import make_stage, present_blocks
+from forgather.ml.strategy.pipeline.stage import blocks_of_stage, make_stage
 from forgather.ml.strategy.pipeline.trace import NumbersUnread, on_meta_device
 from tests.matrix import thinned
 from tests.ml.pipeline.models import (
@@ -32,7 +32,7 @@ from tests.ml.pipeline.models import (
 
 
 def checkpointed(stage):
-    checkpoint_activations(present_blocks(stage).values(), "full")
+    checkpoint_activations(blocks_of_stage(stage).values(), "full")
 
 
 def stages_of(model, plan):
@@ -178,7 +178,7 @@ def test_names_are_those_of_the_model_and_each_is_in_one_stage(kind):
     assert sorted(whole) == sorted(names)
     assert {parameter.device.type for part in parts for parameter in part.parameters()} == {"meta"}
     for index, part in enumerate(parts):
-        assert list(plan.span(index)) == [int(name.rpartition(".")[2]) for name in present_blocks(part)]
+        assert list(plan.span(index)) == [int(name.rpartition(".")[2]) for name in blocks_of_stage(part)]
         assert all(plan.holds(index, name) for name, _ in part.named_parameters())
         assert (index == 0, index == 2) == (part.pipeline_part.is_first, part.pipeline_part.is_last)
         assert type(model).__name__ == type(part).__name__

@@ -410,7 +410,7 @@ def _become_stage(stage: nn.Module, part: StagePart, gate: Gate) -> None:
     stage._leak_checked = False  # type: ignore[assignment]
 
 
-def present_blocks(stage: nn.Module) -> dict[str, nn.Module]:
+def blocks_of_stage(stage: nn.Module) -> dict[str, nn.Module]:
     """Returns the blocks of a stage by the model's names: the units to compile, shard or recompute."""
     part: Any = stage.pipeline_part
     return {name: stage.get_submodule(name) for name in part.blocks}

@@ -53,10 +53,10 @@ from forgather.ml.strategy.pipeline.schedules import (
     place_stages,
 )
 from forgather.ml.strategy.pipeline.split import SplitPlan, plan_split
-from forgather.ml.strategy.pipeline.stage import make_stage, present_blocks
+from forgather.ml.strategy.pipeline.stage import blocks_of_stage, make_stage
 from forgather.ml.strategy.state import local_optimizer_state, local_state, restore_weights
 from forgather.ml.strategy.tensor_parallel import apply_tensor_parallel
-from forgather.ml.train_mode import modes_kept
+from forgather.ml.train_mode import restored_train_modes
 from forgather.ml.types import Window
 
 _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
@@ -196,7 +196,7 @@ class Pipeline(ModelStrategy):
         """Applies activation checkpointing, compilation and sharding to a stage on the meta device."""
         units = [] if self._sharding is None else units_of(stage, self._sharding)
         if self.checkpoint_sequential:
-            checkpoint_activations(present_blocks(stage).values(), "full")
+            checkpoint_activations(blocks_of_stage(stage).values(), "full")
         elif self._sharding is not None:
             checkpoint_units(stage, units, self._sharding)
         # A forward pass leaves a stage by an exception, which no compiler can trace: each block is compiled by itself.
@@ -294,7 +294,7 @@ class Pipeline(ModelStrategy):
             Returns a scalar, and a number or scalar.
         """
         placed = to_device(batch, self.topology.device)
-        with modes_kept(self._local), self.precision.autocast():
+        with restored_train_modes(self._local), self.precision.autocast():
             self._local.eval()
             output = self._forward(step_inputs(placed))
             if output is None:
@@ -390,7 +390,7 @@ def _stages_asked(split_spec: Any) -> int | None:
 
 def _compile_blocks(stage: nn.Module, *args: Any, **kwargs: Any) -> None:
     """Compiles the blocks of a stage in place, each by itself."""
-    for block in present_blocks(stage).values():
+    for block in blocks_of_stage(stage).values():
         block.compile(*args, **kwargs)
 
 
