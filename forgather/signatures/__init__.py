@@ -1,8 +1,8 @@
 """Signatures of constructors, read from source code without importing it.
 
-Takes the name of a constructor as a config writes it ("torch.optim:AdamW"); gives the signatures that a call has to
-match. No module is imported and no code runs. A constructor whose signature is not certain from its source is
-`Unknown`, and calls of it are not checked.
+The input is the name of a constructor as a config writes it ("torch.optim:AdamW"); the output is the list of signatures
+of which a call has to match one. No module is imported and no code runs. If the source does not determine the signature
+of a constructor, the result is `Unknown`, and calls of that constructor are not checked.
 """
 
 from __future__ import annotations

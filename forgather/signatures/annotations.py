@@ -1,7 +1,8 @@
-"""The kinds of values that an annotation accepts.
+"""The kinds of values that a type annotation accepts.
 
-Takes an annotation in source code; gives the words for the kinds of values that it accepts ("int", "none",
-"instance:module:Class"). An annotation that is not understood accepts anything, and so does a union with such a part.
+The input is an annotation in source code; the output is a set of words for the kinds of values that the annotation
+accepts ("int", "none", "instance:module:Class"). An annotation that cannot be interpreted accepts any value, and so
+does a union with such a member.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ Words = frozenset[str] | None
 
 
 def describe(names: Names, expression: ast.expr | None, scope: Scope) -> Annotation | None:
-    """Returns the annotation that an expression writes, with the kinds of values that it accepts; None without one.
+    """Returns an annotation as text, with the kinds of values that it accepts; None if there is no annotation.
 
     Args:
-        names: resolves names.
-        expression: the expression; None for a parameter without annotation.
-        scope: the scope of the expression.
+        names: the resolver of the names in the annotation.
+        expression: the expression of the annotation; None if the parameter has no annotation.
+        scope: the scope in which the names of the expression are looked up.
     """
     if expression is None:
         return None
@@ -74,7 +75,7 @@ def describe(names: Names, expression: ast.expr | None, scope: Scope) -> Annotat
 
 
 def text_of(expression: ast.expr) -> str:
-    """Returns an annotation as text."""
+    """Returns the source text of an annotation."""
     if isinstance(expression, ast.Name):
         return expression.id
     if isinstance(expression, ast.Constant):
@@ -153,11 +154,11 @@ def _accepted_by_symbol(names: Names, thing: object, depth: int) -> Words:
 
 
 def words_of_class(names: Names, cls: Class) -> Words:
-    """Returns the kinds of values that a class as annotation accepts; None if other values than its instances may fit.
+    """Returns the kinds of values that an annotation with a class accepts; None if it may accept any value.
 
     Args:
-        names: resolves names.
-        cls: the class.
+        names: the resolver of the names in the source of the class.
+        cls: the class that is used as an annotation.
     """
     words = {f"instance:{cls.module.name}:{cls.name}"}
     for base in names.mro(cls):

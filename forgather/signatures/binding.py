@@ -1,7 +1,7 @@
 """The values that statements bind to a name.
 
-Takes statements and a name; gives all values that the name can have after the statements have run. If the machine
-decides which branch runs, the values of all branches are given.
+The input is a list of statements and a name; the output is the list of all values that the name can have after the
+statements have run. If a condition can only be decided at run time, the values of all branches are included.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any, Protocol
 
 
 class StatementFacts(Protocol):
-    """Facts about statements that depend on other modules; `Scope` implements it."""
+    """The questions about a statement whose answers depend on other modules; `Scope` implements them."""
 
     def static_condition(self, test: ast.expr) -> bool | None:
-        """Returns the value of a condition that is known without running code; None for any other."""
+        """Returns the value of a condition; None if the value is unknown without running code."""
 
     def importable(self, statement: ast.Import | ast.ImportFrom) -> bool | None:
-        """Returns whether an import would succeed; None if that is unknown."""
+        """Returns whether an import would succeed; None if this is unknown."""
 
     def value(self, statement: ast.stmt, name: str, expression: ast.expr | None) -> list[Any] | None:
-        """Returns the possible values that a statement binds to a name; None if it does not bind it."""
+        """Returns the possible values that a statement binds to a name; None if it does not bind the name."""
 
     def ordered(self, statements: Sequence[ast.stmt], name: str) -> Sequence[ast.stmt]:
-        """Returns statements in the order in which a later binding replaces an earlier one."""
+        """Returns statements in an order in which a later binding of the name replaces an earlier one."""
 
 
 Result = tuple[list[Any], bool]
@@ -34,12 +34,12 @@ Result = tuple[list[Any], bool]
 
 
 def bound_values(statements: Sequence[ast.stmt], name: str, judge: StatementFacts) -> Result:
-    """Returns the possible values of a name after statements have run, and whether they certainly bind it.
+    """Returns the possible values of a name after statements have run, and whether they certainly bind the name.
 
     Args:
-        statements: the statements.
-        name: the name.
-        judge: facts about the statements.
+        statements: the statements, in the order of the source.
+        name: the name whose values are collected.
+        judge: the object that answers questions about statements that depend on other modules.
     """
     # From the last statement backwards: the last certain binding replaces all earlier ones.
     found: list[Any] = []
@@ -96,7 +96,11 @@ def _binds(statement: ast.stmt, name: str) -> bool:
 
 
 def _position(target: ast.expr, name: str) -> tuple[int, ...] | None:
-    """Returns the position of a name in the target of an assignment; () for the target itself."""
+    """Returns the path of indices from the target of an assignment to a name: () if the name is the whole target.
+
+    Returns None if the target does not contain the name. An index of -1 stands for an unknown position, next to or
+    inside a starred element.
+    """
     if isinstance(target, ast.Name):
         return () if target.id == name else None
     if isinstance(target, ast.Starred):
@@ -158,11 +162,11 @@ _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 def static_condition(test: ast.expr, typing: bool) -> bool | None:
-    """Returns the value of a condition; None if it is not known without running code.
+    """Returns the value of a condition; None if the value is unknown without running code.
 
     Args:
-        test: the condition.
-        typing: the value of `TYPE_CHECKING`.
+        test: the expression of the condition.
+        typing: the value that `TYPE_CHECKING` has in the condition.
     """
     if isinstance(test, ast.Constant):
         return bool(test.value)

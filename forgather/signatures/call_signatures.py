@@ -1,8 +1,8 @@
 """The parameters of classes, functions and partials in source code.
 
-Takes a class, function or partial; gives lists of parameters, one for each way to call it, or a `Doubt` if they cannot
-be known. The result accepts every call that the real object accepts: `**kwargs` are followed to the functions that they
-are passed to, and a class has the parameters of its `__init__`, `__new__`, or dataclass fields.
+The input is a class, function or partial; the output is one list of parameters for each way to call it, or a `Doubt`
+with the reason why they are unknown. Every call that the real object accepts matches the result: if `**kwargs` are
+passed to other functions, the parameters of those functions are included.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ _PLAIN_NEW = [Param("args", STAR), Param("kwargs", STARS)]
 
 
 class CallSignatures:
-    """Finds the parameters of objects in source code.
+    """Finds the parameters of callable objects in source code.
 
     Args:
-        names: resolves names.
+        names: the resolver of names in source code.
     """
 
     def __init__(self, names: Names) -> None:
         self.names = names
 
     def ways(self, thing: Thing) -> Ways:
-        """Returns the parameters of each way to call an object."""
+        """Returns one list of parameters for each way to call an object; a `Doubt` if the parameters are unknown."""
         if isinstance(thing, Class):
             return self.constructor(thing)
         if isinstance(thing, Function):
@@ -93,18 +93,18 @@ class CallSignatures:
         return found
 
     def function(self, function: Function, owner: Class | None, *, bound: bool = False) -> Ways:
-        """Returns the parameters of a function.
+        """Returns the parameters of a function, one list for each overload; a `Doubt` if they are unknown.
 
         Args:
-            function: the function.
-            owner: the class that it is called on; None for a function that is not a method.
-            bound: whether its first argument (`self`) is given already.
+            function: the function or method.
+            owner: the class on which the method is called; None if the function is not a method.
+            bound: whether the call is bound to an instance, so that its first argument (`self`) is not a parameter.
         """
         key = (function.node, owner and owner.node, bound)
         return self.names.world.memoized(key, lambda: self._overloads(function, owner, bound), _CYCLE)
 
     def _overloads(self, function: Function, owner: Class | None, bound: bool) -> Ways:
-        """Returns the parameters of all overloads of a function in a stub; a function in source has one definition."""
+        """Returns the parameters of all overloads of a function in a stub; elsewhere it has one definition."""
         if not function.module.is_stub:
             return self._function(function, owner, bound)
         block = function.home.body if function.home else function.module.block
@@ -142,7 +142,7 @@ class CallSignatures:
         return [params]
 
     def role(self, function: Function) -> str | Doubt:
-        """Returns how a method gets its first argument, by its name and decorators: "plain", "static" or "class"."""
+        """Returns how a method gets its first argument, "plain", "static" or "class"; a `Doubt` if this is unknown."""
         node = function.node
         # Python makes these methods static, or class methods, without a decorator.
         role = "static" if function.home and node.name == "__new__" else "plain"
@@ -165,7 +165,7 @@ class CallSignatures:
         return role
 
     def _with_forwarded(self, function: Function, owner: Class | None, params: list[Param], stars: str) -> list[Param]:
-        """Returns the parameters of a function with `**kwargs` replaced by the keywords that it accepts there."""
+        """Returns the parameters of a function in which the keywords that `**kwargs` accepts replace `**kwargs`."""
         node = function.node
         forwarding = keyword_forwarding(node, stars)
         taken = [
@@ -195,7 +195,7 @@ class CallSignatures:
     def _forwarded_positional(
         self, function: Function, forwarding: KeywordForwarding, targets: Sequence[list[Param]]
     ) -> list[Param] | None:
-        """Returns the parameters that `*args` can fill; None if it is not passed on unchanged in exactly one place."""
+        """Returns the parameters that `*args` can fill; None unless one call only gets `*args`, unchanged."""
         node = function.node
         if node.args.vararg is None or len(targets) != 1:
             return None
@@ -209,7 +209,7 @@ class CallSignatures:
         return rest if forwarding.sure and not forwarding.filled else all_optional(rest)
 
     def _forwarding_target(self, callee: ast.expr, function: Function, owner: Class | None) -> Ways:
-        """Returns the parameters of the function that a function passes its keywords to."""
+        """Returns the parameters of a callee to which a function passes its keywords."""
         node = function.node
         first = node.args.args[0].arg if node.args.args and function.home else None
         if isinstance(callee, ast.Attribute):
@@ -265,7 +265,7 @@ class CallSignatures:
         return Doubt(f"no base has {name!r}")
 
     def _init(self, owner: Class, line: Sequence[Class | Ref | Doubt]) -> Ways:
-        """Returns the parameters of the first `__init__` in a sequence of classes; no parameters if there is none."""
+        """Returns the parameters of the first `__init__` in a method resolution order; none if no class defines one."""
         for base in line:
             if isinstance(base, Doubt):
                 return base
@@ -279,7 +279,7 @@ class CallSignatures:
         return [[]]
 
     def _own_constructor(self, owner: Class, cls: Class, method: str) -> Ways | None:
-        """Returns the parameters of `__init__` or `__new__` if the class itself defines or generates it, else None."""
+        """Returns the parameters of `__init__` or `__new__` if `cls` itself defines or generates it, else None."""
         effects = effects_on(self.names, cls)
         things = self.names.own(cls, method)
         if things:
@@ -319,7 +319,7 @@ class CallSignatures:
         return [field_parameters(fields)]
 
     def constructor(self, cls: Class) -> Ways:
-        """Returns the parameters of each way to construct a class."""
+        """Returns one list of parameters for each way to construct a class; a `Doubt` if the parameters are unknown."""
         return self.names.world.memoized((cls.node, "new"), lambda: self._constructor(cls), _CYCLE)
 
     def _constructor(self, cls: Class) -> Ways:
@@ -346,9 +346,9 @@ class CallSignatures:
 
 
 def _foreign_base(base: Ref | Doubt, has_init: bool, own_init: bool) -> Doubt | None:
-    """Returns why the constructor of a class with a base that is not written in Python is unknown; None if it is known.
+    """Returns why a base class makes the constructor unknown; None if the constructor is known nevertheless.
 
-    A base such as `dict` accepts any arguments in `__new__`, so the `__init__` of the class decides.
+    A base such as `dict` accepts any arguments in `__new__`, so the `__init__` of the class determines the parameters.
     """
     if isinstance(base, Ref):
         if base.dotted in symbols.EMPTY_BASES or (has_init and _takes_anything(base.dotted)):
@@ -364,7 +364,7 @@ def _takes_anything(dotted: str) -> bool:
 
 
 def _new_and_init(init: Ways | None, new: Ways | None) -> Ways:
-    """Returns the parameters of a class from those of `__init__` and `__new__`: Python passes the arguments to both."""
+    """Returns the parameters of a class from those of `__init__` and `__new__`, which get the same arguments."""
     if isinstance(init, Doubt) or isinstance(new, Doubt):
         return init if isinstance(init, Doubt) else new  # type: ignore[return-value]
     if new is None:
@@ -388,11 +388,11 @@ def _only_metaclass(doubt: Doubt) -> bool:
 
 
 def return_annotation(names: Names, function: Function) -> Annotation:
-    """Returns the annotation of a function's result; an empty one if a decorator may change the result.
+    """Returns the annotation of a function's result; an empty annotation if a decorator may change the result.
 
     Args:
-        names: resolves names.
-        function: the function.
+        names: the resolver of the names in the annotation.
+        function: the function whose result is annotated.
     """
     node = function.node
     if isinstance(node, ast.FunctionDef) and not node.decorator_list:

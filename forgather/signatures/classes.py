@@ -1,8 +1,9 @@
-"""What else than `__init__` decides how a class is constructed: fields, decorators, metaclasses, `__init_subclass__`.
+"""The construction of classes: dataclass fields, decorators, metaclasses and `__init_subclass__`.
 
-Takes a class in source code; gives the parameters of its dataclass fields, and whether something changes its
-constructor. Code that may change the constructor and is not understood gives a `Doubt`. A field that may have a default
-counts as having one.
+The input is a class in source code; the output is the parameters of its dataclass fields, and whether something other
+than its `__init__` changes how it is constructed. If code may change the constructor in a way that cannot be
+determined, the result is a `Doubt` with the reason. A field that may have a default is treated as one that has a
+default.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _READERS = frozenset(("inspect", "typing", "types", "annotationlib"))
 
 @dataclass
 class Effects:
-    """The changes of a class by its decorators, its metaclass and the hooks of its bases.
+    """How the decorators, the metaclass and the base classes of a class change its construction.
 
     Args:
-        doubt: a change that is not understood.
+        doubt: the change that cannot be determined from the source; None if there is none.
         options: the arguments of `dataclass`; None if the class is not a dataclass.
-        opens: whether its `__init__` was replaced by one that accepts any arguments.
+        opens: whether the `__init__` of the class was replaced by one that accepts any arguments.
     """
 
     doubt: Doubt | None = None
@@ -42,10 +43,10 @@ class Effects:
 
 
 def effects_on(names: Names, cls: Class) -> Effects:
-    """Returns the changes of a class by its decorators, its metaclass and the hooks of its bases.
+    """Returns how the decorators, the metaclass and the base classes of a class change its construction.
 
     Args:
-        names: resolves names.
+        names: the resolver of the names in the source of the class.
         cls: the class.
     """
     return names.world.memoized((cls.node, "effects"), lambda: _effects(names, cls), Effects())
@@ -72,7 +73,7 @@ def _effects(names: Names, cls: Class) -> Effects:
 
 
 def _is_changed_outside(names: Names, cls: Class) -> bool:
-    """Returns whether code of the module outside the class changes its constructor."""
+    """Returns whether code outside the class body, but in the same module, changes the constructor of the class."""
     module, name = cls.module, cls.node.name
     # This package never changes a constructor from outside, and the search below takes time.
     if module.name.partition(".")[0] == "forgather":
@@ -149,7 +150,7 @@ def _returns_its_class(function: Function) -> bool:
 
 
 def _metaclass(names: Names, things: list[Thing]) -> str:
-    """Returns why a metaclass may change how a class is constructed; "" if it does not."""
+    """Returns the name of a metaclass that may change how a class is constructed; "" if it does not change that."""
     only = things[0] if len(things) == 1 else None
     if isinstance(only, Ref):
         return "" if only.dotted in symbols.CODE_FREE_METACLASSES else only.dotted
@@ -184,12 +185,12 @@ def _mentions_construction(function: Function) -> bool:
 
 @dataclass
 class _Hook:
-    """The changes that an `__init_subclass__` makes to each subclass.
+    """The changes that the `__init_subclass__` of a base class makes to each subclass.
 
     Args:
-        doubt: a change that is not understood; "" if there is none.
-        options: the arguments of `dataclass`, if it makes the subclass a dataclass.
-        opens: whether it replaces `__init__` by one that accepts any arguments.
+        doubt: the change that cannot be determined from the source; "" if there is none.
+        options: the arguments of `dataclass`; None if the method does not turn the subclass into a dataclass.
+        opens: whether the method replaces `__init__` by one that accepts any arguments.
     """
 
     doubt: str = ""
@@ -199,7 +200,10 @@ class _Hook:
 
 
 def _apply_subclass_hooks(names: Names, cls: Class, effects: Effects) -> None:
-    """Adds the changes by the `__init_subclass__` of all bases: each one may call the next."""
+    """Adds the changes that the `__init_subclass__` methods of all base classes make to a class.
+
+    All of them are read, because each `__init_subclass__` may call the next one by `super()`.
+    """
     for base in names.mro(cls)[1:]:
         if isinstance(base, Doubt):
             return
@@ -263,7 +267,7 @@ def _read_hook_call(names: Names, hook_function: Function, call: ast.Call, hook:
 
 
 def _opens_init(function: Function) -> bool:
-    """Returns whether a function replaces only the `__init__` of a class, by one that accepts any arguments."""
+    """Returns whether a function changes only the `__init__` of a class, to one that accepts any arguments."""
     if attributes_set(function) & _CONSTRUCTING != {"__init__"}:
         return False
     for statement in function.node.body:
@@ -281,8 +285,8 @@ class Field:
     """A field of a dataclass.
 
     Args:
-        param: its parameter.
-        is_taken: whether the constructor has this parameter: False for `field(init=False)`.
+        param: the parameter of the constructor that sets the field.
+        is_taken: whether the constructor has this parameter; False for `field(init=False)`.
     """
 
     param: Param
@@ -290,12 +294,12 @@ class Field:
 
 
 def is_true(options: Options, name: str, otherwise: bool) -> bool | None:
-    """Returns an option of `dataclass` or `field`; None if it is not a literal.
+    """Returns the value of an option of `dataclass` or `field`; None if the option is not a literal.
 
     Args:
-        options: the arguments of the call.
-        name: the option.
-        otherwise: its default.
+        options: the keyword arguments of the call.
+        name: the name of the option.
+        otherwise: the value of an option that is not given.
     """
     value = options.get(name)
     if value is None:
@@ -304,12 +308,12 @@ def is_true(options: Options, name: str, otherwise: bool) -> bool | None:
 
 
 def own_fields(names: Names, cls: Class, options: Options) -> list[Field] | Doubt:
-    """Returns the fields that a dataclass itself declares, without those of its bases; a `Doubt` if code decides them.
+    """Returns the fields that a dataclass declares in its own body; a `Doubt` if the fields depend on code that runs.
 
     Args:
-        names: resolves names.
-        cls: the class.
-        options: the arguments of its `dataclass` call.
+        names: the resolver of the names in the source of the class.
+        cls: the dataclass.
+        options: the keyword arguments of the class's `dataclass` call.
     """
     keyword_only = is_true(options, "kw_only", False)
     if keyword_only is None:
@@ -363,7 +367,7 @@ def _field(names: Names, name: str, statement: ast.AnnAssign, scope: Scope, keyw
 
 
 def field_parameters(fields: list[Field]) -> list[Param]:
-    """Returns the parameters of fields as `dataclass` orders them: a field replaces an earlier one of the same name."""
+    """Returns the parameters of fields in the order of `dataclass`; a later field replaces one of the same name."""
     by_name: dict[str, Field] = {}
     for own in fields:
         by_name[own.param.name] = own
@@ -376,7 +380,7 @@ def field_parameters(fields: list[Field]) -> list[Param]:
 
 
 def tuple_params(names: Names, cls: Class) -> list[Param]:
-    """Returns the parameters of a `typing.NamedTuple`."""
+    """Returns the parameters of the constructor of a `typing.NamedTuple`."""
     scope = Scope(names, cls.module, cls.module.is_stub, None)
     found = []
     for statement in cls.body.plain():

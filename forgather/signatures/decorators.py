@@ -1,7 +1,8 @@
-"""Whether a decorator keeps the signature of the function that it decorates.
+"""Tests whether a decorator keeps the signature of the function that it decorates.
 
-Takes the source of a decorator; gives whether its result can be called like its argument. Only two forms are accepted:
-a decorator that returns its argument, and one that returns a wrapper which passes all its arguments on.
+The input is the source of a decorator; the output is whether the decorated function accepts the same calls as the
+original. Only two forms pass the test: a decorator that returns its argument, and one that returns a wrapper which
+passes all its arguments on.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def walk_body(body: list[ast.stmt]) -> Iterator[ast.AST]:
 def inner_functions(
     node: ast.FunctionDef | ast.AsyncFunctionDef,
 ) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Returns the nested functions of a function by name, without those whose name is bound more than once."""
+    """Returns the functions that are defined inside a function, by name, without names that are bound several times."""
     found: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
     bound: set[str] = set()
     twice: set[str] = set()
@@ -46,7 +47,7 @@ def inner_functions(
 
 
 def keeps_signature(function: Function, called: bool) -> bool:
-    """Returns whether the result of a decorator can be called like its argument.
+    """Returns whether the decorated function accepts the same calls as the original.
 
     Args:
         function: the decorator.
@@ -72,7 +73,7 @@ def keeps_signature(function: Function, called: bool) -> bool:
 
 
 def returns_its_argument(function: Function) -> bool:
-    """Returns whether a function returns its first argument without changing how that is constructed."""
+    """Returns whether a function returns its first argument, and does not change how that argument is constructed."""
     node = function.node
     first = _first(node)
     returned = [n.value for n in walk_body(node.body) if isinstance(n, ast.Return)]
@@ -100,7 +101,7 @@ def _first(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str | None:
 
 
 def _alters(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
-    """Returns whether a function rebinds a name, or changes how its value is constructed or called."""
+    """Returns whether a function rebinds a name, or changes how the value of the name is constructed or called."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Name) and inner.id == name and isinstance(inner.ctx, ast.Store | ast.Del):
             return True
@@ -114,7 +115,7 @@ def _alters(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
 
 
 def _returns_same_signature(node: ast.FunctionDef | ast.AsyncFunctionDef, given: str | None) -> bool:
-    """Returns whether `node`, called with the callable `given`, returns a callable of the same signature."""
+    """Returns whether `node`, called with the callable named `given`, returns a callable of the same signature."""
     if given is None or _alters(node, given):
         return False
     inner = inner_functions(node)
@@ -147,7 +148,7 @@ def _is_inner_decorator_call(
 
 
 def _forwards_all(wrapper: ast.FunctionDef | ast.AsyncFunctionDef, given: str) -> bool:
-    """Returns whether a wrapper accepts any arguments and passes exactly these to `given`."""
+    """Returns whether a wrapper accepts any arguments and passes exactly these arguments to `given`."""
     args = wrapper.args
     if args.vararg is None or args.kwarg is None or args.kwonlyargs:
         return False
@@ -173,7 +174,7 @@ def _forwards_all(wrapper: ast.FunctionDef | ast.AsyncFunctionDef, given: str) -
 
 
 def _swallows_errors(wrapper: ast.FunctionDef | ast.AsyncFunctionDef, given: str) -> bool:
-    """Returns whether a wrapper may return normally although `given` raised, for example for wrong arguments."""
+    """Returns whether a wrapper may return normally although `given` raised an exception, as for wrong arguments."""
     for node in ast.walk(wrapper):
         if isinstance(node, ast.Try) and not all(isinstance(h.body[-1], ast.Raise) for h in node.handlers):
             if any(isinstance(n, ast.Name) and n.id == given for s in node.body for n in ast.walk(s)):

@@ -1,8 +1,9 @@
-"""Finds the definition of a constructor in source code, and its signature.
+"""Finds the definition of a constructor in source code, and reads its signature.
 
-Takes a constructor; gives a `Callee`, `Unknown`, or an error with similar names, in the same words as
-`config/resolve.py`. Only builtins and the short names of the language are inspected as objects, because they have no
-source.
+The input is the name of a constructor; the output is a `Callee` with the signature, or an `Unknown` with the reason why
+the signature cannot be determined. A constructor that does not exist raises the same errors as `config/resolve.py`,
+with similar names as a hint. Only Python builtins and the built-in functions of the config language (`items`,
+`getitem`, ...) are inspected as live objects.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _LITERALS = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.Set
 
 
 class Engine:
-    """Reads the constructors of one project, without a cache between commands.
+    """Reads the signatures of the constructors of one project; nothing is cached on disk.
 
     Args:
-        project_dir: folder that file imports are relative to; absolute.
-        finder: finds modules.
-        ours: further folders of the user's own files.
+        project_dir: the absolute path of the folder that file imports are relative to.
+        finder: the finder of the files of modules.
+        ours: further folders with the user's own files.
     """
 
     def __init__(self, project_dir: str, finder: Finder, ours: Sequence[str] = ()) -> None:
@@ -47,16 +48,16 @@ class Engine:
         self._calls = CallSignatures(self._names)
 
     def read(self, constructor: str, folders: tuple[str, ...]) -> tuple[Callee | Unknown, set[Use]]:
-        """Returns the signature of a constructor, and the modules that it was read from.
+        """Returns the signature of a constructor, and the modules that were read to determine it.
 
         Args:
-            constructor: a name with a colon.
-            folders: the `submodule_searchpath` of the call; absolute.
+            constructor: the constructor as "module:symbol" or "file.py:symbol".
+            folders: the absolute folders in the `submodule_searchpath` of the call.
 
         Raises:
-            ResolveError: FG320, FG321, FG322, FG323, FG325, the constructor certainly does not exist, or cannot be
+            ResolveError: FG320, FG321, FG322, FG323 or FG325 if the constructor certainly does not exist, or cannot be
                 called.
-            SyntaxFault: FG326, a file of the project is not valid Python.
+            SyntaxFault: FG326 if a file of the project is not valid Python.
         """
         return self._world.with_uses(lambda: self._read(constructor, folders))
 
@@ -69,16 +70,17 @@ class Engine:
         return self._callee(constructor, symbol.rpartition(".")[2], things)
 
     def lineage(self, constructor: str, folders: tuple[str, ...], package: str, names: Collection[str]) -> Lineage:
-        """Returns the base classes of a class, and which of the given names it or its own bases define.
+        """Returns the base classes of a class, and the definitions of the given names in the class and its bases.
 
         Args:
-            constructor: a name with a colon.
-            folders: the `submodule_searchpath` of the call; absolute.
-            package: the package whose classes are not searched for the names.
-            names: the names to look for.
+            constructor: the class as "module:symbol" or "file.py:symbol".
+            folders: the absolute folders in the `submodule_searchpath` of the call.
+            package: the package in whose classes the names are not searched; classes of transformers are skipped as
+                well.
+            names: the names of the methods and attributes to search for.
 
         Raises:
-            ResolveError: the class certainly does not exist.
+            ResolveError: FG320, FG321, FG322 or FG325 if the class certainly does not exist.
         """
         module_name, _, symbol = constructor.rpartition(":")
         module = self._module(module_name, folders, symbol)
@@ -121,7 +123,7 @@ class Engine:
         """Returns all possible meanings of a dotted symbol, looked up part by part as `getattr` does.
 
         Raises:
-            ResolveError: FG321, a part certainly does not exist.
+            ResolveError: FG321 if a part certainly does not exist.
         """
         things: list[Thing] = [module]
         walked = ""
@@ -225,10 +227,10 @@ _INSTANCES = ("bool", "int", "float", "str", "bytes", "list", "tuple", "dict")
 
 
 def builtin_callee(name: str) -> Callee | Unknown:
-    """Returns the signature of a builtin or of a short name of the language.
+    """Returns the signature of a Python builtin or of a built-in function of the config language.
 
     Raises:
-        ResolveError: FG324, there is no builtin of that name.
+        ResolveError: FG324 if there is no builtin of that name.
     """
     found: Any = SHORT.get(name, getattr(builtins, name, None))
     if found is None:
@@ -276,12 +278,12 @@ def refuse_file(name: str, file: str, project_dir: str) -> NoReturn:
     """Raises the error for a file that does not exist, or is not a Python file.
 
     Args:
-        name: the file as the config writes it.
-        file: its absolute path.
+        name: the name of the file as the config writes it.
+        file: the absolute path of the file.
         project_dir: the folder that the name is relative to.
 
     Raises:
-        ResolveError: FG322.
+        ResolveError: FG322, always.
     """
     if os.path.isfile(file):
         raise ResolveError(f"{name!r} is not a Python file", code="FG322", hint="name a .py file")
@@ -292,7 +294,7 @@ def refuse_folders(name: str) -> NoReturn:
     """Raises the error for a relative module in a call without `submodule_searchpath`.
 
     Raises:
-        ResolveError: FG325.
+        ResolveError: FG325, always.
     """
     raise ResolveError(
         f"the relative module {name!r} has no folder to be searched in",
@@ -307,14 +309,14 @@ def refuse_module(
     """Raises the error for a module that does not exist.
 
     Args:
-        name: the module.
-        folders: the folders that a relative module was searched in; None for an absolute module.
-        finder: lists the modules that exist, for the hint.
-        symbol: the symbol that was to be imported, for the hint.
+        name: the name of the module.
+        folders: the folders in which a relative module was searched; None for an absolute module.
+        finder: the finder that lists the existing modules for the hint.
+        symbol: the symbol that the config imports from the module, for the hint.
         project_dir: the project's folder, for the hint.
 
     Raises:
-        ResolveError: FG320.
+        ResolveError: FG320, always.
     """
     if folders is not None:
         hint = nearest(name.lstrip("."), finder.listing(folders))
@@ -335,13 +337,13 @@ def refuse_symbol(shown: str, part: str, names: Names, things: Sequence[Thing]) 
     """Raises the error for a symbol that does not exist.
 
     Args:
-        shown: the module, or the class, in which it was looked up.
-        part: the symbol.
-        names: resolves names.
+        shown: the name of the module or class in which the symbol was looked up.
+        part: the symbol that does not exist.
+        names: the resolver of names in source code.
         things: the possible meanings of `shown`.
 
     Raises:
-        ResolveError: FG321.
+        ResolveError: FG321, always.
     """
     key = tuple(map(id, things))
     if key not in names.spelled:
@@ -353,7 +355,7 @@ def refuse_symbol(shown: str, part: str, names: Names, things: Sequence[Thing]) 
 
 
 def _symbols(names: Names, things: Sequence[Thing]) -> tuple[list[str], list[str]]:
-    """Returns the symbols in modules or classes, and separately those that files of the project define."""
+    """Returns two lists: the symbols in modules or classes, and those of them that the user's own files define."""
     known: set[str] = set()
     own: set[str] = set()
     for thing in things:
@@ -371,14 +373,14 @@ def _symbols(names: Names, things: Sequence[Thing]) -> tuple[list[str], list[str
 
 
 def refuse_value(constructor: str, nodes: Sequence[ast.expr]) -> NoReturn:
-    """Raises the error for a name that is bound to a literal.
+    """Raises the error for a name that is bound to a literal, and so cannot be called.
 
     Args:
         constructor: the constructor as the config writes it.
-        nodes: the possible literals; the first is shown.
+        nodes: the literals that the name may be bound to; the error shows the first.
 
     Raises:
-        ResolveError: FG323.
+        ResolveError: FG323, always.
     """
     node = nodes[0]
     kind = type(node.value).__name__ if isinstance(node, ast.Constant) else _KINDS[type(node)]
@@ -401,7 +403,7 @@ def _bound_names(block: Block | Parsed) -> Iterator[str]:
 
 
 def _exported(module: Module, names: Names, seen: set[str], *, by_star: bool = False) -> Iterator[str]:
-    """Yields the names of a module, including those that it gets by `from ... import *`."""
+    """Yields the names of a module, including those that `from ... import *` adds to the module."""
     if module.text is None:
         return
     listed = names.listed(module)

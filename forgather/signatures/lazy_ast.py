@@ -1,7 +1,8 @@
-"""Python source that is split into statements by text, so that only the statements in use are parsed.
+"""Python source split into statements by regular expressions, so that only the needed statements are parsed.
 
-Takes the text of a file; gives the statements that may bind a name. Parsing a whole file of a large library takes too
-long for a check. If the text does not look as expected at a split, the whole file is parsed instead.
+The input is the text of a file; the output is the statements that may bind a name. Parsing a whole file of a large
+library takes too long for a check. If the text at a split does not look like the start of a statement, the whole file
+is parsed instead.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _AT_MARGIN = re.compile(r"\n(?=[^\s#)\]}])")
 
 
 class TooDeepError(SyntaxError):
-    """The text is nested too deeply to be parsed; Python may still be able to import it."""
+    """The text is nested too deeply for `ast.parse`; Python may still be able to import it."""
 
 
 def parse(text: str) -> list[ast.stmt]:
     """Returns the statements of a text.
 
     Raises:
-        SyntaxError: the text is not valid Python; other failures of the parser are converted to one.
+        SyntaxError: if the text is not valid Python, or the parser fails for another reason.
     """
     with warnings.catch_warnings():
         # An invalid escape in a library is not the user's concern.
@@ -55,21 +56,24 @@ def parse(text: str) -> list[ast.stmt]:
 
 
 class Parsed:
-    """Statements that are already parsed; it has the methods of `Block`."""
+    """Statements that are already parsed, with the same methods as `Block`."""
 
     def __init__(self, statements: Sequence[ast.stmt]) -> None:
         self._statements = statements
 
     def binding(self, name: str) -> list[ast.stmt]:
-        """Returns the statements that may bind `name`, in order."""
+        """Returns the statements that may bind `name`, in the order of the source."""
         return [s for s in self._statements if _name_of(s) in (name, None)]
 
     def plain(self, word: str = "") -> list[ast.stmt]:
-        """Returns the statements other than definitions, in order; those without `word` may be left out."""
+        """Returns the statements that are not definitions, in the order of the source.
+
+        The argument `word` has no effect; `Block.plain` uses it as a filter.
+        """
         return [s for s in self._statements if _name_of(s) is None]
 
     def defined(self) -> list[str]:
-        """Returns the names of functions and classes."""
+        """Returns the names of the functions and classes that the statements define."""
         return [name for s in self._statements if (name := _name_of(s)) is not None]
 
 
@@ -79,10 +83,10 @@ def _name_of(statement: ast.stmt) -> str | None:
 
 
 class Text:
-    """The text of one file.
+    """The text of one file, and the positions in it.
 
     Args:
-        text: with `\\n` line ends.
+        text: the content of the file, with `\\n` as line ends.
     """
 
     def __init__(self, text: str) -> None:
@@ -90,11 +94,11 @@ class Text:
         self._strings: list[tuple[int, int]] | None = None
 
     def block(self) -> Block:
-        """Returns the file's statements."""
+        """Returns the top-level statements of the file."""
         return Block(self, 0, len(self.text), "")
 
     def line(self, offset: int) -> int:
-        """Returns the 1-based line of an offset."""
+        """Returns the 1-based number of the line that contains an offset."""
         return self.text.count("\n", 0, offset) + 1
 
     def in_string(self, offset: int) -> bool:
@@ -146,15 +150,15 @@ def _is_escaped(text: str, offset: int) -> bool:
 
 
 class _NotCutError(Exception):
-    """The text cannot be split safely."""
+    """The text cannot be split into statements safely."""
 
 
 class Block:
     """Statements of equal indentation, each parsed on first use.
 
     Args:
-        source: the file.
-        start: the offset of the first statement's line.
+        source: the text of the file.
+        start: the offset of the line of the first statement.
         end: the offset after the last statement.
         indent: the indentation of each statement.
     """
@@ -195,7 +199,7 @@ class Block:
         return Parsed(statements)
 
     def _cut(self) -> Iterator[tuple[int, int, int]]:
-        """Yields the begin and end of each statement, and the offset of its `def` or `class` after any decorators."""
+        """Yields three offsets for each statement: its begin, its end, and its `def` or `class` after decorators."""
         source, text, indent = self._source, self._source.text, self._indent
         # Python's tokenizer resets the indentation at a form feed, which the pattern below does not know.
         if "\f" in text:
@@ -267,7 +271,7 @@ class Block:
         return [statement for number in numbers for statement in self._statements(number)]
 
     def binding(self, name: str) -> list[ast.stmt]:
-        """Returns the statements that may bind `name`, in order."""
+        """Returns the statements that may bind `name`, in the order of the source."""
         if self._whole is None:
             text, numbers = self._source.text, list(self._defined.get(name, ()))
             for number in self._plain:
@@ -282,7 +286,10 @@ class Block:
         return self._whole.binding(name)
 
     def plain(self, word: str = "") -> list[ast.stmt]:
-        """Returns the statements other than definitions, in order; those without `word` may be left out."""
+        """Returns the statements that are not definitions, in the order of the source.
+
+        A statement whose text does not contain `word` may be left out.
+        """
         if self._whole is None:
             find, pieces = self._source.text.find, self._pieces
             try:
@@ -292,18 +299,18 @@ class Block:
         return self._whole.plain(word)
 
     def defined(self) -> list[str]:
-        """Returns the names of functions and classes."""
+        """Returns the names of the functions and classes that the statements define."""
         return list(self._defined) if self._whole is None else self._whole.defined()
 
 
 def _binds_another(text: str, begin: int, name: str) -> bool:
-    """Returns whether a statement is an assignment to another name only."""
+    """Returns whether a statement is an assignment that certainly binds only names other than `name`."""
     target = _ASSIGNS.match(text, begin)
     return target is not None and target[1] != name and "=" not in target[2]
 
 
 def _shift(statements: Sequence[ast.stmt], lines: int) -> None:
-    """Moves statements, and those inside compound statements, to their lines in the file."""
+    """Adds a number of lines to the line numbers of statements, including those inside compound statements."""
     for statement in statements:
         statement.lineno += lines
         for part in ("body", "orelse", "finalbody"):
@@ -315,6 +322,6 @@ def _shift(statements: Sequence[ast.stmt], lines: int) -> None:
 
 
 def body_of(node: ast.ClassDef) -> Parsed | Block:
-    """Returns the statements of a class."""
+    """Returns the statements in the body of a class."""
     lazy: Block | None = getattr(node, "lazy_body", None)
     return lazy if lazy is not None else Parsed(node.body)

@@ -20,19 +20,19 @@ _HARMLESS_HOOKS = frozenset(
 
 
 FOLDER = "_folder_"
-"""The prefix of the names of packages that are made of folders."""
+"""The prefix of the generated names of packages that consist of arbitrary folders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The place of a module.
+    """The location of a module.
 
     Args:
-        name: its dotted name.
-        file: its source; None for a C module, or a folder without `__init__.py`.
-        folders: the folders of its submodules; None if it is not a package.
-        stub: its `.pyi` file.
-        closed: whether everything in it can be read from its files: False for a C module.
+        name: the dotted name of the module.
+        file: the source file of the module; None for a C extension module or a folder without `__init__.py`.
+        folders: the folders that contain the submodules; None if the module is not a package.
+        stub: the `.pyi` file of the module; None if there is none.
+        closed: whether its files list everything in the module; False for a C extension module.
     """
 
     name: str
@@ -43,13 +43,13 @@ class Found:
 
     @property
     def read(self) -> str | None:
-        """The file that its content is read from; None if there is none."""
+        """The file from which the content of the module is read: source or stub; None if there is neither."""
         return self.file or self.stub
 
 
 @dataclass
 class Finder:
-    """Finds modules on a search path, part by part.
+    """Finds modules on a search path.
 
     Args:
         path: the folders in the order in which they are searched.
@@ -60,7 +60,7 @@ class Finder:
     _listings: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
 
     def find(self, name: str) -> Found | None:
-        """Returns the place of a module; None if it does not exist."""
+        """Returns the location of a module by its dotted name; None if the module does not exist."""
         if name not in self._known:
             self._known[name] = self._find(name)
         return self._known[name]
@@ -75,17 +75,17 @@ class Finder:
         return self.in_folders(name, leaf, parent.folders)
 
     def package(self, folders: Sequence[str]) -> str:
-        """Returns the name of a package that consists of folders; the same folders always give the same name."""
+        """Returns the generated name of a package that consists of the folders; equal folders give equal names."""
         name = FOLDER + blake2b("\0".join(folders).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
         self._known.setdefault(name, Found(name, None, tuple(folders)))
         return name
 
     def in_folders(self, name: str, leaf: str, folders: Sequence[str]) -> Found | None:
-        """Returns the place of a module in folders; None if it does not exist.
+        """Returns the location of a module in the given folders; None if the module does not exist.
 
         Args:
-            name: its dotted name.
-            leaf: the last part of the name.
+            name: the dotted name of the module.
+            leaf: the last part of the dotted name.
             folders: the folders to search.
         """
         # Only the last part is looked up: for a dotted name, Python would look for the parent in `sys.modules`.
@@ -110,7 +110,7 @@ class Finder:
         return Found(name, None, parts, closed=False)
 
     def may_be_hooked(self, name: str) -> bool:
-        """Returns whether an import hook, and not the search path, may find a module."""
+        """Returns whether a module may be found by an import hook instead of the search path."""
         root = name.partition(".")[0]
         # `setuptools` installs a hook that provides `distutils`.
         if root in sys.modules or root == "distutils":
@@ -118,7 +118,7 @@ class Finder:
         return any(type_root(hook) not in _HARMLESS_HOOKS for hook in sys.meta_path)
 
     def listing(self, folders: Iterable[str] | None) -> list[str]:
-        """Returns the names of the modules in folders; None stands for the search path."""
+        """Returns the sorted names of the modules in folders; None stands for the folders of the search path."""
         places = tuple(self.path if folders is None else folders)
         if places not in self._listings:
             self._listings[places] = self._list(places)

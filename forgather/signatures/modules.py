@@ -1,8 +1,8 @@
-"""The table of modules, each read once, and the names that a module defines other than by plain statements.
+"""The table of modules, each read once, and the names that a module defines at run time.
 
-Takes a finder and the folders of a project; gives modules by name, and the target of a lazily imported name. Every
-module that a result depends on is recorded, so that a cached result can be checked against their files. Lazy names are
-understood only from literal tables.
+The table returns modules by name; the functions below it find the targets of lazily imported names, star imports and
+`__all__`. The table records every module that a result depends on, so that a cached result becomes stale when one of
+their files changes. Lazily imported names are understood only if they are listed in literal tables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from forgather.source import Span
 
 _MAKES_MODULES = re.compile(r"\bsys\.modules(?!\[__name__\])|\b__path__\b|\bmeta_path\b")
 Use = tuple[str, str | None]
-"""The name of a module that was looked up, and its file; None if the module does not exist."""
+"""The name of a module that was looked up, and the path of its file; the path is None if the module does not exist."""
 T = TypeVar("T")
 S = TypeVar("S")
 
@@ -31,8 +31,8 @@ class ModuleTable:
     """The modules on one search path, each read once, and memoized results about them.
 
     Args:
-        finder: finds the files of modules.
-        ours: folders of the user's own files.
+        finder: the finder of the files of modules.
+        ours: the folders with the user's own files.
     """
 
     def __init__(self, finder: Finder, ours: Sequence[str] = ()) -> None:
@@ -44,12 +44,12 @@ class ModuleTable:
         self.active: set[Any] = set()
 
     def memoized(self, key: Any, make: Callable[[], T], meanwhile: S) -> T | S:
-        """Returns the memoized result of `make`.
+        """Returns the result of `make`, which is computed once for each key.
 
         Args:
             key: the key of the result.
-            make: computes the result; the modules that it uses are recorded with the result.
-            meanwhile: the result for a recursive call with the same key.
+            make: the function that computes the result; the modules that it reads are recorded with the result.
+            meanwhile: the result of a recursive call with the same key.
         """
         if key in self._memo:
             value, used = self._memo[key]
@@ -70,7 +70,7 @@ class ModuleTable:
         return value
 
     def with_uses(self, action: Callable[[], T]) -> tuple[T, set[Use]]:
-        """Returns the result of an action, and the modules that it used."""
+        """Returns the result of a function, and the modules that the function used."""
         self._used.append(set())
         try:
             return action(), self._used[-1]
@@ -78,11 +78,11 @@ class ModuleTable:
             self._used.pop()
 
     def record_use(self, module: Module) -> None:
-        """Records that the current result depends on a module."""
+        """Records that the result which is being computed depends on a module."""
         self._used[-1].add((module.name, module.file))
 
     def module(self, name: str) -> Module | Doubt | None:
-        """Returns a module by its dotted name; None if it certainly does not exist."""
+        """Returns a module by its dotted name; None if it certainly does not exist, a `Doubt` if that is unknown."""
         if name not in self._modules:
             found = self.finder.find(name)
             self._modules[name] = self._load(found) if found else self._missing(name)
@@ -110,8 +110,8 @@ class ModuleTable:
         """Returns a module from folders that are treated as one package.
 
         Args:
-            name: the module, relative to the package.
-            folders: real paths of the folders.
+            name: the name of the module, relative to the package.
+            folders: the folders, with symbolic links resolved.
         """
         return self.module(f"{self.finder.package(folders)}.{name}")
 
@@ -143,7 +143,7 @@ class ModuleTable:
         return bool(self._ours) and real.startswith(self._ours) and "site-packages" not in real
 
     def stub_of(self, module: Module) -> Module | None:
-        """Returns the stub of a module that has both source and stub, else None."""
+        """Returns the stub of a module that has both a source file and a stub file; None for other modules."""
         if module.is_stub or module.found.stub is None:
             return None
         key = f"{module.name} (stub)"
@@ -170,7 +170,7 @@ def decode(content: bytes) -> Text:
     """Returns the text of a Python file.
 
     Raises:
-        SyntaxError: the content is not text in the declared encoding.
+        SyntaxError: if the content is not text in the declared encoding.
     """
     encoding = "utf-8-sig"
     if b"coding" in content[:200]:
@@ -203,11 +203,11 @@ def lazy_target(module: Module, name: str) -> tuple[str, str] | Doubt | None:
 
     Args:
         module: the module with a `__getattr__` or a lazy loader.
-        name: the name.
+        name: the lazily imported name.
 
     Returns:
-        The module and the attribute, which is "" if the name refers to the module itself; a `Doubt` if code computes
-        the name.
+        The module and the attribute, which is "" if the name refers to the module itself; a `Doubt` if the target of
+        the name is computed at run time.
     """
     if module.has("_LazyModule(") and (name.endswith("Fast") or name.startswith("_")):
         return Doubt(f"{module.name!r} computes {name!r} in code")
@@ -289,11 +289,11 @@ def _refuses(function: ast.FunctionDef, module: Module) -> bool:
 def stars_last(statements: Sequence[ast.stmt], name: str) -> Sequence[ast.stmt]:
     """Returns statements reordered so that the most probable binding of a name comes last.
 
-    Explicit imports come after star imports. Many star imports are ordered by the similarity of their module to the
-    name, so that fewer modules have to be read.
+    Explicit imports come after star imports. If there are many star imports, they are ordered by how similar the name
+    of the imported module is to the name, so that fewer modules have to be read.
 
     Args:
-        statements: statements of a module.
+        statements: the statements of a module.
         name: the name that is looked up.
     """
     stars = [s for s in statements if isinstance(s, ast.ImportFrom) and s.names[0].name == "*"]
@@ -320,11 +320,11 @@ _OPEN_MARKS_AT_MARGIN = ("vars()", "exec(", "__dict__", "setattr(")
 
 
 def may_create_names(module: Module, is_lazy: bool = False) -> bool:
-    """Returns whether a module may have names that none of its statements binds.
+    """Returns whether a module may define names that none of its statements binds.
 
     Args:
         module: the module.
-        is_lazy: whether it imports names lazily.
+        is_lazy: whether the module imports names lazily.
     """
     if module.has("globals()") and module.text and _WRITES_GLOBALS.search(module.text.text):
         return True
@@ -338,7 +338,7 @@ def may_create_names(module: Module, is_lazy: bool = False) -> bool:
 
 
 def set_by_functions(module: Module, name: str) -> bool:
-    """Returns whether a function of the module declares a name as `global`, so that it can set it."""
+    """Returns whether a function in the module declares a name as `global`, and so may change the value of the name."""
     if not module.has("global ") or module.text is None:
         return False
     return re.search(rf"\n[ \t]+global [^\n]*\b{re.escape(name)}\b", module.text.text) is not None
@@ -350,7 +350,7 @@ def has_stars(module: Module) -> bool:
 
 
 def read_all_list(module: Module) -> frozenset[str] | None:
-    """Returns the `__all__` of a module; None if it has none, or not as a literal."""
+    """Returns the names in the `__all__` of a module; None if the module has no `__all__`, or it is not a literal."""
     if not module.has("__all__"):
         return None
     names: set[str] | None = None

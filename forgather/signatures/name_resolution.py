@@ -1,7 +1,8 @@
 """Resolves names, attributes and expressions in source code to symbols.
 
-Takes modules, classes and expressions; gives all symbols that a name, an attribute or an expression can stand for. An
-empty list means that the name certainly does not exist, a `Doubt` that it may exist.
+The input is modules, classes and expressions; the output is all symbols that a name, an attribute or an expression can
+stand for. An empty list means that the name certainly does not exist; a `Doubt` means that its value is unknown, and
+gives the reason.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Names:
     """Resolves names within one table of modules.
 
     Args:
-        world: the modules.
+        world: the table of modules.
     """
 
     def __init__(self, world: ModuleTable) -> None:
@@ -62,8 +63,8 @@ class Names:
 
         Args:
             module: the module.
-            name: the attribute.
-            typing: whether names that exist only for type checkers count.
+            name: the name of the attribute.
+            typing: whether names that are defined only under `TYPE_CHECKING` are included.
         """
         self.world.record_use(module)
         if module.is_broken:
@@ -100,7 +101,7 @@ class Names:
         return bound_values(scope.module.block.binding(name), name, scope)[0]
 
     def _unbound_member(self, module: Module, name: str, is_lazy: bool, is_bound: bool) -> list[Thing]:
-        """Returns the symbols of a name that the statements of a module may not bind: lazy imports and submodules."""
+        """Returns the symbols of a name that statements may not bind: lazy imports and submodules of the module."""
         if is_lazy:
             target = lazy_target(module, name)
             if isinstance(target, Doubt):
@@ -133,7 +134,7 @@ class Names:
         return [] if found is None else [found]
 
     def exports(self, module: Module, name: str) -> list[Thing] | None:
-        """Returns the symbols that `from module import *` binds to a name; None if it does not bind it."""
+        """Returns the symbols that `from module import *` binds to a name; None if it does not bind the name."""
         if module.text is None:
             return [foreign(module)]
         listed = self.listed(module)
@@ -150,11 +151,11 @@ class Names:
         return self.member(module, name) or None
 
     def listed(self, module: Module) -> frozenset[str] | None:
-        """Returns the `__all__` of a module; None if it has none, or not as a literal."""
+        """Returns the names in the `__all__` of a module; None if there is no `__all__`, or it is not a literal."""
         return self.world.memoized((module, "__all__"), lambda: read_all_list(module), None)
 
     def star_source(self, module: Module, statement: ast.ImportFrom) -> Module | Doubt | None:
-        """Returns the module of a `from` import; None if it does not exist."""
+        """Returns the module that a `from` import names; None if the module does not exist."""
         return Scope(self, module).source(statement)
 
     def evaluate(self, expression: ast.expr, scope: Scope) -> list[Thing]:
@@ -209,9 +210,9 @@ class Names:
         """Returns the symbols that `thing.name` can stand for; an empty list if there certainly is no such attribute.
 
         Args:
-            thing: the object.
-            name: the attribute.
-            typing: whether names that exist only for type checkers count.
+            thing: the symbol of the object.
+            name: the name of the attribute.
+            typing: whether names that are defined only under `TYPE_CHECKING` are included.
         """
         if isinstance(thing, Module):
             dotted = f"{thing.name}.{name}"
@@ -232,7 +233,7 @@ class Names:
         return bound_values(cls.body.binding(name), name, Scope(self, cls.module, cls.module.is_stub, cls))[0]
 
     def class_attribute(self, cls: Class, name: str) -> list[Thing]:
-        """Returns the symbols that an attribute of a class can stand for, including inherited ones."""
+        """Returns the symbols that an attribute of a class can stand for, including inherited attributes."""
         if name in cls.altered:
             return [Doubt(f"{name!r} is set on {cls.name} by a function")]
         for base in self.mro(cls):
@@ -249,7 +250,7 @@ class Names:
         return []
 
     def _may_gain(self, cls: Class, name: str) -> bool:
-        """Returns whether code outside the body of a class may set an attribute on it."""
+        """Returns whether code outside the body of a class may set an attribute of the given name on the class."""
         module = cls.module
         if module.has(f".{name}") or any(k.arg == "metaclass" for k in cls.node.keywords):
             return True
@@ -262,7 +263,7 @@ class Names:
         return module.has("setattr(") and bool(module.block.plain("setattr("))
 
     def bases(self, cls: Class) -> list[Class | Ref | Doubt]:
-        """Returns the direct base classes; a `Doubt` for one that is unknown."""
+        """Returns the direct base classes of a class, with a `Doubt` in place of each unknown base."""
         scope = Scope(self, cls.module, cls.module.is_stub, cls.outer)
         found: list[Class | Ref | Doubt] = []
         for expression in cls.node.bases:
@@ -275,7 +276,7 @@ class Names:
         return found
 
     def mro(self, cls: Class) -> list[Class | Ref | Doubt]:
-        """Returns the method resolution order of a class; a `Doubt` in it stands for unknown bases."""
+        """Returns the method resolution order of a class, with a `Doubt` in place of unknown bases."""
         return self.world.memoized((cls.node, "mro"), lambda: self._mro(cls), [cls, _RECURSION])
 
     def _mro(self, cls: Class) -> list[Class | Ref | Doubt]:
@@ -291,10 +292,10 @@ class Scope:
     """The scope in which a name is looked up: a module, or the body of a class.
 
     Args:
-        names: resolves names.
-        module: the module.
-        typing: whether names that exist only for type checkers count.
-        cls: the class; None for the module's own scope.
+        names: the resolver of names in source code.
+        module: the module that is the scope, or that contains the class.
+        typing: whether names that are defined only under `TYPE_CHECKING` are included.
+        cls: the class whose body is the scope; None for the scope of the module.
     """
 
     def __init__(self, names: Names, module: Module, typing: bool = False, cls: Class | None = None) -> None:
@@ -329,11 +330,11 @@ class Scope:
         return re.search(pattern, self.module.text.text) is not None
 
     def static_condition(self, test: ast.expr) -> bool | None:
-        """Returns the value of a condition that is known without running code; None for any other."""
+        """Returns the value of a condition; None if the value is unknown without running code."""
         return static_condition(test, self.typing)
 
     def importable(self, statement: ast.Import | ast.ImportFrom) -> bool | None:
-        """Returns whether an import would succeed; None if that is unknown."""
+        """Returns whether an import would succeed; None if this is unknown."""
         if isinstance(statement, ast.Import):
             modules = [self.names.world.module(alias.name) for alias in statement.names]
         else:
@@ -354,7 +355,7 @@ class Scope:
         return True
 
     def source(self, statement: ast.ImportFrom) -> Module | Doubt | None:
-        """Returns the module of a `from` import; None if it does not exist."""
+        """Returns the module that a `from` import names; None if the module does not exist."""
         name = statement.module or ""
         if statement.level:
             package = self.module.name
@@ -364,12 +365,13 @@ class Scope:
         return self.names.world.module(name) if name else Doubt("an import from no package")
 
     def value(self, statement: ast.stmt, name: str, expression: ast.expr | None) -> list[Thing] | None:
-        """Returns the symbols that a statement binds to a name; None if it does not bind it.
+        """Returns the symbols that a statement binds to a name; None if the statement does not bind the name.
 
         Args:
             statement: the statement.
             name: the name.
-            expression: the assigned expression, if the statement is an assignment of a known expression.
+            expression: the assigned expression; None if the statement is not an assignment, or the expression is
+                unknown.
         """
         if isinstance(statement, ast.ClassDef):
             return [Class(self.module, statement, self.cls)]
@@ -415,5 +417,5 @@ class Scope:
         return None if source is None else [source]
 
     def ordered(self, statements: Sequence[ast.stmt], name: str) -> Sequence[ast.stmt]:
-        """Returns statements in the order in which a later binding replaces an earlier one."""
+        """Returns statements in an order in which a later binding of the name replaces an earlier one."""
         return stars_last(statements, name) if self.typing else statements

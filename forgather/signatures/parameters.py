@@ -1,8 +1,9 @@
-"""The parameters of functions in source code, and the calls that their `*args` and `**kwargs` are passed to.
+"""The parameters of functions in source code, and the calls to which functions pass their `*args` and `**kwargs`.
 
-Takes a function; gives its parameters in call order, and how it uses its keywords. Parameters that are merged from
-several functions accept at least what the real call accepts. A `KeywordForwarding` is `closed` only if every keyword
-certainly reaches one of its calls, or is refused.
+The input is the syntax tree of a function; the output is its parameters in call order, and how the function uses its
+keywords. Parameters that are merged from several functions accept at least the calls that Python accepts. A
+`KeywordForwarding` is `closed` only if every keyword is either refused, or certainly passed to one of the forwarding
+calls.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ OPTIONAL = Default("...")
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A parameter; unlike `inspect.Parameter` it is cheap to make, and is not validated."""
+    """A parameter of a function; unlike `inspect.Parameter`, it is not validated, so that creating one is fast."""
 
     name: str
     kind: inspect._ParameterKind
@@ -34,12 +35,12 @@ class Param:
 
     @property
     def is_named(self) -> bool:
-        """Whether it can be given by keyword."""
+        """Whether the parameter can be given by keyword."""
         return self.kind in (EITHER, KEYWORD)
 
     @property
     def is_positional(self) -> bool:
-        """Whether it can be given by position."""
+        """Whether the parameter can be given by position."""
         return self.kind in (EITHER, POSITIONAL)
 
 
@@ -51,7 +52,7 @@ def parameters_of(arguments: ast.arguments, describe: Describe) -> list[Param]:
 
     Args:
         arguments: the parameters in the syntax tree.
-        describe: returns the `Annotation` of an expression.
+        describe: the function that returns the `Annotation` of an expression.
     """
     found: list[Param] = []
     positional = [*arguments.posonlyargs, *arguments.args]
@@ -76,8 +77,10 @@ def _param(argument: ast.arg, kind: inspect._ParameterKind, expression: ast.expr
 
 
 def with_default(annotation: Annotation | None, default: Default | None) -> Annotation | None:
-    """Returns an annotation that also accepts the default, as in `x: int = None`; one that excludes its own default
-    accepts anything.
+    """Returns an annotation that also accepts the parameter's default.
+
+    For `x: int = None`, None is added to the accepted values. An annotation that excludes any other default is replaced
+    by one that accepts any value.
     """
     if annotation is None or annotation.accepts is None or default is None or default.value is UNKNOWN:
         return annotation
@@ -89,7 +92,7 @@ def with_default(annotation: Annotation | None, default: Default | None) -> Anno
 
 
 def default_of(expression: ast.expr) -> Default:
-    """Returns the default that an expression gives; its value is `UNKNOWN` if it is not a literal."""
+    """Returns the default of a parameter from its expression; its value is `UNKNOWN` if it is not a literal."""
     if isinstance(expression, ast.Constant):
         known = expression.value is not Ellipsis and not isinstance(expression.value, complex)
         return Default(repr(expression.value), expression.value if known else UNKNOWN)
@@ -104,10 +107,10 @@ def merged(own: Sequence[Param], names: Sequence[Param], *, star: Sequence[Param
     """Returns the parameters of a function that passes its `*args` and `**kwargs` on.
 
     Args:
-        own: its own parameters.
-        names: the parameters that its `**kwargs` can fill.
-        star: the parameters that its `*args` can fill, in order; None to keep `*args`.
-        stars: whether its `**kwargs` accept other names, too.
+        own: the parameters that the function declares.
+        names: the parameters that the function's `**kwargs` can fill.
+        star: the parameters that the function's `*args` can fill, in order; None to keep `*args`.
+        stars: whether the function's `**kwargs` accept other names, too.
     """
     taken = {p.name for p in own if p.is_named}
     hidden = {p.name for p in own if p.kind is POSITIONAL}
@@ -141,7 +144,10 @@ def merged(own: Sequence[Param], names: Sequence[Param], *, star: Sequence[Param
 
 
 def _without_name_clash(param: Param, names: Collection[str]) -> Param:
-    """Returns a `*` or `**` parameter with a unique name; the name does not matter, because no call uses it."""
+    """Returns a parameter; a `*` or `**` parameter gets a name that no other parameter has.
+
+    The name of such a parameter has no effect on calls.
+    """
     if param.kind not in (STAR, STARS):
         return param
     name = param.name
@@ -151,10 +157,10 @@ def _without_name_clash(param: Param, names: Collection[str]) -> Param:
 
 
 def without_first(params: Sequence[Param], count: int = 1) -> list[Param] | None:
-    """Returns parameters without the first `count` positional ones; None if there are fewer.
+    """Returns parameters without the first `count` positional ones; None if there are fewer than `count`.
 
     Args:
-        params: the parameters.
+        params: the parameters of a function.
         count: the number of positional arguments that are already given.
     """
     rest = list(params)
@@ -167,10 +173,10 @@ def without_first(params: Sequence[Param], count: int = 1) -> list[Param] | None
 
 
 def as_signature(params: Sequence[Param]) -> inspect.Signature:
-    """Returns parameters as a signature.
+    """Returns the signature with the given parameters.
 
     Raises:
-        ValueError: they contradict each other, as two parameters of one name do.
+        ValueError: if the parameters contradict each other, as two parameters of the same name do.
     """
     empty = inspect.Parameter.empty
     made = [
@@ -186,17 +192,17 @@ def as_signature(params: Sequence[Param]) -> inspect.Signature:
 
 
 def accepting_anything(params: Sequence[Param]) -> list[Param]:
-    """Returns the parameters of a constructor that was replaced by one with `*args` and `**kwargs`, all optional."""
+    """Returns the parameters, all optional, of a constructor that was replaced by one with `*args` and `**kwargs`."""
     named = [replace(p, kind=KEYWORD, default=p.default or OPTIONAL) for p in params if p.is_named]
     return [Param("args", STAR), *named, Param("kwargs", STARS)]
 
 
 def remaining_after(call: ast.Call, target: Sequence[Param]) -> list[Param]:
-    """Returns the parameters of a called function that the call itself does not fill.
+    """Returns the parameters of a called function that the arguments of the call do not fill.
 
     Args:
-        call: the call.
-        target: the parameters of the called function.
+        call: the call of the function.
+        target: the parameters of the function.
     """
     rest = list(target)
     for argument in call.args:
@@ -209,7 +215,7 @@ def remaining_after(call: ast.Call, target: Sequence[Param]) -> list[Param]:
 
 
 def all_optional(params: Sequence[Param]) -> list[Param]:
-    """Returns parameters that are all optional."""
+    """Returns the same parameters, with a default for each one that has none."""
     return [p if p.default is not None or p.kind in (STAR, STARS) else replace(p, default=OPTIONAL) for p in params]
 
 
@@ -221,10 +227,10 @@ class KeywordForwarding:
     """How a function uses the keywords in its `**kwargs`.
 
     Args:
-        closed: whether each keyword is either read by name, or passed to one of `calls`.
-        names: keywords that are read by name, each with the expression of its default.
+        closed: whether each keyword is either refused, read by name, or passed to one of `calls`.
+        names: the keywords that the function reads by name, each with the expression of its default.
         calls: the calls that get `**kwargs`.
-        sure: whether there is exactly one such call, and it is always reached.
+        sure: whether exactly one call gets `**kwargs`, and that call is always reached.
         filled: whether the function adds or changes keywords before it passes them on.
     """
 
@@ -236,10 +242,10 @@ class KeywordForwarding:
 
 
 def keyword_forwarding(node: ast.FunctionDef | ast.AsyncFunctionDef, stars: str) -> KeywordForwarding:
-    """Returns how a function uses its keywords.
+    """Returns how a function uses the keywords in its `**kwargs`.
 
     Args:
-        node: the function.
+        node: the function in the syntax tree.
         stars: the name of its `**kwargs` parameter.
     """
     forwarding = KeywordForwarding()
@@ -288,7 +294,7 @@ def _read_call(call: ast.Call, stars: str, forwarding: KeywordForwarding, known:
 
 
 def _refuses_rest(node: ast.FunctionDef | ast.AsyncFunctionDef, stars: str, known: set[int]) -> bool:
-    """Returns whether a function raises if keywords remain: `if kwargs: raise`."""
+    """Returns whether a function raises an exception if unknown keywords remain (`if kwargs: raise ...`)."""
     refuses = False
     for statement in node.body:
         if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Raise):
@@ -308,7 +314,7 @@ def _may_return(statement: ast.stmt) -> bool:
 
 
 def _is_always_reached(body: list[ast.stmt], call: ast.Call) -> bool:
-    """Returns whether a call is reached whenever the body runs to its end without an exception."""
+    """Returns whether a call is certainly made whenever the body runs to its end without an exception."""
     for statement in body:
         if isinstance(statement, ast.With | ast.AsyncWith):
             if _is_always_reached(statement.body, call) and not _may_suppress(statement):
@@ -322,12 +328,12 @@ def _is_always_reached(body: list[ast.stmt], call: ast.Call) -> bool:
 
 
 def _may_suppress(statement: ast.With | ast.AsyncWith) -> bool:
-    """Returns whether a `with` may suppress an exception of its body, as `contextlib.suppress` does."""
+    """Returns whether a `with` statement may suppress an exception of its body, as `contextlib.suppress` does."""
     return any("suppress" in ast.unparse(item.context_expr) for item in statement.items)
 
 
 def _is_unconditional(expression: ast.expr, call: ast.Call) -> bool:
-    """Returns whether evaluating an expression always makes a call: no condition or comprehension surrounds it."""
+    """Returns whether evaluating an expression always makes a call: no condition or comprehension contains the call."""
     if expression is call:
         return True
     if isinstance(expression, ast.IfExp | ast.BoolOp | ast.Lambda | ast.ListComp | ast.GeneratorExp | ast.DictComp):
@@ -341,8 +347,8 @@ def is_local(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
     """Returns whether a name is a local variable of a function.
 
     Args:
-        node: the function; the set of its local names is stored on it.
-        name: the name.
+        node: the function in the syntax tree; the set of its local names is cached on the node.
+        name: the name of the variable.
     """
     bound: frozenset[str] | None = getattr(node, "bound_names", None)
     if bound is None:

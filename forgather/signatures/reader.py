@@ -1,8 +1,9 @@
-"""The reader of signatures, and its cache between commands.
+"""The reader of signatures, with a cache on disk.
 
-Takes "module:symbol.path", "path/file.py:symbol", ".module:symbol" or the name of a builtin; gives a `Callee` or
-`Unknown`. Nothing is imported. A signature is read again only if a file that it was read from has changed. Entries of
-the cache are plain data, and a damaged entry is ignored.
+The input is "module:symbol.path", "path/file.py:symbol", ".module:symbol" or the name of a builtin; the output is a
+`Callee` with the signature, or an `Unknown` with the reason why there is none. No module is imported. A cached
+signature is used until one of the files that it was read from changes. The cache contains plain data only, and a
+damaged entry is ignored.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """Reads the signatures of constructors, each once.
+    """Reads the signatures of constructors, each at most once.
 
     Args:
-        project_dir: folder that file imports are relative to.
-        system_path: further folders that constructors may be imported from.
-        cache_dir: private folder of the cache; None for no cache.
+        project_dir: the folder that file imports are relative to.
+        system_path: further folders from which constructors may be imported.
+        cache_dir: the private folder of the cache; None to use no cache.
     """
 
     def __init__(self, project_dir: str, *, system_path: Sequence[str] = (), cache_dir: str | None = None) -> None:
@@ -50,9 +51,9 @@ class Reader:
             searchpath: the `submodule_searchpath` of the call.
 
         Raises:
-            ResolveError: FG320, FG321, FG322, FG323, FG324, FG325, the constructor certainly does not exist, or cannot
-                be called.
-            SyntaxFault: FG326, a file of the project is not valid Python.
+            ResolveError: FG320, FG321, FG322, FG323, FG324 or FG325 if the constructor certainly does not exist, or
+                cannot be called.
+            SyntaxFault: FG326 if a file of the project is not valid Python.
         """
         folders = tuple(self._absolute(folder) for folder in searchpath)
         key = constructor, folders
@@ -70,13 +71,14 @@ class Reader:
         return known
 
     def lineage(self, constructor: str, searchpath: Sequence[str], package: str, names: Collection[str]) -> Lineage:
-        """Returns the base classes of a class, and which of the given names it or its own bases define.
+        """Returns the base classes of a class, and the definitions of the given names in the class and its bases.
 
         Args:
             constructor: the class as the config writes it.
             searchpath: the `submodule_searchpath` of the call.
-            package: the package whose classes are not searched for the names.
-            names: the names to look for.
+            package: the package in whose classes the names are not searched; classes of transformers are skipped as
+                well.
+            names: the names of the methods and attributes to search for.
         """
         # Not cached between commands: only classes of the user are looked up.
         folders = tuple(self._absolute(folder) for folder in searchpath)
@@ -149,13 +151,13 @@ _KINDS = tuple(inspect._ParameterKind)
 class Store:
     """The cache of signatures in a private folder.
 
-    A signature that depends on no file of the project is stored for all projects, so that the first check of a new
-    project reads no library again.
+    A signature that depends on no file of the project is cached for all projects, so that the first check of another
+    project does not read the libraries again.
 
     Args:
         folder: the folder of the cache.
-        finder: finds the current files of modules.
-        ours: folders of the finder's path that belong to one project.
+        finder: the finder of the current files of modules.
+        ours: the folders of the finder's search path that belong to one project only.
     """
 
     def __init__(self, folder: str, finder: Finder, ours: Iterable[str] = ()) -> None:
@@ -167,7 +169,10 @@ class Store:
         self._digest = Digests()
 
     def get(self, name: str) -> Callee | Unknown | None:
-        """Returns the cached signature of a name; None if there is none, or one of its source files has changed."""
+        """Returns the cached signature of a constructor.
+
+        Returns None if there is no entry, or if one of the source files of the signature has changed.
+        """
         # The shared entry first: most constructors are in libraries.
         kept = self._read(self._file(name, self._shared_path))
         return self._read(self._file(name, self._project_path)) if kept is None and self._own_folders else kept
@@ -189,12 +194,13 @@ class Store:
         return True
 
     def put(self, name: str, answer: Callee | Unknown, used: Iterable[tuple[str, str | None]]) -> None:
-        """Stores a signature.
+        """Stores the signature of a constructor.
 
         Args:
-            name: the constructor.
-            answer: its signature.
-            used: the modules that it was read from, each with its file; None for a module that does not exist.
+            name: the name of the constructor.
+            answer: the signature of the constructor.
+            used: the names of the modules that were read, each with the path of its file; the path is None for a module
+                that does not exist.
         """
         made_from = [(module, file, file and self._digest(file)) for module, file in sorted(used, key=str)]
         # A file that could not be read again may have changed, so the signature is not stored.

@@ -1,7 +1,7 @@
 """The records that a `Reader` returns.
 
-A signature may accept more than the real callable does, but never less. An annotation that is not understood accepts
-anything.
+A signature may accept more calls than the real callable, but never fewer. An annotation that cannot be interpreted
+accepts any value.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class _UnknownValue:
 
 
 UNKNOWN = _UnknownValue()
-"""The value of a default that is not a literal."""
+"""The value of a default whose expression is not a literal."""
 
 
 class Default(NamedTuple):
     """The default of a parameter.
 
     Args:
-        text: its source.
-        value: its value if it is a literal, else `UNKNOWN`.
+        text: the source text of the default.
+        value: the value of the default if it is a literal, else `UNKNOWN`.
     """
 
     text: str
@@ -42,9 +42,10 @@ class Annotation(NamedTuple):
     """The annotation of a parameter or of a result.
 
     Args:
-        text: its source; "" if there is none.
-        accepts: the kinds of values that it accepts: words out of "none bool int float str bytes list tuple dict
-            callable iterable type", and "instance:<module>:<Class>"; None if it accepts anything.
+        text: the source text of the annotation; "" if there is none.
+        accepts: the kinds of values that the annotation accepts; None if it accepts any value. Each kind is one of
+            "none", "bool", "int", "float", "str", "bytes", "list", "tuple", "dict", "callable", "iterable" and "type",
+            or "instance:<module>:<Class>".
     """
 
     text: str
@@ -58,13 +59,13 @@ class Callee(NamedTuple):
     """The signature of a constructor.
 
     Args:
-        name: its name in messages ("AdamW").
-        signatures: a call is accepted if it matches one of them. Defaults are of type `Default`, annotations of type
-            `Annotation`.
+        name: the name of the constructor in messages ("AdamW").
+        signatures: the alternative signatures; a call is accepted if it matches one of them. Defaults are of type
+            `Default`, annotations of type `Annotation`.
         kind: "class" or "function".
-        span: the place of its definition; None for a builtin.
-        gives: the result of a call.
-        callable_instance: whether the result of a call is callable; None if that is unknown.
+        span: the location of the definition; None for a builtin.
+        gives: the annotation of the result of a call.
+        callable_instance: whether the result of a call is callable; None if this is unknown.
         other_names: further keywords that a class accepts by its `attribute_map`, as configs of transformers do.
     """
 
@@ -93,9 +94,9 @@ class Member(NamedTuple):
     """A method or attribute that a class of the user defines.
 
     Args:
-        owner: the class.
-        name: the name.
-        span: the place of the definition.
+        owner: the name of the class.
+        name: the name of the method or attribute.
+        span: the location of the definition; None if it is unknown.
     """
 
     owner: str
@@ -104,11 +105,11 @@ class Member(NamedTuple):
 
 
 class Lineage(NamedTuple):
-    """The bases of a class, and the names that were looked for in it.
+    """The base classes of a class, and the definitions of the names that were searched in them.
 
     Args:
-        bases: the dotted names of its method resolution order.
-        members: the definitions of the names that were looked for, in the classes outside the excluded package.
+        bases: the dotted names of the classes in the method resolution order.
+        members: the definitions of these names in the classes outside the excluded packages.
     """
 
     bases: tuple[str, ...]

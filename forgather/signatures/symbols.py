@@ -59,7 +59,7 @@ CODE_FREE_METACLASSES = frozenset(("abc.ABCMeta", "builtins.type"))
 
 
 def is_by_name(dotted: str) -> bool:
-    """Returns whether a name of a library is recognized, so that its source is not read."""
+    """Returns whether a library name is in the table of recognized names, so that its source is not read."""
     return dotted in SAME or dotted in BY_NAME or dotted.rpartition(".")[0] in TYPING
 
 
@@ -67,9 +67,9 @@ class Module:
     """The source code of a module, parsed on first use.
 
     Args:
-        found: the file of the module.
-        text: its source; None for a module without source.
-        is_stub: whether the source is a `.pyi` file.
+        found: the location of the module.
+        text: the source text of the module; None if the module has no source.
+        is_stub: whether the text is that of a `.pyi` file.
     """
 
     __slots__ = ("found", "is_stub", "text", "_block", "_has", "_is_broken")
@@ -82,17 +82,17 @@ class Module:
 
     @property
     def name(self) -> str:
-        """Its dotted name."""
+        """The dotted name of the module."""
         return self.found.name
 
     @property
     def file(self) -> str | None:
-        """The file of its source; None if it has none."""
+        """The source file or stub of the module; None if it has neither."""
         return self.found.stub if self.is_stub else self.found.file
 
     @property
     def block(self) -> Block:
-        """Its statements."""
+        """The top-level statements of the module."""
         if self._block is None:
             try:
                 self._block = (self.text or Text("")).block()
@@ -102,12 +102,12 @@ class Module:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a syntax error was found in the part of its source that has been parsed."""
+        """Whether a syntax error was found in the statements that have been parsed so far."""
         _ = self.block
         return self._is_broken
 
     def has(self, word: str) -> bool:
-        """Returns whether its source contains a piece of text."""
+        """Returns whether the source of the module contains a piece of text."""
         if word not in self._has:
             self._has[word] = self.text is not None and word in self.text.text
         return self._has[word]
@@ -118,10 +118,10 @@ class Class:
     """A class in source code.
 
     Args:
-        module: its module.
-        node: its statement.
-        outer: the class that it is defined in; None at the top level of the module.
-        altered: attributes that a decorator sets on it.
+        module: the module that defines the class.
+        node: the `class` statement.
+        outer: the class that contains the definition; None at the top level of the module.
+        altered: the names of the attributes that a decorator sets on the class.
     """
 
     module: Module
@@ -131,12 +131,12 @@ class Class:
 
     @property
     def name(self) -> str:
-        """Its qualified name: with the names of the classes that it is defined in."""
+        """The qualified name of the class, which includes the names of the classes that contain it."""
         return f"{self.outer.name}.{self.node.name}" if self.outer else self.node.name
 
     @property
     def body(self) -> Block | Parsed:
-        """Its statements."""
+        """The statements in the body of the class."""
         return body_of(self.node)
 
 
@@ -145,10 +145,10 @@ class Function:
     """A function or method in source code.
 
     Args:
-        module: its module.
-        node: its statement.
-        home: the class that it is defined in; None for a function.
-        owner: the class that it was looked up on: `home` or a subclass.
+        module: the module that defines the function.
+        node: the `def` statement.
+        home: the class whose body contains the definition; None for a function that is not a method.
+        owner: the class on which the method was looked up: `home` or a subclass.
     """
 
     module: Module
@@ -158,7 +158,7 @@ class Function:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the function."""
         return self.node.name
 
 
@@ -167,8 +167,8 @@ class Partial:
     """A call of `functools.partial`.
 
     Args:
-        inner: the callable.
-        args: the number of positional arguments.
+        inner: the callable that is the first argument.
+        args: the number of further positional arguments.
         keywords: the names of the keyword arguments.
     """
 
@@ -183,7 +183,7 @@ class Tuples:
 
     Args:
         fields: the names of the fields.
-        defaults: the number of fields with a default; these are the last ones.
+        defaults: the number of fields with a default; these are the last fields.
     """
 
     fields: tuple[str, ...]
@@ -192,14 +192,14 @@ class Tuples:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A name of a library that is recognized ("typing.Generic", "builtins.dict")."""
+    """A library name whose meaning is known without its source ("typing.Generic", "builtins.dict")."""
 
     dotted: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """A value that is neither a class nor a function nor a module; `node` is its expression."""
+    """A value that is neither a class nor a function nor a module; `node` is the expression of the value."""
 
     module: Module
     node: ast.expr
@@ -207,7 +207,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """A symbol whose meaning is unknown, with the reason."""
+    """The reason why the meaning of a name cannot be determined from the source."""
 
     reason: str
 
@@ -216,7 +216,7 @@ Thing = Module | Class | Function | Partial | Tuples | Ref | Value | Doubt
 
 
 def dotted_name(thing: Thing) -> str:
-    """Returns the dotted name of a symbol; "" if it has none."""
+    """Returns the dotted name of a symbol; "" if the symbol has none."""
     if isinstance(thing, Ref):
         return thing.dotted
     if isinstance(thing, Class | Function):
@@ -225,7 +225,7 @@ def dotted_name(thing: Thing) -> str:
 
 
 def foreign(module: Module) -> Doubt:
-    """Returns the `Doubt` for a name of a compiled module."""
+    """Returns the `Doubt` for a name in a module that is not written in Python (a C extension module)."""
     return Doubt(f"{module.name!r} is not written in Python")
 
 
@@ -233,7 +233,7 @@ Line = list[Class | Ref | Doubt]
 
 
 def merge(chains: list[Line]) -> Line:
-    """Returns the method resolution order that results from those of the base classes.
+    """Returns the method resolution order of a class from those of its base classes.
 
     Source:
         C3 linearization, as in Python's `type.mro`.
@@ -260,7 +260,7 @@ def _same(one: Class | Ref | Doubt, other: Class | Ref | Doubt) -> bool:
 
 
 def named_tuple(call: ast.Call) -> Thing:
-    """Returns the class that a call of `collections.namedtuple` makes; a `Doubt` if its fields are not literals."""
+    """Returns the class that a call of `collections.namedtuple` creates; a `Doubt` if its fields are not literals."""
     if len(call.args) != 2 or any(keyword.arg not in ("defaults", "module") for keyword in call.keywords):
         return Doubt("a named tuple whose fields are computed in code")
     defaults = 0
@@ -278,7 +278,7 @@ def named_tuple(call: ast.Call) -> Thing:
 
 
 def is_generic(thing: Thing) -> bool:
-    """Returns whether `thing[...]` is constructed like `thing`."""
+    """Returns whether `thing[...]` is constructed in the same way as `thing`."""
     if isinstance(thing, Ref):
         return thing.dotted in EMPTY_BASES or not thing.dotted.startswith("typing")
     return isinstance(thing, Class | Doubt)
