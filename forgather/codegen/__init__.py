@@ -1,1 +1,1 @@
-"""Code generation: a graph written as text that means the same."""
+"""Code generation: the graph of a config as Python code, YAML or a diagram."""

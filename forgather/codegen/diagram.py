@@ -1,8 +1,8 @@
-"""A graph as boxes with rows, the common form of all its pictures.
+"""A graph as boxes with rows, the common intermediate form of all diagrams.
 
-Takes a graph; gives boxes: the config first, then one for each call and container. A node that is used several times is
-one box. Plain values, variables and short plain lists are rows of the box that contains them. Nothing is imported or
-constructed, and `!env` stays symbolic.
+The input is a graph; the output is a list of boxes: the config first, then one box for each call and container. A node
+that is used several times has one box. Plain values, variables and short plain lists are rows of the box that contains
+them. Nothing is imported or constructed, and the value of an `!env` is not read.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _LONGEST = 20_000
 
 @dataclass(slots=True)
 class Row:
-    """One value of a box.
+    """One value in a box.
 
     Args:
-        step: the step of the path from the box to the value.
-        node: the value.
-        entry: its entry; None for items and positional arguments.
-        box: the index of the value's own box; None for a value that is shown in the row.
+        step: the last step of the value's path, relative to the box.
+        node: the node of the value.
+        entry: the mapping entry of the value; None for list items and positional arguments.
+        box: the index of the value's own box; None if the value is shown in the row.
         rows: the values inside a short plain list or mapping, or the default of a variable.
     """
 
@@ -56,12 +56,12 @@ class Row:
 
 @dataclass(slots=True)
 class Box:
-    """A call, a container, or the config itself.
+    """The box of a call, of a container, or of the config itself.
 
     Args:
-        node: its node; None for the config.
-        path: the shortest path to it.
-        rows: its values.
+        node: the call or container; None for the config.
+        path: the shortest path to the node.
+        rows: the values in the box.
     """
 
     node: Node | None
@@ -93,7 +93,7 @@ def _top_edges(graph: Graph) -> list[tuple[Step, Node, Entry | None]]:
 
 
 def _inline(node: Node, shared: set[int]) -> tuple[Row, ...] | None:
-    """Returns the rows inside a value without its own box; None for a value that gets a box."""
+    """Returns the rows inside a value that is shown in a row; None for a value that gets its own box."""
     if isinstance(node, Call) or (isinstance(node, Container) and (node.tagged or id(node) in shared)):
         return None
     if isinstance(node, Container) and len(flow_text(node, _INLINE + 1)) > _INLINE:
@@ -104,7 +104,7 @@ def _inline(node: Node, shared: set[int]) -> tuple[Row, ...] | None:
 
 
 def kind(node: Node | None) -> str:
-    """Returns the kind of a node in one word: `singleton`, `list`, `var`, `str`, ..."""
+    """Returns the kind of a node as one word: `singleton`, `list`, `var`, `str`, ..."""
     if node is None:
         return CONFIG
     if isinstance(node, Scalar):
@@ -118,23 +118,26 @@ def is_number(node: Node) -> bool:
 
 
 def is_plain(node: Node) -> bool:
-    """Returns whether a node is a sequence or mapping without a tag; such a node has the place of its first value."""
+    """Returns whether a node is a sequence or mapping without a tag.
+
+    The origin of such a node is that of its first value.
+    """
     return isinstance(node, Container) and not node.tagged
 
 
 def title(node: Node) -> str:
-    """Returns the title of a node's box: the symbol of a call, the kind of a container."""
+    """Returns the title of a node's box: the symbol of a call, or the kind of a container."""
     if isinstance(node, Call):
         return node.constructor.rpartition(":")[2] or node.constructor
     return f"!{kind(node)}" if kind(node) in (ContainerKind.TUPLE, ContainerKind.DLIST) else kind(node)
 
 
 def heading(box: Box, name: str) -> str:
-    """Returns the heading of a box: the symbol of a call, the name of a container, or its key.
+    """Returns the heading of a box: the symbol of a call, or the name of a container, or else its key.
 
     Args:
         box: the box.
-        name: the anchor or name of its node; "" if it has none.
+        name: the anchor or `@name` of the box's node; "" if the node has neither.
     """
     if isinstance(box.node, Call):
         return title(box.node)
@@ -142,31 +145,31 @@ def heading(box: Box, name: str) -> str:
 
 
 def constructor(node: Node | None) -> str | None:
-    """Returns the constructor of a call; None for other nodes."""
+    """Returns the constructor of a call; None if the node is not a call."""
     return node.constructor if isinstance(node, Call) else None
 
 
 def step_text(step: Step) -> str:
-    """Returns the text of a step in a path: `.lr`, `[0]`, `['in.proj']`."""
+    """Returns the text of a path step, as part of a path: `.lr`, `[0]`, `['in.proj']`."""
     path: GraphPath = (step,)
     text = format_path(path)
     return text if text.startswith("[") else f".{text}"
 
 
 def label(step: Step) -> str:
-    """Returns the text of a step as the label of a value: `lr`, `[0]`."""
+    """Returns the text of a path step, as the label of a value: `lr`, `[0]`."""
     if isinstance(step, Index):
         return f"[{step.position}]"
     return step.name if isinstance(step.name, str) else key_text(step.name)
 
 
 def flow_text(node: Node, limit: int = _LONGEST) -> str:
-    """Returns a value on one line in YAML's flow style, calls without their arguments.
+    """Returns a value on one line in YAML's flow style; calls are shown without their arguments.
 
     Numbers are shown as the user wrote them (`1e-2`, `0o17`).
 
     Args:
-        node: the value.
+        node: the node of the value.
         limit: the number of characters after which the text is cut.
     """
     if isinstance(node, Scalar):
@@ -196,12 +199,12 @@ _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-
 
 
 def use_counts(boxes: Iterable[Box]) -> Counter[int]:
-    """Returns the number of uses of each box by other boxes; the config itself does not count."""
+    """Returns how often each box, by its index, is used by other boxes; uses by the config are not counted."""
     return Counter(row.box for box in boxes if box.node is not None for row in box.rows if row.box is not None)
 
 
 def cut(text: str, width: int) -> str:
-    """Returns the text, cut with an ellipsis if it is longer than `width` characters.
+    """Returns the text; a text longer than `width` characters is cut and ends in an ellipsis.
 
     Example:
         >>> cut("forgather", 5)
@@ -211,5 +214,5 @@ def cut(text: str, width: int) -> str:
 
 
 def visible(text: str) -> str:
-    """Returns the text with invisible characters, and those that change how others are shown, as escapes."""
+    """Returns the text with escapes for invisible characters and for characters that change the reading direction."""
     return _HIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -1,7 +1,7 @@
 """A graph in the DOT language of Graphviz.
 
-Takes a graph; gives text for `dot -Tsvg`. Each box appears once, even if it is used several times. A text of the config
-is always shown as text, and never read as markup.
+The input is a graph; the output is text for `dot -Tsvg`. Each box appears once, even if it is used several times. Text
+from the config is escaped, so that Graphviz never reads it as markup.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ digraph config {
 
 
 def dot(graph: Graph) -> str:
-    """Returns a directed graph with a table for each box; further edges to the same box are dashed."""
+    """Returns a directed graph with one table for each box; all edges to a box but the first are dashed."""
     boxes = boxes_of(graph)
     names = anchor_names(graph, roots(graph))
     used = use_counts(boxes)

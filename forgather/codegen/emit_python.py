@@ -1,8 +1,8 @@
 """Generates a Python module from a graph.
 
-Takes a graph and names of targets; gives the source of a module that builds the same objects by plain calls. The module
-does not need the configuration tower. It makes the same calls as `config.materialize`, in the same order and with the
-same sharing of objects, and `ruff format` leaves it unchanged.
+The input is a graph and the names of targets; the output is the source of a module that builds the same objects by
+plain calls. The module does not import `forgather.config`. It makes the same calls as `config.materialize`, in the same
+order and with the same shared objects, and `ruff format` leaves it unchanged.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class PythonCode:
     """A generated module.
 
     Args:
-        text: its source.
-        targets: the targets that its function `build` returns: one object, or a dict of several.
-        parameters: the parameter of `build` for each variable of the config.
-        imports: the imports that the config names: "module:symbol", and files.
+        text: the source of the module.
+        targets: the targets that the module's function `build` returns: one object, or a dict of several.
+        parameters: the name of the parameter of `build` for each variable of the config.
+        imports: the imports that the config names, as "module:symbol" or as the path of a file.
     """
 
     text: str
@@ -54,13 +54,14 @@ def emit_python(graph: Graph, targets: Names[str] = ("main",), setting: Setting 
     """Returns a module whose function `build` returns the same objects as the construction of the targets.
 
     Args:
-        graph: the graph.
+        graph: the graph of the config.
         targets: the names of the targets.
-        setting: facts about the module's place and its config; None for the defaults.
+        setting: the location of the module, and facts about its project; None for the defaults.
 
     Raises:
-        UnknownTargetError: the graph has no such target.
-        GraphError: FG331, plain Python has no equivalent; FG304, FG305, FG330, FG332, the config cannot be built.
+        UnknownTargetError: if the graph has no such target.
+        GraphError: FG331 if plain Python cannot express a node; FG304, FG305, FG330 or FG332 if the config itself
+            cannot be built.
     """
     setting = setting or Setting()
     wanted = list(dict.fromkeys(targets))
@@ -125,15 +126,15 @@ _FILE_NEEDS = ("os", "sys", "hashlib", "importlib", "importlib.machinery", "impo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The place of a generated module, and the facts of its project.
+    """The location of a generated module, and facts about its project.
 
     Args:
         config: the name of the config.
         project: the name of the project.
         project_dir: the project's folder.
         folder: the folder of the generated module.
-        system_path: folders that the project adds to `sys.path`.
-        seed: the seed for random numbers that a construction of the config sets; None if it sets none.
+        system_path: the folders that the project adds to `sys.path`.
+        seed: the seed that the module sets before it constructs the config; None to set no seed.
     """
 
     config: str = "a config"
@@ -155,12 +156,12 @@ def module_text(
     """Returns the source of a module.
 
     Args:
-        setting: the module's place.
+        setting: the location of the module, and facts about its project.
         targets: the names of the targets.
-        statements: the statements of `build`.
-        imports: the imports.
+        statements: the statements in the body of `build`.
+        imports: the imports of the module.
         signature: the lines of `def build`.
-        ending: the lines that run if the module is executed.
+        ending: the lines that run if the module is executed as a script.
     """
     # Before the import lines are written: importing files needs further imports.
     files = imports.file_lines()
@@ -217,7 +218,7 @@ def _own_docstring(targets: list[str]) -> list[str]:
 
 
 def _docstring_text(text: str) -> str:
-    """Returns a name from the config for a docstring, without quotes, escapes and control characters."""
+    """Returns a name from the config as text that is safe in a docstring: no quotes, escapes or control characters."""
     shown = quoted("".join(char if char.isprintable() else "?" for char in text.replace("\\", "/"))[:60])[1:-1]
     return shown.replace("\\", "").replace('"', "'")
 
@@ -226,8 +227,8 @@ def signature(parameters: Iterable[Parameter], literal: Callable[[PlainScalar], 
     """Returns the lines of `def build`.
 
     Args:
-        parameters: its parameters.
-        literal: returns the text of a plain default.
+        parameters: the parameters of `build`.
+        literal: the function that returns the text of a plain default.
     """
     ordered = sorted(parameters, key=lambda parameter: not parameter.required)
     texts = [parameter.text(literal) for parameter in ordered]
@@ -253,13 +254,13 @@ def _joined(relative: str, folder: str, setting: Setting) -> str:
 
 
 def ending(graph: Graph, targets: list[str], parameters: Iterable[Parameter], seed: int | None) -> list[str]:
-    """Returns the lines that run if the module is executed: they train a trainer, or call a callable.
+    """Returns the lines that run if the module is executed as a script; they train a trainer, or call a callable.
 
     Args:
-        graph: the graph.
-        targets: the names of the targets; only for `main` alone there are such lines.
+        graph: the graph of the config.
+        targets: the names of the targets; the result is empty unless `main` is the only one.
         parameters: the parameters of `build`.
-        seed: the seed for random numbers; None to set none.
+        seed: the seed that the script sets first; None to set no seed.
     """
     main = graph.targets.get("main")
     if main is None or targets != ["main"] or not isinstance(main.value, Call):

@@ -1,7 +1,7 @@
 """Generates YAML from a graph.
 
-Takes a graph; gives YAML without templates, merge keys or duplicate keys. Loading the text gives an equal graph with
-the same sharing of nodes. `!env` stays symbolic.
+The input is a graph; the output is YAML without templates, merge keys or duplicate keys. Loading this YAML gives an
+equal graph in which the same nodes are shared. The value of an `!env` is not read: the tag is written again.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _BLOCK_TEXT = re.compile(r"(?![ \n])(?:[ -~\u00a1-\u024f]*\n)+(?:[ -~\u00a1-\u02
 
 
 def emit_yaml(graph: Graph) -> str:
-    """Returns YAML text that loads as a graph equal to `graph`, definitions first.
+    """Returns YAML text that loads as a graph equal to `graph`; the definitions come before the targets.
 
     Raises:
-        GraphError: FG330, YAML cannot represent a string.
+        GraphError: FG330 if YAML cannot represent a string.
     """
     entries = (*graph.definitions, *graph.targets.values())
     tops = [((Key(entry.key),), entry.value) for entry in entries]
@@ -38,7 +38,7 @@ def emit_yaml(graph: Graph) -> str:
 
 
 class _Emitter:
-    """Converts each node to a head, the text after `key:` or `-`, and the lines below it without indentation."""
+    """Converts each node to two parts: the text after `key:` or `-`, and the lines below it, not indented."""
 
     def __init__(self, anchors: dict[int, str]) -> None:
         self._anchors = anchors
@@ -139,7 +139,7 @@ def _escaped(text: str) -> str:
 
 
 def _is_ambiguous(kwargs: tuple[Entry, ...]) -> bool:
-    """Returns whether a mapping with these keys would not be read as keyword arguments."""
+    """Returns whether a mapping with these keys would be read as something other than keyword arguments."""
     keys = [str(entry.key) for entry in kwargs]
     if keys and all(key in _EXPLICIT for key in keys):
         return True

@@ -1,7 +1,8 @@
-"""A graph as a Mermaid flowchart, which GitHub and other pages draw.
+"""A graph as a Mermaid flowchart, which GitHub and other sites render.
 
-Takes a graph; gives text. Each box appears once, even if it is used several times. A text of the config cannot end a
-label or be read as markup. Plain values are lines in the label of their box, up to a limit.
+The input is a graph; the output is text. Each box appears once, even if it is used several times. Text from the config
+is escaped, so that it cannot end a label or be read as markup. Plain values are lines in the label of their box, up to
+a limit.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _CLASSES = """\
 
 
 def mermaid(graph: Graph) -> str:
-    """Returns a flowchart of the graph from left to right; further arrows to the same box are dotted."""
+    """Returns a flowchart of the graph from left to right; all arrows to a box but the first are dotted."""
     boxes = boxes_of(graph)
     names = anchor_names(graph, roots(graph))
     used = use_counts(boxes)
@@ -53,10 +54,10 @@ def mermaid(graph: Graph) -> str:
 
 
 def too_large(text: str) -> str | None:
-    """Returns which limit of Mermaid a flowchart exceeds; None if it can be drawn.
+    """Returns the limit of Mermaid that a flowchart exceeds, as text; None if Mermaid renders the flowchart.
 
     Source:
-        `maxTextSize` and `maxEdges` of Mermaid's configuration; pages such as GitHub do not raise them.
+        `maxTextSize` and `maxEdges` of Mermaid's configuration; sites such as GitHub use their defaults.
     """
     edges = text.count("-->|") + text.count("-.->|")
     if len(text) > MAX_TEXT:

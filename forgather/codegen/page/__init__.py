@@ -1,1 +1,1 @@
-"""The page of a config: its graph, its templates and its text in one HTML file that needs nothing else."""
+"""The page of a config: its graph, its templates and its text in one HTML file without external resources."""

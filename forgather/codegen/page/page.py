@@ -1,8 +1,8 @@
 """The graph page: its content as plain data, and the HTML document.
 
-Takes a graph, its rendered text and a function that shortens file names; gives lists, dicts, strings and numbers, and
-the document that embeds them. The names of files contain no folder of this machine. Each line of a template is included
-once. `docs/graph_page.md` describes the fields.
+The input is a graph, its rendered text and a function that shortens file names; the output is a structure of lists,
+dicts, strings and numbers, and the document that embeds this structure. The file names on the page do not contain
+absolute paths. Each line of a template is included once. `docs/graph_page.md` describes the fields.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def page_data(
     """Returns the data of the page.
 
     Args:
-        graph: the graph with overrides.
+        graph: the graph, with overrides applied.
         rendered: the rendered text of the config.
-        shorten: returns the short name of a file from its absolute path.
+        shorten: the function that returns the short name of a file from its absolute path.
         config: the name of the config.
         project: the name of the project.
-        overrides: pairs of graph path and YAML text, as `--set` takes them.
-        findings: the findings about the config.
+        overrides: the overrides of the command line, as pairs of graph path and YAML text.
+        findings: the diagnostics about the config.
     """
     places = _Places(rendered, shorten)
     lines = RenderedLines(rendered)
@@ -85,7 +85,7 @@ def page_data(
 
 
 class _Places:
-    """Numbers files, places (`[file, line]`) and origins, and keeps the lines around each place."""
+    """Assigns numbers to files, to places (`[file, line]`) and to origins, and stores the lines around each place."""
 
     def __init__(self, rendered: RenderedText, shorten: Callable[[str], str]) -> None:
         self._sources = rendered.sources
@@ -130,7 +130,7 @@ class _Places:
 
     @property
     def sources(self) -> list[list[list[Any]]]:
-        """For each file, runs of lines around its places: the number of the first line, then the lines."""
+        """For each file, the groups of consecutive lines around its places: a first line number, and then the lines."""
         return [
             _runs(self._sources.get(file), sorted(line for other, line in self._places if other == file))
             for file in self._files
@@ -231,7 +231,7 @@ class _BoxWriter:
         return _without_none(fact)
 
     def _origin_facts(self, row: Row, value: Origin | None) -> dict[str, Any]:
-        """Returns the place of a value, and the place of its key if that is in another line."""
+        """Returns the place of a value, and the place of its key if the key is on another line."""
         key = row.entry.origin if row.entry else None
         if value is None or key is None or key.span == value.span or is_plain(row.node):
             return {"origin": self._places.origin_index(key if is_plain(row.node) else value or key)}
@@ -253,7 +253,7 @@ def _lines(rendered: RenderedText, places: _Places) -> list[list[Any]]:
 
 
 def _templates(rendered: RenderedText, places: _Places) -> list[dict[str, Any]]:
-    """Returns the templates, each with the place that uses it, and the number of lines that it wrote."""
+    """Returns the templates, each with the place that includes it and the number of lines that it produced."""
     wrote: dict[tuple[str, str], list[int]] = {}
     for number, (text, origin) in enumerate(rendered.source_map.lines(), start=1):
         if origin is not None and text.strip():
@@ -285,7 +285,7 @@ def _without_none(fact: dict[str, Any]) -> dict[str, Any]:
 
 
 def _canonical_number(node: Node) -> str | None:
-    """Returns a number in canonical notation, if the user wrote it differently; else None."""
+    """Returns a number in canonical notation; None if the user wrote it that way, or if the node is not a number."""
     if not isinstance(node, Scalar) or not is_number(node) or node.written is None:
         return None
     text = scalar_text(node.value)
@@ -305,7 +305,7 @@ _UNSAFE = re.compile("[<>&\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """Returns the HTML document for the data of `page_data`; it loads nothing from the network or from files."""
+    """Returns the HTML document for the data of `page_data`; the page loads nothing from the network or from files."""
     parts = {
         "title": _escaped(" · ".join(part for part in (data["config"], data["project"]) if part)),
         "style": _read("page.css"),
@@ -317,7 +317,9 @@ def page(data: Mapping[str, Any]) -> str:
 
 
 def embedded(data: Mapping[str, Any]) -> str:
-    """Returns JSON that is safe in a `<script>` element: it contains no `<`, and no line end of JavaScript in a string.
+    """Returns JSON that is safe in a `<script>` element.
+
+    The JSON contains no `<` and no character that JavaScript reads as a line end.
 
     Example:
         >>> embedded({"text": "</script>"})

@@ -1,7 +1,7 @@
-"""The lines of the rendered text that the values of a graph are written in, and the lines that have no effect.
+"""The lines of the rendered text in which the values of a graph are written, and the lines that have no effect.
 
-Takes a `RenderedText` and boxes; gives line numbers. A line counts as overridden only if no value of the graph is
-written in it.
+The input is a `RenderedText` and boxes; the output is line numbers. A line is overridden only if no value of the graph
+is written in it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from forgather.source import Origin
 
 
 class RenderedLines:
-    """Finds the rendered line that an origin wrote.
+    """Finds the rendered lines that an origin (a line of a template) produced.
 
     Args:
-        rendered: the text and its source map.
+        rendered: the rendered text with its source map.
     """
 
     def __init__(self, rendered: RenderedText) -> None:
@@ -37,12 +37,14 @@ class RenderedLines:
                 self._of_origin.setdefault(id(origin), []).append(bisect_right(ends, start + blanks))
 
     def find(self, origin: Origin | None, word: str = "", below: int = 0) -> int | None:
-        """Returns the line that an origin wrote; None if there is none.
+        """Returns the number of the rendered line that an origin produced; None if it produced none.
+
+        If the origin produced several lines, the arguments `word` and `below` select one of them.
 
         Args:
-            origin: the origin: an object of the source map, or an equal one.
-            word: of several lines, the first that contains this text is returned.
-            below: of several lines, one from this line on is preferred.
+            origin: the origin: an object of the source map, or an object that is equal to one of them.
+            word: the text that the line should contain; the first such line is returned.
+            below: the number of the first line that is preferred.
         """
         lines = self._of_origin.get(id(origin)) or self._equal_to(origin)
         if len(lines) < 2:
@@ -51,7 +53,10 @@ class RenderedLines:
         return next((line for line in later if word in self.texts[line - 1]), later[0])
 
     def _equal_to(self, origin: Origin | None) -> list[int]:
-        """Returns the lines of an origin that only equals one of the source map, as of a tag from an expression."""
+        """Returns the lines of an origin that is equal, but not identical, to an origin of the source map.
+
+        The tag that an expression writes has such an origin.
+        """
         if origin is None:
             return []
         if not self._of_equal:
@@ -60,7 +65,7 @@ class RenderedLines:
         return sorted(set(self._of_equal.get(origin, ())))
 
     def block(self, line: int) -> range:
-        """Returns the lines of the value whose key is on `line`: this line, and the deeper indented lines below it."""
+        """Returns the lines of the value whose key is on `line`: this line, and the more indented lines below it."""
         indent = _indent(self.texts[line - 1])
         last = line
         for number in range(line + 1, len(self.texts) + 1):
@@ -77,7 +82,7 @@ def rendered_lines(boxes: Sequence[Box], lines: RenderedLines) -> dict[int, int]
 
     Args:
         boxes: the boxes of the graph.
-        lines: finds the lines.
+        lines: the finder of rendered lines.
     """
     found: dict[int, int] = {}
 
@@ -109,8 +114,8 @@ def overridden_lines(boxes: Iterable[Box], lines: RenderedLines, found: dict[int
 
     Args:
         boxes: the boxes of the graph.
-        lines: finds the lines.
-        found: the line of each row and box, from `rendered_lines`.
+        lines: the finder of rendered lines.
+        found: the line of each row and box, as `rendered_lines` returns it.
     """
     boxes = list(boxes)
     rows = [row for box in boxes for outer in box.rows for row in (outer, *outer.rows)]

@@ -1,1 +1,1 @@
-"""Parts of the Python writer: expressions and statements, names, imports, and the passes that make them of a graph."""
+"""Parts of the Python generator: expressions and statements, names, imports, and the lowering of nodes to them."""

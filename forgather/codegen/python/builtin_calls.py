@@ -1,7 +1,7 @@
-"""The short names of the language (`items`, `getitem`, `named_list`, ...) as plain Python.
+"""The built-in functions of the config language (`items`, `getitem`, `named_list`, ...) as plain Python.
 
-Takes built arguments; gives an expression with the same effect. For a short name that is passed as an object, gives
-the source of a function.
+The input is built arguments; the output is an expression with the same effect. For a built-in function that is passed
+as an object, the output is the source of a function.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ SOURCES = {
 
 
 def source_lines(word: str, local: str) -> list[str]:
-    """Returns the source of a module-level function with the effect of a short name.
+    """Returns the source of a module-level function with the effect of a built-in function of the config language.
 
     Args:
-        word: the short name.
-        local: the name of the function.
+        word: the name of the built-in function in a config.
+        local: the name of the generated function.
     """
     parameters, value = SOURCES[word]
     return [f"def {local}{parameters}:", f"    return {value}"]
@@ -39,12 +39,14 @@ def source_lines(word: str, local: str) -> list[str]:
 def expanded(
     word: str, args: Sequence[Expression], kwargs: Sequence[Keyword], display: Expression
 ) -> Expression | None:
-    """Returns an expression with the effect of a call of a short name; None if the arguments do not match.
+    """Returns an expression with the effect of a call of a built-in function; None if the arguments do not match.
+
+    For the built-in function `call`, it returns only the expression of the callable, its first argument.
 
     Args:
-        word: the short name.
-        args: positional arguments.
-        kwargs: keyword arguments.
+        word: the name of the built-in function in a config.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
         display: the keyword arguments as a dict display.
     """
     if word in PARAMETERS:

@@ -1,8 +1,8 @@
-"""The state that all parts of the lowering share, and how values, containers and calls become Python expressions.
+"""The state that all parts of the lowering share, and the lowering of values, containers and calls to expressions.
 
-Takes built parts; gives expressions, and adds the statements that have to run before them to the current block. Calls
-are written in the order in which construction makes them. `build` is abstract: `Lowering` implements it for each kind
-of node.
+The input is the nodes of a graph; the output is Python expressions. Statements that have to run before an expression
+are added to the current block. Calls are written in the order in which construction makes them. `build` is abstract:
+`Lowering` implements it for each kind of node.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LONGEST_INLINE, LONGEST_STRING, DEEPEST = 80, 60, 4
 _LONGEST_KEY = 24
 
 SPREAD_MARK = "**"
-"""The prefix of a value that is unpacked into keywords, in `Part.before` and in dict displays."""
+"""The prefix that marks a value which is unpacked into keywords, in `Part.before` and in dict displays."""
 _HINTS = {
     "FG331": "build it with the config: Project(...)(target), or export a target that does not need it",
     "FG332": "'fgcli check' shows what is wrong with a config; export a target that does not need it",
@@ -51,10 +51,10 @@ def cannot(code: str, message: str, node: Node, path: GraphPath) -> GraphError:
     """Returns the error for a node that cannot be written as Python code.
 
     Args:
-        code: FG331, plain Python has no equivalent; FG332, the config itself is wrong.
+        code: the error code: FG331 if plain Python cannot express the node, FG332 if the config itself is wrong.
         message: the reason.
         node: the node.
-        path: its path in the graph.
+        path: the path of the node in the graph.
     """
     message = f"{message}, which plain Python cannot express" if code == "FG331" else message
     return GraphError(message, code=code, span=node.span, path=format_path(path), hint=_HINTS[code])
@@ -65,11 +65,11 @@ class Part:
     """An argument, or a member of a container, while it is built.
 
     Args:
-        before: the text in front of it: `lr=`, `"key": `.
-        make: builds it.
-        wanted_name: the name for a variable that holds it.
-        expression: its expression, once it is built.
-        dropped: True if a later value replaces it, so that it is built only for the calls in it.
+        before: the text in front of the expression: `lr=`, `"key": `.
+        make: the function that builds the expression.
+        wanted_name: the name of the variable, if the value is assigned to one.
+        expression: the expression, once it has been built.
+        dropped: whether a later value replaces this value, so that only the calls in its expression are needed.
     """
 
     before: str
@@ -80,7 +80,7 @@ class Part:
 
 
 def room(path: GraphPath) -> int:
-    """Returns the widest string that is written in place at a path, in columns: less for a deeper indentation."""
+    """Returns the maximum width in columns of a string that is written inline; deeper paths have a smaller one."""
     if not path:
         return LONGEST_STRING
     step = path[-1]
@@ -90,15 +90,15 @@ def room(path: GraphPath) -> int:
 
 @dataclass(eq=False)
 class LoweringContext(ABC):
-    """The state of one function while it is generated: its statements, names, imports and parameters.
+    """The state of one generated function: its statements, names, imports and parameters.
 
     Args:
         graph: the whole graph.
-        reach: the part of it that the targets need.
+        reach: the part of the graph that the targets need.
         imports: the imports of the module.
-        names: the names that are taken.
-        parameters: the parameter of each variable.
-        project_dir: the project's folder; paths below it are written relative to it.
+        names: the names that are already used in the module.
+        parameters: the parameter of each variable of the config.
+        project_dir: the project's folder; paths inside this folder are written relative to it.
     """
 
     graph: Graph
@@ -108,15 +108,15 @@ class LoweringContext(ABC):
     parameters: dict[str, Parameter]
     project_dir: str = field(default="", kw_only=True)
     block: list[Statement] = field(default_factory=list, init=False)
-    """The statements of the block that is being written."""
+    """The statements of the block that is being generated."""
     top: list[Statement] = field(init=False)
-    """The statements of the whole function; the same list as `block` outside any inner block."""
+    """The statements of the whole function; outside any nested block, this is the same list as `block`."""
     uncertain: int = field(default=0, init=False)
-    """How many functions and branches around the current block may never run."""
+    """The number of enclosing functions and branches that may not run."""
     drops: bool = field(default=False, init=False)
-    """Whether a variable may have been written that nothing reads."""
+    """Whether the generated code may contain a variable that is never read."""
     temporaries: int = field(default=0, init=False)
-    """The number of variables whose value is not remembered, and is made again with the value it is a part of."""
+    """The number of temporary variables: an expression that uses one is written again together with the variable."""
     _bound: dict[int, Expression] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -126,33 +126,35 @@ class LoweringContext(ABC):
 
     @abstractmethod
     def build(self, node: Node, path: GraphPath) -> Expression:
-        """Returns the expression of a node, and adds the statements that have to run before it to the block.
+        """Returns the expression of a node; statements that have to run before the expression are added to the block.
 
         Args:
             node: the node.
-            path: its path in the graph.
+            path: the path of the node in the graph.
         """
 
     @abstractmethod
     def make_deferred(self, node: Node, path: GraphPath) -> Expression:
-        """Returns the expression of a node inside a function that is called later, or never.
+        """Returns the expression of a node inside a function that is called later or not at all.
 
         Args:
             node: the node.
-            path: its path in the graph.
+            path: the path of the node in the graph.
         """
 
     def bound(self, node: Node) -> Expression | None:
-        """Returns the expression of a node that has already been built, else None."""
+        """Returns the expression of a node that has already been built; None if the node has not been built."""
         return self._bound.get(id(node))
 
     def bind(self, expression: Expression, wanted: str, string: str | None = None) -> Expression:
-        """Returns a new variable that holds the value of an expression; the expression itself if it is a constant.
+        """Assigns the value of an expression to a new variable, and returns the variable.
+
+        A constant expression is returned unchanged, unless it is a string literal to be broken over several lines.
 
         Args:
             expression: the expression.
-            wanted: the name that the variable should have.
-            string: the text of a long string literal, which may be broken over several lines.
+            wanted: the preferred name of the variable.
+            string: the value of a string literal that may be broken over several lines; None for other expressions.
         """
         if expression.constant and string is None:
             return expression
@@ -162,12 +164,12 @@ class LoweringContext(ABC):
         return name(variable)
 
     def bind_unbroken(self, expression: Expression, wanted: str, faults: str = "") -> Expression:
-        """Returns a new variable that holds the value of an expression that cannot be broken over several lines.
+        """Assigns an expression that cannot be broken over several lines to a new variable, and returns the variable.
 
         Args:
             expression: the expression.
-            wanted: the name that the variable should have.
-            faults: rules of ruff that the line breaks.
+            wanted: the preferred name of the variable.
+            faults: the rules of ruff that the line breaks, separated by commas.
         """
         variable = self.names.free(wanted)
         self.temporaries += 1
@@ -175,12 +177,13 @@ class LoweringContext(ABC):
         return name(variable)
 
     def lazy(self, node: Node, path: GraphPath, make: Callable[[], Expression]) -> Expression:
-        """Returns a call of a local cached function that builds a node when it is needed for the first time.
+        """Returns a call of a new cached local function, which builds a node when it is called for the first time.
 
         Args:
             node: the node.
-            path: its path in the graph.
-            make: builds the node; its statements go into the function.
+            path: the path of the node in the graph.
+            make: the function that builds the expression of the node; the statements of the expression are put into the
+                local function.
         """
         block, self.block = self.block, []
         self.uncertain += 1
@@ -195,12 +198,14 @@ class LoweringContext(ABC):
         return found
 
     def local_lazy(self, node: Node, path: GraphPath, make: Callable[[], Expression]) -> Expression:
-        """Returns a call like that of `lazy`, which is not used outside the function that is being written.
+        """Returns a call as `lazy` does, but does not remember the call as the expression of the node.
+
+        The local function is therefore not called from outside the function that is being generated.
 
         Args:
             node: the node.
-            path: its path in the graph.
-            make: builds the node.
+            path: the path of the node in the graph.
+            make: the function that builds the expression of the node.
         """
         before = self._bound.get(id(node))
         found = self.lazy(node, path, make)
@@ -216,8 +221,8 @@ class LoweringContext(ABC):
 
         Args:
             value: the value.
-            path: its path in the graph; () for a text that is not a value of the config.
-            longest: the width up to which a string is written in place; None for the usual one.
+            path: the path of the value in the graph; () for a value that is not in the config.
+            longest: the width in columns up to which a string is written inline; None for the default of `room`.
         """
         # These floats have no literal in Python.
         if isinstance(value, float) and (isnan(value) or value in (inf, -inf)):
@@ -238,7 +243,7 @@ class LoweringContext(ABC):
         return self.bind(literal, name_for(self.graph, Scalar(value=value), path) if path else "text", value)
 
     def key(self, key: PlainKey) -> Expression:
-        """Returns the expression of a mapping's key."""
+        """Returns the expression of a key in a mapping."""
         if isinstance(key, tuple):
             return bracketed("(", [("", self.key(part)) for part in key], ")", pure=True, constant=True)
         return self.literal(key, (), _LONGEST_KEY)
@@ -246,9 +251,10 @@ class LoweringContext(ABC):
     # values in a row
 
     def sequence(self, parts: Iterable[Part]) -> list[Part]:
-        """Builds parts in order, and keeps the order of their calls.
+        """Builds parts one after the other, and keeps the calls in them in this order.
 
-        If a part adds statements that call something, the earlier parts get variables in front of these statements.
+        If the statements that a part adds contain a call, the earlier parts are assigned to variables before these
+        statements.
         """
         done: list[Part] = []
         for part in parts:
@@ -260,7 +266,7 @@ class LoweringContext(ABC):
         return done
 
     def _row(self, items: Iterable[Part]) -> list[Part]:
-        """Builds the items of a list; if one of them became a variable, so do all that call something."""
+        """Builds the items of a list; if one is assigned to a variable, all others that contain a call are, too."""
         start = len(self.block)
         parts = self.sequence(items)
         made = {statement.before for statement in self.block[start:]}
@@ -269,7 +275,7 @@ class LoweringContext(ABC):
         return parts
 
     def bind_calls(self, parts: list[Part], at: int) -> None:
-        """Moves each part that calls something into a variable.
+        """Assigns each part that contains a call to a variable.
 
         Args:
             parts: the parts.
@@ -292,8 +298,8 @@ class LoweringContext(ABC):
 
         Args:
             node: the container.
-            path: its path in the graph.
-            build: builds a member.
+            path: the path of the container in the graph.
+            build: the function that builds a member of the container.
         """
         held = members(node)
         if node.kind is not ContainerKind.DICT:
@@ -310,12 +316,12 @@ class LoweringContext(ABC):
     def merged(
         self, keys: list[object], parts: list[Part], earlier: Iterable[Part] = ()
     ) -> list[tuple[str, Expression]]:
-        """Returns the members of a dict display; of equal keys the first position and the last value count.
+        """Returns the members of a dict display; a repeated key keeps its first position and gets its last value.
 
         Args:
-            keys: the keys.
-            parts: their values.
-            earlier: parts that were built before them.
+            keys: the keys of the members.
+            parts: the values of the members.
+            earlier: the parts of the same expression that were built before the values.
         """
         last = {key: position for position, key in enumerate(keys)}
         first = {key: position for position, key in reversed(list(enumerate(keys)))}
@@ -333,12 +339,14 @@ class LoweringContext(ABC):
     # calls
 
     def arguments(self, node: Call, path: GraphPath, build: Build) -> list[Part]:
-        """Returns the arguments of a call as parts that are not built yet; `before` is the keyword.
+        """Returns the arguments of a call as parts that are not built yet.
+
+        The attribute `before` of each part is the keyword of the argument, "" for a positional argument.
 
         Args:
             node: the call.
-            path: its path in the graph.
-            build: builds an argument.
+            path: the path of the call in the graph.
+            build: the function that builds an argument.
         """
         parts = [self._part("", value, (*path, Index(position)), build) for position, value in enumerate(node.args)]
         for entry in (*node.kwargs, *node.named_latent_args):
@@ -348,16 +356,16 @@ class LoweringContext(ABC):
         return parts
 
     def applied(self, node: Call, path: GraphPath, callee: Expression, parts: list[Part]) -> Expression:
-        """Returns the expression of a call; for a short name of the language, the equivalent expression.
+        """Returns the expression of a call; for a built-in function of the config language, an equivalent expression.
 
         Args:
             node: the call.
-            path: its path in the graph.
-            callee: the expression that is called.
-            parts: the built arguments.
+            path: the path of the call in the graph.
+            callee: the expression of the object that is called.
+            parts: the arguments, already built.
 
         Raises:
-            GraphError: FG331, FG332, the call of a short name cannot be written.
+            GraphError: FG331 or FG332 if the call of a built-in function cannot be written as Python.
         """
         count = len(node.args)
         if node.constructor in SHORT_NAMES:
@@ -378,7 +386,7 @@ class LoweringContext(ABC):
         return call(callee, [*positional, *self.keywords(keywords)])
 
     def keywords(self, members: list[tuple[str, Expression]]) -> list[tuple[str, Expression]]:
-        """Returns keyword arguments; from the first name that is not an identifier on, as `**{...}`."""
+        """Returns keyword arguments, as `**{...}` from the first name on that is not an identifier."""
         if any(word == SPREAD_MARK for word, _ in members):
             return [("**", self._display(members))]
         odd = next((at for at, (word, _) in enumerate(members) if not is_identifier(word)), len(members))
@@ -408,24 +416,24 @@ class LoweringContext(ABC):
         return found
 
     def bound_callee(self, node: Call, path: GraphPath) -> Expression:
-        """Returns the expression that a call calls, evaluated before the arguments of the call are built.
+        """Returns the expression of the object that a call calls, evaluated before the arguments of the call are built.
 
         Args:
             node: the call.
-            path: its path in the graph.
+            path: the path of the call in the graph.
         """
         callee = self.callee(node, path)
         return callee if callee.pure else self.bind(callee, "function")
 
     def callee(self, node: Call, path: GraphPath) -> Expression:
-        """Returns the expression that a call calls.
+        """Returns the expression of the object that a call calls.
 
         Args:
             node: the call.
-            path: its path in the graph.
+            path: the path of the call in the graph.
 
         Raises:
-            GraphError: FG332, the constructor cannot be imported.
+            GraphError: FG332 if the constructor cannot be imported.
         """
         source, symbol = split(node.constructor)
         if node.constructor in SHORT_NAMES:
@@ -452,19 +460,21 @@ class LoweringContext(ABC):
     # values that construction finds
 
     def environment_value(self, node: Env) -> Expression:
-        """Returns a variable that holds the value of an environment variable, or None."""
+        """Returns a variable with the value of an environment variable; at run time it is None if that is not set."""
         self.imports.use("os")
         read = call(name("os.environ.get"), [("", self.literal(node.variable))])
         return self.bind(read, node.variable.lower())
 
     def unless(self, test: str, given: Expression, wanted: str, default: Callable[[], Expression]) -> Expression:
-        """Returns a conditional expression, or a variable that is set in an `if`: the default is built only if needed.
+        """Returns an expression that evaluates the default only if a condition is true.
+
+        The result is a conditional expression, or a variable that is set in an `if` statement.
 
         Args:
             test: the condition under which the default is used.
-            given: the value otherwise.
-            wanted: the name for a variable.
-            default: builds the default.
+            given: the value if the condition is false.
+            wanted: the preferred name of the variable.
+            default: the function that builds the default.
         """
         block, self.block = self.block, []
         self.uncertain += 1

@@ -1,7 +1,8 @@
-"""The imports of a generated module, and the expressions that refer to imported objects.
+"""The imports of a generated module, and the expressions that refer to the imported objects.
 
-Takes constructors; gives expressions, and the import lines of the module. Nothing is imported here. The expression of a
-constructor has the same meaning as in `config.resolve`. Each import has one name, and no two imports share a name.
+The input is constructors; the output is expressions, and the import lines of the module. Nothing is imported during
+generation. The expression of a constructor has the same meaning as in `config.resolve`. Each imported object has one
+name, and no two imported objects have the same name.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ class Imports:
     """The imports of one module.
 
     Args:
-        names: the names that are taken.
-        system_path: folders that the project adds to `sys.path`; modules in them are imported last.
-        own: imports and constants that the generated code itself uses.
-        short: the function for each short name of the language that is passed as an object.
+        names: the names that are already used in the module.
+        system_path: the folders that the project adds to `sys.path`; modules in these folders are imported last.
+        own: the names of the imports and constants that the generated code needs for itself.
+        short: the name of the generated function for each built-in function of the config language that is passed as an
+            object.
     """
 
     names: Names
@@ -54,7 +56,7 @@ class Imports:
     _used_files: set[Source] = field(default_factory=set)
 
     def reserve(self, nodes: Iterable[Call]) -> None:
-        """Reserves a name for the import of each constructor, before variables are named."""
+        """Reserves a name for the import of each constructor; must be called before variables get names."""
         for node in nodes:
             source, symbol = split(node.constructor)
             if source is None:
@@ -71,7 +73,7 @@ class Imports:
                 self._names[key] = own or _name_of(key, self.names)
 
     def use(self, word: str) -> Expression:
-        """Returns a name that the generated code itself needs, and records that it is used."""
+        """Returns a name that the generated code needs for itself, and records that the name is used."""
         self.own.add(word)
         return name(word)
 
@@ -80,7 +82,8 @@ class Imports:
 
         Args:
             node: the call.
-            folders: the expression of its `submodule_searchpath`, if that is built; else None.
+            folders: the expression of the call's `submodule_searchpath`; None if the folders are known without
+                construction.
         """
         source, symbol = split(node.constructor)
         if source is None:
@@ -104,26 +107,26 @@ class Imports:
         return _attributes(name(self._names[key]), _rest(source, symbol, key))
 
     def short_function(self, word: str) -> Expression:
-        """Returns the name of a function that has the effect of a short name of the language."""
+        """Returns the name of a generated function with the effect of a built-in function of the config language."""
         if word not in self.short:
             self.short[word] = self.names.free(f"get_{word}" if word in ("items", "keys", "values") else word)
         return name(self.short[word])
 
     def drop_unused(self, words: set[str]) -> None:
-        """Removes the imports that the generated code does not use; `words` are the names that it reads."""
+        """Removes the imports that the generated code does not use; `words` is the set of names that the code reads."""
         self.own = {word for word in self.own if word.partition(".")[0] in words}
         self._used = {key for key in self._used if self._names[key] in words}
 
     def named_imports(self) -> list[str]:
-        """Returns the imports that the config names, as "module:symbol" and files."""
+        """Returns the imports that the config names, as "module:symbol" or as the path of a file."""
         found = [f"{module}:{symbol}" if symbol else module for module, symbol in self._used]
         return sorted([*found, *(source for source, _ in self._used_files)])
 
     def lines(self, system_path: list[str]) -> list[str]:
-        """Returns the import lines.
+        """Returns the import lines of the module.
 
         Args:
-            system_path: expressions of folders that are added to `sys.path`.
+            system_path: the expressions of the folders that are added to `sys.path`.
         """
         if system_path:
             self.own.add("sys")
@@ -159,13 +162,13 @@ class Imports:
 
 
 def split(constructor: str) -> tuple[str | None, str]:
-    """Returns the module or file of a constructor (None for a builtin), and its symbol."""
+    """Returns the two parts of a constructor: its module or file (None for a builtin), and its symbol."""
     source, colon, symbol = constructor.rpartition(":")
     return (source if colon else None), symbol
 
 
 def static_folders(node: Call) -> tuple[str, ...] | None:
-    """Returns the `submodule_searchpath` of a call; None if it is known only at construction."""
+    """Returns the folders in the `submodule_searchpath` of a call; None if they are known only after construction."""
     search = node.submodule_searchpath
     if search is None:
         return ()
@@ -175,7 +178,7 @@ def static_folders(node: Call) -> tuple[str, ...] | None:
 
 
 def is_file(source: str) -> bool:
-    """Returns whether the left side of a constructor is a file."""
+    """Returns whether the part of a constructor before the colon is a file."""
     return source.endswith(".py") or "/" in source
 
 
@@ -189,7 +192,7 @@ def _name_of(key: tuple[str, str | None], names: Names) -> str:
 
 
 def _imported(source: str, symbol: str) -> tuple[str, str | None] | None:
-    """Returns the module and the name of a `from` import; None if they cannot be written as identifiers."""
+    """Returns the module and the name for a `from` import; None if they are not valid identifiers."""
     if not _PLAIN_MODULE.fullmatch(source) or not all(is_identifier(part) for part in source.split(".")):
         return None
     parts = symbol.split(".")
@@ -231,7 +234,7 @@ def _attributes(owner: Expression, symbol: str) -> Expression:
 
 
 def _sorted(names: dict[tuple[str, str | None], str]) -> list[str]:
-    """Returns import lines in the order of isort: plain imports, then `from` imports, each by module."""
+    """Returns import lines in the order of isort: plain imports, then `from` imports, each sorted by module."""
     plain = sorted((module for module, symbol in names if symbol is None), key=_order)
     lines = [f"import {module}" for module in plain]
     modules: dict[str, list[tuple[str, str]]] = {}

@@ -1,7 +1,7 @@
-"""Python expressions and statements as values, their layout, and the removal of unused ones.
+"""Python expressions and statements as objects, their layout as source lines, and the removal of unused variables.
 
-Takes texts and their parts; gives source lines. A line has at most 120 columns if it can be broken, and `ruff format`
-leaves the lines unchanged.
+The input is pieces of source text; the output is source lines. A line has at most 120 columns if it can be broken, and
+`ruff format` leaves the lines unchanged.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ class Expression:
 
     Args:
         text: the whole expression on one line.
-        head: its beginning up to an opening bracket after which it may be broken; "" if it may not be broken.
+        head: the text up to the opening bracket after which the expression may be broken; "" if it cannot be broken.
         items: the expressions between the brackets, each with the text in front of it (`lr=`, `"key": `, `**`).
         close: the closing bracket.
-        pure: True if evaluating it calls nothing, so that it may be moved past a call.
-        constant: True for names and plain values: evaluating them twice, or later, makes no difference.
-        primary: True if `.name`, `(...)` or `[...]` may follow it without parentheses.
+        pure: whether evaluating the expression calls nothing, so that it may be moved past a call.
+        constant: whether evaluating the expression twice, or later, makes no difference; true for names and plain
+            values.
+        primary: whether `.name`, `(...)` or `[...]` may follow the expression without parentheses.
     """
 
     text: str
@@ -48,26 +49,26 @@ class Expression:
 
     @property
     def depth(self) -> int:
-        """The nesting depth of its brackets."""
+        """The nesting depth of the brackets in the expression."""
         return 1 + max((item.depth for _, item in self.items), default=0) if self.head else 0
 
 
 def name(text: str) -> Expression:
-    """Returns the expression of a variable or a dotted name."""
+    """Returns the expression that reads a variable or a dotted name."""
     return Expression(text, constant=True)
 
 
 def bracketed(
     head: str, items: Iterable[tuple[str, Expression]], close: str, *, pure: bool, constant: bool = False
 ) -> Expression:
-    """Returns a call or a display.
+    """Returns a call or a list, tuple or dict display.
 
     Args:
         head: the text up to and including the opening bracket.
         items: the members, each with the text in front of it.
         close: the closing bracket.
-        pure: whether it calls nothing itself; it is impure if one of its members is.
-        constant: whether evaluating it again makes no difference.
+        pure: whether the expression itself calls nothing; the result is pure only if all members are pure, too.
+        constant: whether evaluating the expression again makes no difference.
     """
     items = tuple(items)
     inside = ", ".join(before + item.text for before, item in items)
@@ -79,15 +80,15 @@ def bracketed(
 
 
 def as_primary(value: Expression) -> Expression:
-    """Returns an expression in parentheses, if it needs them in front of `.name` or after `**`."""
+    """Returns an expression that is valid in front of `.name` and after `**`, in parentheses if it needs them."""
     return value if value.primary else replace(value, text=f"({value.text})", primary=True)
 
 
 def call(function: Expression, items: Iterable[tuple[str, Expression]], *, pure: bool = False) -> Expression:
-    """Returns a call.
+    """Returns a call of a function.
 
     Args:
-        function: the expression that is called.
+        function: the expression of the function.
         items: the arguments, each with the text in front of it.
         pure: whether the call has no effect, so that it may be moved past other calls.
     """
@@ -96,7 +97,7 @@ def call(function: Expression, items: Iterable[tuple[str, Expression]], *, pure:
 
 
 def width(text: str) -> int:
-    """Returns the width of a text in columns; a CJK character has two."""
+    """Returns the width of a text in columns; a CJK character takes two."""
     return len(text) if _NARROW.fullmatch(text) else sum(1 if _NARROW.fullmatch(char) else 2 for char in text)
 
 
@@ -104,7 +105,7 @@ def quoted(text: str) -> str:
     """Returns a string literal on one line.
 
     Raises:
-        GraphError: FG330, the string contains half of a surrogate pair, which no file can contain.
+        GraphError: FG330 if the string contains half of a surrogate pair, which cannot be encoded as UTF-8.
 
     Example:
         >>> print(quoted('say "it"'), quoted("it's"), quoted("a\\nb\\u2028"))
@@ -115,10 +116,12 @@ def quoted(text: str) -> str:
 
 
 def below(folder: str, text: str) -> list[str]:
-    """Returns the parts of a path below an absolute folder; none if joining them does not give the same text.
+    """Returns the parts of a path inside an absolute folder, relative to the folder.
+
+    The result is empty if the path is not inside the folder, or if joining the parts would give another text.
 
     Args:
-        folder: the folder.
+        folder: the absolute folder.
         text: the path.
     """
     if not os.path.isabs(folder) or not text.startswith(folder + os.sep) or len(text) > _LONGEST_PATH:
@@ -143,7 +146,7 @@ def _escaped(char: str, quote: str) -> str:
 
 
 def pieces(text: str) -> list[str]:
-    """Returns a long string as several literals that Python concatenates, split after line ends and spaces."""
+    """Returns a long string as several string literals that Python concatenates, split after line ends and spaces."""
     found, start = [], 0
     while start < len(text):
         stop = _cut(text, start)
@@ -169,16 +172,16 @@ def _cut(text: str, start: int) -> int:
 
 @dataclass(slots=True)
 class Statement:
-    """One statement.
+    """One Python statement.
 
     Args:
         before: the text in front of the expression: `name = `, `return `, or "".
-        expression: the expression; None for a statement with a body.
-        string: the value of a string literal that may be broken into pieces.
+        expression: the expression of the statement; None for a statement with a body.
+        string: the value of a string literal that may be broken into pieces; None for other expressions.
         heads: the lines above the body: decorators, and `def ...:` or `if ...:`.
-        body: the statements inside.
-        whole: True if the expression cannot be broken over several lines.
-        faults: rules of ruff that the line breaks, for its `noqa`.
+        body: the statements in the body.
+        whole: whether the expression cannot be broken over several lines.
+        faults: the rules of ruff that the line breaks, for its `noqa` comment.
     """
 
     before: str = ""
@@ -191,19 +194,19 @@ class Statement:
 
     @property
     def quiet(self) -> bool:
-        """Whether running it calls nothing."""
+        """Whether running the statement calls nothing."""
         if self.expression is not None:
             return self.expression.pure
         return self.is_function or all(statement.quiet for statement in self.body)
 
     @property
     def is_function(self) -> bool:
-        """Whether it defines a local function."""
+        """Whether the statement defines a local function."""
         return bool(self.heads) and self.heads[-1].startswith("def ")
 
 
 def layout(statements: list[Statement], indent: str) -> list[str]:
-    """Returns the lines of a block."""
+    """Returns the source lines of a block of statements."""
     lines: list[str] = []
     for position, statement in enumerate(statements):
         ends = position + 1 == len(statements)
@@ -239,13 +242,13 @@ def _unbroken(line: str, faults: str) -> str:
 
 
 def broken(expression: Expression, indent: str, before: str, after: str) -> list[str]:
-    """Returns the lines of an expression: one line if it fits, else one line for each part of it.
+    """Returns the lines of an expression: one line if it fits, else one line for each member.
 
     Args:
         expression: the expression.
-        indent: the indentation.
-        before: the text in front of it.
-        after: the text after it.
+        indent: the indentation of the first line.
+        before: the text in front of the expression.
+        after: the text after the expression.
     """
     line = f"{indent}{before}{expression.text}{after}"
     if width(line) <= WIDTH or not expression.head:
@@ -257,7 +260,7 @@ def broken(expression: Expression, indent: str, before: str, after: str) -> list
 
 
 def without_unused(statements: list[Statement]) -> list[Statement]:
-    """Returns the statements without variables that nothing reads; the calls in their values remain."""
+    """Removes assignments to variables that nothing reads, and returns the statements; calls in the values remain."""
     # Removing one variable can leave another one unread.
     while _drop(statements, names_read(statements)):
         pass
@@ -265,7 +268,7 @@ def without_unused(statements: list[Statement]) -> list[Statement]:
 
 
 def names_read(statements: list[Statement]) -> set[str]:
-    """Returns the names that statements read."""
+    """Returns the names that the statements read."""
     tree = ast.parse("def build():\n" + "\n".join(layout(statements, "    ")))
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 

@@ -1,8 +1,9 @@
-"""The lowering of graph nodes to Python statements, and of `!calc` expressions to Python text.
+"""The lowering of graph nodes to Python statements, and of `!calc` expressions to Python expressions.
 
-Takes the nodes that targets need; gives the statements that build them. Calls are made in the order of
-`config.materialize`. A node that is built once there is built once here, and has a variable if it is used again. A node
-that is needed only in some cases (the default of a variable, the other branch of a `!calc`) is built only then.
+The input is the nodes that targets need; the output is the statements that build them. Calls are made in the order of
+`config.materialize`. A node that `config.materialize` builds once is built once by the generated code, and is assigned
+to a variable if it is used again. A node that is needed only in some cases (the default of a variable, one branch of a
+`!calc`) is built only in these cases.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ class Lowering(LoweringContext):
         self._partials = PartialLowering(self)
 
     def build(self, node: Node, path: GraphPath) -> Expression:
-        """Returns the expression of a node, and adds the statements that have to run before it to the block.
+        """Returns the expression of a node; statements that have to run before the expression are added to the block.
 
         Args:
             node: the node.
-            path: its path in the graph.
+            path: the path of the node in the graph.
 
         Raises:
-            GraphError: FG304, FG305, FG331, FG332, the node cannot be written as Python.
+            GraphError: FG304, FG305, FG331 or FG332 if the node cannot be written as Python.
         """
         if isinstance(node, Scalar):
             return self.literal(node.value, path)
@@ -93,11 +94,11 @@ class Lowering(LoweringContext):
         raise TypeError(f"unknown node {type(node).__name__}")
 
     def make_deferred(self, node: Node, path: GraphPath) -> Expression:
-        """Returns the expression of a node inside a function that is called later, or never.
+        """Returns the expression of a node inside a function that is called later or not at all.
 
         Args:
             node: the node.
-            path: its path in the graph.
+            path: the path of the node in the graph.
         """
         with self._partials.deferred():
             return self._make(node, path)
@@ -109,7 +110,7 @@ class Lowering(LoweringContext):
         return call(name(function), ())
 
     def _wants_function(self, node: Node, expression: Expression) -> bool:
-        """Returns whether a factory that is called at several places is long enough for a separate function."""
+        """Returns whether a node is built at several places, and its expression is long enough for a function."""
         if self.uncertain or self.block is not self.top or not isinstance(node, Call):
             return False
         return self.reach.places[id(node)] > 1 and width(expression.text) > _LONGEST_TWICE
@@ -131,7 +132,7 @@ class Lowering(LoweringContext):
     # values that construction finds
 
     def _variable(self, node: Var, path: GraphPath) -> Expression:
-        """Returns the expression of a `!var`: its parameter, or its default if the parameter is not given."""
+        """Returns the expression of a `!var`: its parameter, or its default if no value is given for the parameter."""
         parameter = self.parameters[node.variable]
         if not parameter.unset:
             return name(parameter.name)
@@ -194,7 +195,7 @@ class Lowering(LoweringContext):
         return self.unless(f"{parameter} is UNSET", name(parameter), word, make)
 
     def _required_variable(self, variable: str) -> Expression:
-        """Returns the expression of a variable without default; the generated code raises if it is not given."""
+        """Returns the expression of a variable without default; generated code raises an error if it is not given."""
         parameter = self.parameters[variable]
         if not parameter.unset:
             return name(parameter.name)
@@ -234,11 +235,11 @@ def calc_text(expression: str, text_of: Callable[[str], str], literal: Callable[
 
     Args:
         expression: the expression in the config.
-        text_of: returns the Python text for a name in the expression.
-        literal: returns the Python text of a plain value.
+        text_of: the function that returns the Python text for a name in the expression.
+        literal: the function that returns the Python text of a plain value.
 
     Raises:
-        Refusal: FG305, a part of the expression is not allowed.
+        Refusal: FG305 if a part of the expression is not allowed.
     """
     writer = _Writer(expression, text_of, literal)
     return writer.write(parse_calc(expression), 0)
@@ -258,7 +259,7 @@ class _Writer:
         self._expression, self._text_of, self._literal = expression, text_of, literal
 
     def write(self, node: ast.expr, around: int) -> str:
-        """Returns the text of a part, in parentheses if it has a lower precedence than its surroundings."""
+        """Returns the text of an operand, in parentheses if it has a lower precedence than `around`."""
         text, strength = self._part(node)
         return f"({text})" if strength < around else text
 

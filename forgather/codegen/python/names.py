@@ -1,7 +1,7 @@
 """The names of variables in generated code.
 
-Takes a name from the config; gives an identifier that is unique in the module, and is not a keyword, a builtin or an
-import.
+The input is a name from the config; the output is an identifier that is unique in the module, and is not a keyword, a
+builtin or an import.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ _BUILTIN = frozenset(dir(builtins))
 
 
 def is_identifier(text: str) -> bool:
-    """Returns whether a text can be written as an identifier; only ASCII, because Python normalizes other letters."""
+    """Returns whether a text can be written as an identifier.
+
+    Only ASCII is accepted, because Python normalizes other letters, so that two different texts can be the same
+    identifier.
+    """
     return text.isascii() and text.isidentifier() and not keyword.iskeyword(text) and text != "__debug__"
 
 
@@ -45,10 +49,10 @@ def identifier(text: str) -> str:
 
 
 class Names:
-    """The names of one module.
+    """The names of one module, each used once.
 
     Args:
-        taken: names that are already used.
+        taken: the names that are already used.
     """
 
     def __init__(self, taken: set[str]) -> None:
@@ -57,7 +61,7 @@ class Names:
         self._next: dict[str, int] = {}
 
     def free(self, wanted: str) -> str:
-        """Returns an unused identifier, `wanted` or one with a number, and reserves it."""
+        """Returns an unused identifier, which is `wanted` or `wanted` with a number, and reserves it."""
         base = identifier(wanted)
         found, stem = base, base.rstrip("_")
         number = self._next.get(stem, 2)
@@ -74,13 +78,13 @@ def name_for(graph: Graph, node: Node, path: GraphPath) -> str:
     Args:
         graph: the graph.
         node: the node.
-        path: its path in the graph.
+        path: the path of the node in the graph.
     """
     return node.name or graph.anchors.get(id(node)) or _target(graph, node) or _last_key(path) or _maker(node)
 
 
 def is_named(graph: Graph, node: Node) -> bool:
-    """Returns whether the user named a node, by `@name`, an anchor or a target."""
+    """Returns whether the user gave a node a name: by `@name`, an anchor or a target."""
     return bool(node.name or id(node) in graph.anchors or _target(graph, node))
 
 

@@ -1,8 +1,8 @@
 """The parameters of the generated function: one for each variable of the config.
 
-Takes the needed nodes; gives the parameter of each variable. If all uses of a variable have the same plain default, it
-is the default of the parameter. If the uses differ, or a default has to be built, the parameter is `UNSET` by default,
-and each use has its own default.
+The input is the needed nodes; the output is the parameter of each variable. If all uses of a variable have the same
+plain default, it is the default of the parameter. If the defaults of the uses differ, or a default has to be built, the
+default of the parameter is `UNSET`, and each use evaluates its own default.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Parameter:
     """A keyword-only parameter.
 
     Args:
-        name: its name.
-        required: True if it has no default.
-        unset: True if its default is `UNSET`.
-        default: its plain default, if it is neither required nor unset.
+        name: the name of the parameter.
+        required: whether the parameter has no default.
+        unset: whether the default of the parameter is `UNSET`.
+        default: the plain default of the parameter; not used if it is required or unset.
     """
 
     name: str
@@ -42,13 +42,13 @@ class Parameter:
 
 
 def parameters_of(graph: Graph, targets: list[str], reach: Reach, names: Names) -> dict[str, Parameter]:
-    """Returns the parameter of each variable, in the order of their first use.
+    """Returns the parameter of each variable, in the order of the first uses of the variables.
 
     Args:
         graph: the whole graph.
         targets: the names of the targets.
-        reach: the part of the graph that they need.
-        names: the names that are taken.
+        reach: the part of the graph that the targets need.
+        names: the names that are already used in the module.
     """
     certain = reach.certain(targets)
     forms: dict[str, set[str]] = {}

@@ -1,8 +1,8 @@
 """The lowering of `!partial`: to `functools.partial` if that has the same effect, else to a local function.
 
-Takes the node of a partial; gives the expression of the callable. Factories, and containers with a factory inside, are
-built by each call, so they are inside the function; everything else is built once, before it. `latent_args` override
-the arguments of a call, which `functools.partial` cannot express.
+The input is the node of a partial; the output is the expression of the callable. Each call of the partial builds its
+factories, and the containers with a factory inside; they are built inside the local function. All other nodes are built
+once, before the function. `latent_args` override the arguments of a call, which `functools.partial` cannot express.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from forgather.config.traverse import children, members
 
 @dataclass(frozen=True, slots=True)
 class BuiltNodes:
-    """The nodes that have been built before the functions of partials.
+    """The nodes that have been built before the local functions of partials.
 
     Args:
-        fixed: the variable of each node that is built once.
-        callees: the variable of the called object, or of the environment variable, for each call and `!env`.
+        fixed: the variable of each node that is built once, by the id of the node.
+        callees: the variable of the called object for each call, and of the environment variable for each `!env`, by
+            the id of the node.
     """
 
     fixed: dict[int, Expression]
     callees: dict[int, Expression]
 
     def copy(self) -> BuiltNodes:
-        """Returns an independent copy."""
+        """Returns a copy that can be changed independently."""
         return BuiltNodes(dict(self.fixed), dict(self.callees))
 
     def updated(self, other: BuiltNodes) -> BuiltNodes:
-        """Returns the union; for a node in both, that of `other`."""
+        """Returns the union of two sets of built nodes; for a node in both, the variable in `other` is used."""
         return BuiltNodes(self.fixed | other.fixed, self.callees | other.callees)
 
 
@@ -44,7 +45,7 @@ class PartialLowering:
     """The generator of partials within one generated function.
 
     Args:
-        context: the state of the function.
+        context: the state of the generated function.
     """
 
     def __init__(self, context: LoweringContext) -> None:
@@ -66,10 +67,10 @@ class PartialLowering:
 
         Args:
             node: the partial.
-            path: its path in the graph.
+            path: the path of the partial in the graph.
 
         Raises:
-            GraphError: FG331, FG332, the partial cannot be written as Python.
+            GraphError: FG331 or FG332 if the partial cannot be written as Python.
         """
         values = [*node.args, *(entry.value for entry in node.kwargs)]
         if node.latent_args or any(self._context.reach.is_built_per_call(value) for value in values):
@@ -84,7 +85,10 @@ class PartialLowering:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Hides nodes that were built inside another local function: their variables do not exist in this one."""
+        """Context manager that hides the nodes which were built inside another local function.
+
+        The variables of these nodes do not exist in the function that is generated in the `with` block.
+        """
         context = self._context
         if context.uncertain == 1:
             self._certain = self._known.copy()
@@ -116,7 +120,7 @@ class PartialLowering:
         return name(function)
 
     def _add_keywords(self, function: str, node: Call) -> None:
-        """Adds the attribute `keywords` of `functools.partial`, which libraries read."""
+        """Adds the attribute `keywords`, which `functools.partial` has and some libraries read."""
         live = self._context.reach.is_built_per_call
         values = [(entry.key, entry.value) for entry in node.kwargs if not live(entry.value)]
         members = [(f"{quoted(str(key))}: ", self._per_call(value, ())) for key, value in values]
@@ -133,7 +137,7 @@ class PartialLowering:
                 self._fix(value, (*path, step))
 
     def _fix(self, node: Node, path: GraphPath) -> None:
-        """Builds the parts of a node that all calls share, before the function."""
+        """Builds the parts of a node that all calls of the partial share; their statements come before the function."""
         context = self._context
         if isinstance(node, Scalar) or id(node) in self._known.fixed:
             return
@@ -177,7 +181,7 @@ class PartialLowering:
             context.block.append(Statement(heads=(f"if {test}:",), body=inner))
 
     def _test(self, node: Lookup) -> tuple[str, Expression]:
-        """Returns the condition under which a variable has no value, and the expression of its value."""
+        """Returns the condition under which a variable is not given, and the expression of its value."""
         context = self._context
         if isinstance(node, Var):
             context.imports.use("UNSET")
@@ -217,7 +221,7 @@ class PartialLowering:
         part.make = lambda: context.unless(f"{word} not in kwargs", given, key, make)
 
     def _per_call(self, node: Node, path: GraphPath) -> Expression:
-        """Returns the expression of a node inside the function of a partial."""
+        """Returns the expression of a node inside the local function of a partial."""
         context = self._context
         if isinstance(node, Scalar):
             return context.literal(node.value, path)

@@ -1,7 +1,7 @@
-"""The nodes that targets need, and at how many places each of them is used.
+"""The nodes that targets need, and the number of places at which each node is used.
 
-Takes a graph and names of targets; gives the nodes, and how construction treats them. `is_one_object` and
-`is_built_per_call` give the same answers as `config.materialize` and its partials.
+The input is a graph and the names of targets; the output is the needed nodes, and how construction treats each of them.
+`is_one_object` and `is_built_per_call` give the same answers as `config.materialize`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Reach:
         self.places: dict[int, int] = self._count([node for _, node in starts])
 
     def is_one_object(self, node: Node) -> bool:
-        """Returns whether all uses of a node give the same object."""
+        """Returns whether all uses of a node refer to one object."""
         return is_one_object(node, is_aliased=id(node) in self._shared)
 
     def is_reused(self, node: Node) -> bool:
-        """Returns whether a node gives one object that is used at several places."""
+        """Returns whether a node is built as one object that is used at several places."""
         return self.places[id(node)] > 1 and self.is_one_object(node)
 
     def is_built_per_call(self, node: Node) -> bool:
-        """Returns whether each call of a partial builds a new object of a node."""
+        """Returns whether each call of a partial builds a new object for a node."""
         if id(node) not in self._live:
             if isinstance(node, Call):
                 self._live[id(node)] = node.kind is CallKind.FACTORY
@@ -50,7 +50,7 @@ class Reach:
         return self._live[id(node)]
 
     def is_sometimes_per_call(self, node: Node) -> bool:
-        """Returns whether a call of a partial builds a new object of a container only in some cases."""
+        """Returns whether some calls of a partial build a new object for a container, and others do not."""
         return isinstance(node, Container) and self.is_built_per_call(node) and not self._is_certainly_per_call(node)
 
     def _is_certainly_per_call(self, node: Node) -> bool:
@@ -59,7 +59,7 @@ class Reach:
         return isinstance(node, Call) and self.is_built_per_call(node)
 
     def certain(self, targets: Iterable[str]) -> set[int]:
-        """Returns the ids of the nodes that are built for any values of the variables."""
+        """Returns the ids of the nodes that are built whatever values the variables have."""
         found: set[int] = set()
         stack = [self._graph.target(name).value for name in targets]
         while stack:
@@ -88,7 +88,10 @@ class Reach:
                 stack += [((*path, *(step or ())), child) for step, child in self._edges(node)][::-1]
 
     def _count(self, starts: list[Node]) -> dict[int, int]:
-        """Counts the places at which each node is built; a node that is one object builds its children once."""
+        """Returns the number of places at which each node is built, by the id of the node.
+
+        A node that is one object builds its children once, even if it is used at several places.
+        """
         open_edges = {id(node): 0 for _, node in self.nodes}
         for _, node in self.nodes:
             for _, child in self._edges(node):
@@ -112,10 +115,10 @@ class Reach:
 
 
 def calc_names(node: Calc) -> list[str]:
-    """Returns the names that a `!calc` reads; none if its expression is malformed.
+    """Returns the names that a `!calc` reads, each of them twice; an empty list if its expression is malformed.
 
-    Each name is given twice, because an expression may read it several times: a factory that is read twice is called
-    twice, and two places are enough to give a value a variable.
+    Each name is returned twice, because an expression may read it several times: a factory that is read twice is called
+    twice, and a value that is used at two places gets a variable.
     """
     try:
         tree = parse_calc(node.expression)
