@@ -1,1 +1,1 @@
-"""The proof that generated code builds the same objects as its config, on stand-ins for all imported objects."""
+"""The proof that generated code builds the same objects as its config; stand-ins replace all imported objects."""

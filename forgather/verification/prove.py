@@ -1,9 +1,10 @@
 """Proves that a generated module makes the same calls as its config.
 
-Takes a graph and a generated module; gives the number of calls, or raises at the first difference. Both are run on
-stand-ins, so that nothing that the config names is imported or called. They are run without variables and with all
-variables, in a private environment. A name refers to equal stand-ins in both, and the few real objects (pure builtins,
-`functools.partial`, short names of the language) are the same in both.
+The input is a graph and a generated module; the output is the number of calls, or an error that describes the first
+difference. The config and the module are both run on stand-ins, so that nothing that the config names is imported or
+called. They are run once without values for the variables and once with a value for each variable, in a private
+environment. The same name refers to equal stand-ins in both runs. The few real objects (builtins without side effects,
+`functools.partial`, the built-in functions of the config language) are the same in both.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from forgather.verification.recording import Comparison, Log, Recorded, StandIn,
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One way to run the config and the code.
+    """The conditions under which the config and the generated code are run.
 
     Args:
-        given: True if every variable gets a value, False if only variables without default do.
+        given: whether every variable gets a value; if False, only the variables without default do.
         truth: the result of every comparison of stand-ins.
     """
 
@@ -59,14 +60,14 @@ def prove(
     Args:
         graph: the graph that the module was generated from.
         text: the source of the module.
-        targets: the targets that its `build` returns.
-        parameters: the parameter of `build` for each variable.
-        project_dir: folder that file imports are relative to.
-        file: the path of the module, which need not exist.
+        targets: the names of the targets that the module's `build` returns.
+        parameters: the name of the parameter of `build` for each variable.
+        project_dir: the folder that file imports are relative to.
+        file: the path of the module; the file need not exist.
 
     Raises:
-        GraphError: FG333, the first difference; FG334, the config itself cannot be built, or cannot be run on
-            stand-ins.
+        GraphError: FG333 at the first difference between the module and the config; FG334 if the config itself cannot
+            be built, or cannot be run on stand-ins.
     """
     code = _compiled(text)
     _refuse_escapes(graph, text)
@@ -97,10 +98,12 @@ def prove(
 
 
 def _refuse_escapes(graph: Graph, text: str) -> None:
-    """Raises if the graph or the code could reach the implementation of the stand-ins, before any of it runs.
+    """Raises an error if the graph or the code could access the implementation of the stand-ins.
+
+    Neither of them has run at this point.
 
     Raises:
-        GraphError: FG334, it uses a special name of Python, or a method that can make a value of any size.
+        GraphError: FG334 if one of them uses a special name of Python, or a method that can create a value of any size.
     """
     for node in _nodes(graph):
         if isinstance(node, Call) and grows(node.constructor):
@@ -174,7 +177,7 @@ def _calcs(graph: Graph) -> list[Calc]:
 
 
 def _value(graph: Graph, variable: str, log: Log) -> Any:
-    """Returns the value of a variable: a stand-in, or a mapping with one if the variable is unpacked into keywords."""
+    """Returns the value of a variable: a stand-in, or a mapping with one if it is unpacked into keywords."""
     value = log.record(f"the variable {variable}")
     holders = (node.spread for node in _nodes(graph) if isinstance(node, Call))
     holds_keywords = any(isinstance(node, Var) and node.variable == variable for node in holders)
@@ -191,7 +194,10 @@ def _variables(graph: Graph, parameters: Mapping[str, str], scenario: Scenario) 
 
 @contextmanager
 def _environment(graph: Graph, *, given: bool) -> Iterator[None]:
-    """Sets the environment variables that `!env` reads, all of them or only those without default, for the block."""
+    """Context manager that sets the environment variables which `!env` reads, and restores them afterwards.
+
+    It sets all of them if `given` is True, else only those without default; the others are removed.
+    """
     # With values of this machine the proof would depend on it.
     nodes = [node for node in _nodes(graph) if isinstance(node, Env)]
     before = {node.variable: os.environ.get(node.variable) for node in nodes}
@@ -229,7 +235,7 @@ _REAL: Mapping[str, Any] = {f"functools.{word}": getattr(functools, word) for wo
 
 
 class ForbiddenAccess(Exception):
-    """An access that would lead from a stand-in to its implementation, and from there to any object."""
+    """An access that would lead from a stand-in to its implementation, and from its implementation to any object."""
 
 
 def is_inner(name: str) -> bool:
@@ -246,21 +252,21 @@ _MAX_DIGITS = 1000
 
 
 def grows(constructor: str) -> bool:
-    """Returns whether a constructor is a method of a builtin that can make a value of any size."""
+    """Returns whether a constructor is a method of a builtin that can create a value of any size."""
     source, _, symbol = constructor.rpartition(":")
     first, _, rest = symbol.partition(".")
     return source in ("", "builtins") and first in PURE and not _GROWING.isdisjoint(rest.split("."))
 
 
 def _rounded(number: Any, digits: Any = None) -> Any:
-    """Replaces `round` for both sides; it refuses numbers of digits that would take very long."""
+    """The replacement of `round` in both runs, which refuses numbers of digits that take very long to compute."""
     if isinstance(digits, int) and abs(digits) > _MAX_DIGITS:
         raise ForbiddenAccess(f"round(..., {digits}) computes a number of that many digits")
     return round(number, digits)
 
 
 def _guarded(thing: Any, name: str, *default: Any) -> Any:
-    """Replaces `getattr` for both sides: it refuses special names, private names and growing methods."""
+    """The replacement of `getattr` in both runs: it refuses special and private names, and methods in `_GROWING`."""
     if isinstance(name, str) and (is_inner(name) or (name[:1] == "_" and not isinstance(thing, (Recorded, StandIn)))):
         raise ForbiddenAccess(f"getattr(..., {name!r}) leads out of the stand-ins")
     if name in _GROWING and not isinstance(thing, (Recorded, StandIn)):
@@ -272,7 +278,7 @@ class RecordingResolver(Resolver):
     """Resolves constructors to stand-ins.
 
     Args:
-        project_dir: folder that file imports are relative to.
+        project_dir: the folder that file imports are relative to.
         log: the log of the calls.
     """
 
@@ -281,10 +287,10 @@ class RecordingResolver(Resolver):
         self._log = log
 
     def resolve(self, constructor: str, searchpath: Sequence[str] = ()) -> Any:
-        """Returns a stand-in, or the real object if both sides use it.
+        """Returns a stand-in, or the real object if both runs use the real object.
 
         Args:
-            constructor: the constructor.
+            constructor: the constructor as the config writes it.
             searchpath: the `submodule_searchpath` of the call.
         """
         source, colon, symbol = constructor.rpartition(":")
@@ -321,7 +327,7 @@ def module_globals(log: Log, file: str) -> dict[str, Any]:
 
     Args:
         log: the log of the calls.
-        file: the `__file__` of the module.
+        file: the value of `__file__` in the module.
     """
     packages: dict[str, Any] = {}
 

@@ -1,10 +1,10 @@
-"""Stand-ins that record what is done with them, and the comparison of two such records.
+"""Stand-ins that record the operations on them, and the comparison of two such records.
 
-Takes calls and operations; gives a log of events. Takes two logs and the results of two constructions; raises `Unequal`
-at the first difference. The result of a stand-in depends only on the order of the calls, so that two equal
-constructions get equal results. Shared objects have to be shared in both. Two callables are equal if calls of them have
-the same effects: without arguments, a second time, and with further arguments. The attributes of a stand-in have
-special names (`__log__`), which neither side can read.
+A `Log` records the calls and operations of one construction as events. A `Comparison` raises `Unequal` at the first
+difference between the logs or results of two constructions. The result of a stand-in depends only on the order of the
+calls, so that equal constructions get equal results. An object that is shared in one of them has to be shared in the
+other. Two callables are equal if calls of them have the same effects. The attributes of a stand-in have special names
+(`__log__`), which neither the config nor the generated code can read.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Event:
     """A call of a constructor, or an operation on a stand-in.
 
     Args:
-        what: the constructor, or the operation.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        result: the result.
-        is_call: True for the call of a constructor.
+        what: the name of the constructor or operation.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        result: the stand-in that the call or operation returned.
+        is_call: whether the event is a call of a constructor.
     """
 
     what: str
@@ -47,7 +47,7 @@ class Log:
 
     Args:
         truth: the result of every comparison of stand-ins.
-        events: the events.
+        events: the events that have been recorded.
     """
 
     truth: bool = True
@@ -57,10 +57,10 @@ class Log:
         """Adds an event and returns its result, a new stand-in.
 
         Args:
-            what: the constructor, or the operation.
-            args: positional arguments.
-            is_call: True for the call of a constructor.
-            kwargs: keyword arguments.
+            what: the name of the constructor or operation.
+            args: the positional arguments.
+            is_call: whether the event is a call of a constructor.
+            kwargs: the keyword arguments.
         """
         return self.call(what, args, kwargs, is_call=is_call)
 
@@ -68,26 +68,26 @@ class Log:
         """Adds an event and returns its result, a new stand-in.
 
         Args:
-            what: the constructor, or the operation.
-            args: positional arguments.
-            kwargs: keyword arguments; unlike in `record`, any names are possible.
-            is_call: True for the call of a constructor.
+            what: the name of the constructor or operation.
+            args: the positional arguments.
+            kwargs: the keyword arguments; unlike in `record`, they may have any names.
+            is_call: whether the event is a call of a constructor.
         """
         result = Recorded(self, len(self.events))
         self.events.append(Event(what, args, kwargs, result, is_call))
         return result
 
     def count(self) -> int:
-        """Returns the number of calls of constructors."""
+        """Returns the number of calls of constructors, without operations."""
         return sum(event.is_call for event in self.events)
 
 
 class Recorded:
-    """The result of a constructor. It supports every operation that a config can apply to a result.
+    """The stand-in for the result of a call, which supports every operation that a config can apply to a result.
 
     Args:
         log: the log of the calls.
-        serial: the position of its event in the log.
+        serial: the position of the result's event in the log.
     """
 
     def __init__(self, log: Log, serial: int) -> None:
@@ -103,7 +103,7 @@ class Recorded:
         return self.__log__.record(f".{name}", self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Returns a new result."""
+        """Records a call of this object, and returns a new stand-in as the result of the call."""
         return self.__log__.call("()", (self, *args), kwargs, is_call=False)
 
     def __iter__(self) -> Iterator[Any]:
@@ -167,11 +167,11 @@ Real.register(Recorded)
 
 
 class StandIn:
-    """A stand-in for a module, or for an object in a module. Its attributes are stand-ins, and calls are recorded.
+    """A stand-in for a module or an object in a module; its attributes are stand-ins, and calls of it are recorded.
 
     Args:
         log: the log of the calls.
-        dotted: its full name.
+        dotted: the full name of the module or object.
         real: the real objects that are used instead of stand-ins, by full name.
     """
 
@@ -188,7 +188,7 @@ class StandIn:
         return self.__real__[dotted] if dotted in self.__real__ else StandIn(self.__log__, dotted, self.__real__)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Returns a new result."""
+        """Records a call of the object, and returns a new stand-in as the result of the call."""
         return self.__log__.call(self.__dotted__, args, kwargs)
 
 
@@ -198,12 +198,12 @@ _OVERRIDDEN = 6
 
 
 class Unequal(Exception):
-    """A difference between a config and its code.
+    """A difference between a config and the code that was generated from it.
 
     Args:
-        path: the path in the graph.
-        expected: the value or call of the config.
-        found: the value or call of the code.
+        path: the path in the graph at which the two differ.
+        expected: the description of the value or call of the config.
+        found: the description of the value or call of the generated code.
     """
 
     def __init__(self, path: str, expected: str, found: str) -> None:
@@ -212,11 +212,11 @@ class Unequal(Exception):
 
 
 class Comparison:
-    """The comparison of the construction of a config with that of its code.
+    """The comparison of the construction of a config with that of its generated code.
 
     Args:
         ours: the log of the config.
-        theirs: the log of the code.
+        theirs: the log of the generated code.
     """
 
     def __init__(self, ours: Log, theirs: Log) -> None:
@@ -232,11 +232,11 @@ class Comparison:
         """Compares the targets, then the effects of the callables among them, then the order of all calls.
 
         Args:
-            ours: the targets of the config, by name.
-            theirs: the targets of the code.
+            ours: the targets that the config builds, by name.
+            theirs: the targets that the generated code builds, by name.
 
         Raises:
-            Unequal: the first difference.
+            Unequal: at the first difference.
         """
         for name, value in ours.items():
             self._same(value, theirs[name], name)
@@ -250,7 +250,7 @@ class Comparison:
             stack += list(self._inner_pairs(a, b, where))[::-1]
 
     def _inner_pairs(self, a: Any, b: Any, path: str) -> Iterator[tuple[Any, Any, str]]:
-        """Compares two values without their content, and yields the pairs of values inside them."""
+        """Compares two values without their members, and yields the pairs of members with the path of each pair."""
         if isinstance(a, _CALLABLE) and isinstance(b, _CALLABLE):
             if self._is_new(a, b, path):
                 self._callables.append((path, a, b))
@@ -305,7 +305,11 @@ class Comparison:
             yield value, found, f"{path}.{key}"
 
     def _is_new(self, a: Any, b: Any, path: str) -> bool:
-        """Returns whether a pair of objects is new; raises `Unequal` if one of them was paired with another object."""
+        """Records that two objects correspond to each other, and returns whether they were not recorded before.
+
+        Raises:
+            Unequal: if one of the two objects was recorded with another object.
+        """
         # Kept, because an id can be reused after its object is freed.
         self._kept += [a, b]
         met = self._forth.setdefault(id(a), b)
@@ -342,7 +346,7 @@ class Comparison:
                 self._same(mine, other, f"{path}()")
 
     def _ways(self, function: Any) -> list[tuple[Callable[[Log], list[Any]], Callable[[Log], dict[str, Any]]]]:
-        """Returns the calls to compare: without arguments, twice, with more arguments, with each keyword replaced."""
+        """Returns the calls to compare: without arguments, twice, with more arguments, with keywords replaced."""
         keywords = list(getattr(function, "keywords", {}))[:_OVERRIDDEN]
 
         def nothing(log: Log) -> list[Any]:
