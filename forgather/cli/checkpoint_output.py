@@ -160,7 +160,7 @@ def _moment(seconds: float) -> str:
 
 
 def _size(num_bytes: int) -> str:
-    text: str = import_module("forgather.ml.number_format").size(num_bytes)
+    text: str = import_module("forgather.ml.number_format").format_bytes(num_bytes)
     return text
 
 

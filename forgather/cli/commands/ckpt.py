@@ -226,7 +226,7 @@ def _verify(invocation: Invocation) -> int:
     else:
         for folder, manifest, problems in judged:
             if not problems:
-                size = import_module("forgather.ml.number_format").size(manifest.size)
+                size = import_module("forgather.ml.number_format").format_bytes(manifest.size)
                 write_text(
                     f"{near_path(str(folder))}  intact: {plural(len(manifest.files), 'file')}, {size}", look=LOOK
                 )
@@ -308,7 +308,7 @@ def _export(invocation: Invocation) -> int:
     if options.json:
         write_json({"checkpoint": str(source), "into": str(into), "files": written})
         return 0
-    size = import_module("forgather.ml.number_format").size(sum(fact["bytes"] for fact in written.values()))
+    size = import_module("forgather.ml.number_format").format_bytes(sum(fact["bytes"] for fact in written.values()))
     write_text(f"{near_path(str(into))}  {plural(len(written), 'file')}, {size}; their digests are in SHA256SUMS")
     return 0
 
