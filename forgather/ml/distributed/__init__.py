@@ -1,4 +1,4 @@
-"""Distributed facts: the position of this process among those of a run, and the device that it computes on.
+"""Distributed environment: the rank and world size of the current process, and the device on which it computes.
 
 Each public name imports its module when it is first used.
 """

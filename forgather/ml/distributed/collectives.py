@@ -1,9 +1,9 @@
-"""Collectives on the hosts: gather, broadcast, sums and joint failure for small Python values, next to training.
+"""Host collectives: gather, broadcast and sum small Python values, and raise an exception of one rank on all ranks.
 
-Takes small values, and functions that one process or all processes run; gives the values of all ranks, or the same
-outcome on every rank. All ranks must call the same functions in the same order. With one process nothing is sent.
-Values travel over gloo, so nothing waits for a device. An exception on one rank is raised on every rank, so that no
-rank waits for a peer that has failed.
+Takes small values, or functions that the main process or all processes run. Gives the values of all ranks, or the
+same outcome on every rank. All ranks must call the same functions in the same order. With one process nothing is sent.
+The values are sent over gloo, so a collective never waits for a device. An exception on one rank is raised on every
+rank, so that no rank waits for a peer that has failed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ def is_multi_process() -> bool:
 
 
 def rank() -> int:
-    """Returns the rank of this process; 0 with one process."""
+    """Returns the rank of this process, which is 0 in a run of one process."""
     return dist.get_rank() if is_multi_process() else 0
 
 
 def _host_group() -> Any:
-    """Returns the group for host values: the default group when it uses gloo, a gloo group of all ranks otherwise."""
+    """Returns the process group for host values.
+
+    This is the group that `use_group` has set, else the default group if it uses gloo, else a gloo group of all ranks.
+    """
     if (channel := _group_override.get()) is not None:
         return channel
     return dist.group.WORLD if dist.get_backend() == "gloo" else _gloo_group(_main_groups)
@@ -56,19 +59,20 @@ _group_override: ContextVar[Any] = ContextVar("channel", default=None)
 
 
 def background_group() -> Any:
-    """Returns a gloo group for use by a background thread; None with one process. Collective on its first call.
+    """Returns a gloo group for a background thread, or None if there is only one process.
 
-    Two threads that use one group would interleave their collectives differently on each rank.
+    The first call is a collective: every rank must make it. The background thread needs a separate group, because two
+    threads that use one group would interleave their collectives differently on each rank.
     """
     return _gloo_group(_background_groups) if is_multi_process() else None
 
 
 @contextmanager
 def use_group(channel: Any) -> Iterator[None]:
-    """Context manager in which the collectives of this thread use another group.
+    """Context manager that makes the host collectives of the current thread use another process group.
 
     Args:
-        channel: a group from `background_group`; None for the usual one.
+        channel: a group from `background_group`, or None to use the group that is used outside of the context.
     """
     before = _group_override.set(channel)
     try:
@@ -83,7 +87,10 @@ def size() -> int:
 
 
 def all_gather(value: T) -> list[T]:
-    """Returns the value of each rank, in the order of ranks. Collective; values are pickled."""
+    """Returns a list of the values of all ranks, in the order of ranks.
+
+    Collective: every rank must call it. The values are pickled.
+    """
     if not is_multi_process():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -93,14 +100,16 @@ def all_gather(value: T) -> list[T]:
 
 
 def run_on_main(act: Callable[[], T]) -> T:
-    """Runs `act` on the main process and returns its result on every rank. Collective; the result is pickled.
+    """Runs `act` on the main process and returns the result of `act` on every rank.
+
+    Collective: every rank must call it. The result is pickled.
 
     Args:
-        act: called on rank 0 only.
+        act: the function that is called on rank 0 only.
 
     Raises:
-        ForgatherError: the error of rank 0, on every rank. Any other exception of rank 0 is a DistributedError FG854 on
-            the other ranks.
+        ForgatherError: on every rank, if `act` raises a ForgatherError on rank 0.
+        DistributedError: FG854 on the other ranks, if `act` raises any other exception on rank 0.
     """
     if not is_multi_process():
         return act()
@@ -123,14 +132,17 @@ def run_on_main(act: Callable[[], T]) -> T:
 
 
 def run_collectively(act: Callable[[], T]) -> T:
-    """Runs `act` on every rank and returns this rank's result once all ranks have finished. Collective.
+    """Runs `act` on every rank and returns this rank's result once all ranks have finished.
+
+    Collective: every rank must call it.
 
     Args:
-        act: called on every rank.
+        act: the function that is called on every rank.
 
     Raises:
-        ForgatherError: the error of the lowest rank that failed, on every rank; its message names the rank unless all
-            failed alike. Any other exception is a DistributedError FG854 on the other ranks.
+        ForgatherError: on every rank, if `act` raises a ForgatherError on the lowest rank that failed. The message
+            names that rank, unless all ranks failed with the same message.
+        DistributedError: FG854 on the other ranks, if `act` raises any other exception on the lowest rank that failed.
     """
     if not is_multi_process():
         return act()
@@ -159,13 +171,15 @@ def run_collectively(act: Callable[[], T]) -> T:
 
 
 def run_and_gather(act: Callable[[], T]) -> list[T]:
-    """Runs `act` on every rank and returns the results of all ranks. Collective; results are pickled.
+    """Runs `act` on every rank and returns a list of the results of all ranks.
+
+    Collective: every rank must call it. The results are pickled.
 
     Args:
-        act: called on every rank.
+        act: the function that is called on every rank.
 
     Raises:
-        ForgatherError: as `run_collectively`.
+        ForgatherError: under the same conditions as in `run_collectively`.
     """
     return all_gather(run_collectively(act))
 
@@ -181,15 +195,17 @@ def _transferable(error: Exception, rank: int, what: str) -> ForgatherError:
 
 
 def all_sum(value: float) -> float:
-    """Returns the sum of a number over all ranks. Collective."""
+    """Returns the sum of a number over all ranks. Collective: every rank must call it."""
     return AsyncSum(value).read()
 
 
 class AsyncSum:
-    """An asynchronous sum of a number over all ranks: started by the constructor, awaited by `read`. Collective.
+    """An asynchronous all-reduce that sums a number over all ranks. Collective: every rank must construct one.
+
+    The constructor starts the all-reduce, and `read` waits for the result.
 
     Args:
-        value: the summand of this rank.
+        value: the number that this rank adds to the sum.
     """
 
     def __init__(self, value: float) -> None:
@@ -205,10 +221,10 @@ class AsyncSum:
 
 
 def all_max(value: float) -> float:
-    """Returns the largest value of a number over all ranks. Collective.
+    """Returns the maximum of a number over all ranks. Collective: every rank must call it.
 
     Args:
-        value: of this rank; must not be NaN.
+        value: the number of this rank, which must not be NaN.
     """
     if not is_multi_process():
         return value
@@ -218,10 +234,10 @@ def all_max(value: float) -> float:
 
 
 def broadcast_from_main(switches: Sequence[bool]) -> list[bool]:
-    """Returns the booleans of the main process on every rank. Collective.
+    """Broadcasts the booleans of the main process; every rank returns them. Collective: every rank must call it.
 
     Args:
-        switches: of this rank; all ranks pass the same number.
+        switches: the booleans of this rank. All ranks must pass equally many; the values matter on rank 0 only.
     """
     if not is_multi_process():
         return list(switches)
@@ -232,13 +248,15 @@ def broadcast_from_main(switches: Sequence[bool]) -> list[bool]:
 
 
 def require_equal_facts(facts: Mapping[str, Any]) -> None:
-    """Raises an error unless all ranks have equal facts. Collective; called before the first collective of training.
+    """Raises an error unless all ranks pass equal values.
+
+    Collective: every rank must call it, before the first collective of training.
 
     Args:
-        facts: small values by name; the same names on every rank.
+        facts: the small values that are compared, by name. Every rank must pass the same names.
 
     Raises:
-        DistributedError: FG855, on every rank.
+        DistributedError: FG855, on every rank, if a value differs between ranks.
     """
     every = all_gather(dict(facts))
     for name in facts:
@@ -253,15 +271,16 @@ def require_equal_facts(facts: Mapping[str, Any]) -> None:
 
 
 def require_equal_weights(shapes: Mapping[str, Sequence[int]]) -> None:
-    """Raises an error unless all ranks have made a model with the same weights. Collective.
+    """Raises an error unless the models of all ranks have the same weight names and shapes, in the same order.
 
-    Called before weights are exchanged: a collective over tensors of different shapes would hang or crash.
+    Collective: every rank must call it. The check comes before weights are exchanged, because a collective over tensors
+    of different shapes would hang or crash.
 
     Args:
-        shapes: the shape of each weight, by name and in order.
+        shapes: the shape of each weight by name, in the order of the model's parameters.
 
     Raises:
-        DistributedError: FG855, on every rank.
+        DistributedError: FG855, on every rank, if a name, a shape or the number of weights differs between ranks.
     """
     # Names as well as shapes: two layers of equal shape in another order would be exchanged silently.
     every = all_gather([(name, tuple(shape)) for name, shape in shapes.items()])
@@ -282,13 +301,15 @@ def require_equal_weights(shapes: Mapping[str, Sequence[int]]) -> None:
 
 
 def iterate_in_step(items: Iterator[T]) -> Iterator[T]:
-    """Yields the items of an iterator while every rank has one. Collective for each item.
+    """Yields the items of an iterator as long as every rank has a next item.
+
+    Collective: every rank must iterate, because each item costs one all-reduce.
 
     Args:
-        items: of this rank.
+        items: the iterator of this rank.
 
     Raises:
-        DistributedError: FG855 on every rank, when some ranks have another item and others do not.
+        DistributedError: FG855, on every rank, if the iterator ends on some ranks and continues on others.
     """
     if not is_multi_process():
         yield from items

@@ -1,8 +1,8 @@
-"""The distributed environment: position, device and process group of this process, from environment variables.
+"""The distributed environment: rank, world size, device and process group settings of the current process.
 
-Takes the variables that launchers set (`forgather/launcher_env.py` knows their names); gives `ProcessFacts` and
-`DistributedEnvironment`, and context managers that set variables for libraries. This is the only module of the ML tower
-that reads environment variables. Reading them starts nothing.
+Takes the environment variables that launchers set (`forgather/launcher_env.py` lists their names). Gives
+`ProcessFacts`, `DistributedEnvironment`, and context managers that set environment variables for libraries. No other
+module under forgather/ml reads environment variables. Reading the variables does not start a process group.
 """
 
 from __future__ import annotations
@@ -31,27 +31,30 @@ BACKENDS = ("auto", "gloo", "mpi", "nccl", "xccl")
 
 
 def process_facts(environ: Mapping[str, str] | None = None) -> ProcessFacts:
-    """Returns the position of this process: rank, local rank and world size. Without a launcher, rank 0 of 1.
+    """Returns the position of this process: rank, local rank and world size. Without a launcher this is rank 0 of 1.
 
     Args:
-        environ: environment variables; those of the process by default.
+        environ: the environment variables; `os.environ` by default.
 
     Raises:
-        DistributedError: FG701 for a variable that is not a number, or numbers that contradict each other.
+        DistributedError: FG701 if a variable is not a number, or if the numbers contradict each other.
     """
     return launcher_env.process_facts(os.environ if environ is None else environ)
 
 
 def launcher_name() -> str:
-    """Returns the name of the launcher that started this process, for a message."""
+    """Returns the name of the launcher that started this process, for use in a message."""
     return launcher_env.started_by(os.environ)
 
 
 def resolve_process_count(asked: int | str) -> int:
-    """Returns a number of processes: the accelerators for "gpu" (at least 1); for "auto" without any, the CPU cores.
+    """Returns the number of processes that the value of torchrun's `--nproc-per-node` means on this machine.
+
+    A number is returned unchanged. A word means the number of accelerators. On a machine without accelerators, "gpu"
+    and "xpu" mean 1, and every other word means the number of CPU cores.
 
     Args:
-        asked: a number, or a word of torchrun's `--nproc-per-node`.
+        asked: a number, or a word that torchrun accepts, such as "gpu" or "auto".
     """
     if isinstance(asked, int):
         return asked
@@ -65,7 +68,7 @@ def fake_world(facts: ProcessFacts) -> Iterator[None]:
     """Context manager that makes this process one rank of a fake process group, for a dry run.
 
     Args:
-        facts: the position that is pretended.
+        facts: the simulated position: rank, local rank and world size.
     """
     # Libraries require these variables; the fake group never connects to the address.
     with exported_facts(facts), _variables({"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}):
@@ -78,7 +81,7 @@ def fake_world(facts: ProcessFacts) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _variables(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Context manager in which environment variables have the given values; None removes one."""
+    """Context manager that sets environment variables and restores them afterwards; the value None removes one."""
     kept = {name: os.environ.get(name) for name in values}
     _set_variables(values)
     try:
@@ -102,34 +105,37 @@ def accelerator_for_deepspeed(device_type: str) -> contextlib.AbstractContextMan
     DeepSpeed chooses its accelerator once, at import, and does not choose the CPU by itself on a machine with GPUs.
 
     Args:
-        device_type: "cpu" or "cuda", as DS_ACCELERATOR accepts.
+        device_type: the value of DS_ACCELERATOR, for example "cpu" or "cuda".
     """
     return _variables({"DS_ACCELERATOR": device_type})
 
 
 def export_local_rank(facts: ProcessFacts) -> None:
-    """Sets LOCAL_RANK for DeepSpeed's engine, which reads it during the whole run.
+    """Sets LOCAL_RANK, unless it is set, for DeepSpeed's engine, which reads the variable during the whole run.
 
-    torchrun sets the variable; a process without a launcher and other launchers do not.
+    torchrun sets the variable already. It is missing without a launcher and under some other launchers.
     """
     os.environ.setdefault("LOCAL_RANK", str(facts.local_rank))
 
 
 def device_for_deepspeed_imports() -> contextlib.AbstractContextManager[None]:
-    """Returns a context manager in which libraries that import DeepSpeed see the right accelerator.
+    """Returns a context manager that sets DeepSpeed's accelerator to "cpu" on a machine without an accelerator.
 
-    transformers imports an installed DeepSpeed to save a model. On a machine without an accelerator, DeepSpeed would
-    search for one and print a warning in a run that does not use it.
+    transformers imports DeepSpeed, if it is installed, when a model is saved. Without the variable, DeepSpeed would
+    search for an accelerator and print a warning, even in a run that does not use DeepSpeed.
     """
     on_cpu = torch.accelerator.current_accelerator(check_available=True) is None
     return accelerator_for_deepspeed("cpu") if on_cpu else contextlib.nullcontext()
 
 
 def launcher_folder(environ: Mapping[str, str] | None = None) -> Path | None:
-    """Returns the folder where torchrun looks for the error record of this process; None under other launchers.
+    """Returns the folder in which torchrun looks for the error record of this process.
 
     Args:
-        environ: environment variables; those of the process by default.
+        environ: the environment variables; `os.environ` by default.
+
+    Returns:
+        The folder, or None if the process was not started by torchrun.
     """
     # torchrun gives each process a folder of its own for its error file.
     file = (os.environ if environ is None else environ).get("TORCHELASTIC_ERROR_FILE", "")
@@ -138,16 +144,18 @@ def launcher_folder(environ: Mapping[str, str] | None = None) -> Path | None:
 
 @dataclass(frozen=True)
 class DistributedEnvironment:
-    """The distributed settings of a run. Constructing one starts nothing; equal settings give equal objects.
+    """The distributed settings of a run. Two objects with the same settings are equal.
+
+    The constructor does not create a process group; `start` does.
 
     Args:
-        backend: "auto" (nccl on CUDA, xccl on Intel GPUs, gloo otherwise), or a backend of torch.distributed.
-        init_method: how processes find each other; "env://" reads MASTER_ADDR and MASTER_PORT.
-        timeout_seconds: maximum wait for one collective during training.
-        start_timeout_seconds: maximum wait for the other processes to appear.
+        backend: the backend of torch.distributed, or "auto" for nccl on CUDA, xccl on Intel GPUs and gloo otherwise.
+        init_method: the URL by which processes find each other; "env://" reads MASTER_ADDR and MASTER_PORT.
+        timeout_seconds: the maximum wait for one collective during training, in seconds.
+        start_timeout_seconds: the maximum wait for the other processes to connect, in seconds.
 
     Raises:
-        DistributedError: FG702 for a setting that no process group accepts.
+        DistributedError: FG702 if a setting has a value that no process group accepts.
 
     Example:
         >>> DistributedEnvironment(backend="gloo") == DistributedEnvironment(backend="gloo")
@@ -178,7 +186,7 @@ class DistributedEnvironment:
 
     @cached_property
     def facts(self) -> ProcessFacts:
-        """The position of this process, read from the environment once."""
+        """The position of this process, which is read from the environment once."""
         return process_facts()
 
     @property
@@ -212,11 +220,10 @@ class DistributedEnvironment:
         return torch.device(accelerator.type, index)
 
     def facts_on(self, device: torch.device) -> ProcessFacts:
-        """Returns the position of this process with the device's index as local rank.
+        """Returns the position of this process, in which the local rank is replaced by the device index.
 
-        This is for libraries that assume that the two are equal.
-
-        They differ where each process sees only its own accelerator, as schedulers of clusters arrange it.
+        This is for libraries that assume that local rank and device index are equal. The two differ on clusters whose
+        scheduler makes only one accelerator visible to each process.
 
         Example:
             >>> DistributedEnvironment().facts_on(torch.device("cuda", 0)).local_rank
@@ -225,14 +232,16 @@ class DistributedEnvironment:
         return self.facts if device.index is None else dataclasses.replace(self.facts, local_rank=device.index)
 
     def start(self, *, use_cpu: bool = False) -> torch.device:
-        """Initializes the default process group and returns the device of this process; further calls change nothing.
+        """Initializes the default process group and returns the device of this process.
+
+        A second call leaves the existing process group as it is.
 
         Args:
-            use_cpu: True to compute on the CPU although there is an accelerator.
+            use_cpu: True to compute on the CPU even if there is an accelerator.
 
         Raises:
-            DistributedError: FG705 for a backend that this build of torch does not have, FG706 when the other processes
-                do not appear in time.
+            DistributedError: FG701 if a process group of another size exists, FG705 if this build of torch does not
+                have the backend, FG706 if the other processes do not connect in time.
         """
         device = torch.device("cpu") if use_cpu else self.device
         # A warning and no error: a config for GPUs can be tried out on a machine without any.
@@ -258,7 +267,7 @@ class DistributedEnvironment:
         return device
 
     def on_cpu(self) -> DistributedEnvironment:
-        """Returns the same environment with a backend that can communicate CPU tensors."""
+        """Returns a copy of these settings with a backend that can communicate CPU tensors."""
         # NCCL and XCCL cannot communicate CPU tensors.
         return dataclasses.replace(self, backend="gloo") if self.backend in ("auto", "nccl", "xccl") else self
 
@@ -268,7 +277,7 @@ class DistributedEnvironment:
 
     @property
     def resolved_backend(self) -> str:
-        """The backend that is used; "auto" is resolved for the device of this process."""
+        """The backend that is used, in which "auto" is replaced by the backend for the device of this process."""
         if self.backend != "auto":
             return self.backend
         return {"cuda": "nccl", "xpu": "xccl"}.get(self.device.type, "gloo")
@@ -281,7 +290,7 @@ def accelerate_variables(environ: Mapping[str, str] | None = None) -> dict[str, 
     """Returns the settings that `accelerate launch` passes in the environment, without the prefix "ACCELERATE_".
 
     Args:
-        environ: environment variables; those of the process by default.
+        environ: the environment variables; `os.environ` by default.
     """
     environ = os.environ if environ is None else environ
     return {
@@ -290,10 +299,10 @@ def accelerate_variables(environ: Mapping[str, str] | None = None) -> dict[str, 
 
 
 def exported_facts(facts: ProcessFacts) -> contextlib.AbstractContextManager[None]:
-    """Returns a context manager for a process at the given position, without variables of Accelerate's launcher.
+    """Returns a context manager that sets RANK, WORLD_SIZE and the like, and removes the variables of Accelerate.
 
     Args:
-        facts: the position that libraries read.
+        facts: the position that libraries read from the environment inside the context.
     """
     position = {
         "RANK": facts.rank,

@@ -1,8 +1,8 @@
-"""The default process group: initialized once, and destroyed once.
+"""The default process group: functions that initialize it once and destroy it once.
 
-Takes `GroupSettings`; initializes torch's default process group. There is at most one, however many
-`DistributedEnvironment` objects ask for it. Waiting for the other processes to appear has a timeout of its own; all
-groups use the training timeout after that. A restarted worker never reads the addresses of an earlier attempt.
+Takes `GroupSettings` and initializes torch's default process group. There is at most one such group, even if several
+`DistributedEnvironment` objects start it. A separate timeout limits the wait for the other processes to connect;
+afterwards all groups use the training timeout. A restarted process never reads addresses of an earlier attempt.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class GroupSettings:
 
     Args:
         facts: the position of this process, from the launcher.
-        rank: of this process, counted from 0.
-        world_size: number of processes.
-        backend: as in `torch.distributed.init_process_group`.
-        init_method: as in `torch.distributed.init_process_group`.
-        start_timeout_seconds: maximum wait for the other processes to appear.
-        timeout_seconds: maximum wait for one collective during training.
+        rank: the rank of this process, counted from 0.
+        world_size: the number of processes.
+        backend: the backend, as in `torch.distributed.init_process_group`.
+        init_method: the URL of the rendezvous, as in `torch.distributed.init_process_group`.
+        start_timeout_seconds: the maximum wait for the other processes to connect, in seconds.
+        timeout_seconds: the maximum wait for one collective during training, in seconds.
     """
 
     facts: ProcessFacts
@@ -45,15 +45,15 @@ class GroupSettings:
 
 
 def start(settings: GroupSettings, device: torch.device) -> None:
-    """Initializes the default process group; does nothing when it is initialized already.
+    """Initializes the default process group, unless it is initialized already.
 
     Args:
-        settings: of the group.
+        settings: the arguments of the process group.
         device: the device of this process.
 
     Raises:
-        DistributedError: FG701 when an existing group has another size, FG705 for a backend that this build of torch
-            does not have, FG706 when the other processes do not appear in time.
+        DistributedError: FG701 if an existing group has another size, FG705 if this build of torch does not have the
+            backend, FG706 if the other processes do not connect in time.
     """
     global _training_timeout
     if dist.is_initialized():
@@ -95,12 +95,12 @@ def start(settings: GroupSettings, device: torch.device) -> None:
 
 
 def training_timeout() -> datetime.timedelta | None:
-    """Returns the timeout of a collective during training; None when this module has not initialized the group."""
+    """Returns the timeout of a collective during training, or None if `start` has not initialized the group."""
     return _training_timeout
 
 
 def apply_training_timeout(group: Any) -> None:
-    """Sets the timeout of a subgroup to that of the default group; torch gives a new group its own default."""
+    """Sets the timeout of a subgroup to that of the default group, since torch gives each new group its own default."""
     if _training_timeout is not None:
         _set_pg_timeout(_training_timeout, group)
 
@@ -112,14 +112,17 @@ _starts = 0
 
 
 def rendezvous_store(facts: ProcessFacts, timeout_seconds: float) -> TCPStore | None:
-    """Returns the TCP store of a run, created once per attempt; None when the launcher did not set MASTER_ADDR.
+    """Returns the TCP store of a run, which is created once per attempt of torchrun.
 
     Args:
         facts: the position of this process.
-        timeout_seconds: maximum wait for the store to answer.
+        timeout_seconds: the maximum wait for the store to answer, in seconds.
+
+    Returns:
+        The store, or None if the launcher did not set MASTER_ADDR.
 
     Raises:
-        RuntimeError: from torch, when the store does not answer in time or its port is in use.
+        RuntimeError: from torch, if the store does not answer in time or its port is in use.
     """
     if facts.master is None:
         return None
@@ -140,7 +143,7 @@ def rendezvous_store(facts: ProcessFacts, timeout_seconds: float) -> TCPStore | 
 
 
 def _rendezvous_arguments(settings: GroupSettings) -> dict[str, Any]:
-    """Returns the arguments of `init_process_group` that say how the processes find each other."""
+    """Returns the arguments of `init_process_group` for the rendezvous: a store, or the `init_method`."""
     global _starts
     if settings.init_method != "env://":
         return {"init_method": settings.init_method}
@@ -161,10 +164,10 @@ def rendezvous_error(rank: int, world_size: int, where: str, error: Exception) -
     """Returns the FG706 error for a process that cannot connect to the others.
 
     Args:
-        rank: of this process.
-        world_size: number of processes.
-        where: address at which the processes meet.
-        error: from torch.
+        rank: the rank of this process.
+        world_size: the number of processes.
+        where: the address of the rendezvous.
+        error: the exception that torch raised.
     """
     # torch's messages have a C++ backtrace after the first line.
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -177,14 +180,16 @@ def rendezvous_error(rank: int, world_size: int, where: str, error: Exception) -
 
 
 def start_fake_group(rank: int, world_size: int) -> None:
-    """Initializes torch's fake process group, for a dry run; its collectives return without changing their tensors.
+    """Initializes torch's fake process group for a dry run.
+
+    The collectives of a fake process group return without changing their tensors.
 
     Args:
-        rank: of the pretended process.
-        world_size: number of pretended processes.
+        rank: the rank of the simulated process.
+        world_size: the number of simulated processes.
 
     Raises:
-        DistributedError: FG701 when a process group exists.
+        DistributedError: FG701 if a process group exists.
     """
     if dist.is_initialized():
         raise DistributedError(
@@ -198,7 +203,7 @@ def start_fake_group(rank: int, world_size: int) -> None:
 
 
 def shutdown() -> None:
-    """Destroys the default process group; does nothing when there is none."""
+    """Destroys the default process group, if there is one."""
     global _training_timeout
     if dist.is_initialized():
         dist.destroy_process_group()

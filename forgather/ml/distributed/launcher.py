@@ -1,8 +1,8 @@
 """Launcher: starts the processes of a run on this machine through `torch.distributed.run` (torchrun).
 
-Takes the arguments of torchrun's command line; gives how the processes ended, and the error to print for it. torchrun
-parses its own arguments, and its agent starts, watches and ends the processes. Failures are errors with a code, not
-tracebacks.
+Takes the arguments of torchrun's command line. Gives a `LaunchResult` with the failed processes, and the error to
+print for them. torchrun parses the arguments, and torchrun's agent starts, watches and ends the processes. A failure
+is reported as an error with a code, not as a traceback.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Failure:
     """A process that did not end with status 0.
 
     Args:
-        rank: of the process, among all processes.
-        status: its exit status; the negative signal number when a signal ended it.
-        record: the record that it left; None when it left none.
-        where: the last step and phase that it published.
-        crash: stack frames of a crash in native code, innermost first.
+        rank: the rank of the process among all processes.
+        status: the exit status of the process, or the negative signal number if a signal ended the process.
+        record: the failure record that the process wrote, or None if it wrote none.
+        where: the last optimizer step and phase that the process published.
+        crash: the stack frames of a crash in native code, innermost first.
     """
 
     rank: int
@@ -61,8 +61,8 @@ class LaunchResult:
     """The result of a launch.
 
     Args:
-        failures: the processes that failed, the root cause first.
-        stopped_by: number of the signal that ended the launcher; None without one.
+        failures: the processes that failed; the root cause comes first.
+        stopped_by: the number of the signal that ended the launcher, or None if no signal ended it.
     """
 
     failures: tuple[Failure, ...] = ()
@@ -83,14 +83,15 @@ def launch(
     """Runs a module in the processes that torchrun starts, and returns when they have ended.
 
     Args:
-        words: arguments for torchrun.
-        module: the module that each process runs.
-        arguments_of_module: arguments for the module.
-        again: called before torchrun restarts the processes, with the failures, the number of the next attempt and the
-            maximum number of attempts; False ends the run instead. By default every restart happens.
+        words: the command-line arguments for torchrun.
+        module: the dotted name of the module that each process runs.
+        arguments_of_module: the command-line arguments for the module.
+        again: a function that is called before torchrun restarts the processes. Its arguments are the failures, the
+            number of the next attempt and the maximum number of attempts. The run ends if it returns False. By default
+            torchrun restarts the processes whenever an attempt is left.
 
     Raises:
-        DistributedError: FG463 for arguments that torchrun does not accept, FG464 when it cannot start.
+        DistributedError: FG463 if torchrun does not accept the arguments, FG464 if the processes cannot be started.
     """
     arguments = _parse_arguments([*words, "-m", module, *arguments_of_module])
     # A word without dashes among torchrun's arguments would otherwise be started in place of the run.
@@ -133,14 +134,17 @@ def launch(
 
 
 def _forwarded_signals(names: str) -> str:
-    """Returns the names of the signals that the agent forwards: torchrun's and SIGUSR1, without an ignored SIGHUP."""
+    """Returns the names of the signals that torchrun's agent forwards to the processes, joined by commas.
+
+    These are torchrun's own signals and SIGUSR1. SIGHUP is left out if this process ignores it, as under nohup.
+    """
     every = dict.fromkeys([*names.split(","), "SIGUSR1"])
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # under nohup
     return ",".join(name for name in every if not (name == "SIGHUP" and ignored))
 
 
 def _silence_torchrun() -> None:
-    """Silences torchrun's log messages about processes that end: the error is printed once, with rank and step."""
+    """Silences torchrun's log messages about processes that end, because one error with rank and step is printed."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.distributed.run", "torch.distributed.launcher")):
             # torchrun sets a level on each of its loggers, so a level on a parent has no effect.
@@ -166,7 +170,7 @@ def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
 
 
 class _RestartRefusedError(Exception):
-    """Raised inside of torchrun's agent to end the run instead of restarting the failed processes."""
+    """An exception that is raised inside torchrun's agent to end the run instead of restarting the processes."""
 
     def __init__(self, failures: tuple[Failure, ...]) -> None:
         super().__init__(failures)
@@ -182,10 +186,10 @@ class _Attempts:
     """The attempts of one run.
 
     Args:
-        most: maximum number of attempts.
-        log_dir: where the processes leave their records.
-        again: see `launch`.
-        begun: number of attempts so far.
+        most: the maximum number of attempts.
+        log_dir: the folder in which the processes write their failure records.
+        again: the function that allows or refuses a restart, as in `launch`.
+        begun: the number of attempts that have been started.
     """
 
     most: int
@@ -194,13 +198,13 @@ class _Attempts:
     begun: int = 1
 
     def failed(self, result: RunResult) -> None:
-        """Counts a failed attempt and asks whether there is a next one.
+        """Counts a failed attempt and calls `again`, unless it was the last attempt.
 
         Args:
-            result: of the failed attempt.
+            result: the result of the failed attempt.
 
         Raises:
-            _RestartRefusedError: there is no next attempt.
+            _RestartRefusedError: if `again` refuses the next attempt.
         """
         if self.begun >= self.most:
             return
@@ -221,7 +225,10 @@ def _patched(module: ModuleType, name: str, value: object) -> Iterator[None]:
 
 
 def _restart_hook(attempts: _Attempts) -> AbstractContextManager[None]:
-    """Context manager in which torchrun's agent calls `attempts` before a restart; torchrun has no hook for it."""
+    """Returns a context manager that makes torchrun's agent report each failed attempt to `attempts`.
+
+    The agent class is replaced, because torchrun has no hook that runs before a restart.
+    """
 
     # Defined here because it needs `attempts`, and torchrun creates the agent itself.
     class Agent(LocalElasticAgent):
@@ -235,9 +242,10 @@ def _restart_hook(attempts: _Attempts) -> AbstractContextManager[None]:
 
 
 def _debounced_signals() -> AbstractContextManager[None]:
-    """Context manager in which torchrun handles signals of one moment once.
+    """Returns a context manager that makes torchrun ignore signals that follow another one within a moment.
 
-    Its handler raises, so a second signal would interrupt the shutdown of the processes that the first one began.
+    torchrun's signal handler raises an exception, so a second signal would interrupt the shutdown of the processes
+    that the first signal began.
     """
     usual = processes_api._terminate_process_handler
     heard = -SAME_OF_SEVERAL_SECONDS
@@ -264,14 +272,14 @@ def _failures(failed: Mapping[int, ProcessFailure], log_dir: str) -> tuple[Failu
 
 
 def _folder_of(log_dir: str, local_rank: int) -> Path | None:
-    """Returns the folder of a process in the latest attempt; None when there is none."""
+    """Returns the log folder of a process in the latest attempt, or None if there is no such folder."""
     attempts = Path(log_dir).glob(f"*/attempt_*/{local_rank}")
     # By time: torchrun's folder names contain a random run id.
     return max(attempts, key=lambda folder: folder.stat().st_mtime_ns, default=None)
 
 
 def _order(failure: Failure) -> tuple[int, float]:
-    """Returns the sort key of a failure: causes first, then deaths without a record, then consequences."""
+    """Returns the sort key of a failure: causes, then processes that died without a record, then consequences."""
     record = failure.record
     if record is None:
         # The agent ends the remaining processes with SIGTERM, and some of them take it for a request to stop and save.
@@ -292,7 +300,11 @@ _ORDER = {
 
 
 def exit_status(ended: LaunchResult) -> int:
-    """Returns the exit status of the run: that of its root cause, or 128 plus the number of a signal."""
+    """Returns the exit status of the run.
+
+    This is the status of the process that is the root cause, or 128 plus a signal number if a signal ended that process
+    or the launcher. SIGUSR1 and SIGHUP on the launcher both give `forgather.interrupt.STATUS`.
+    """
     if ended.stopped_by is not None:
         # The training processes end with this status for each signal of a scheduler, and the launcher agrees with them.
         return STATUS if ended.stopped_by in (signal.SIGUSR1, signal.SIGHUP) else 128 + ended.stopped_by
@@ -303,11 +315,14 @@ def exit_status(ended: LaunchResult) -> int:
 
 
 def unreported_cause(ended: LaunchResult, world_size: int | None) -> DistributedError | None:
-    """Returns the error of a failed run when no process has printed one: it was killed, crashed, or lost the others.
+    """Returns the error of a failed run if no process has printed an error, for example after SIGKILL or a crash.
 
     Args:
         ended: the result of the launch.
-        world_size: number of processes; None when unknown.
+        world_size: the number of processes, or None if it is unknown.
+
+    Returns:
+        The error, or None if nothing failed, if the run was stopped, or if a process has printed the error.
     """
     first = next(iter(ended.failures), None)
     # A launcher that was stopped by a signal has stopped its processes itself: nothing failed.
@@ -320,11 +335,11 @@ def unreported_cause(ended: LaunchResult, world_size: int | None) -> Distributed
 
 
 def describe_failures(failures: Sequence[Failure], world_size: int | None) -> str:
-    """Returns a one-line description of the first of some failures.
+    """Returns a one-line description of the root cause.
 
     Args:
-        failures: the root cause first.
-        world_size: number of processes; None when unknown.
+        failures: the failed processes; the root cause comes first.
+        world_size: the number of processes, or None if it is unknown.
     """
     if not failures:
         return "a process did not answer"
@@ -392,5 +407,5 @@ def signal_name(status: int) -> str:
 
 
 def count_devices() -> int:
-    """Returns the number of accelerators of this machine; 0 without any."""
+    """Returns the number of accelerators of this machine, which can be 0."""
     return torch.accelerator.device_count() if torch.accelerator.is_available() else 0

@@ -1,8 +1,8 @@
 """The parallel layout of a run: data-, pipeline- and tensor-parallel sizes whose product is the world size.
 
-Takes the configured sizes and the number of processes; gives a `Layout` and the position of each rank. It is plain
-data; no process group is needed. Tensor parallelism is the innermost (fastest varying) axis of the rank, then data
-parallelism, then pipeline stages, so that ranks which communicate most are close to each other.
+Takes the configured sizes and the number of processes. Gives a `Layout`, which computes the position of each rank. A
+`Layout` is plain data and needs no process group. Tensor parallelism is the innermost (fastest varying) axis of the
+rank, then data parallelism, then pipeline stages, so that ranks which communicate most have adjacent numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from forgather.errors import DistributedError
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The coordinates of a rank: its pipeline stage, data-parallel rank and tensor-parallel rank."""
+    """The coordinates of a rank: pipeline stage, data-parallel rank and tensor-parallel rank, counted from 0."""
 
     pipeline: int
     data: int
@@ -23,17 +23,17 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Sizes of the axes.
+    """The parallel sizes of a run.
 
     Args:
-        data_parallel_size: number of replicas that process different rows.
-        pipeline_parallel_size: number of stages; each has other layers of a replica.
-        tensor_parallel_size: number of ranks over which each layer is sharded.
-        shard_size: number of data-parallel ranks over which the weights are sharded: 1 replicates them (DDP),
-            `data_parallel_size` shards them fully (FSDP), a divisor in between is hybrid sharding.
+        data_parallel_size: the number of replicas, each of which processes different rows.
+        pipeline_parallel_size: the number of pipeline stages into which the layers of a replica are divided.
+        tensor_parallel_size: the number of ranks over which each layer is sharded.
+        shard_size: the number of data-parallel ranks over which the weights are sharded. 1 replicates the weights
+            (DDP), `data_parallel_size` shards them fully (FSDP), and a divisor in between gives hybrid sharding.
 
     Raises:
-        DistributedError: FG704 for a size below one, or a shard size that does not divide `data_parallel_size`.
+        DistributedError: FG704 if a size is below 1, or if `shard_size` does not divide `data_parallel_size`.
 
     Example:
         >>> Layout(data_parallel_size=2, pipeline_parallel_size=2).position(3)
@@ -71,14 +71,15 @@ class Layout:
         """Returns the layout of `world_size` processes; the data-parallel or the pipeline size can be inferred.
 
         Args:
-            world_size: number of processes.
-            data: data-parallel size; None to infer it from the others.
-            pipeline: pipeline-parallel size; None to infer it from the others (then `data` is 1 unless given).
-            tensor: tensor-parallel size.
-            shard: number of data-parallel ranks over which the weights are sharded; None for all of them.
+            world_size: the number of processes.
+            data: the data-parallel size. None infers this size from the other sizes, or means 1 if `pipeline` is None.
+            pipeline: the pipeline-parallel size, or None to infer this size from the other sizes.
+            tensor: the tensor-parallel size.
+            shard: the number of data-parallel ranks over which the weights are sharded, or None for all of these ranks.
 
         Raises:
-            DistributedError: FG704 when the product of the sizes is not the number of processes.
+            DistributedError: FG704 if the product of the sizes is not the number of processes, if a size is below 1, or
+                if `shard` does not divide the data-parallel size.
         """
         if pipeline is None:
             data = 1 if data is None else data
@@ -107,7 +108,7 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Number of processes."""
+        """The number of processes: the product of the data-, pipeline- and tensor-parallel sizes."""
         return self.data_parallel_size * self.pipeline_parallel_size * self.tensor_parallel_size
 
     def position(self, rank: int) -> Position:

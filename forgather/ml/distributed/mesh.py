@@ -1,8 +1,8 @@
-"""The device mesh of a layout: the grid of ranks and the process groups along its axes.
+"""The device mesh of a layout: the grid of ranks and the process group of each axis.
 
-Takes a `Layout` and an initialized process group; gives a `Mesh`. Every axis has a group, also an axis of size one, so
-that code over an axis needs no special case. All ranks create the same groups in the same order. Each group has the
-timeout of the default group.
+Takes a `Layout` and an initialized process group; gives a `Mesh`. Every axis has a process group, even an axis of size
+one, so that a collective over an axis needs no special case. All ranks create the same groups in the same order. Each
+group has the timeout of the default group.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Mesh:
     Args:
         layout: the sizes of the axes.
         position: the coordinates of this rank.
-        whole: torch's mesh with the axes "pp", "dp_replicate", "dp_shard" and "tp".
+        whole: the torch mesh with the axes "pp", "dp_replicate", "dp_shard" and "tp".
         dp: the data-parallel axis: "dp_replicate" and "dp_shard" flattened into one.
     """
 
@@ -35,11 +35,11 @@ class Mesh:
 
     @classmethod
     def create(cls, layout: Layout, device_type: str) -> Mesh:
-        """Creates the mesh and its process groups. Collective: every rank must call it.
+        """Creates the mesh and the process groups of its axes. Collective: every rank must call it.
 
         Args:
-            layout: the sizes of the axes; they multiply to the world size.
-            device_type: as in `init_device_mesh`.
+            layout: the sizes of the axes, whose product is the world size.
+            device_type: the device type, as in `torch.distributed.device_mesh.init_device_mesh`.
         """
         replicate = layout.data_parallel_size // layout.shard_size
         # "tp" is last and varies fastest: its ranks exchange activations within each layer and should share a machine.
@@ -63,7 +63,7 @@ class Mesh:
 
     @property
     def shards(self) -> DeviceMesh:
-        """The mesh for `fully_shard`: one axis, or with hybrid sharding two axes, (replicate, shard)."""
+        """The mesh for `fully_shard`: the axis "dp_shard", with "dp_replicate" before it for hybrid sharding."""
         # With one axis only: `fully_shard` takes a mesh of two axes for hybrid sharding, with an all-reduce on top.
         if self.layout.shard_size == self.layout.data_parallel_size:
             return self.whole["dp_shard"]
@@ -85,12 +85,15 @@ class Mesh:
         return self.tp.get_group()
 
     def stages_and_replicas(self) -> Any:
-        """Creates and returns the process group of all stages of all replicas. Collective: every rank must call it."""
+        """Returns a new process group of all ranks with the same tensor-parallel rank: all stages of all replicas.
+
+        Collective: every rank must call it.
+        """
         return _joined(self.whole, "pp", "dp_replicate", "dp_shard", name="pp_dp").get_group()
 
 
 def _joined(whole: DeviceMesh, *axes: str, name: str) -> DeviceMesh:
-    """Returns several axes flattened into one, and creates its process group."""
+    """Returns a mesh in which several axes are flattened into one axis, and creates the process group of that axis."""
     # torch has no public way to flatten axes of a mesh into one with a process group.
     joined = whole[axes]._flatten(name)
     apply_training_timeout(joined.get_group())

@@ -1,8 +1,9 @@
-"""This process as a peer of a run: values shared over the store, and what happens when one process fails.
+"""The current process as a peer of a run: values that processes exchange over the store, and failure handling.
 
-Takes the position of the process; gives a `Peer`, which distributes facts of rank 0 and makes exactly one process
-print the root cause of a failure. It uses the TCP store of the launcher only: no device and no collective, because it
-works before there is a process group, and while collectives hang. A run of one process needs no store.
+Takes the position of the process; gives a `Peer`, which distributes values of rank 0 and makes exactly one process
+print the root cause of a failure. A `Peer` communicates through the TCP store of the launcher, never through a
+collective, because it works before there is a process group and while collectives hang. A run of one process needs no
+store.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ _LOOK_SECONDS = 2.0  # a crash in native code is written to a file first, and th
 
 
 class Peer:
-    """This process among the processes of a run.
+    """The current process as one of the processes of a run.
 
     Args:
         facts: the position of this process.
-        store: shared by all processes; None for a run of one process.
-        timeout_seconds: maximum wait for a value of another process.
-        folder: where this process leaves its record for the launcher; None for nowhere.
-        connect: returns a new connection to the store, for the watchdog thread.
+        store: the store that all processes of the run share, or None for a run of one process.
+        timeout_seconds: the maximum wait for a value of another process, in seconds.
+        folder: the folder in which this process writes its failure record for the launcher, or None to write no record.
+        connect: a function that returns a new connection to the store, for the watchdog thread.
     """
 
     def __init__(
@@ -65,13 +66,13 @@ class Peer:
         self.timeout_seconds = timeout_seconds
         self.folder = folder
         self.report_to: Path | None = None
-        """The folder for a report on a hang; None until the folder of the run is known."""
+        """The folder in which a report on a hang is written, or None until the folder of the run is known."""
         self.status = 1
-        """The exit status of this process when it failed because another one did."""
+        """The exit status of this process if it ends because another process failed or was stopped."""
         self._watchdog: Watchdog | None = None
 
     def watch(self) -> None:
-        """Starts the watchdog, and publishes the phase of this process for its launcher."""
+        """Starts the watchdog, and publishes the phase of this process for the launcher."""
         if self.folder is not None:
             phase.publish_phase(self.folder)
         if self._connect is not None and self.facts.world_size > 1:
@@ -83,16 +84,16 @@ class Peer:
             heard.is_quiet = self.failed_elsewhere
 
     def begin_construction(self, run_dir: str) -> None:
-        """Sets the phase "construction", and the folder of the run as the place for reports."""
+        """Sets the phase to "construction", and makes `run_dir` the folder for reports on hangs."""
         self.report_to = Path(run_dir)
         phase.set_phase("construction")
 
     def begin_run(self) -> None:
-        """Sets the phase "run", after construction."""
+        """Sets the phase to "run", after the objects of the config have been constructed."""
         phase.set_phase("run")
 
     def leave(self) -> None:
-        """Reports that this process is done, and destroys its process group."""
+        """Reports to the other processes that this process is done, and destroys the default process group."""
         # A process that stops alone does not shut the group down: that would wait for the others.
         if self.status <= 128:
             shutdown()
@@ -101,13 +102,13 @@ class Peer:
             self._watchdog.stop()
 
     def report_status(self, status: int) -> None:
-        """Leaves a record of a non-zero exit status, so that the launcher does not take it for a crash.
+        """Writes a record of a non-zero exit status, so that the launcher does not take the exit for a crash.
 
-        When all processes were asked to stop, rank 0 ends first, because it prints: a launcher ends the others as soon
-        as it sees one end.
+        If all processes were asked to stop, the other ranks wait until rank 0 has ended: a launcher ends all processes
+        as soon as one of them ends, and rank 0 still has to print.
 
         Args:
-            status: the exit status; above 128 for a signal.
+            status: the exit status, which is above 128 if a signal stopped the process.
         """
         # Without a record a status alone looks like the death of a process.
         if status and self.folder is not None:
@@ -128,14 +129,15 @@ class Peer:
             self._tell_agent()
 
     def failed_elsewhere(self) -> bool:
-        """Returns True when another process has failed.
+        """Returns True if another process has failed.
 
-        A launcher ends the remaining processes with SIGTERM, the same signal that asks a run to stop and save.
+        This tells two meanings of SIGTERM apart: a launcher sends it to end the remaining processes after a failure,
+        and a scheduler or a user sends it to make a run save and stop.
         """
         return self._watchdog is not None and self._watchdog.failed_elsewhere()
 
     def _stop_alone(self, status: int) -> None:
-        """Tells the others that this process was stopped, so that they do not report a lost connection."""
+        """Reports to the other processes that this one was stopped, so that they do not report a lost connection."""
         self.status = status
         if self._watchdog is not None:
             self._watchdog.stop()
@@ -147,13 +149,13 @@ class Peer:
         atexit.register(end_promptly, status)
 
     def _keep_store(self) -> None:
-        """Waits until the others have ended, if this process hosts the store: they read its last values from it."""
+        """Waits until the other processes have ended, if this process hosts the store that they still read."""
         if self.is_main and self._watchdog is not None and not self.facts.agent_hosts_store:
             self._watchdog.stop()
             self._watchdog.wait_for_the_others(GRACE_SECONDS + _LOOK_SECONDS)
 
     def _tell_agent(self) -> None:
-        """Ends torchrun's agent, which would restart a process that was asked to stop, since its status is not 0."""
+        """Ends torchrun's agent, which would otherwise restart a stopped process because its exit status is not 0."""
         if self.facts.attempts_left:
             os.kill(os.getppid(), signal.SIGTERM)
 
@@ -164,7 +166,7 @@ class Peer:
                 self.store.set(name, value)
 
     def _wait_for_key(self, name: str, seconds: float) -> bool:
-        """Waits until another process has set a key; returns False when it does not."""
+        """Waits until another process has set a key; returns False if the key is not set in time."""
         assert self.store is not None, "a single process does not wait"  # noqa: S101
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -177,10 +179,11 @@ class Peer:
         return False
 
     def report_failure(self, error: BaseException) -> bool:
-        """Handles an exception that ends this process; returns True when this process is to print it.
+        """Handles an exception that ends this process; returns True if this process is to print the exception.
 
-        The root cause is printed once, by the process that raised it. An error that follows from it is printed only
-        when no cause is found. The exception gets a note with rank, step and phase.
+        The process that raised the root cause prints it, and no other process prints an error. An error that is a
+        consequence is printed only if no root cause is found. The printed exception gets a note with rank, step and
+        phase.
 
         Args:
             error: the exception.
@@ -228,7 +231,11 @@ class Peer:
             return kind is FailureKind.CAUSE or (self.facts.rank == 1 and not self.facts.agent_hosts_store)
 
     def _waits_for_cause(self) -> bool:
-        """Returns True when no other process prints the cause, or reports that it was stopped, within the wait."""
+        """Waits until another process prints the root cause, reports that it was stopped, or is gone.
+
+        Returns True if this process is to print its own error: if nothing happens in time, or if a process is gone and
+        there is no launcher folder through which the launcher could report it.
+        """
         assert self.store is not None, "a single process does not wait"  # noqa: S101
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
@@ -254,7 +261,7 @@ class Peer:
                 self.store.set(FAILED, "1")
 
     def _explain_hang(self, error: BaseException) -> None:
-        """Collects the state of all processes and adds a summary of it to the error."""
+        """Collects the state of all processes, adds a summary to the error, and writes a report to a file."""
         if self.store is None:
             return
         # An error of the store or of the disk must not replace the error that is being explained.
@@ -272,7 +279,7 @@ class Peer:
                 _note(error, f"what every rank was doing, with stacks: {file}")
 
     def _end_later(self, silent: list[int]) -> None:
-        """Arranges that unresponsive ranks on this machine are killed soon after this process has ended."""
+        """Registers an exit handler that kills the unresponsive ranks of this machine after this process has ended."""
         for rank in silent:
             if self.store is not None and self.store.check([f"place/{rank}"]):
                 place = json.loads(self.store.get(f"place/{rank}"))
@@ -294,18 +301,18 @@ class Peer:
 
     @property
     def is_main(self) -> bool:
-        """True on the main process, which writes and prints."""
+        """True on rank 0, the main process, which writes files and prints."""
         return self.facts.rank == 0
 
     def share(self, name: str, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Returns the value of rank 0 on every rank.
+        """Sends a value of rank 0 to all ranks through the store; every rank returns the value.
 
         Args:
-            name: the key; each key is used once.
-            value: JSON-compatible data, on rank 0; ignored on the others.
+            name: the key in the store; each key can be used once.
+            value: the JSON-compatible value that rank 0 sends. The other ranks ignore the argument.
 
         Raises:
-            DistributedError: FG706 when rank 0 does not set it in time.
+            DistributedError: FG706 if rank 0 does not set the value in time.
         """
         if self.is_main:
             assert value is not None, "rank 0 has something to share"  # noqa: S101
@@ -332,13 +339,13 @@ class Peer:
 
 
 def _kill_in_a_second(process: int) -> None:
-    """Kills a process one second from now, with a shell that outlives this process.
+    """Kills another process one second from now, by a shell that outlives the current process.
 
-    The process does not react to SIGTERM, and torchrun would wait 30 s for it. It must not end before this process,
-    which is the first that failed and has printed the cause.
+    The other process does not react to SIGTERM, and torchrun would wait 30 s for it. It must not end before the current
+    process, because the launcher takes the first process that ends for the root cause.
 
     Args:
-        process: its process id.
+        process: the id of the process to kill.
     """
     # A new session, so that the signal which ends this process group does not end the shell as well.
     nowhere = subprocess.DEVNULL
@@ -348,7 +355,7 @@ def _kill_in_a_second(process: int) -> None:
 
 
 def _note(error: BaseException, text: str) -> None:
-    """Adds a line to an error: to the fields of a Forgather error, which is printed from them, or as a note."""
+    """Adds a line to an exception: to the `context` of a ForgatherError, or as a note to any other exception."""
     if isinstance(error, ForgatherError):
         error.context = (*error.context, text)
     else:
@@ -356,14 +363,13 @@ def _note(error: BaseException, text: str) -> None:
 
 
 def join(*, timeout_seconds: float = 300) -> Peer:
-    """Connects to the store of the run and returns this process as a `Peer`.
+    """Connects to the store of the run and returns a `Peer` for the current process.
 
     Args:
-        timeout_seconds: maximum wait for the store, and for a value of another process.
+        timeout_seconds: the maximum wait for the store, and for a value of another process, in seconds.
 
     Raises:
-        DistributedError: FG706 when the store cannot be reached, FG701 for environment variables that contradict each
-            other.
+        DistributedError: FG706 if the store cannot be reached, FG701 if environment variables contradict each other.
     """
     facts, folder = process_facts(), launcher_folder()
     try:

@@ -1,7 +1,7 @@
-"""The phase of this process: what it is doing and at which optimizer step, for error reports.
+"""The phase of the current process, for error reports: its activity and the optimizer step.
 
-The training loop sets the phase; this process reads it directly, and other processes read it from a small memory-mapped
-file. Setting it costs about a microsecond. The file keeps the last phase after the process has died, even by SIGKILL.
+The training loop sets the phase, which costs about a microsecond. Other processes read the phase from a small
+memory-mapped file. The file still has the last phase after the process has died, even by SIGKILL.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _SIZE = 256
 
 @dataclass(frozen=True, slots=True)
 class RunPhase:
-    """What a process is doing.
+    """The activity and the optimizer step of a process.
 
     Args:
-        phase: for example "forward and backward"; "" when unknown.
-        step: the optimizer step that is being computed, counted from 1; None outside of the training loop.
+        phase: the name of the activity, for example "forward and backward"; "" if it is unknown.
+        step: the optimizer step that is being computed, counted from 1, or None outside of the training loop.
     """
 
     phase: str = ""
@@ -45,8 +45,8 @@ def set_phase(phase: str, step: int | None = None) -> None:
     """Sets the phase of this process.
 
     Args:
-        phase: what the process is doing from now on.
-        step: the optimizer step that is being computed, counted from 1; None outside of the training loop.
+        phase: the name of the activity that begins now.
+        step: the optimizer step that is being computed, counted from 1, or None outside of the training loop.
     """
     _here.current = RunPhase(phase, step)
     if _here.shown is not None:
@@ -59,7 +59,7 @@ def current_phase() -> RunPhase:
 
 
 def publish_phase(folder: Path) -> None:
-    """Writes the phase of this process to a file of `folder`, now and at each later `set_phase`."""
+    """Writes the phase of this process to a file in `folder`, now and at each later call of `set_phase`."""
     with (folder / FILE).open("wb+") as stream:
         stream.write(_line(_here.current))
         stream.flush()
@@ -68,7 +68,7 @@ def publish_phase(folder: Path) -> None:
 
 
 def read_phase(folder: Path) -> RunPhase:
-    """Returns the last phase that a process published in `folder`; an empty one when there is none."""
+    """Returns the last phase that a process published in `folder`, or an empty `RunPhase` if there is no file."""
     try:
         text = (folder / FILE).read_bytes().decode(errors="replace")
     except OSError:

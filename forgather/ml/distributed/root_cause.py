@@ -1,7 +1,8 @@
-"""The root cause of a failed run: classification of exceptions, and the record that a process leaves for the launcher.
+"""The root cause of a failed run: classification of exceptions, and the record that a process writes for the launcher.
 
-When one process fails, the others raise errors about lost connections. They are distinguished from the cause, which is
-the only one to be printed. Records are JSON files in the folder that torchrun gives each process.
+When one process fails, the other processes raise errors about lost connections. `classify` distinguishes these errors
+from the cause, because only the cause is to be printed. Each record is a JSON file in the folder that torchrun gives
+to the process.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _DISCONNECT_MESSAGES = (
 
 
 class FailureKind(StrEnum):
-    """The way in which a process ended; the value is part of a message."""
+    """The way in which a process ended. The values are used in messages."""
 
     CAUSE = "cause"
     WAITED = "timed out while it waited for another process"
@@ -60,12 +61,13 @@ class FailureRecord:
     """The record of a process that ended with a failure.
 
     Args:
-        kind: the way in which it ended.
-        message: type and text of the exception, on one line.
-        where: step and phase.
-        told: True when the process has printed the error itself.
-        instant: time of the failure.
-        code: the code of a Forgather error; the exception type of a mistake in constructed code; "" for any other.
+        kind: the way in which the process ended.
+        message: the type and text of the exception, on one line.
+        where: the optimizer step and the phase in which the process failed.
+        told: True if the process has printed the error itself.
+        instant: the time of the failure.
+        code: the FG code of a ForgatherError, or the name of the exception type if a constructor was called with wrong
+            arguments or has a mistake in its code; "" for any other failure.
 
     Units:
         `instant` is in seconds since the epoch.
@@ -80,12 +82,12 @@ class FailureRecord:
 
     @property
     def lasts(self) -> bool:
-        """True for an error that every attempt would repeat, such as a mistake in the config: no restart helps."""
+        """True if every further attempt would fail with the same error, for example a mistake in the config."""
         return bool(self.code) and self.code not in _TRANSIENT
 
 
 def classify(error: BaseException) -> FailureKind:
-    """Returns whether an exception is a cause, or a consequence of another process that is gone or does not answer.
+    """Returns the kind of a failure: a cause, a request to stop, or a consequence of a failed or unresponsive process.
 
     Example:
         >>> classify(RuntimeError("[gloo/pair.cc:538] Connection closed by peer")).name, classify(KeyError("lr")).name
@@ -121,18 +123,20 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def describe_exception(error: BaseException) -> str:
-    """Returns type and text of an exception on one line, at most 500 characters, with secrets hidden."""
+    """Returns the type and text of an exception on one line of at most 500 characters, in which secrets are hidden."""
     text = " ".join(hide(str(error)).split())
     return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
 
 
 def write_record(folder: Path, record: FailureRecord, error: BaseException | None = None) -> None:
-    """Writes the record of this process in the format that torchrun reads and shows; errors of the disk are ignored.
+    """Writes the failure record of this process in the format that torchrun reads and shows.
+
+    An OSError on writing is ignored, so that it does not replace the error that is being reported.
 
     Args:
-        folder: of this process.
-        record: the record.
-        error: the exception, for its traceback.
+        folder: the folder that torchrun gave this process.
+        record: the record that is written.
+        error: the exception whose traceback is added, or None to add no traceback.
     """
     where = f" ({record.where})" if record.where else ""
     stack = ""
@@ -152,7 +156,7 @@ def write_record(folder: Path, record: FailureRecord, error: BaseException | Non
 
 
 def read_record(folder: Path) -> FailureRecord | None:
-    """Returns the record that a process left in its folder; None when it left none."""
+    """Returns the failure record in the folder of a process, or None if there is no readable record."""
     try:
         content = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         found = content["message"]["extraInfo"][_KEY]
@@ -162,12 +166,12 @@ def read_record(folder: Path) -> FailureRecord | None:
 
 
 def record_of(error: BaseException, where: RunPhase, *, told: bool) -> FailureRecord:
-    """Returns the record of an exception.
+    """Returns the failure record for an exception.
 
     Args:
         error: the exception.
-        where: the phase in which it was raised.
-        told: True when this process prints it.
+        where: the phase in which the exception was raised.
+        told: True if this process prints the exception.
     """
     code = ""
     if isinstance(error, ForgatherError):
@@ -180,7 +184,10 @@ def record_of(error: BaseException, where: RunPhase, *, told: bool) -> FailureRe
 
 
 def read_crash(folder: Path) -> list[str]:
-    """Returns the stack frames of a crash in native code, innermost first, as `faulthandler` wrote them."""
+    """Returns the stack frames that `faulthandler` wrote at a crash in native code, innermost first.
+
+    The list is empty if there was no such crash.
+    """
     try:
         lines = (folder / CRASH).read_text(errors="replace").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Stack dumps for hangs: stack, step and last collective of every rank, and which rank the others wait for.
+"""Stack dumps for hangs: the stack, step and last collective of every rank, and the rank that the others wait for.
 
 Takes the state of each rank as plain data; gives a full report and a one-line summary. The rank that the others wait
-for is found by comparing the number of collectives that each rank has started.
+for is the one that has started fewer collectives than the others.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Collective:
     """The last collective that a process started.
 
     Args:
-        name: for example "all_reduce".
-        number: sequence number in its process group, counted from 1.
-        shapes: of the tensors.
-        group: name of the process group.
+        name: the name of the operation, for example "all_reduce".
+        number: the sequence number of the collective in its process group, counted from 1.
+        shapes: the shapes of the input tensors.
+        group: the name of the process group.
     """
 
     name: str
@@ -44,7 +44,10 @@ class Collective:
 
 
 def last_collective() -> Collective | None:
-    """Returns the last collective that this process started, from torch's flight recorder; None when there was none."""
+    """Returns the last collective that this process started, as recorded by torch's flight recorder.
+
+    Returns None if no collective was recorded, or if this build of torch has no flight recorder.
+    """
     # A private function that some builds of torch do not have; a hang report without it is still useful.
     dump = getattr(c10d, "_dump_fr_trace_json", None)
     if dump is None:
@@ -63,14 +66,14 @@ def last_collective() -> Collective | None:
 
 
 def main_thread_stack() -> list[str]:
-    """Returns the stack of the main thread, outermost frame first, as lines "FILE:LINE in FUNCTION"."""
+    """Returns the stack of the main thread as lines "FILE:LINE in FUNCTION", outermost frame first."""
     # From the watchdog thread: the main thread is blocked in the collective that hangs.
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     return [f"{one.filename}:{one.lineno} in {one.name}" for one in traceback.extract_stack(frame)] if frame else []
 
 
 def local_state() -> dict[str, Any]:
-    """Returns step, phase, last collective and stack of this process, as JSON-compatible data."""
+    """Returns the step, phase, last collective and stack of this process as JSON-compatible data."""
     collective = last_collective()
     where = current_phase()
     return {
@@ -85,7 +88,7 @@ def format_report(states: Mapping[int, Mapping[str, Any] | None]) -> list[str]:
     """Returns the lines of a report on all ranks.
 
     Args:
-        states: the `local_state` of each rank; None for a rank that did not answer.
+        states: the `local_state` of each rank, or None for a rank that did not answer.
     """
     lines = []
     for rank, state in sorted(states.items()):
@@ -105,7 +108,7 @@ def summarize_hang(states: Mapping[int, Mapping[str, Any] | None]) -> str:
     """Returns a one-line summary of a hang.
 
     Args:
-        states: the `local_state` of each rank; None for a rank that did not answer.
+        states: the `local_state` of each rank, or None for a rank that did not answer.
     """
     missing = missing_ranks(states)
     different = mismatched_collectives(states)
@@ -134,9 +137,9 @@ def missing_ranks(states: Mapping[int, Mapping[str, Any] | None]) -> list[int]:
 
 
 def mismatched_collectives(states: Mapping[int, Mapping[str, Any] | None]) -> dict[int, str]:
-    """Returns the collective of each rank when the ranks wait in different ones; an empty dict when all are equal.
+    """Returns the last collective of each rank if the ranks wait in different collectives, else an empty dict.
 
-    Send and receive are the two sides of one exchange and are not compared.
+    The result is also empty if a rank waits in a send or receive, because these two belong to one exchange.
     """
     last = {rank: state["collective"] for rank, state in states.items() if state and state["collective"]}
     # Between pipeline stages one rank sends while its neighbor receives.
@@ -151,6 +154,6 @@ def _count(state: Mapping[str, Any]) -> int:
 
 
 def innermost_own_frame(state: Mapping[str, Any]) -> str:
-    """Returns the innermost frame of a stack that is not inside torch's wait for a collective."""
+    """Returns the innermost frame of a stack that is not part of torch's own wait, or "" if there is none."""
     frames = [frame for frame in state["stack"] if not any(part in frame for part in _INSIDE)]
     return str(frames[-1]) if frames else ""

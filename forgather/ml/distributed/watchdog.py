@@ -1,8 +1,8 @@
-"""The watchdog: a thread that ends this process when another process of the run has failed, or the launcher is gone.
+"""The watchdog: a thread that ends the process when another process of the run has failed, or the launcher is gone.
 
-Takes a store connection of its own; exchanges liveness, status and stacks with the other ranks. When one process is
-killed, hangs, is stopped or loses its launcher, the others end within seconds, even while they are blocked in native
-code. The thread wakes up twice a second and needs nothing from the training loop.
+Takes a separate connection to the store, over which the ranks exchange liveness, status and stacks. When one process
+is killed, reports a hang, is stopped or loses its launcher, the other processes end within seconds, even while they
+are blocked in native code. The thread wakes up twice a second and does not depend on the training loop.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from forgather.ml.distributed.root_cause import CRASH
 FAILED, STACKS_WANTED, STOPPED, PRINTED, ENDED = "failed", "stacks_wanted", "stopped", "told", "ended"
 _PERIOD_SECONDS = 0.5
 GRACE_SECONDS = 3.0
-"""Seconds that a process may continue after the run has failed: enough to print, not to wait for its peers."""
+"""The seconds for which a process may continue after the run has failed: enough to print an error."""
 
 
 class Watchdog:
     """The watchdog of one process.
 
     Args:
-        store: a store connection that is used by this thread only.
+        store: a connection to the store that only the watchdog thread uses.
         facts: the position of this process.
-        folder: where the stack of a crash in native code is written; None for nowhere.
+        folder: the folder in which the stack of a crash in native code is written, or None to write no stack.
 
     Units:
         All times are in seconds.
@@ -63,7 +63,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="forgather-guard", daemon=True)
 
     def start(self) -> None:
-        """Publishes the host and process id of this process, and starts the thread."""
+        """Publishes the host name and process id of this process, and starts the thread."""
         # With the process id, peers on the same machine can see by themselves whether this process is alive.
         place = {"host": socket.gethostname(), "pid": os.getpid()}
         self._store.set(f"place/{self._facts.rank}", json.dumps(place))
@@ -109,9 +109,10 @@ class Watchdog:
             self._store.set(FAILED, "1")
 
     def failed_elsewhere(self) -> bool:
-        """Returns True when another process has failed.
+        """Returns True if another process has failed.
 
-        A launcher ends the remaining processes with SIGTERM, the same signal that asks a run to stop and save.
+        This tells two meanings of SIGTERM apart: a launcher sends it to end the remaining processes after a failure,
+        and a scheduler or a user sends it to make a run save and stop.
         """
         # Without the store, failures of other machines are unknown.
         with suppress(RuntimeError):
@@ -119,20 +120,23 @@ class Watchdog:
         return False
 
     def wait_for_the_others(self, seconds: float) -> None:
-        """Waits until no other process of the run is alive on this machine, or the time is up.
+        """Waits until no other process of the run is alive on this machine.
 
         Args:
-            seconds: maximum wait.
+            seconds: the maximum wait, in seconds.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and any(_is_alive(process) for process in (self._peers or {}).values()):
             time.sleep(_PERIOD_SECONDS / 10)
 
     def dead_peer(self, seconds: float = 0.0) -> int | None:
-        """Returns a rank on this machine whose process is gone and never reported that it was done; None without one.
+        """Returns a rank on this machine whose process has died without reporting that it was done.
 
         Args:
-            seconds: maximum wait for such a rank.
+            seconds: the maximum wait for such a rank, in seconds.
+
+        Returns:
+            The rank, or None if there is no such rank.
         """
         deadline = time.monotonic() + seconds
         while (found := self._dead_peer()) is None and time.monotonic() < deadline:
