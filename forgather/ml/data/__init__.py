@@ -1,7 +1,7 @@
-"""Data sets for language models: reading, splitting, tokenizing, packing, padding.
+"""Data sets for language models: reading, splitting, tokenizing, packing and padding.
 
-Each public name imports its module when it is first used, so `forgather.ml.data:tokenize` imports only what it needs.
-Submodules are named so that none of them shadows a function of this package.
+Each public name imports its module when the name is first used, so `forgather.ml.data:tokenize` imports only the
+libraries that tokenization needs. No submodule has the name of a function of this package, which it would shadow.
 """
 
 from __future__ import annotations

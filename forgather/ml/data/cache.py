@@ -1,8 +1,9 @@
-"""Content-addressed cache of prepared data: folders that are built once and found again by a key.
- Takes a key that covers everything the content depends on, and a function that fills an empty folder; gives a complete
-folder. A folder is built under a temporary name, listed in a manifest with sizes and digests, and renamed; a damaged
-one is built again. A file lock makes processes that need the same folder build it once. A run that builds a folder and
-a run that finds it continue with the same random states.
+"""Content-addressed cache of prepared data: folders that are built once and looked up by a key.
+
+Takes a key that covers everything on which the content depends, and a function that fills an empty folder. Gives a
+complete folder. A folder is built under a temporary name; a manifest records the sizes and digests of the files; then
+the folder is renamed. A damaged folder is built again. A file lock ensures that several processes which need the same
+folder build it only once. Building a folder does not change the random states of the caller.
 """
 
 from __future__ import annotations
@@ -32,29 +33,32 @@ _DIGEST_LIMIT_BYTES = 4 << 30  # reading more than this at every start costs mor
 
 
 def content_key(**parts: Any) -> str:
-    """Returns a digest of JSON-compatible data; equal data give equal keys."""
+    """Returns a digest of JSON-compatible data, which serves as the key of a cached folder.
+
+    Equal data give equal keys.
+    """
     return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True, ensure_ascii=True).encode())
 
 
 def default_cache_dir() -> Path:
-    """Returns the folder for prepared data of the current user."""
+    """Returns the current user's cache folder for prepared data."""
     return Path(platformdirs.user_cache_dir("forgather", appauthor=False)) / "data"
 
 
 def cached_folder(
     kind: str, key: str, build: Callable[[Path], None], cache_dir: str | os.PathLike[str] | None = None
 ) -> Path:
-    """Returns the complete folder `<cache_dir>/<kind>/<key>`, built by `build` when it is missing or damaged.
+    """Returns the complete folder `<cache_dir>/<kind>/<key>`; calls `build` if the folder is missing or damaged.
 
     Args:
-        kind: what the folder contains, for example "tokenizer".
-        key: from `content_key`.
-        build: fills the empty folder that it is given.
-        cache_dir: None for the user's cache folder. When that is not writable, a temporary folder is used and a warning
-            is logged.
+        kind: the kind of content, for example "tokenizer", which is the name of the parent folder.
+        key: the digest of everything on which the content depends, from `content_key`.
+        build: a function that fills the empty folder that is its argument.
+        cache_dir: the root of the cache, or None for the user's cache folder. If the user's cache folder is not
+            writable, a temporary folder is used and a warning is logged.
 
     Raises:
-        OSError: a `cache_dir` that was given is not writable.
+        OSError: if `cache_dir` is given and is not writable.
     """
     root = Path(cache_dir) if cache_dir is not None else default_cache_dir()
     try:
@@ -86,15 +90,15 @@ def cached_folder(
 
 
 def prune(kind: str, *, max_bytes: int, max_folders: int, cache_dir: str | os.PathLike[str] | None = None) -> None:
-    """Removes the least recently used folders of a kind until the others are within the limits.
+    """Removes the least recently used folders of a kind until the remaining folders are within the limits.
 
-    Folders that were used within the last hour, or are locked by another process, are kept.
+    A folder that was used within the last hour, or that another process has locked, is never removed.
 
     Args:
-        kind: as in `cached_folder`.
-        max_bytes: maximum total size in bytes.
-        max_folders: maximum number of folders.
-        cache_dir: None for the user's cache folder.
+        kind: the kind of content, as in `cached_folder`.
+        max_bytes: the maximum total size of the folders, in bytes.
+        max_folders: the maximum number of folders.
+        cache_dir: the root of the cache, or None for the user's cache folder.
     """
     root = Path(cache_dir) if cache_dir is not None else default_cache_dir()
     found: list[tuple[float, int, Path]] = []

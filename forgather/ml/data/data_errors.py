@@ -1,6 +1,6 @@
-"""Errors of the data modules, and hints for rows that consist of a prompt and a completion.
+"""Errors of the data modules, and hints for data sets whose rows consist of a prompt and a completion.
 
-Each error class also derives from the builtin exception that a caller would catch.
+Each error class also derives from the builtin exception that a caller would catch: ValueError or OSError.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from forgather.errors import ForgatherError, TrainingError, nearest
 
 
 class DataError(TrainingError, ValueError):
-    """Data that cannot be used as it is."""
+    """An error in the content of a data set or in an argument of a data function."""
 
     code = "FG832"
 
 
 class DataFileError(TrainingError, OSError):
-    """A data file that is missing or cannot be read."""
+    """An error about a data file or data set that is missing or cannot be read."""
 
     code = "FG830"
 
@@ -41,7 +41,7 @@ _FURTHER = ("input", "context", "system")  # columns next to an instruction or a
 
 
 def example_columns(columns: Sequence[str]) -> tuple[str, str] | None:
-    """Returns the names of a prompt column and a completion column; None when no known pair is present.
+    """Returns the names of the prompt column and the completion column, or None if no known pair of names occurs.
 
     Example:
         >>> example_columns(["id", "question", "answer"]), example_columns(["text"])
@@ -51,11 +51,11 @@ def example_columns(columns: Sequence[str]) -> tuple[str, str] | None:
 
 
 def unread_column_warning(column: str, columns: Sequence[str]) -> str:
-    """Returns a warning when only one column of a prompt and completion pair is read as text; "" otherwise.
+    """Returns a warning if only one column of a prompt and completion pair is read as text, else "".
 
     Args:
-        column: the column that is read.
-        columns: all columns of the data set.
+        column: the name of the column that is read.
+        columns: the names of all columns of the data set.
     """
     pair = example_columns(columns)
     if pair is None or column not in pair:
@@ -65,12 +65,12 @@ def unread_column_warning(column: str, columns: Sequence[str]) -> str:
 
 
 def missing_column(name: str, columns: Sequence[str], argument: str) -> DataError:
-    """Returns the FG831 error for a column that a data set does not have; it lists the columns that exist.
+    """Returns the FG831 error for a column that a data set does not have. The error lists the existing columns.
 
     Args:
-        name: of the missing column.
-        columns: all columns of the data set.
-        argument: the argument that names the column.
+        name: the name of the missing column.
+        columns: the names of all columns of the data set.
+        argument: the name of the argument in which the column was given.
     """
     pair = example_columns(columns)
     return DataError(

@@ -1,8 +1,8 @@
-"""Tokenization of prompt and completion pairs, one row per example, for instruction data that must not be packed.
+"""Tokenization of prompt and completion pairs, one row per example, for instruction data that is not packed.
 
-Takes rows of text and a tokenizer; gives rows with `input_ids`, `attention_mask` and `labels` of different lengths,
-which `CausalLMCollator` pads. The loss is computed on the completion and its end-of-text token only. Examples that are
-truncated, or have no completion left, are counted and logged.
+Takes rows of text and a tokenizer; gives rows with `input_ids`, `attention_mask` and `labels`. The rows differ in
+length, and `CausalLMCollator` pads them. The loss is computed only on the completion and the end-of-text token after
+it. The numbers of truncated examples and of dropped examples (no completion left) are logged.
 """
 
 from __future__ import annotations
@@ -41,20 +41,21 @@ def tokenize_examples(
     num_proc: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Dataset | DatasetDict:
-    """Returns a data set with one tokenized example per row: prompt, completion, end-of-text token.
+    """Returns a data set with one tokenized example per row: prompt, completion and end-of-text token.
 
     Args:
-        dataset: rows of text; the splits of a `DatasetDict` are tokenized separately.
+        dataset: the rows of text. The splits of a `DatasetDict` are tokenized separately.
         tokenizer: a tokenizer with an end-of-text token.
-        max_length: maximum length in tokens; longer examples are truncated at the end and counted.
-        completion_column: the column with the text to learn.
-        prompt_column: the column with the text before it, which has no loss; None for no prompt.
-        num_proc: number of processes that tokenize.
-        cache_dir: None for the user's cache folder.
+        max_length: the maximum length of an example in tokens. Longer examples are truncated at the end.
+        completion_column: the name of the column with the text on which the loss is computed.
+        prompt_column: the name of the column with the text before the completion, on which no loss is computed, or None
+            for examples without a prompt.
+        num_proc: the number of processes that tokenize, or None to tokenize in the current process.
+        cache_dir: the root of the cache, or None for the user's cache folder.
 
     Raises:
-        DataError: FG831 for a missing column, FG836 when no example is left, FG837 for a tokenizer without an
-            end-of-text token, FG839 for a `max_length` below 2.
+        DataError: FG831 if a column is missing, FG836 if no example is left, FG837 if the tokenizer has no end-of-text
+            token, FG839 if `max_length` is below 2.
     """
     options: dict[str, Any] = {"completion_column": completion_column, "prompt_column": prompt_column}
     if isinstance(dataset, DatasetDict):

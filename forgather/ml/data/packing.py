@@ -1,13 +1,13 @@
 """Packing: tokenizes documents and cuts the token stream into blocks of equal length.
 
-Takes rows of text and a tokenizer; gives a data set of `input_ids`, `labels` and `position_ids`, each row exactly
-`block_size` tokens long. The concatenation of all blocks and the tail is the token stream of all documents in order,
-each followed by the end-of-text token. Tokens that do not fill a block are counted and logged. Results are cached by
-content.
+Takes rows of text and a tokenizer; gives a data set of `input_ids`, `labels` and `position_ids`, in which each row is
+exactly `block_size` tokens long. The concatenation of all blocks and the tail is the token stream of all documents in
+order, each followed by the end-of-text token. The tail (the tokens at the end that do not fill a block) is dropped, and
+its length is logged. Results are cached by content.
 
-`position_ids` restart at 0 at each document, and at each block, because a document that is cut by a block border
-continues as a document of its own. The token at position 0 has the label -100, since no earlier token of the row
-belongs to its document.
+`position_ids` restart at 0 at the start of each document and of each block: the part of a document after a block
+border is treated as a separate document. The label of the token at position 0 is -100, because no earlier token of the
+row belongs to the same document.
 
 Shape suffixes: B blocks, T tokens per block, N tokens of a stream.
 """
@@ -47,9 +47,9 @@ class Packed(NamedTuple):
     """Complete blocks of a token stream, and the tokens that are carried over to the next blocks.
 
     Args:
-        ids_BT: token ids.
-        starts_BT: True at the first token of each document.
-        tail_N: the ids that do not fill a block; they come after the last block.
+        ids_BT: the token ids of the blocks.
+        starts_BT: a mask that is True at the first token of each document.
+        tail_N: the token ids after the last block, which do not fill a block.
 
     Shapes:
         ids_BT, starts_BT: (B, T). tail_N: (N,) with N < T.
@@ -71,25 +71,27 @@ def tokenize(
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Dataset | DatasetDict:
     """Returns packed blocks: documents joined with the end-of-text token and cut into rows of `block_size` tokens.
-     `position_ids` restart at each document, so that models can mask attention across documents. Labels are equal to
-    the inputs except at the first token of each document; the model shifts them. The tail is dropped and its length is
-    logged.
+
+    `position_ids` restart at each document, so that models can mask attention across documents. The labels equal the
+    inputs, except that the first token of each document has the label -100. The model shifts the labels. The tokens at
+    the end that do not fill a block are dropped, and their number is logged.
 
     Args:
-        dataset: rows of text; the splits of a `DatasetDict` are packed separately.
+        dataset: the rows of text. The splits of a `DatasetDict` are packed separately.
         tokenizer: a tokenizer with an end-of-text token.
-        block_size: tokens per block.
-        text_column: the column with the text.
-        document_boundaries: False omits `position_ids` and leaves all labels equal to the inputs: a token then attends
-            to all tokens before it in its row, other documents included.
-        num_proc: number of processes that tokenize; fast tokenizers use all cores without it.
-        cache_dir: None for the user's cache folder.
+        block_size: the number of tokens per block.
+        text_column: the name of the column with the text.
+        document_boundaries: False to omit `position_ids` and keep all labels equal to the inputs. A token then attends
+            to all earlier tokens of the row, including those of other documents.
+        num_proc: the number of processes that tokenize, or None to tokenize in the current process, in which a fast
+            tokenizer uses all cores.
+        cache_dir: the root of the cache, or None for the user's cache folder.
 
     Shapes:
-        Each row: `input_ids`, `labels` and `position_ids` of shape (T,), memory-mapped from disk.
+        Each row has `input_ids`, `labels` and `position_ids` of shape (T,), memory-mapped from disk.
 
     Raises:
-        DataError: FG831, FG837 or FG839 from `check_inputs`, FG836 when the text does not fill one block.
+        DataError: FG831, FG837 or FG839 from `check_inputs`, FG836 if the text does not fill one block.
     """
     if isinstance(dataset, DatasetDict):
         options: dict[str, Any] = {"text_column": text_column, "document_boundaries": document_boundaries}
@@ -123,12 +125,12 @@ def pack(documents: Iterable[Sequence[Sequence[int]]], block_size: int, eos_toke
     """Yields the complete blocks of each batch of documents; an incomplete block is carried over to the next batch.
 
     Args:
-        documents: batches of documents, each a sequence of token ids.
-        block_size: tokens per block.
-        eos_token_id: appended to every document.
+        documents: the batches of documents. Each document is a sequence of token ids.
+        block_size: the number of tokens per block.
+        eos_token_id: the id of the end-of-text token, which is appended to every document.
 
     Shapes:
-        Yields (B, T) blocks and an (N,) tail; B differs from batch to batch and may be 0.
+        Yields (B, T) blocks and an (N,) tail. B differs from batch to batch and can be 0.
     """
     ids_N, starts_N = np.empty(0, dtype=np.int32), np.empty(0, dtype=bool)
     for batch in documents:
@@ -146,7 +148,7 @@ def pack(documents: Iterable[Sequence[Sequence[int]]], block_size: int, eos_toke
 
 
 def document_positions(starts_BT: np.ndarray) -> np.ndarray:
-    """Returns the position of each token within its document, or within the part of it that is in the block.
+    """Returns the position of each token within its document, or within the document's part that is in the block.
 
     Shapes:
         starts_BT: (B, T). Returns (B, T), int32.
@@ -163,12 +165,12 @@ def document_positions(starts_BT: np.ndarray) -> np.ndarray:
 def encode_texts(
     tokenizer: PreTrainedTokenizerBase, column: str, batch: dict[str, list[Any]]
 ) -> dict[str, list[list[int]]]:
-    """Returns {"input_ids": token ids of each text}, without special tokens and without truncation.
+    """Returns {"input_ids": the token ids of each text}, without special tokens and without truncation.
 
     Args:
-        tokenizer: any tokenizer of transformers.
-        column: the column with the text.
-        batch: rows by column; None counts as an empty text.
+        tokenizer: a tokenizer of transformers.
+        column: the name of the column with the text.
+        batch: the values of the rows, by column. A text that is None is treated as an empty text.
     """
     # A missing text is an empty document, so that the number of rows stays right.
     texts = [text or "" for text in batch[column]]
@@ -182,9 +184,10 @@ def encode_rows(
     """Yields batches of `encode(rows)["input_ids"]` in the order of the rows, with a progress bar.
 
     Args:
-        dataset: the rows.
-        encode: maps a batch of rows to columns; must be picklable when there are several processes.
-        num_proc: number of processes; None for this process only.
+        dataset: the rows to tokenize.
+        encode: a function that maps a batch of rows to a dict of columns; it must be picklable if `num_proc` is above
+            1.
+        num_proc: the number of processes that call `encode`, or None to use only the current process.
     """
     if num_proc and num_proc > 1:
         # Without the cache of `datasets`: the result is cached by content in our own format.
@@ -200,8 +203,8 @@ def read_rows(folder: Path, fingerprint: str) -> Dataset:
     """Returns the rows of a cached folder, memory-mapped from disk.
 
     Args:
-        folder: from `cached_folder`.
-        fingerprint: of the returned data set; `datasets` would otherwise derive it from the path.
+        folder: the folder that `cached_folder` returned.
+        fingerprint: the fingerprint of the returned data set, which `datasets` would otherwise derive from the path.
     """
     rows = Dataset.from_file(str(folder / _ROWS))
     return Dataset(rows.data, fingerprint=fingerprint)
@@ -212,7 +215,7 @@ def rows_writer(folder: Path, schema: pa.Schema) -> pa.RecordBatchStreamWriter:
 
     Args:
         folder: the folder that is being built.
-        schema: of the rows.
+        schema: the Arrow schema of the rows.
     """
     return pa.ipc.new_stream(str(folder / _ROWS), schema)
 
@@ -262,16 +265,17 @@ def _write_blocks(
 def check_inputs(
     dataset: Dataset, tokenizer: PreTrainedTokenizerBase, columns: Mapping[str, str | None], **lengths: int
 ) -> None:
-    """Raises an error for a data set, a tokenizer or a length that cannot be tokenized with.
+    """Raises an error if a data set, a tokenizer or a length is not suitable for tokenization.
 
     Args:
-        dataset: the rows.
-        tokenizer: the tokenizer.
-        columns: maps each argument to the column that it names; None for no column.
-        **lengths: lengths in tokens that must be at least 2, by argument.
+        dataset: the rows to tokenize.
+        tokenizer: the tokenizer, which needs an end-of-text token.
+        columns: the column names by the argument in which they were given. The value None means no column.
+        **lengths: the lengths in tokens, by argument. Each must be at least 2.
 
     Raises:
-        DataError: FG831 for a missing column, FG837 for a tokenizer without an end-of-text token, FG839 for a length.
+        DataError: FG831 if a column is missing, FG837 if the tokenizer has no end-of-text token, FG839 if a length is
+            below 2.
     """
     for argument, column in columns.items():
         if column is not None and column not in dataset.column_names:

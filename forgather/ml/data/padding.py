@@ -1,8 +1,8 @@
-"""Padding collators: rows of different lengths to one batch of tensors.
+"""Padding collators, which turn rows of different lengths into one batch of tensors.
 
 Takes rows of numbers; gives tensors. Columns with one value per token are padded at the end to the longest row. Labels
-of the rows are kept. Padding is recognized by length, never by token id, so a tokenizer may use its end-of-text token
-for padding. A column without a known padding value is an error that names it.
+of the rows are kept. The mask is computed from the lengths of the rows, never from token ids, so a tokenizer may use
+the end-of-text token for padding. A column that needs padding and has no padding value raises an error with its name.
 
 Shape suffixes: B rows, T tokens of the longest row.
 """
@@ -24,15 +24,16 @@ _OTHER_LABELS = ("label", "label_ids")
 
 
 class PaddingCollator:
-    """Pads rows to the length of the longest one and keeps their labels.
+    """A collator that pads rows to the length of the longest row and keeps the labels of the rows.
 
     Args:
-        tokenizer: defines the padding ids; without one, 0 is used, which mask and labels hide.
-        pad_to_multiple_of: rounds the length up to a multiple of this number.
-        pad_values: padding values of further columns with one value per token, by column.
+        tokenizer: the tokenizer whose padding id is used. Without a tokenizer or padding id, 0 is used; the mask and
+            the labels exclude padding from attention and loss.
+        pad_to_multiple_of: the number to a multiple of which the length is rounded up, or None for no rounding.
+        pad_values: the padding values of further columns with one value per token, by column.
 
     Raises:
-        DataError: FG839 for a multiple below one.
+        DataError: FG839 if `pad_to_multiple_of` is below 1.
 
     Example:
         >>> batch = PaddingCollator()([{"input_ids": [5, 6], "labels": [-100, 6]}, {"input_ids": [7], "labels": [7]}])
@@ -63,16 +64,16 @@ class PaddingCollator:
         }
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Returns the batch of `rows`; a missing `attention_mask` is added.
+        """Returns a batch of padded or stacked `rows`; an `attention_mask` is added if the rows have none.
 
         Args:
-            rows: with equal columns.
+            rows: the rows of the batch, which all have the same columns.
 
         Shapes:
             Columns with one value per token: (B, T). Columns of equal shape in all rows: (B, ...).
 
         Raises:
-            DataError: FG847 for rows with different columns, or a column that can be neither padded nor stacked.
+            DataError: FG847 if the rows have different columns, or if a column can be neither padded nor stacked.
         """
         columns = {_name(name, rows[0]): _tensors(name, rows) for name in _columns(rows)}
         tokens = [len(ids) for ids in columns.get(_IDS, ())]
@@ -85,7 +86,7 @@ class PaddingCollator:
         return batch
 
     def _joined(self, name: str, values: list[Tensor], tokens: list[int], length: int) -> Tensor:
-        """Returns (B, T) for a column with one value per token, otherwise the rows stacked."""
+        """Returns a padded tensor (B, T) for a column with one value per token, and a stacked tensor for any other."""
         shapes = [tuple(value.shape) for value in values]
         # By shape and not by name, so that columns of the user's own are padded too.
         by_token = bool(tokens) and shapes == [(count,) for count in tokens]
@@ -105,30 +106,33 @@ class PaddingCollator:
         return torch.stack(values)
 
     def _pad_value(self, name: str, values: Sequence[Tensor]) -> float | None:
-        """Returns the padding value of a column; None when it is unknown.
+        """Returns the padding value of a column, or None if the value is unknown.
 
-        Floating-point columns have no default: no loss ignores a float.
+        Floating-point columns have no default padding value, because no loss ignores a floating-point label.
         """
         return self._chosen.get(name, None if values[0].is_floating_point() else self._known.get(name))
 
 
 class CausalLMCollator(PaddingCollator):
-    """Pads rows for a causal language model; rows without labels get their inputs as labels.
-     Labels of the rows are kept, so a masked prompt stays masked. Padding has the label -100. Rows with `position_ids`
-    get no mask: all padding tokens are at position 0, so that each is a document of its own.
+    """A collator that pads rows for a causal language model; rows without labels get their inputs as labels.
+
+    Labels of the rows are kept, so a masked prompt stays masked. Padding has the label -100. Rows with `position_ids`
+    and without an `attention_mask` get no mask: every padding token is at position 0, so that the model treats each
+    padding token as a separate document.
     """
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Returns the batch of `rows`, with labels.
+        """Returns a padded batch of `rows`, with labels.
 
         Args:
-            rows: with equal columns, `input_ids` among them.
+            rows: the rows of the batch, which all have the same columns, including `input_ids`.
 
         Shapes:
             `input_ids` and `labels`: (B, T).
 
         Raises:
-            DataError: FG847 as for `PaddingCollator`, and for rows without tokens or with a different number of labels.
+            DataError: FG847 as for `PaddingCollator`, if the rows have no `input_ids`, or if a row does not have one
+                label per token.
         """
         columns = _columns(rows)
         if _IDS not in columns:
@@ -153,7 +157,7 @@ def _name(name: str, row: Mapping[str, Any]) -> str:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the columns of rows, without those that are None in every row."""
+    """Returns the names of the columns of `rows`, without the columns that are None in every row."""
     for row in rows:
         # Checked before anything is padded: a KeyError for a late row would not name the column.
         if different := sorted({*rows[0]}.symmetric_difference(row)):

@@ -1,4 +1,4 @@
-"""Progress of data preparation: a bar on a terminal, one log line otherwise."""
+"""Progress of data preparation: a bar on a terminal, and one log line at the end."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ T = TypeVar("T", bound=Sized)
 
 
 def show_progress(batches: Iterable[T], *, total: int, what: str, logger: logging.Logger) -> Iterator[T]:
-    """Yields `batches` unchanged and shows the progress on standard error.
+    """Yields `batches` unchanged and shows a progress bar on standard error, if that is a terminal.
 
     Args:
-        batches: sized groups of rows.
-        total: number of rows in all of them.
-        what: the activity, for example "tokenizing".
-        logger: receives one line at the end.
+        batches: the groups of rows.
+        total: the number of rows in all groups together.
+        what: the name of the activity, for example "tokenizing".
+        logger: the logger that gets one line at the end.
     """
     begin = time.monotonic()
     console = Console(stderr=True)

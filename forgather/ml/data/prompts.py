@@ -1,7 +1,7 @@
 """Prompts for text samples: the first tokens of documents in a data set.
 
-Takes rows of token ids and their tokenizer; gives texts. Equal rows give equal prompts. Only the first rows are read.
-Rows without token ids give the empty prompt, with which a model starts a new document.
+Takes rows of token ids and the tokenizer that made them; gives texts. Equal rows give equal prompts. Only the first
+rows are read. A data set without token ids gives the empty prompt, with which a model starts a new document.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ def beginnings(dataset: Any, tokenizer: Any, count: int = 3, num_tokens: int = 8
     """Returns the beginnings of the first documents of a data set, as prompts for text samples.
 
     Args:
-        dataset: rows with `input_ids`, usually the evaluation set; of a mapping, the first data set is used. Streams
-            are not read, since reading would consume their rows.
+        dataset: a data set of rows with `input_ids`, usually the evaluation set. If it is a mapping of data sets, the
+            first one is used. A streaming data set is not read, because reading would consume the rows.
         tokenizer: the tokenizer that made the rows.
-        count: number of prompts.
-        num_tokens: length of each prompt in tokens.
+        count: the maximum number of prompts.
+        num_tokens: the maximum length of each prompt in tokens.
 
     Returns:
-        Distinct texts; [""] when there are none.
+        Distinct texts, or [""] if there are none.
     """
     if isinstance(dataset, Mapping) and dataset:
         dataset = next(iter(dataset.values()))
@@ -40,7 +40,10 @@ def beginnings(dataset: Any, tokenizer: Any, count: int = 3, num_tokens: int = 8
 
 
 def _documents(dataset: Any, tokenizer: Any, num_tokens: int) -> Iterator[list[int]]:
-    """Yields the first tokens of each document that starts in the first rows; too short ones are left out."""
+    """Yields the first tokens of each document that starts in the first rows of a data set.
+
+    A document that has fewer than `num_tokens` tokens and does not end in the row is left out.
+    """
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or not hasattr(tokenizer, "decode"):
         return
     end = getattr(tokenizer, "eos_token_id", None)

@@ -1,7 +1,7 @@
 """Text sources: Python files, plain text, JSON lines, parquet files, and data sets of the Hugging Face Hub.
 
-Takes files or a name; gives a `datasets.Dataset` with a column `text`. The same files give the same rows, order and
-fingerprint. Only `hub_dataset` opens a network connection.
+Takes files, or the name of a data set on the Hub; gives a `datasets.Dataset`, usually with a column `text`. The same
+files give the same rows, order and fingerprint. Only `hub_dataset` opens a network connection.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ def python_sources(folder: str | os.PathLike[str] | None = None, max_bytes: int 
     """Returns the `.py` files of a folder as rows of text, by default those of Python's standard library.
 
     Args:
-        folder: searched recursively without hidden folders and installed packages; None for the standard library
-            without tests, tables and bundled applications.
-        max_bytes: maximum total size of the text in bytes of UTF-8; None for no limit.
+        folder: the folder that is searched recursively, except hidden folders and installed packages. None means the
+            standard library without tests, tables and bundled applications.
+        max_bytes: the maximum total size of the text in bytes of UTF-8, or None for no limit.
 
     Returns:
-        A data set with the columns `text` and `file` (relative to `folder`), sorted by file.
+        A data set with the columns `text` and `file` (the path relative to `folder`), sorted by file.
 
     Raises:
-        DataFileError: FG830 when the folder does not exist.
-        DataError: FG832 when it has no source file that fits.
+        DataFileError: FG830 if the folder does not exist.
+        DataError: FG832 if the folder has no source file with text within `max_bytes`.
     """
     root = Path(folder).expanduser() if folder is not None else Path(sysconfig.get_paths()["stdlib"])
     skipped = _SKIPPED_FOLDERS if folder is not None else _SKIPPED_FOLDERS | _SKIPPED_OF_STDLIB
@@ -92,15 +92,15 @@ def text_files(paths: Paths, sample_by: str = "document") -> Dataset:
     """Returns plain text files as rows of text.
 
     Args:
-        paths: a file, a folder (its `.txt` and `.md` files), a glob, or a list of these.
-        sample_by: what one row contains: "document" (a file), "paragraph" or "line".
+        paths: a file, a folder (whose `.txt` and `.md` files are read), a glob, or a list of these.
+        sample_by: the unit of text in one row: "document" (a whole file), "paragraph" or "line".
 
     Returns:
         A data set with the column `text`.
 
     Raises:
-        DataFileError: FG830 for a path that matches nothing, FG834 for a file that is not UTF-8.
-        DataError: FG832 when there is no text.
+        DataFileError: FG830 if a path matches no file, FG834 if a file is not UTF-8.
+        DataError: FG832 if the files contain no text.
     """
     files = find_files(paths, (".txt", ".md"))
     return _usable(_read(files, Dataset.from_text, sample_by=sample_by), "text", files)
@@ -110,16 +110,16 @@ def json_lines(paths: Paths, text_column: str | None = "text") -> Dataset:
     """Returns files with one JSON object per line as a data set.
 
     Args:
-        paths: a file, a folder (its `.jsonl` and `.json` files), a glob, or a list of these.
-        text_column: the column with the text; it is renamed to `text`, and the other columns are dropped. None keeps
-            all columns under their names.
+        paths: a file, a folder (whose `.jsonl` and `.json` files are read), a glob, or a list of these.
+        text_column: the name of the column with the text, which is renamed to `text` while the other columns are
+            dropped, or None to keep all columns under their names.
 
     Returns:
-        A data set, with the column `text` unless `text_column` is None.
+        A data set with the column `text`, or with all columns of the files if `text_column` is None.
 
     Raises:
-        DataFileError: FG830 for a path that matches nothing, FG834 for a line that is not a JSON object.
-        DataError: FG831 for a missing column, FG832 when there is no text, FG833 for a column of another type.
+        DataFileError: FG830 if a path matches no file, FG834 if a line is not a JSON object.
+        DataError: FG831 if the column is missing, FG832 if there is no text, FG833 if the column is not a text column.
     """
     files = find_files(paths, (".jsonl", ".json"))
     return _usable(_read(files, Dataset.from_json), text_column, files)
@@ -129,15 +129,15 @@ def parquet(paths: Paths, text_column: str | None = "text") -> Dataset:
     """Returns parquet files as a data set.
 
     Args:
-        paths: a file, a folder (its `.parquet` files), a glob, or a list of these.
-        text_column: as in `json_lines`.
+        paths: a file, a folder (whose `.parquet` files are read), a glob, or a list of these.
+        text_column: the name of the column with the text, or None to keep all columns, as in `json_lines`.
 
     Returns:
-        A data set, with the column `text` unless `text_column` is None.
+        A data set with the column `text`, or with all columns of the files if `text_column` is None.
 
     Raises:
-        DataFileError: FG830 for a path that matches nothing, FG834 for a file that is not parquet.
-        DataError: FG831 for a missing column, FG832 when there is no text, FG833 for a column of another type.
+        DataFileError: FG830 if a path matches no file, FG834 if a file is not in the parquet format.
+        DataError: FG831 if the column is missing, FG832 if there is no text, FG833 if the column is not a text column.
     """
     files = find_files(paths, (".parquet",))
     return _usable(_read(files, Dataset.from_parquet), text_column, files)
@@ -151,21 +151,21 @@ def hub_dataset(
     text_column: str | None = "text",
     revision: str | None = None,
 ) -> Dataset:
-    """Returns one split of a data set of the Hugging Face Hub, from the local cache when it is there.
+    """Returns one split of a data set of the Hugging Face Hub, which is read from the local cache if possible.
 
     Args:
-        name: for example "roneneldan/TinyStories".
-        config: the configuration of the data set, when it has several.
-        split: for example "train" or "train[:1%]".
-        text_column: as in `json_lines`.
-        revision: a commit, tag or branch; a commit makes the run reproducible.
+        name: the name of the data set on the Hub, for example "roneneldan/TinyStories".
+        config: the name of a configuration of the data set, which is needed if there are several.
+        split: the name or slice of a split, for example "train" or "train[:1%]".
+        text_column: the name of the column with the text, or None to keep all columns, as in `json_lines`.
+        revision: a commit, tag or branch. Only a commit makes the run reproducible.
 
     Returns:
-        A data set, with the column `text` unless `text_column` is None.
+        A data set with the column `text`, or with all columns of the split if `text_column` is None.
 
     Raises:
-        DataFileError: FG843 when the data set cannot be loaded.
-        DataError: FG831 for a missing column, FG832 when there is no text, FG833 for a column of another type.
+        DataFileError: FG843 if the data set cannot be loaded.
+        DataError: FG831 if the column is missing, FG832 if there is no text, FG833 if the column is not a text column.
     """
     if wrong := folder_problem(name):
         raise _not_loaded(name, wrong)
@@ -185,14 +185,14 @@ def _not_loaded(name: str, reason: str) -> DataFileError:
 
 
 def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
-    """Returns the files that `paths` names, without duplicates; the content of folders and globs is sorted.
+    """Returns the files that `paths` names, without duplicates; the files of each folder and glob are sorted.
 
     Args:
-        paths: files, folders or globs.
-        suffixes: file name suffixes that count in a folder.
+        paths: a file, a folder or a glob, or a list of these.
+        suffixes: the file name suffixes of the files that are read from a folder.
 
     Raises:
-        DataFileError: FG830 for an entry that matches no file.
+        DataFileError: FG830 if an entry matches no file.
     """
     entries = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not entries:
@@ -276,7 +276,10 @@ def _without_progress_bars() -> Iterator[None]:
 
 
 def _usable(dataset: Dataset, text_column: str | None, files: Sequence[str]) -> Dataset:
-    """Returns a data set with its text in the column `text`, without rows that have no text; never empty."""
+    """Returns the rows that have text, in which the text column is named `text`; raises FG832 if there are none.
+
+    If `text_column` is None, all rows and columns are returned.
+    """
     if text_column is None:
         kept = dataset
     else:
@@ -287,14 +290,14 @@ def _usable(dataset: Dataset, text_column: str | None, files: Sequence[str]) -> 
 
 
 def text_only(dataset: Dataset, column: str) -> Dataset:
-    """Returns the column of texts without empty rows; the number of dropped rows is logged.
+    """Returns a data set with only the text column and without empty rows; the number of dropped rows is logged.
 
     Args:
-        dataset: the rows.
-        column: the column with the text.
+        dataset: the data set.
+        column: the name of the column with the text.
 
     Raises:
-        DataError: FG831 for a missing column, FG833 for a column that does not contain strings.
+        DataError: FG831 if the column is missing, FG833 if the column does not contain strings.
     """
     if column not in dataset.column_names:
         raise missing_column(column, dataset.column_names, "text_column")

@@ -1,7 +1,7 @@
-"""Tokenizers: trains a byte-level BPE, loads an existing tokenizer, and computes a digest of one.
+"""Tokenizers: functions that train a byte-level BPE, load an existing tokenizer, and compute a tokenizer's digest.
 
-Takes a data set with text, or a name; gives a tokenizer of transformers. Equal rows and settings give an equal
-tokenizer, which is cached.
+Takes a data set with text, or a folder or name on the Hub; gives a tokenizer of transformers. A trained tokenizer is
+cached. Equal rows and settings give an equal tokenizer.
 """
 
 from __future__ import annotations
@@ -46,24 +46,26 @@ def train_bpe(
     model_max_length: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> PreTrainedTokenizerFast:
-    """Returns a byte-level BPE tokenizer that is trained on a data set; it encodes every text without loss.
-     `bos_token` and `eos_token` are the same token by default. Packed training data has only the end-of-text token
-    between documents, so a prompt that starts with it looks to the model like the start of a document.
+    """Returns a byte-level BPE tokenizer that is trained on a data set.
+
+    Every byte is a token, so the tokenizer encodes every text without loss. `bos_token` and `eos_token` are the same
+    token by default: packed training data has only the end-of-text token between documents, so a prompt that starts
+    with the end-of-text token looks to the model like the start of a document.
 
     Args:
-        dataset: the training text; of a `DatasetDict`, its "train" split.
-        vocab_size: number of tokens, special tokens included.
-        text_column: the column with the text.
-        bos_token: begin of text.
-        eos_token: end of text.
-        pad_token: padding.
+        dataset: the data set with the training text. The "train" split of a `DatasetDict` is used.
+        vocab_size: the number of tokens, including special tokens.
+        text_column: the name of the column with the text.
+        bos_token: the begin-of-text token.
+        eos_token: the end-of-text token.
+        pad_token: the padding token.
         special_tokens: further tokens that are never split.
-        min_frequency: minimum count of a pair that is merged.
-        model_max_length: maximum length of an input in tokens; None for no limit.
-        cache_dir: None for the user's cache folder.
+        min_frequency: the minimum count of a pair of tokens that is merged.
+        model_max_length: the maximum length of an input in tokens, or None for no limit.
+        cache_dir: the root of the cache, or None for the user's cache folder.
 
     Raises:
-        DataError: FG831 for a missing column, FG838 when `vocab_size` is smaller than the bytes and special tokens.
+        DataError: FG831 if the column is missing, FG838 if `vocab_size` is too small for all bytes and special tokens.
     """
     rows = dataset["train"] if isinstance(dataset, DatasetDict) else dataset
     if text_column not in rows.column_names:
@@ -92,14 +94,16 @@ def train_bpe(
 
 
 def load_tokenizer(pretrained_model_name_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedTokenizerBase:
-    """Returns a tokenizer from a folder or the Hub; the end-of-text token becomes the padding token when it has none.
+    """Returns a tokenizer from a folder or the Hub.
+
+    If the tokenizer has no padding token, its end-of-text token becomes the padding token.
 
     Args:
-        pretrained_model_name_or_path: a folder, or a name on the Hub.
-        **options: for `AutoTokenizer.from_pretrained`.
+        pretrained_model_name_or_path: a folder, or the name of a model on the Hub.
+        **options: further arguments for `AutoTokenizer.from_pretrained`.
 
     Raises:
-        DataFileError: FG844 when the folder or the name cannot be loaded.
+        DataFileError: FG844 if the tokenizer cannot be loaded.
     """
     name, source = str(pretrained_model_name_or_path), os.path.expanduser(pretrained_model_name_or_path)
     if wrong := folder_problem(name):
@@ -124,7 +128,10 @@ def _not_loaded(name: str, reason: str) -> DataFileError:
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns a digest of everything that decides the token ids of a text; padding and truncation are not included."""
+    """Returns a digest of the tokenizer settings that determine the token ids of a text.
+
+    The padding and truncation settings of a fast tokenizer are not included.
+    """
     if tokenizer.is_fast:
         facts = json.loads(tokenizer.backend_tokenizer.to_str())
         # Calling a fast tokenizer changes these settings, which would change the key of the cache.

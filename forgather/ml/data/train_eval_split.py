@@ -8,18 +8,18 @@ from forgather.ml.data.data_errors import DataError
 
 
 def split(dataset: Dataset, eval_fraction: float = 0.05, seed: int = 42) -> DatasetDict:
-    """Returns the rows of a data set randomly divided into "train" and "eval"; no row is in both.
+    """Returns a random split of a data set into a training part and an evaluation part without common rows.
 
     Args:
-        dataset: the rows.
-        eval_fraction: fraction of the rows for evaluation, between 0 and 1; each part gets at least one row.
-        seed: equal seeds give equal parts.
+        dataset: the data set to split.
+        eval_fraction: the fraction of the rows for evaluation, between 0 and 1. Each part gets at least one row.
+        seed: the seed of the random split. Equal seeds give equal parts.
 
     Returns:
-        A `DatasetDict` with "train" and "eval".
+        A `DatasetDict` with the splits "train" and "eval".
 
     Raises:
-        DataError: FG835 when the fraction is out of range, or there are fewer than two rows.
+        DataError: FG835 if the fraction is not between 0 and 1, or if there are fewer than two rows.
     """
     if not 0 < eval_fraction < 1:
         raise DataError(
