@@ -1,7 +1,7 @@
-"""Trainer callbacks with the events of transformers, one module per callback.
+"""Trainer callbacks that handle the events of transformers; each callback has a module.
 
-Each public name imports its module when it is first used, so the packages that a callback needs (rich, tensorboard) are
-imported only for that callback.
+Each public name imports its module when the name is first used, so the packages that a callback needs (rich,
+tensorboard) are imported only for that callback.
 """
 
 from __future__ import annotations

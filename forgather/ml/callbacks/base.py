@@ -1,8 +1,8 @@
 """Callback base classes, re-exported from transformers, and the list of events.
 
-A callback that was written for `transformers.Trainer` works here without changes, and the other way round. `EVENTS`
-lists the events in the order in which a training step sends them. There is one further event: a callback with a method
-`on_rewind` is called with the restored state after a run has gone back to a checkpoint.
+A callback that was written for `transformers.Trainer` works with forgather's trainers without changes, and vice versa.
+`EVENTS` lists the events in the order in which training sends them. There is one further event: a callback with a
+method `on_rewind` is called with the restored state after a run has been rewound to a checkpoint.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Callback dispatch: sends the events of a trainer to its callbacks.
 
-Takes callbacks and the keyword arguments of their events; gives the `TrainerControl` after each event. Callbacks are
-called in the order in which they were added. An event that no callback overrides costs one dictionary lookup. An
-exception of a callback is raised with a note that names the callback and the event.
+Takes callbacks and the keyword arguments of the events; gives the `TrainerControl` after each event. Callbacks are
+called in the order in which they were added. An event that no callback overrides costs one dictionary lookup. If a
+callback raises an exception, the exception gets a note with the names of the callback and the event.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class CallbackDispatcher:
     """The callbacks of one trainer.
 
     Args:
-        callbacks: callbacks, or callback classes that need no arguments.
-        scene: the keyword arguments of every event (model, optimizer, ...); the trainer updates this dict.
+        callbacks: the callbacks. A callback class, which must need no arguments, is instantiated.
+        scene: the keyword arguments of every event (model, optimizer, ...). The trainer updates this dict.
     """
 
     def __init__(self, callbacks: Iterable[TrainerCallback | type[TrainerCallback]], scene: dict[str, Any]) -> None:
@@ -34,7 +34,7 @@ class CallbackDispatcher:
         """Appends a callback; a class is instantiated without arguments.
 
         Raises:
-            TrainingError: FG815 for an object without the methods of a callback.
+            TrainingError: FG815 if the object does not have the methods of a callback.
         """
         built = callback() if isinstance(callback, type) else callback
         # Checked when it is added: otherwise a missing method would be found only when its event is sent.
@@ -52,7 +52,7 @@ class CallbackDispatcher:
         """Removes and returns a callback, or the first callback of a class.
 
         Raises:
-            TrainingError: FG815 when there is no such callback.
+            TrainingError: FG815 if there is no such callback.
         """
         for position, present in enumerate(self.callbacks):
             if present is callback or (isinstance(callback, type) and isinstance(present, callback)):
@@ -74,8 +74,9 @@ class CallbackDispatcher:
             event: the name of the method, for example "on_log".
             args: the training arguments.
             state: the state of the trainer.
-            control: passed from callback to callback; one that returns a control replaces it.
-            **details: further keyword arguments of the event.
+            control: the control that is passed to the first callback. If a callback returns a control, the callbacks
+                after it get that one.
+            **details: the further keyword arguments of the event.
         """
         # Cached per event: events of every micro-batch would otherwise look up a method of each callback.
         listeners = self._listeners.get(event)

@@ -1,7 +1,7 @@
-"""Effective settings of a run: those that have an effect, from arguments, optimizer and LR schedule.
+"""Effective settings of a run: the settings of arguments, optimizer and LR schedule that have an effect.
 
-Takes the objects at the start of training; gives plain data for reports. Settings of the optimizer and the schedule are
-read from the objects themselves; arguments that would only have configured a default one are left out.
+Takes the objects at the start of training; gives plain data for reports. Settings of the optimizer and the LR schedule
+are read from these objects. Training arguments that only configure a default optimizer or schedule are left out.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _CHANGING_STATE = frozenset({"base_lrs", "last_epoch", "last_lr", "lr_lambdas"})
 
 
 def effective_settings(args: Any, optimizer: Any = None, schedule: Any = None) -> dict[str, Any]:
-    """Returns {"arguments", "optimizer", "schedule"} of a run, without arguments that have no effect.
+    """Returns a dict of the settings of a run that have an effect, by "arguments", "optimizer" and "schedule".
 
     Args:
         args: the training arguments.
-        optimizer: None before there is one.
-        schedule: the LR schedule; None before there is one.
+        optimizer: the optimizer, or None if it is not created yet.
+        schedule: the LR schedule, or None if it is not created yet.
     """
     found = {"arguments": args.to_dict(), "optimizer": optimizer_facts(optimizer), "schedule": schedule_facts(schedule)}
     # Without an optimizer the arguments decide, so they are kept then.
@@ -40,7 +40,7 @@ def effective_settings(args: Any, optimizer: Any = None, schedule: Any = None) -
 
 
 def optimizer_facts(optimizer: Any) -> dict[str, Any]:
-    """Returns class and settings of an optimizer; a setting that differs between parameter groups is a list.
+    """Returns the class and the settings of an optimizer; a setting that differs between parameter groups is a list.
 
     Example:
         >>> import torch
@@ -63,7 +63,7 @@ def optimizer_facts(optimizer: Any) -> dict[str, Any]:
 
 
 def schedule_facts(schedule: Any) -> dict[str, Any]:
-    """Returns class, name and settings of an LR schedule.
+    """Returns the class, the name of the function (as `plan`) and the settings of an LR schedule.
 
     Example:
         >>> import torch
@@ -90,7 +90,7 @@ def schedule_facts(schedule: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a number, a string, or a list of them; None for any other value."""
+    """Returns a value as a Python number, a string or a list of these, or None if that is not possible."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):

@@ -1,4 +1,4 @@
-"""Metrics as JSON lines: `metrics.jsonl`, and its reproducible subset `loss.jsonl`."""
+"""Metrics as JSON lines: `metrics.jsonl` with all metrics, and `loss.jsonl` with the reproducible ones."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from forgather.ml.metrics import METRICS_FILE, LineWriter, end_of_lines, repeata
 
 
 class JsonLogger(TrainerCallback, ExportableState):
-    """Appends each log to `metrics.jsonl` in the run's folder: `step`, `time` and the logged numbers.
+    """A callback that appends each log to `metrics.jsonl` in the run's folder: `step`, `time` and the logged numbers.
 
     `loss.jsonl` in the same folder gets the same lines without times, speeds and memory, so that a repeated run writes
-    identical bytes. A resumed run starts with exactly the lines up to its checkpoint, also in a new folder.
+    identical bytes. On a resume, the files are cut or filled so that they have exactly the lines up to the step of the
+    checkpoint, even in a new folder.
 
     Args:
-        name: added to each line as `name`, to distinguish runs whose files are read together.
-        rank_filter: the rank or ranks that write; None for all. Ranks other than 0 then write `metrics.rank<n>.jsonl`.
-        path: another file for the metrics; there is no `loss.jsonl` then.
-        run_dir: a folder to use instead of the arguments' `logging_dir`.
+        name: the value of `name` in each line, which distinguishes runs whose files are read together, or None to
+            leave `name` out.
+        rank_filter: the rank or ranks that write, or None for all ranks. If several ranks write, rank n above 0 writes
+            `metrics.rank<n>.jsonl`.
+        path: another file for the metrics, or None for `metrics.jsonl`. With another file, `loss.jsonl` is not written.
+        run_dir: the folder of the run, or None for the training arguments' `logging_dir`.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class JsonLogger(TrainerCallback, ExportableState):
 
     @report_only
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Truncates or fills the files so that they end at the step of the checkpoint."""
+        """Truncates or fills the files of a resumed run, so that they end at the step of the checkpoint."""
         if not is_selected_rank(self.rank_filter, args):
             return
         history = state.log_history
@@ -68,7 +71,7 @@ class JsonLogger(TrainerCallback, ExportableState):
         }
 
     def on_rewind(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Truncates the files to the step of the checkpoint that the run went back to."""
+        """Truncates the files to the step of the checkpoint to which the run was rewound."""
         # Not decorated itself, since `on_train_begin` is.
         self.on_train_begin(args, state, control, **kwargs)
 
@@ -117,6 +120,6 @@ def _loss_file(file: Path) -> Path:
 
 
 def _reproducible_line(step: int, logs: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the line for `loss.jsonl`; None when the log has no reproducible number."""
+    """Returns the line for `loss.jsonl`, or None if the log has no reproducible number."""
     numbers = repeatable_metrics(logs)
     return {"step": step, **numbers} if numbers.keys() - {"epoch"} else None

@@ -1,4 +1,4 @@
-"""Where a callback writes (run folder, rank filter, console), and a decorator for callbacks that only report."""
+"""The outputs of a callback (run folder, rank filter, console), and a decorator for callbacks that only report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_folder(args: Any, run_dir: str | os.PathLike[str] | None = None) -> Path
 
     Args:
         args: the training arguments.
-        run_dir: a folder that the callback was given.
+        run_dir: the folder that was passed to the callback, or None if there is none.
     """
     # `getattr`, because the arguments of transformers do not have a `logging_dir` in every version.
     chosen = run_dir or getattr(args, "logging_dir", None)
@@ -30,11 +30,11 @@ def run_folder(args: Any, run_dir: str | os.PathLike[str] | None = None) -> Path
 
 
 def is_selected_rank(rank_filter: int | Collection[int] | None, args: Any) -> bool:
-    """Returns True when this process is selected by a rank filter.
+    """Returns True if a rank filter selects the rank of this process.
 
     Args:
-        rank_filter: a rank, several ranks, or None for all.
-        args: the training arguments, which know the rank.
+        rank_filter: a rank, a collection of ranks, or None for all ranks.
+        args: the training arguments, whose `process_index` is the rank.
     """
     if rank_filter is None:
         return True
@@ -43,13 +43,16 @@ def is_selected_rank(rank_filter: int | Collection[int] | None, args: Any) -> bo
 
 
 def shared_console() -> Console:
-    """Returns the shared rich console on standard output: lines that are printed through it appear above a live bar."""
+    """Returns the shared rich console on standard output.
+
+    Lines that are printed through the shared console appear above live bars.
+    """
     # Shared: lines of a second console would be printed into the live bars of the first.
     return get_console()
 
 
 def report_only(event: Event) -> Event:
-    """Decorator for an event of a callback that only reports: an exception is logged once, and the run continues."""
+    """Decorates an event method of a callback that only reports: an exception is logged once, and the run continues."""
 
     @functools.wraps(event)
     def guarded(self: Any, *positional: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Training progress: live bars on a terminal, one plain line per log elsewhere."""
+"""Training progress: live bars on a terminal, and one plain line per log on any other output."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _DROPPABLE = ("grad norm", "tok/s", "samples/s", "lr")
 
 
 class ProgressCallback(TrainerCallback):
-    """Shows steps, loss, learning rate, tokens per second and the remaining time; an evaluation has a bar of its own.
+    """A callback that shows steps, loss, learning rate, tokens per second and the remaining time.
 
-    Only the main process shows anything.
+    An evaluation has a separate bar. Only the main process shows anything.
 
     Args:
-        console: where to write; None for standard output.
-        live: True for bars, False for plain lines; None for bars on a terminal only.
+        console: the console that is written to, or None for standard output.
+        live: True to show bars, False to print plain lines, None to show bars only on a terminal.
     """
 
     def __init__(self, console: Console | None = None, live: bool | None = None) -> None:
@@ -76,7 +76,7 @@ class ProgressCallback(TrainerCallback):
 
     @report_only
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Shows the numbers of a log: next to the training bar, or as a line."""
+        """Shows the metrics of a log next to the training bar, or prints them as a line."""
         if not logs or not state.is_world_process_zero:
             return
         facts = format_logs(logs)
@@ -93,7 +93,7 @@ class ProgressCallback(TrainerCallback):
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
     ) -> None:
-        """Shows or advances the evaluation bar."""
+        """Advances the evaluation bar by one batch; the first batch shows the bar."""
         if not state.is_world_process_zero:
             return
         self._start_bars()
@@ -170,11 +170,11 @@ class ProgressCallback(TrainerCallback):
 
 
 def format_logs(logs: Mapping[str, Any], room: int | None = None) -> str:
-    """Returns the part of a log that a line shows; "" when it has none of those metrics.
+    """Returns the main metrics of a log as one line of text, or "" if the log has none of them.
 
     Args:
-        logs: numbers by metric.
-        room: maximum width in characters, which drops some labels; None for no limit.
+        logs: the logged numbers, by metric.
+        room: the maximum width in characters, for which less important metrics are dropped, or None for no limit.
     """
     parts: dict[str, str] = {}
     evaluated = [(name, label, "{:.4f}".format) for name, label in evaluation_loss_titles(logs).items()]
@@ -192,7 +192,7 @@ def format_logs(logs: Mapping[str, Any], room: int | None = None) -> str:
 
 
 def _step_label(state: Any) -> str:
-    """Returns "step N/MAX"; a resumed run may be past a `max_steps` that was lowered."""
+    """Returns "step N/MAX", or a text that says that the step is past a `max_steps` that was lowered on a resume."""
     if state.global_step > state.max_steps:
         return f"step {state.global_step} (past max_steps {state.max_steps})"
     return f"step {state.global_step:>{len(str(state.max_steps))}}/{state.max_steps}"
@@ -203,7 +203,7 @@ def _bar_width(terminal_width: int) -> int:
 
 
 def _room_next_to_bar(terminal_width: int, max_steps: int) -> int:
-    """Returns the number of characters that are left for the metrics."""
+    """Returns the number of characters of a terminal line that the bar leaves for the metrics."""
     bar_width = _bar_width(terminal_width)
     steps = 2 * len(str(max_steps)) + 1
     taken = [len("evaluating"), steps, len("left"), len("0:00:00")]

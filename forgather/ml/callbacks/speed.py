@@ -1,4 +1,4 @@
-"""Step speed and memory for the logs of `transformers.Trainer`, which does not report them itself."""
+"""Training speed and memory for the logs of `transformers.Trainer`, which reports neither during training."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from forgather.ml.memory import memory_facts
 
 
 class SpeedCallback(TrainerCallback):
-    """Adds `steps_per_second`, `tokens_per_second` and `memory_bytes` to each log that has a `loss` and lacks them.
-     It is meant for `transformers.Trainer`, and must come before the callbacks that write logs. Tokens are counted when
-    the trainer counts them (`include_num_input_tokens_seen: all`); otherwise `samples_per_second` is added.
+    """A callback that adds speeds and memory to each log that has a `loss`; metrics that the log has are kept.
+
+    It is meant for `transformers.Trainer`, and must come before the callbacks that write logs. It adds
+    `steps_per_second` and the memory metrics. It also adds `tokens_per_second` if the trainer counts tokens
+    (`include_num_input_tokens_seen: all`), and `samples_per_second` otherwise.
 
     Args:
-        rows: returns the number of rows that were trained on; without it there is no `samples_per_second`.
+        rows: a function that returns the number of rows that were trained on, or None to leave `samples_per_second`
+            out.
     """
 
     def __init__(self, rows: Callable[[], int] | None = None) -> None:
@@ -30,7 +33,7 @@ class SpeedCallback(TrainerCallback):
 
     @report_only
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Starts the clock."""
+        """Starts the time measurement."""
         self._restart(state)
 
     @report_only
@@ -55,12 +58,15 @@ class SpeedCallback(TrainerCallback):
 
     @report_only
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Records the end of a step: an evaluation or a save may follow."""
+        """Records the time at the end of a step, at which an evaluation or a save may begin."""
         self._paused_at = time.perf_counter()
 
     @report_only
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Subtracts the time of an evaluation or a save since the previous step; fetching data counts as training."""
+        """Subtracts the time since the previous step if there was an evaluation or a save.
+
+        The time for fetching data is not subtracted, because it is part of training.
+        """
         if self._paused_at and self._resumes_after_pause:
             # A log inside the pause has restarted the clock already; only the time since then is subtracted.
             self._paused_seconds += time.perf_counter() - max(self._paused_at, self._last[0])

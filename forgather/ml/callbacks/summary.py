@@ -1,4 +1,4 @@
-"""Run summary: results, settings and paths of a run as `summary.json`, on the terminal, and as an HTML report."""
+"""Run summary: the results, settings and paths of a run, as `summary.json`, on the terminal and as an HTML report."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ from forgather.ml.report.run_data import SAMPLES_FILE, SUMMARY_FILE
 from forgather.redaction import hidden
 
 _UNITS = ("tokens", "samples")
-"""Units of speeds; the first one that a run has is shown."""
+"""The units of speed, of which the first one that a run has measured is shown."""
 
 _STATUS_STYLES = {"finished": "bold green", "failed": "bold red"}
 _PACKAGES = ("forgather", "torch", "transformers", "datasets", "tokenizers", "accelerate")
 
 
 class RunSummaryCallback(TrainerCallback):
-    """Writes `summary.json` and `report.html` into the run's folder and prints where the results are.
+    """A callback that writes `summary.json` and `report.html` into the run's folder and prints the results.
 
-    `summary.json` is also written at the start of training, so that a run that was killed has a report
-    (`forgather.ml.report:write_report`). This callback belongs after the others, because it reads their files.
+    `summary.json` is also written at the start of training, so that `forgather.ml.report:write_report` can write a
+    report of a run that was killed. This callback must come after the other callbacks, because it reads their files.
 
     Args:
-        name: title of the report; None for the project and config that the launcher recorded, or the folder's name.
+        name: the title of the report, or None for the project and config that the launcher recorded. Without such a
+            record, the title is the name of the folder.
         report: True to write `report.html`.
-        run_dir: a folder to use instead of the arguments' `logging_dir`.
-        console: where to print; None for standard output.
+        run_dir: the folder of the run, or None for the training arguments' `logging_dir`.
+        console: the console that is printed to, or None for standard output.
     """
 
     def __init__(
@@ -70,7 +71,10 @@ class RunSummaryCallback(TrainerCallback):
 
     @report_only
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Writes the summary of a running run; a resumed run gets its earlier values from the log history."""
+        """Writes the summary with the status "running".
+
+        On a resume, the values of earlier steps are read from the log history.
+        """
         if not state.is_world_process_zero:
             return
         self._begin = (time.monotonic(), state.global_step)
@@ -116,7 +120,10 @@ class RunSummaryCallback(TrainerCallback):
     def on_train_end(
         self, args: Any, state: Any, control: Any, error: BaseException | None = None, **kwargs: Any
     ) -> None:
-        """Writes the summary and the report, and prints the main results; `error` is what ended the run, if any."""
+        """Writes the summary and the report, and prints the main results.
+
+        If an exception ended the run, `error` is that exception.
+        """
         if not state.is_world_process_zero:
             return
         begin, first_step = self._begin
@@ -149,7 +156,7 @@ class RunSummaryCallback(TrainerCallback):
         return self._last.get(f"train_{unit}_per_second")
 
     def _places(self, args: Any, folder: Path) -> dict[str, str]:
-        """Returns the paths of this run's results; a model or checkpoint of an earlier run is left out."""
+        """Returns the paths of the results that this run wrote, by kind; results of an earlier run are left out."""
         model = written_model(args)
         found = {
             "model": Path(args.output_dir) if model is not None and model != self._model_before else None,
@@ -186,11 +193,11 @@ class RunSummaryCallback(TrainerCallback):
 
 
 def status(state: Any, error: BaseException | None) -> str:
-    """Returns how a run ended: "interrupted", "failed", "finished" or "stopped early".
+    """Returns the status of a run that has ended: "interrupted", "failed", "finished" or "stopped early".
 
     Args:
         state: the state of the trainer.
-        error: the exception that ended the run; None without one.
+        error: the exception that ended the run, or None if the run ended without an exception.
     """
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
@@ -200,7 +207,7 @@ def status(state: Any, error: BaseException | None) -> str:
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Returns the lines that are printed at the end of a run."""
+    """Returns the lines of a summary that are printed at the end of a run."""
     lines = [f"run {summary['status']}: {_progress_text(summary)}"]
     final = summary["final"]
     for name, label in evaluation_loss_titles(final).items():
@@ -214,24 +221,24 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _task(args: Any, scene: Mapping[str, Any]) -> Any:
-    """Returns the trainer's description of its task; None for one without, such as transformers' trainer."""
+    """Returns the trainer's task object, or None if the trainer has none, as `transformers.Trainer`."""
     return scene.get("task") or getattr(args, "task", None)
 
 
 def _logged_at(summary: Mapping[str, Any], name: str) -> str:
-    """Returns at which step the last value of a metric was logged; "" when that is unknown."""
+    """Returns a text with the step at which the last value of a metric was logged, or "" if the step is unknown."""
     step = summary.get("final_steps", {}).get(name)
     return "" if step is None else f"logged at step {step}"
 
 
 def _relative_path(place: str) -> str:
-    """Returns a path relative to the working folder when it is below it; otherwise the path itself."""
+    """Returns a path below the working folder as a relative path, and any other path unchanged."""
     relative = os.path.relpath(place)
     return place if relative.startswith(os.pardir) else relative
 
 
 def _progress_text(summary: Mapping[str, Any]) -> str:
-    """Returns how many steps this run did itself, in what time, and how fast."""
+    """Returns a text with the number of steps since the run was started or resumed, their time and their speed."""
     step, first_step = summary["step"], summary.get("first_step", 0)
     if step == first_step > 0:
         return f"nothing was trained, the run is at step {step}"
@@ -248,7 +255,10 @@ def _progress_text(summary: Mapping[str, Any]) -> str:
 
 
 def written_model(args: Any) -> tuple[int, int] | None:
-    """Returns a value that changes when a model is written into the output folder; None without a model."""
+    """Returns the inode and modification time of the model's `config.json` in the output folder, in nanoseconds.
+
+    The value changes whenever a model is saved into the folder. It is None if the folder has no model.
+    """
     try:
         # inode and time change with every save, even when the content is equal.
         facts = (Path(args.output_dir) / "config.json").stat()
@@ -258,7 +268,10 @@ def written_model(args: Any) -> tuple[int, int] | None:
 
 
 def model_facts(model: Any) -> dict[str, Any]:
-    """Returns class, size and configuration of a model; of a sharded or pipelined model, those of the whole."""
+    """Returns the class, number of parameters and configuration of a model.
+
+    For a sharded or pipelined model, these describe the whole model, not the part on this rank.
+    """
     if model is None:
         return {}
     model = getattr(model, "stands_for", model)
@@ -277,7 +290,7 @@ def _size(parameter: torch.Tensor) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that affect what a run computes."""
+    """Returns the versions of Python and of the packages that affect the results of a run, by name."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -288,7 +301,7 @@ def versions() -> dict[str, str]:
 
 
 def machine(model: Any) -> dict[str, Any]:
-    """Returns a description of the hardware and of the interpreter."""
+    """Returns facts about the hardware and the Python interpreter; the device is that of the model."""
     device = next((parameter.device for parameter in model.parameters()), None) if model is not None else None
     facts = {"platform": f"{platform.system()} {platform.machine()}", "cpus": os.cpu_count(), "device": str(device)}
     if device is not None and device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Metrics and settings for TensorBoard."""
+"""TensorBoard logging: a callback that writes the metrics and settings of a run to event files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from forgather.redaction import hidden, hide
 
 
 class TBLogger(TrainerCallback):
-    """Writes each log as scalars (`train/loss`, `eval/loss`, ...), and the settings of the run and the model as text.
+    """A callback that writes each log to TensorBoard as scalars (`train/loss`, `eval/loss`, ...).
 
-    A resumed run shows the steps up to its checkpoint once, also in a new folder.
+    The settings of the run and of the model are written as text. After a resume, TensorBoard shows each step once, even
+    if the resumed run writes to a new folder.
 
     Args:
-        summary_writer: a `torch.utils.tensorboard.SummaryWriter`, or a partial of it, which is called at the start of
-            training (with the run's folder unless it has a `log_dir`); None creates one in the run's folder.
-        experiment_info: facts about the run, shown as the text `experiment`.
-        rank_filter: the rank or ranks that write; None for all.
-        run_dir: a folder to use instead of the arguments' `logging_dir` when `summary_writer` is None.
+        summary_writer: a `torch.utils.tensorboard.SummaryWriter`, or a function that returns one, such as a partial,
+            which is called at the start of training with the run's folder (or its own `log_dir`). None creates a
+            `SummaryWriter` in the run's folder.
+        experiment_info: the facts about the run that are shown as the text `experiment`.
+        rank_filter: the rank or ranks that write, or None for all ranks.
+        run_dir: the folder of the run, or None for the training arguments' `logging_dir`.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class TBLogger(TrainerCallback):
 
     @report_only
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Opens the event file and writes the texts."""
+        """Opens the event file and writes the settings as text."""
         if not is_selected_rank(self.rank_filter, args):
             return
         writer = self._open(args, goes_on_after=state.global_step)
@@ -65,7 +67,7 @@ class TBLogger(TrainerCallback):
 
     @report_only
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Writes one scalar per number."""
+        """Writes each number of a log as a scalar."""
         if not logs or not is_selected_rank(self.rank_filter, args):
             return
         writer = self._open(args)
@@ -75,7 +77,7 @@ class TBLogger(TrainerCallback):
 
     @report_only
     def on_rewind(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Hides the steps after the checkpoint that the run went back to."""
+        """Makes TensorBoard hide the steps after the checkpoint to which the run was rewound."""
         writer = self.summary_writer
         if is_selected_rank(self.rank_filter, args) and isinstance(writer, SummaryWriter):
             writer.close()
@@ -85,7 +87,7 @@ class TBLogger(TrainerCallback):
 
     @report_only
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Closes the event file; a later log opens another one."""
+        """Closes the event file. A later log opens a new event file."""
         if (
             self.summary_writer is not None
             and not callable(self.summary_writer)

@@ -28,27 +28,27 @@ _log = logging.getLogger(__name__)
 
 
 class TextSampleCallback(TrainerCallback, ExportableState):
-    """Generates continuations of prompts, prints them and appends them to `samples.jsonl` in the run's folder.
+    """A callback that generates continuations of prompts, prints them and appends them to `samples.jsonl`.
 
-    Training is the same with and without samples: random states and the train or eval mode of each module are restored.
-    For a model that cannot generate text, one warning is logged.
+    The file is in the run's folder. Sampling does not affect training: the random states and the train or eval mode of
+    each module are restored. If the model cannot generate text, one warning is logged.
 
     Args:
-        prompts: one text or several; "" is the start of a document.
-        tokenizer: None for the trainer's `processing_class`.
-        max_new_tokens: maximum length of a sample; it ends earlier at the end-of-text token, or at the last position of
-            the model.
-        every_steps: sample each time after so many optimizer steps; None for after each evaluation. A sample is taken
-            at the end of training in both cases.
+        prompts: a text or a list of texts; "" is the start of a document.
+        tokenizer: the tokenizer, or None for the trainer's `processing_class`.
+        max_new_tokens: the maximum number of new tokens. A sample ends earlier at the end-of-text token, or at the last
+            position of the model.
+        every_steps: the number of optimizer steps between two samples, or None to sample after each evaluation. A
+            sample is taken at the end of training in both cases.
         do_sample: True to draw from the model's distribution, False for greedy decoding.
-        temperature: of the distribution.
-        top_k: draw from this many of the most likely tokens; 0 for all.
-        seed: of the draws; equal models give equal samples.
-        run_dir: a folder to use instead of the arguments' `logging_dir`.
-        console: where to print; None for standard output.
+        temperature: the temperature of the distribution, if `do_sample` is True.
+        top_k: the number of most likely tokens from which a token is drawn, if `do_sample` is True; 0 for all tokens.
+        seed: the seed of the random draws. Equal models give equal samples.
+        run_dir: the folder of the run, or None for the training arguments' `logging_dir`.
+        console: the console that is printed to, or None for standard output.
 
     Raises:
-        ValueError: `every_steps` or `max_new_tokens` is below 1.
+        ValueError: if `every_steps` or `max_new_tokens` is below 1.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
 
     @report_only
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Truncates or fills the file so that it ends at the step of the checkpoint."""
+        """Truncates or fills the file of a resumed run, so that the file ends at the step of the checkpoint."""
         if not self._samples_at_all(state, kwargs) or not state.is_world_process_zero:
             return
         before, begin, file = self._file, self._begin, self._samples(args)
@@ -98,18 +98,18 @@ class TextSampleCallback(TrainerCallback, ExportableState):
             self._begin = resume_lines(file, done, begin if before == self._file else None)
 
     def on_rewind(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Truncates the file to the step of the checkpoint that the run went back to."""
+        """Truncates the file to the step of the checkpoint to which the run was rewound."""
         self.on_train_begin(args, state, control, **kwargs)
 
     @report_only
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Samples after every `every_steps` steps."""
+        """Generates samples after every `every_steps` optimizer steps."""
         if self.every_steps is not None and state.global_step % self.every_steps == 0:
             self._sample(args, state, kwargs)
 
     @report_only
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Samples after an evaluation, unless `every_steps` is set."""
+        """Generates samples after an evaluation, unless `every_steps` is set."""
         if self.every_steps is None:
             self._sample(args, state, kwargs)
 
@@ -117,7 +117,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
     def on_train_end(
         self, args: Any, state: Any, control: Any, error: BaseException | None = None, **kwargs: Any
     ) -> None:
-        """Samples from the final model, unless the run ended with an error."""
+        """Generates samples with the final model, unless the run ended with an error."""
         if error is None:
             self._sample(args, state, kwargs)
         if self._writer is not None:
@@ -143,7 +143,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         self._show(state.global_step, texts)
 
     def _samples_at_all(self, state: Any, scene: dict[str, Any]) -> bool:
-        """Returns True when the model can generate text; otherwise the reason is logged once."""
+        """Returns True if the model can generate text; otherwise the main process logs the reason once."""
         if "model" not in scene:
             return True
         if self._can_sample is None:
@@ -188,7 +188,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
 
 
 def _reason_for_no_samples(model: Any, tokenizer: Any) -> str | None:
-    """Returns why a model cannot continue a text; None when it can."""
+    """Returns the reason why a model cannot continue a text, or None if the model can."""
     model = unwrap_model(model)
     whole = getattr(model, "stands_for", model)
     # `can_generate` is False for models whose head is not a language model.
@@ -203,7 +203,10 @@ def _reason_for_no_samples(model: Any, tokenizer: Any) -> str | None:
 
 
 def quote_sample(text: str) -> str:
-    """Returns `text` with a bar before each line and without control characters that move a terminal's cursor."""
+    """Returns `text` with a vertical bar before each line.
+
+    Control characters, which could move a terminal's cursor, are replaced.
+    """
     visible = "".join(char if char in "\n\t" or char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
     return textwrap.indent(visible, "  | ", lambda line: True)
 
@@ -220,7 +223,7 @@ def start_token(tokenizer: Any) -> int:
     """Returns the id of the token with which a text starts.
 
     Raises:
-        ValueError: the tokenizer has neither a begin-of-text nor an end-of-text token.
+        ValueError: if the tokenizer has neither a begin-of-text nor an end-of-text token.
     """
     for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
         if token is not None:
@@ -230,11 +233,13 @@ def start_token(tokenizer: Any) -> int:
 
 @contextmanager
 def sampling_mode(model: nn.Module, seed: int) -> Iterator[None]:
-    """Context manager with `model` in eval mode and torch seeded; modes and random states are restored at the end.
+    """Context manager that puts `model` into eval mode, seeds torch and disables gradients.
+
+    The train or eval mode of each module and the random states are restored at the end.
 
     Args:
         model: the model without wrappers.
-        seed: of the generators of the CPU and of the model's CUDA devices.
+        seed: the seed of the random generators of the CPU and of the model's CUDA devices.
     """
     # Devices by name: by default `fork_rng` saves the state of every visible device.
     devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"})
@@ -248,6 +253,9 @@ def sampling_mode(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 def _module(model: Any) -> Any:
-    """Returns the wrapped model of DDP and the like; None for a model whose own submodule is called `module`."""
+    """Returns the model inside a wrapper such as DDP, or None if `model` is not a wrapper.
+
+    A model whose own submodule is called `module` is not a wrapper.
+    """
     inner = getattr(model, "module", None)
     return inner if isinstance(inner, nn.Module) and hasattr(inner, "generate") else None
