@@ -1,8 +1,8 @@
-"""A run as one page: `write_report(run_dir)` writes `report.html` from the files of the run alone.
+"""The report of a run as one HTML page: `write_report(run_dir)` writes `report.html` from the files in the run folder.
 
-Takes a run's folder with any of `metrics.jsonl`, `samples.jsonl`, `summary.json`, `run.json` and `config.yaml`; gives
-the page's path. Keeps true: the page needs no network and no other file; a run that was killed, and a torn file,
-give a page too.
+Takes a run folder with any of `metrics.jsonl`, `samples.jsonl`, `summary.json`, `run.json` and `config.yaml`. Gives the
+path of the page. The page needs no network and no other file. A report is also written for a run that was killed, and
+if a file is damaged.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     """Writes the report of a run into its folder.
 
     Args:
-        run_dir: the folder that holds the run's files.
+        run_dir: the run folder.
 
     Returns:
         The path of `report.html`.
 
     Raises:
-        ReportError: if the folder does not exist or holds no record of a run.
+        ReportError: FG850 if the folder does not exist or has no record of a run.
     """
     folder = Path(run_dir)
     text = page(read_facts(folder))

@@ -1,7 +1,7 @@
-"""The charts of the report page: axes with round numbers at their ticks, and curves as SVG.
+"""The charts of the report page: SVG curves, and axes with round numbers at the ticks.
 
-Takes series of numbers by step; gives HTML with all texts escaped. The points are also in an attribute of the SVG,
-from which the script of the page shows the values under the mouse.
+Takes series of numbers by step; gives HTML in which all texts are escaped. An attribute of the SVG element contains the
+points as JSON, from which the script of the page shows the values under the mouse pointer.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _LOG_RATIO = 30.0  # a wider spread of positive values gets a logarithmic axis
 
 @dataclass(frozen=True)
 class Scale:
-    """One axis.
+    """The scale of one axis of a chart, which maps values to coordinates.
 
     Args:
         low: the value at the start of the axis.
-        high: the value at its end; greater than `low`.
+        high: the value at the end of the axis, which is greater than `low`.
         begin: the coordinate of `low`.
         end: the coordinate of `high`.
-        log: whether the axis is logarithmic.
-        unit: ticks are multiples of round numbers of this unit.
+        log: True for a logarithmic axis.
+        unit: the unit in which the values at the ticks are round numbers, for example 1024 for KiB.
 
     Units:
         Coordinates are pixels of the SVG's view box.
@@ -49,7 +49,7 @@ class Scale:
         return self.begin + (here - low) / (high - low) * (self.end - self.begin)
 
     def ticks(self, wanted: int) -> list[float]:
-        """Returns about `wanted` round values within the axis."""
+        """Returns about `wanted` round values in the range of the axis, at which ticks are drawn."""
         if self.log:
             return _log_ticks(self.low, self.high, wanted)
         step = _round_step((self.high - self.low) / max(wanted, 1) / self.unit) * self.unit
@@ -67,15 +67,15 @@ def axis(
     from_zero: bool = False,
     in_bytes: bool = False,
 ) -> Scale:
-    """Returns an axis that contains `values`, with a margin of 5 % at both ends.
+    """Returns a scale whose range contains all `values`, with a margin at the ends.
 
     Args:
-        values: the values; without any, the axis is from 0 to 1.
-        begin: coordinate of the smallest value.
-        end: coordinate of the largest value.
-        may_log: use a logarithmic axis for positive values that differ by more than a factor of 30.
-        from_zero: start at zero unless there are negative values.
-        in_bytes: make ticks round in KiB, MiB or GiB.
+        values: the values. If there are none, the range from 0 to 1 is used.
+        begin: the coordinate of the start of the axis.
+        end: the coordinate of the end of the axis.
+        may_log: True to use a logarithmic axis for positive values that differ by more than a factor of 30.
+        from_zero: True to start the axis at zero, unless there are negative values.
+        in_bytes: True to draw ticks at round numbers of KiB, MiB or GiB.
     """
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if may_log and low > 0 and high / low > _LOG_RATIO:
@@ -89,10 +89,10 @@ def axis(
 
 
 def tick_text(name: str, value: float) -> str:
-    """Returns the text of a tick.
+    """Returns the text at a tick.
 
     Args:
-        name: the metric, which decides whether the value is a number of bytes.
+        name: the name of the metric. A value of a metric whose name ends in "_bytes" is shown in bytes.
         value: the value at the tick.
     """
     if counts_bytes(name):
@@ -104,7 +104,7 @@ def tick_text(name: str, value: float) -> str:
 
 
 def counts_bytes(name: str) -> bool:
-    """Returns whether a metric of this name is a number of bytes."""
+    """Returns True if the name of a metric says that its values are numbers of bytes."""
     return name.endswith("_bytes")
 
 
@@ -133,13 +133,13 @@ _SMOOTHED_FROM = 60  # points; a shorter curve is readable without smoothing
 
 @dataclass(frozen=True)
 class Look:
-    """Options of a chart.
+    """The options of a chart.
 
     Args:
-        may_log: whether a wide spread of values gets a logarithmic axis.
-        from_zero: whether the value axis starts at zero.
-        smooth: whether a long curve is drawn faintly, with its mean on top.
-        wide: whether the chart is twice as wide as the others.
+        may_log: True to use a logarithmic axis for positive values that differ by more than a factor of 30.
+        from_zero: True to start the value axis at zero, unless there are negative values.
+        smooth: True to draw a long curve faintly, with a smoothed curve on top.
+        wide: True for a chart that is twice as wide as the others.
     """
 
     may_log: bool = True
@@ -149,12 +149,12 @@ class Look:
 
 
 def chart(title: str, lines: Sequence[tuple[str, Series]], look: Look | None = None) -> str:
-    """Returns a chart with a title, a legend and curves as HTML; "" if no series has a value.
+    """Returns the HTML of a chart with a title, a legend and curves, or "" if no series has a value.
 
     Args:
-        title: the title.
-        lines: label and series of each curve, in the order of the colors.
-        look: options; None for the defaults.
+        title: the title of the chart.
+        lines: the label and the series of each curve, in the order of the colors.
+        look: the options of the chart, or None for the default options.
     """
     look = look or Look()
     lines = [(label, thinned(series)) for label, series in lines if series.values]
@@ -183,13 +183,14 @@ def chart(title: str, lines: Sequence[tuple[str, Series]], look: Look | None = N
 
 
 def thinned(series: Series, most: int = _MOST_POINTS) -> Series:
-    """Returns a series of about `most` points at most, in which no peak is lost.
+    """Returns a series that is reduced to about `most` points without losing a peak.
 
-    The lowest and the highest value of each stretch of steps are kept, and the first and the last point.
+    The points are divided into groups of neighbors. The lowest and the highest point of each group are kept, and the
+    first and the last point of the series.
 
     Args:
-        series: the points.
-        most: the number of points.
+        series: the series to reduce.
+        most: the approximate maximum number of points.
     """
     number = len(series.values)
     if number <= most:
@@ -209,13 +210,13 @@ def thinned(series: Series, most: int = _MOST_POINTS) -> Series:
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Returns the mean of an exponential average from the left and one from the right.
+    """Returns smoothed values: the mean of two exponential moving averages, one in each direction.
 
-    One from the left alone would lag behind the values.
+    A forward average alone would lag behind the values.
 
     Args:
-        values: the values.
-        window: about the number of values on each side that have weight.
+        values: the values to smooth.
+        window: the approximate number of values on each side that contribute to a smoothed value.
     """
     forward, backward = _trailing(values, window), _trailing(values[::-1], window)[::-1]
     return [(one + other) / 2 for one, other in zip(forward, backward, strict=True)]

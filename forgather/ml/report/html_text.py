@@ -1,4 +1,4 @@
-"""Texts of the page: without secrets, and escaped."""
+"""HTML escaping for the texts of the report page, with secrets hidden."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from forgather.redaction import hide
 
 
 def html_text(text: str, *, is_document: bool = False) -> str:
-    """Returns a text as HTML that shows it; secrets are hidden in the text, so that no tag can be taken for one.
+    """Returns a text as escaped HTML in which secrets are hidden.
+
+    Secrets are hidden before the text is escaped, so that HTML is never mistaken for a secret.
 
     Args:
         text: any text.
-        is_document: whether a user wrote it, as a configuration.
+        is_document: True if a user wrote the text, such as a config, in which nested lines below a name belong to it.
     """
     return escape(hide(text, is_document=is_document))

@@ -1,7 +1,7 @@
 """The report page of a run: one HTML document that needs no other file.
 
-Takes `RunFacts`; gives HTML. Every text from a file is escaped, and its secrets are removed. The page's security policy
-allows no connection.
+Takes `RunFacts`; gives HTML. Every text from a file of the run is escaped, and secrets in it are hidden. The content
+security policy of the page forbids all network connections.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _UNCHARTED = ("_runtime", "_per_second", "total_flos", "train_loss", "num_input_
 
 
 def page(facts: RunFacts) -> str:
-    """Returns the report as HTML."""
+    """Returns the report page of a run as an HTML document."""
     title = _title(facts)
     body = "".join(
         (
@@ -145,7 +145,7 @@ def _speed(facts: RunFacts, unit: str) -> float | None:
 
 
 def _evaluated(facts: RunFacts) -> list[tuple[str, str | None, str]]:
-    """Returns the tiles of each evaluation set."""
+    """Returns the label, value and note of the tiles for each evaluation set: its loss, and its perplexity if any."""
     tiles: list[tuple[str, str | None, str]] = []
     for name, label in evaluation_loss_titles(facts.series).items():
         value = facts.last(name)
@@ -175,7 +175,7 @@ def _problems(facts: RunFacts) -> str:
 
 
 def _loss(facts: RunFacts) -> str:
-    """Returns the chart of the training loss and of the loss of each evaluation set, which is the first of the page."""
+    """Returns the first chart of the page, with the training loss and the loss of each evaluation set."""
     found = [(label, facts.series[name]) for name, label in _losses(facts).items() if name in facts.series]
     return chart("Loss", found, Look(wide=True)) or '<p class="note">No metric was logged yet.</p>'
 
@@ -186,7 +186,10 @@ def _losses(facts: RunFacts) -> dict[str, str]:
 
 
 def _this_run(facts: RunFacts) -> str:
-    """Returns the changes against the parent config, the command that repeats the run, and the paths of its results."""
+    """Returns the HTML section "This run".
+
+    It has the changes from the parent config, the command that repeats the run, and the paths of the results.
+    """
     places = facts.summary.get("places") or {}
     rows = [
         *_changes(facts.run.get("changes")),
@@ -202,7 +205,7 @@ def _code(text: str) -> str:
 
 
 def _changes(changes: Any) -> list[tuple[str, str]]:
-    """Returns a list of the values that differ from the parent config, with a title; "" without any."""
+    """Returns a list with at most one entry: a title, and the values that differ from the parent config as HTML."""
     if not isinstance(changes, Mapping):
         return []
     values = [item for item in changes.get("values") or () if isinstance(item, Mapping)]
@@ -225,7 +228,7 @@ def _change_text(item: Mapping[str, Any], name: str) -> str:
 
 
 def _commands(facts: RunFacts) -> str:
-    """Returns the command that repeats the run from its folder, and the command that started it."""
+    """Returns the HTML of the command that repeats the run, and of the command that started the run."""
     command, begun_in = facts.run.get("command"), facts.run.get("working_dir")
     if not command:
         return ""
@@ -239,7 +242,7 @@ def _commands(facts: RunFacts) -> str:
 
 
 def _more(facts: RunFacts) -> str:
-    """Returns the collapsed parts of the page: further charts, samples, settings and versions."""
+    """Returns the HTML of the collapsed parts of the page: further charts, samples, settings, versions and files."""
     charts = _charts(facts)
     parts = [
         ("Learning rate, gradients, speed and memory", charts and f'<div class="charts">{charts}</div>'),
@@ -323,7 +326,7 @@ def _settings(facts: RunFacts) -> list[tuple[str, str]]:
 
 
 def _table(values: Mapping[str, Any]) -> str:
-    """Returns names and values in columns, without values that are not set."""
+    """Returns the HTML of a table of names and values, without the values that are None."""
     rows = "".join(
         f"<div><span>{html_text(name)}</span><code>{html_text(_cell(hidden(value, name)))}</code></div>"
         for name, value in _flat(values).items()
@@ -333,7 +336,7 @@ def _table(values: Mapping[str, Any]) -> str:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested mappings as a single one with dotted names."""
+    """Returns nested mappings as one flat dict with dotted names."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:

@@ -1,7 +1,8 @@
-"""The data of a run, read from the files of its folder.
+"""The data of a report, read from the files of a run folder.
 
-Takes the folder; gives `RunFacts`. A file that is missing is left out; one that cannot be read is named in `problems`,
-because the report of a run that was killed must still be written. It is an error only if there is no record at all.
+Takes the folder; gives `RunFacts`. A missing file is left out. For a file that cannot be read, `problems` has a
+message, because a report must also be possible for a run that was killed. A folder without any record of a run is an
+error.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NO_METRIC = frozenset({"step", "time", "epoch"})
 
 
 class ReportError(TrainingError, ValueError):
-    """The folder has no record of a run, so no report can be made."""
+    """An error about a folder that does not exist or has no record of a run, so that no report can be written."""
 
     code = "FG850"
 
@@ -33,10 +34,10 @@ class Series:
     """The values of one metric.
 
     Args:
-        name: the name in the log.
-        steps: the steps in ascending order.
+        name: the name of the metric in the log.
+        steps: the optimizer steps with a finite value, in ascending order.
         values: the finite values, one for each step.
-        num_not_finite: number of further values that were nan or infinite.
+        num_not_finite: the number of values that were NaN or infinite, which are left out.
     """
 
     name: str
@@ -55,8 +56,8 @@ class RunFacts:
         samples: the lines of the samples file.
         summary: the content of `summary.json`, which `RunSummaryCallback` writes.
         run: the content of `run.json`, which the launcher writes.
-        config: the rendered configuration; "" without one.
-        files: names of the files in the folder.
+        config: the rendered config, or "" if there is none.
+        files: the names of the files in the folder.
         problems: a message for each file that could not be read.
     """
 
@@ -71,7 +72,10 @@ class RunFacts:
 
     @cached_property
     def series(self) -> dict[str, Series]:
-        """Returns each metric's series by name; of several values of a step, as after a resume, the last counts."""
+        """The series of each metric, by name.
+
+        If a step has several values of a metric, for example after a resume, the last value is used.
+        """
         found: dict[str, dict[float, float]] = {}
         for record in self.records:
             step = record.get("step")
@@ -83,7 +87,7 @@ class RunFacts:
         return {name: _series(name, points) for name, points in found.items()}
 
     def last(self, name: str) -> float | None:
-        """Returns the last finite value of a metric."""
+        """Returns the last finite value of a metric, or None if there is none."""
         series = self.series.get(name)
         return series.values[-1] if series and series.values else None
 
@@ -92,7 +96,7 @@ def read_facts(folder: Path) -> RunFacts:
     """Returns the data of the run in a folder.
 
     Raises:
-        ReportError: FG850, the folder does not exist or has no record of a run.
+        ReportError: FG850 if the folder does not exist or has no record of a run.
     """
     if not folder.is_dir():
         raise ReportError(f"no such folder: {str(folder)!r}", hint="give the folder of a run")
