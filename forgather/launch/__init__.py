@@ -1,4 +1,7 @@
-"""Runs the `main` target of a config, in this process or in several. All decisions about processes are made here."""
+"""Launching: runs the `main` target of a config in the current process or in several processes.
+
+All decisions about the number and the start of processes are made in this package.
+"""
 
 from __future__ import annotations
 

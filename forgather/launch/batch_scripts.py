@@ -1,8 +1,8 @@
 """Scripts that start a run on another machine: a SLURM batch job, torchrun, or `accelerate launch`.
 
-Takes a `ProcessRequest` and the command line of `fgcli`; gives the text of a script. There is one task on each machine,
-which starts the processes of that machine. The script contains every setting of the launcher, so that no configuration
-file of the machine that runs it adds one.
+Takes a `ProcessRequest` and the command line of `fgcli`; gives the text of a script. One task on each machine starts
+the processes of that machine. The script contains every setting of the launcher, so that no setting comes from a
+configuration file on the machine that runs the script.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forgather.launch.process_request import ProcessRequest, torchrun_words
 _CPUS = 4  # CPU cores for one process: its own, and three data loader workers
 _TERMINATED = 128 + signal.SIGTERM
 KINDS = ("slurm", "torchrun", "accelerate")
-"""The launchers that a script can be written for."""
+"""The launchers for which a script can be written."""
 _OF_LAUNCHING = (
     "--print", "--nnodes", "--node-rank", "--node_rank", "--master-addr", "--master_addr", "--master-port",
     "--master_port", "-d", "--devices",
@@ -37,13 +37,14 @@ def batch_script(
     """Returns the text of a script that starts a run.
 
     Args:
-        kind: one of `KINDS`.
-        asked: the processes that the run asks for.
-        arguments: the command line of `fgcli`.
+        kind: the launcher, which is one of `KINDS`.
+        asked: the processes of the run.
+        arguments: the arguments of `fgcli`.
         name: the name of the job.
         folder: the working folder of the command.
-        devices: the value of `--devices`.
-        resume: words that make a requeued batch job resume from its checkpoint; empty if the config has no such option.
+        devices: the value of `--devices`, or None if the option is not given.
+        resume: the arguments that make a requeued SLURM job resume from its checkpoint. They are empty if the config
+            has no such option.
     """
     words = without_launching(arguments)
     if kind == "slurm":
@@ -59,7 +60,7 @@ def batch_script(
 
 
 def without_launching(arguments: Sequence[str]) -> list[str]:
-    """Returns a command line without the options that say where processes run.
+    """Returns a command line without the options for machines, devices, printed scripts and torchrun.
 
     Example:
         >>> without_launching(["-t", "ddp", "train", "--print", "slurm", "--nnodes=2", "--set", "a=1", "--", "--tee=3"])
@@ -141,7 +142,7 @@ def _accelerate(asked: ProcessRequest, words: Sequence[str], name: str) -> list[
 
 
 def job_name(config: str) -> str:
-    """Returns a job name for a config.
+    """Returns the name of a batch job for a config: the file name without its suffix.
 
     Example:
         >>> job_name("experiments/ddp.yaml")

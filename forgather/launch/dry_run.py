@@ -1,7 +1,7 @@
-"""The dry run: what each process of a run with many processes would hold, computed in this process.
+"""The dry run: the parameters and memory of each process of a run, computed in the current process.
 
-Takes a `RunPlan` and a number of processes; gives plain data (`forgather/ml/dry_run.py` describes it) and a table of
-it. Nothing is written and no process is started.
+Takes a `RunPlan` and a number of processes. Gives plain data, whose form `forgather/ml/dry_run.py` describes, and a
+table of these data. Nothing is written and no process is started.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ _HEAD = ["ranks", "stage", "parameters", "memory", "holds"]
 
 
 def dry_run_layout(plan: RunPlan, world_size: int, asked: ProcessRequest) -> dict[str, Any]:
-    """Returns what each process would hold, and the shapes of one step.
+    """Returns the modules, parameters and memory of each process, and the tensor shapes of one micro-batch.
 
     Args:
         plan: the run.
-        world_size: number of processes.
-        asked: gives the number of processes on one machine; 8 are assumed if it names none.
+        world_size: the number of processes.
+        asked: the processes that the config and the command line ask for. Their number on one machine is used if it is
+            a number above 1; otherwise 8 processes on one machine are assumed.
 
     Raises:
-        ProjectError: FG462 if `world_size` is below one.
-        Exception: any error of the construction.
+        ProjectError: FG462 if `world_size` is below 1.
+        Exception: if the construction of the config's objects fails; the exception is raised unchanged.
     """
     if world_size < 1:
         raise ProjectError(f"--world-size is {world_size}", code="FG462", hint="give a number of processes")
@@ -42,7 +43,7 @@ def dry_run_layout(plan: RunPlan, world_size: int, asked: ProcessRequest) -> dic
 
 
 def layout_text(found: dict[str, Any]) -> str:
-    """Returns the result of `dry_run_layout` as a table for the terminal."""
+    """Returns the result of `dry_run_layout` as text with a table, for the terminal."""
     mesh = " x ".join(f"{axis} {size}" for axis, size in found["mesh"].items() if size > 1) or "one process"
     rows = [
         ("processes", f"{found['world_size']}: {mesh}  ({found['strategy']})"),

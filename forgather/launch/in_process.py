@@ -1,7 +1,7 @@
-"""Runs the `main` target of a config in this process.
+"""Runs the `main` target of a config in the current process.
 
-Takes a `Project`; gives the exit status, and the folders of the run, its model and its newest checkpoint. The run
-folder is complete before anything is constructed, and an exception of the run reaches the caller unchanged.
+Takes a `Project`. Gives the exit status and the paths of the run folder, the model and the newest checkpoint. The
+record of the run is written completely before any object is constructed. An exception of the run is raised unchanged.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from forgather.project.run_writer import make_run_folder, remove_unused_record, 
 from forgather.project.targets import run_meta, target_facts, trainer_output_dir
 
 MAIN = "main"
-"""The name of the target that is run."""
+"""The name of the target that `run` constructs and runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """A run that is not started yet.
+    """A run that has not been started yet.
 
     Args:
-        project: the config.
-        output_dir: absolute folder of the model and of the runs.
-        run_dir: the run's folder, if it starts at `started`.
-        constructor: a description of `main` for messages.
+        project: the project, opened with the config of the run.
+        output_dir: the absolute path of the folder for the model and the run folders.
+        run_dir: the path that the run folder gets if the run starts at `started`.
+        constructor: a description of the target `main`, for messages.
         started: the time of the start, in UTC.
     """
 
@@ -52,12 +52,13 @@ class Outcome:
     """The result of a run.
 
     Args:
-        status: exit status.
-        run_dir: the run's folder; it does not exist any more if nothing was trained and nothing written into it.
-        model_dir: the folder of the saved model; None if none was saved.
-        checkpoint: the newest checkpoint that the run wrote; None without one.
-        interrupted: whether a signal ended the run.
-        nothing_trained: whether that was before the first step.
+        status: the exit status.
+        run_dir: the run folder. It has been removed if the run was interrupted before the first step and had written
+            nothing into it.
+        model_dir: the folder of the saved model, or None if no model was saved.
+        checkpoint: the newest checkpoint that the run wrote, or None if the run wrote none.
+        interrupted: True if a signal ended the run.
+        nothing_trained: True if a signal ended the run before the first optimizer step.
     """
 
     status: int
@@ -76,12 +77,12 @@ def _why_no_main(project: Project, targets: list[str]) -> str:
 
 
 def plan_run(project: Project) -> RunPlan:
-    """Returns what `run` would do. Constructs nothing and writes nothing.
+    """Returns a plan of the run of a config. Constructs nothing and writes nothing.
 
     Raises:
-        UnknownTargetError: FG302, the config has no `main`.
-        ProjectError: FG412, `main` is data.
-        ForgatherError: the first error of the config, with all others.
+        UnknownTargetError: FG302 if the config has no target `main`.
+        ProjectError: FG412 if `main` is data instead of a constructor call.
+        ForgatherError: if the config has an error; all further errors of the config are attached to the first one.
     """
     project.refuse_errors()
     facts = {target.name: target for target in target_facts(project.graph)}
@@ -104,7 +105,7 @@ def plan_run(project: Project) -> RunPlan:
 
 
 def _refuse_plain_main(project: Project) -> None:
-    """Raises if `main` is data, before a folder is made or an object constructed."""
+    """Raises FG412 if `main` is data, before a folder is made or an object is constructed."""
     main = project.graph.targets[MAIN].value
     if not isinstance(main, (Call, Lookup)):
         raise _not_runnable(describe(main), project)
@@ -132,11 +133,11 @@ def _planned_output_dir(project: Project) -> str:
 
 
 def prepare_run(plan: RunPlan, command: Sequence[str]) -> str:
-    """Creates the run's folder, writes the record of the run into it, and returns the folder.
+    """Creates the run folder, writes the record of the run into the folder, and returns the path of the folder.
 
     Args:
-        plan: the run.
-        command: the words of the command line.
+        plan: the plan of the run.
+        command: the words of the command line that starts the run.
     """
     folder = make_run_folder(plan.output_dir, plan.project.config_name, plan.started)
     try:
@@ -149,19 +150,19 @@ def prepare_run(plan: RunPlan, command: Sequence[str]) -> str:
 
 
 def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = None) -> Outcome:
-    """Constructs `main` and runs it: calls `train()` of a trainer, or calls a callable.
+    """Constructs the target `main` and runs it: calls `train()` if `main` is a trainer, or `main` itself if callable.
 
-    An error or a signal before the first training step removes the run folder, unless something was written into it
-    since its start.
+    After an error or a signal before the first optimizer step, the run folder is removed, unless the run has written
+    into it.
 
     Args:
-        plan: the run.
-        run_dir: the run's folder.
-        built: called with `main` between construction and run.
+        plan: the plan of the run.
+        run_dir: the run folder.
+        built: a function that is called with the constructed `main` before it is run, or None.
 
     Raises:
-        ProjectError: FG412, `main` is neither a trainer nor a callable.
-        Exception: any error of the construction or of the run.
+        ProjectError: FG412 if `main` is neither a trainer nor a callable.
+        Exception: if the construction or the run fails; the exception is raised unchanged.
     """
     # It stays None if a signal ends the construction.
     main: Any = None
@@ -221,7 +222,7 @@ def _is_trainer(main: object) -> bool:
 
 
 def _seed_again(trainer: Any) -> None:
-    """Seeds random numbers for a trainer that does not do so when training starts, such as transformers' trainer."""
+    """Seeds all random number generators with the trainer's seed, because not every trainer does so in `train`."""
     seed = getattr(getattr(trainer, "args", None), "seed", None)
     if isinstance(seed, int):
         import_module("forgather.ml.checkpoint.rng").seed_everything(seed)
@@ -264,7 +265,7 @@ def _newest_checkpoint(plan: RunPlan, trainer: object) -> str | None:
 
 
 def _call_status(main: Callable[[], object]) -> int:
-    """Returns the exit status of a callable, which may also end with `sys.exit`."""
+    """Calls `main` and returns the exit status: the result of the call, or the argument of `sys.exit`."""
     try:
         return _status(main())
     except SystemExit as ended:
@@ -282,13 +283,13 @@ def _status(result: object) -> int:
 
 
 def read_summary(run_dir: str) -> dict[str, Any]:
-    """Returns what a callback has written about the end of a run, with the paths of its results under `places`.
+    """Returns the content of `summary.json` of a run, with the paths of the results under `places`.
 
     Args:
-        run_dir: the run's folder.
+        run_dir: the run folder.
 
     Returns:
-        `{"places": {}}` if there is no summary.
+        The content of the file, or `{"places": {}}` if there is no such file or the file is malformed.
     """
     try:
         with open(os.path.join(run_dir, "summary.json"), encoding="utf-8") as stream:

@@ -1,8 +1,8 @@
-"""Runs in several processes: starts them with torchrun, or joins this process to those that a launcher started.
+"""Runs with several processes: starts the processes with torchrun, or joins processes that a launcher has started.
 
-Takes a `ProcessRequest`; gives how the processes ended, or this process's place among the others. torchrun's launcher
-is reached through its name, because this tower does not import torch. The processes that exist are compared with those
-that were asked for before anything is constructed.
+Takes a `ProcessRequest`. Gives the exit status and the cause of a failure, or the current process as a peer of the
+run. The modules that use torch are imported by name when they are needed, because this package must not import torch.
+Before any object is constructed, the number of existing processes is compared with the requested number.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ SAFE_PATH = ("PYTHONSAFEPATH", "forgather")
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run in several processes ended.
+    """The result of a run with several processes.
 
     Args:
-        status: exit status.
-        error: the cause, if none of the processes could report it.
+        status: the exit status.
+        error: the error that is still to be reported, or None if a process has reported it or nothing failed.
     """
 
     status: int
@@ -49,16 +49,17 @@ class Ending:
 def start_processes(
     asked: ProcessRequest, arguments: Sequence[str], *, again: Callable[[Any, int, int], bool] | None = None
 ) -> Ending:
-    """Starts the processes, each with the same `fgcli` arguments, and waits until they end.
+    """Starts the processes of a run on this machine, each with the same `fgcli` arguments, and waits until they end.
 
     Args:
-        asked: how many processes, and where.
+        asked: the number of processes and the machines.
         arguments: the arguments of `fgcli`.
-        again: returns whether failed processes are started again; see `forgather.launch.restart`.
+        again: a function that decides whether failed processes are started again, such as a
+            `forgather.launch.restart.RestartPolicy`. By default they are, as long as attempts are left.
 
     Raises:
-        ProjectError: FG466, devices are asked for, and this machine has none.
-        DistributedError: the processes could not be started.
+        ProjectError: FG466 if one process per device is requested and this machine has no device.
+        DistributedError: FG463 or FG464 if the processes cannot be started.
     """
     launcher = import_module("forgather.ml.distributed.launcher")
     if asked.per_node in ("gpu", "xpu") and not launcher.count_devices():
@@ -74,10 +75,10 @@ def start_processes(
 
 @contextmanager
 def children_environment() -> Iterator[None]:
-    """Sets what the started processes inherit, and restores the variables of this process afterwards.
+    """Context manager that sets PYTHONPATH and PYTHONSAFEPATH for started processes, and restores them afterwards.
 
-    A clone that is not installed becomes importable, and the working folder is not first on `sys.path`, where a file of
-    the user could shadow a module.
+    With these variables, a source checkout of forgather that is not installed can be imported, and the working folder
+    is not the first entry of `sys.path`, from which a file of the user could shadow a module.
     """
     name, value = SAFE_PATH
     before = {variable: os.environ.get(variable) for variable in (name, "PYTHONPATH")}
@@ -98,12 +99,15 @@ def children_environment() -> Iterator[None]:
 
 @contextmanager
 def join_run() -> Iterator[Any]:
-    """Joins this process to the others of its run for the block. If the block fails, the failure ends all processes.
+    """Context manager that joins the current process to the run and yields a `Peer`.
+
+    An exception in the body is reported to the other processes and ends them.
 
     Raises:
-        ProjectError: FG468, see `refuse_two_launchers`.
-        DistributedError: the other processes cannot be reached.
-        SecondaryFailure: the block failed because another process did, which reports the cause.
+        ProjectError: FG468 if two launchers have started processes, see `refuse_two_launchers`.
+        DistributedError: FG701 or FG706 if the other processes cannot be reached.
+        Terminated: if the body failed on the main process because another process was interrupted by a signal.
+        SecondaryFailure: if the body failed because another process failed, which reports the cause.
     """
     refuse_two_launchers(os.environ)
     _export_launcher_variables(process_facts(os.environ))
@@ -128,17 +132,20 @@ _left_runs: list[Any] = []
 
 
 def skip_teardown_after_leaving(status: int) -> None:
-    """Makes this process skip the interpreter's teardown, if it has left the other processes of its run.
+    """Makes the current process exit without the interpreter's teardown, if it was a peer of a run that has ended.
 
     Args:
-        status: the exit status.
+        status: the exit status of the process.
     """
     if _left_runs:
         atexit.register(end_promptly, status)
 
 
 def run_joined(run: Callable[[Any], int]) -> int:
-    """Returns the exit status of `run(member)` in this process, which a launcher has started together with others."""
+    """Joins the current process to the run, calls `run` with the `Peer`, and returns the exit status.
+
+    For a process that a launcher has started together with other processes.
+    """
     try:
         with join_run() as member:
             status = run(member)
@@ -149,7 +156,7 @@ def run_joined(run: Callable[[Any], int]) -> int:
 
 
 def _export_launcher_variables(facts: ProcessFacts) -> None:
-    """Sets the variables that torch and other libraries read, if the launcher uses other names for them."""
+    """Sets RANK, WORLD_SIZE and the other variables that torch reads, unless the launcher has set them."""
     variables: dict[str, object] = {
         "RANK": facts.rank,
         "LOCAL_RANK": facts.local_rank,
@@ -163,7 +170,7 @@ def _export_launcher_variables(facts: ProcessFacts) -> None:
 
 
 class SecondaryFailure(Exception):  # its cause is the error, and another process reports that
-    """This process failed because another one did, which reports the cause.
+    """An exception that ends a process because another process has failed, which reports the cause.
 
     Args:
         status: the exit status of this process.
@@ -175,14 +182,14 @@ class SecondaryFailure(Exception):  # its cause is the error, and another proces
 
 
 def refuse_lone_process(asked: ProcessRequest, config: str) -> None:
-    """Raises if `accelerate launch` started this process alone although several were asked for.
+    """Raises an error if `accelerate launch` started only one process although several were requested.
 
     Args:
-        asked: the processes that were asked for.
-        config: the config's name.
+        asked: the processes that the config and the command line ask for.
+        config: the name of the config, for the message.
 
     Raises:
-        ProjectError: FG461.
+        ProjectError: FG461 if more than one process was requested.
     """
     wished = asked.per_node
     if isinstance(wished, str):
@@ -193,10 +200,10 @@ def refuse_lone_process(asked: ProcessRequest, config: str) -> None:
 
 
 def refuse_two_launchers(environ: Mapping[str, str]) -> None:
-    """Raises if SLURM started several tasks on this machine, and each of them started torchrun.
+    """Raises an error if SLURM started several tasks on this machine, and each task started torchrun.
 
     Raises:
-        ProjectError: FG468.
+        ProjectError: FG468 if that is the case.
     """
     tasks = tasks_on_this_machine(environ)
     if "TORCHELASTIC_RUN_ID" in environ and tasks > 1:
@@ -209,22 +216,24 @@ def refuse_two_launchers(environ: Mapping[str, str]) -> None:
 
 
 def launched_nodes(facts: ProcessFacts) -> NodeFacts:
-    """Returns the machines that a launcher distributed the processes over."""
+    """Returns the number of machines of a run, the rank of this machine, and the address of the rendezvous."""
     machines = max(facts.world_size // max(facts.local_world_size, 1), 1)
     master = facts.master or ("localhost", DEFAULT_PORT)
     return NodeFacts(machines, facts.rank // max(facts.local_world_size, 1), master, facts.launcher)
 
 
 def refuse_other_process_count(asked: ProcessRequest, facts: ProcessFacts, config: str) -> None:
-    """Raises if a launcher started another number of processes than was asked for.
+    """Raises an error if a launcher started another number of processes than was requested.
+
+    Several processes are accepted in place of a number that is only a default of the template library.
 
     Args:
-        asked: the processes that were asked for.
-        facts: the processes that exist.
-        config: the config's name.
+        asked: the processes that the config and the command line ask for.
+        facts: the position of this process, with the number of processes that the launcher started.
+        config: the name of the config, for the message.
 
     Raises:
-        ProjectError: FG461.
+        ProjectError: FG461 if the numbers differ.
     """
     wished, got = asked.per_node, facts.local_world_size
     is_met = isinstance(wished, str) or wished == got or asked.world_size == facts.world_size

@@ -1,8 +1,9 @@
-"""Process requests: how many processes a config and a command line ask for, and on which machines.
+"""Process requests: the number of processes that a config and a command line ask for, and the machines to use.
 
-Takes a config and the options of `train`; gives a `ProcessRequest`, and torchrun's arguments for it. Nothing is started
-and no device is counted. An option takes precedence over the config, and a request that no machine could satisfy is
-refused. `added_settings` lists the settings that `accelerate launch` adds to a run.
+Takes a config and the options of `train`. Gives a `ProcessRequest`, and the arguments with which torchrun starts the
+requested processes. No process is started and no device is counted. An option takes precedence over the config.
+Requests that contradict themselves are errors. `added_settings` lists the settings that `accelerate launch` adds to a
+run.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ _DEVICE = re.compile(r"\d{1,4}|(GPU|MIG)-[\w/-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessRequest:
-    """The processes that a run asks for.
+    """The number of processes of a run and the machines on which they run.
 
     Args:
-        per_node: processes on each machine: a number, or "auto", "cpu", "gpu" or "xpu" as torchrun takes it.
-        num_nodes: machines, or a range of them as "1:4".
-        node_rank: position of this machine.
-        master: host and port of the rendezvous; None for one machine.
-        handed: further arguments for torchrun, as they were given.
-        source: the origin of `per_node`, for messages.
-        is_default: whether the number is only given by a template of the library.
-        attempts: how often the processes are started again if one of them fails.
+        per_node: the number of processes on each machine, or a word that torchrun accepts: "auto", "cpu", "gpu" or
+            "xpu".
+        num_nodes: the number of machines, or a range such as "1:4".
+        node_rank: the rank of this machine, counted from 0.
+        master: the host and port of the rendezvous, or None to let torchrun choose a free port on one machine.
+        handed: the further arguments for torchrun, as the user gave them.
+        source: the setting or option that gave `per_node`, for messages.
+        is_default: True if only a template of the library sets `per_node`.
+        attempts: the maximum number of times that the processes are started again after a failure.
     """
 
     per_node: int | str = 1
@@ -52,19 +54,19 @@ class ProcessRequest:
 
     @property
     def is_one(self) -> bool:
-        """True if this process alone is enough, without torchrun."""
+        """True if the current process can run the config alone, without torchrun."""
         return self.per_node == 1 and self.num_nodes == 1 and not self.handed and not self.attempts
 
     @property
     def world_size(self) -> int | None:
-        """Number of processes in all; None if it depends on the machines."""
+        """The total number of processes, or None if this number depends on the devices or machines."""
         if isinstance(self.per_node, int) and isinstance(self.num_nodes, int):
             return self.per_node * self.num_nodes
         return None
 
 
 def add_process_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for the number of processes and their machines to a parser."""
+    """Adds the options for the number of processes, the devices and the machines to a parser."""
     group = parser.add_argument_group("processes (more words for torchrun after '--')")
     group.add_argument(
         "--nproc-per-node",
@@ -93,7 +95,7 @@ def _processes(text: str) -> int | str:
 
 
 def _whole(text: str) -> int:
-    """Returns the whole number above 0 that a text is; 0 for any other text."""
+    """Returns the value of a text that is a whole number above 0, and 0 for any other text."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
 
 
@@ -103,13 +105,14 @@ def asked_processes(
     """Returns the processes that a config and a command line ask for.
 
     Args:
-        project: the config.
-        options: the options of `add_process_options`.
-        node: this machine's position in a job with one task on each machine.
-        handed: further arguments for torchrun.
+        project: the project, opened with the config of the run.
+        options: the parsed options of `add_process_options`.
+        node: the rank of this machine and the number of machines, in a job with one task on each machine, or None if
+            there is no such job.
+        handed: the further arguments for torchrun.
 
     Raises:
-        ProjectError: FG828 for a number of processes that is not one, FG462 for options that contradict each other.
+        ProjectError: FG828 if the config's number of processes is not a number, FG462 if options contradict each other.
     """
     tolerance = fault_tolerance(project.graph)
     asked = ProcessRequest(
@@ -137,7 +140,10 @@ def asked_processes(
 
 
 def _per_machine(asked: ProcessRequest) -> ProcessRequest:
-    """Returns a request for processes on each machine, if the sizes of the config count those of all machines."""
+    """Returns a request in which the total number of processes is divided by the number of machines.
+
+    A request that cannot be divided evenly is returned unchanged.
+    """
     total, machines = asked.per_node, asked.num_nodes
     if isinstance(total, int) and isinstance(machines, int) and total % machines == 0:
         return replace(asked, per_node=total // machines)
@@ -145,7 +151,7 @@ def _per_machine(asked: ProcessRequest) -> ProcessRequest:
 
 
 def _is_default(project: Project) -> bool:
-    """Returns whether only the library gives the number of processes."""
+    """Returns True if only a template of the library sets the number of processes."""
     meta = project.graph.targets.get("meta")
     entries = string_entries(meta.value) if meta else ()
     span = next((entry.span for entry in entries if entry.key == "nproc_per_node"), None)
@@ -207,10 +213,10 @@ def _with_machines(asked: ProcessRequest, options: argparse.Namespace, node: Nod
 
 
 def refuse_missing_rendezvous(asked: ProcessRequest) -> None:
-    """Raises if a run on several machines has no address for the rendezvous.
+    """Raises an error if a run on several machines has no address for the rendezvous.
 
     Raises:
-        ProjectError: FG462.
+        ProjectError: FG462 if the address is missing.
     """
     hands_meeting = any(word.startswith(("--rdzv", "--master")) for word in asked.handed)
     if asked.num_nodes != 1 and asked.master is None and not hands_meeting:
@@ -222,7 +228,7 @@ def refuse_missing_rendezvous(asked: ProcessRequest) -> None:
 
 
 def torchrun_words(asked: ProcessRequest) -> list[str]:
-    """Returns torchrun's arguments, without the program to start."""
+    """Returns the arguments with which torchrun starts the requested processes, without the program to start."""
     words = [f"--nproc-per-node={asked.per_node}"]
     if asked.attempts:
         words.append(f"--max-restarts={asked.attempts}")
@@ -238,10 +244,10 @@ def torchrun_words(asked: ProcessRequest) -> list[str]:
 
 
 def use_devices(devices: str | None) -> None:
-    """Makes only some accelerators visible to this process and those that it starts.
+    """Makes only the named accelerators visible to the current process and to the processes that it starts.
 
     Raises:
-        ProjectError: FG462, a device is named twice, or is not one.
+        ProjectError: FG462 if a device is named twice, or if a word is not the name of a device.
     """
     if devices is not None:
         # CUDA reads this variable when it is initialized, so it has to be set before torch uses a device.
@@ -258,11 +264,11 @@ _GROUPS = {
     "PARALLELISM_CONFIG_": "ACCELERATE_USE_PARALLELISM_CONFIG",
 }
 _ALWAYS_SET = ("ACCELERATE_TORCH_DEVICE", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
-"""Variables that are set in every run, or listed separately."""
+"""The variables that `accelerate launch` sets in every run, so that they are not listed like the others."""
 
 
 def added_settings(environ: Mapping[str, str]) -> list[str]:
-    """Returns the settings that `accelerate launch` added, as NAME=VALUE."""
+    """Returns the settings that `accelerate launch` added to the environment, each as NAME=VALUE."""
     if not is_accelerate(environ):
         return []
     found = []

@@ -1,8 +1,8 @@
 """Restarts of a failed or requeued run: whether processes are started again, and from which checkpoint they resume.
 
-Takes the failure and the checkpoints of the output folder; gives a decision, printed in one line and passed to the new
-processes in their environment. A failure that would occur again is not retried. A run resumes from a checkpoint that it
-wrote itself, not from one that an earlier run left in the same folder.
+Takes the failure and the checkpoints of the output folder. Gives a decision, which is printed in one line and passed to
+the new processes in an environment variable. A failure that would occur again is not retried. A restarted run resumes
+from a checkpoint that the run itself wrote, not from a checkpoint of an earlier run in the same folder.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from forgather.launch.in_process import Outcome
 from forgather.project.fault_tolerance import FaultTolerance
 
 RESUME_VARIABLE = "FORGATHER_GOES_ON"
-"""The variable that tells a new attempt whether to resume: "auto" or "no"."""
+"""The environment variable whose value says whether a new attempt resumes from a checkpoint: "auto" or "no"."""
 
 
 class RestartPolicy:
-    """Decides about each new attempt; the launcher calls it before it starts the processes again.
+    """A callable that decides whether a failed run is started again; the launcher calls it before each new attempt.
 
     Args:
         output_dir: the folder of the run's checkpoints.
-        auto_resume: whether a new attempt resumes from the newest checkpoint.
-        resume: what the first attempt resumes from: "auto" or true, or a folder; None if it starts from the beginning.
-        world_size: number of processes; None if it depends on the machines.
-        say: prints a line.
+        auto_resume: True if a new attempt resumes from the newest checkpoint.
+        resume: the value of `resume_from_checkpoint` for the first attempt: "auto", True, the path of a checkpoint, or
+            None to start from the beginning.
+        world_size: the number of processes, or None if it depends on the machines.
+        say: a function that prints a line.
     """
 
     def __init__(
@@ -52,12 +53,12 @@ class RestartPolicy:
         self._earlier = 0 if resume in (True, "auto") else self._newest()[0]
 
     def __call__(self, failures: Sequence[Any], attempt: int, attempts: int) -> bool:
-        """Returns whether to start again, and prints the decision.
+        """Returns True if the processes are to be started again, and prints the decision.
 
         Args:
-            failures: the processes that failed, in the order of their failures.
+            failures: the processes that failed; the root cause comes first.
             attempt: the number of the next attempt.
-            attempts: the number of attempts that are allowed.
+            attempts: the maximum number of attempts.
         """
         record = failures[0].record if failures else None
         # A run that was asked to stop did not fail.
@@ -83,21 +84,23 @@ class RestartPolicy:
         return "starting from the beginning: nothing was saved yet"
 
     def _newest(self) -> tuple[int, str]:
-        """Returns the serial number of the checkpoint that was written last, and its step as text; the number is 0
-        without one.
+        """Returns the serial number and the step, as text, of the checkpoint that was written last.
+
+        The serial number is 0 if there is no checkpoint.
         """
         serial, step = import_module("forgather.ml.checkpoint.lineage").last_written(self._output_dir)
         return serial, f"step {step}"
 
 
 def resumes_after_restart(tolerance: FaultTolerance | None, environ: Mapping[str, str]) -> bool:
-    """Returns whether this process belongs to a restarted run that resumes from its newest checkpoint.
+    """Returns True if the current process belongs to a restarted run that resumes from its newest checkpoint.
 
-    A job that SLURM requeued resumes by default; a further attempt under torchrun resumes if the config asks for it.
+    A job that SLURM requeued resumes by default. A further attempt of torchrun resumes if the config has fault
+    tolerance settings with `auto_resume`.
 
     Args:
-        tolerance: the fault tolerance settings of the config.
-        environ: environment variables of torchrun and SLURM, and `FORGATHER_GOES_ON`.
+        tolerance: the fault tolerance settings of the config, or None if the config has none.
+        environ: the environment variables, including those of torchrun and SLURM and `FORGATHER_GOES_ON`.
     """
     if tolerance is not None and not tolerance.auto_resume:
         return False
@@ -107,15 +110,15 @@ def resumes_after_restart(tolerance: FaultTolerance | None, environ: Mapping[str
 
 
 def requeue(outcome: Outcome, environ: Mapping[str, str], *, resumes: bool) -> str | None:
-    """Requeues this SLURM job, if SIGUSR1 ended its run.
+    """Requeues the current SLURM job, if SIGUSR1 ended the run.
 
     Args:
         outcome: the result of the run.
-        environ: environment variables of SLURM.
-        resumes: whether the run resumes from its checkpoint when it is started again.
+        environ: the environment variables, including those of SLURM.
+        resumes: True if the run resumes from its checkpoint when it is started again.
 
     Returns:
-        What was done, or why not; None if there is nothing to do.
+        A line that says whether the job was requeued and why not, or None if there is no job to requeue.
     """
     handler = current_handler()
     job = environ.get("SLURM_JOB_ID", "")
