@@ -134,10 +134,7 @@ def launch(
 
 
 def _forwarded_signals(names: str) -> str:
-    """Returns the names of the signals that torchrun's agent forwards to the processes, joined by commas.
-
-    These are torchrun's own signals and SIGUSR1. SIGHUP is left out if this process ignores it, as under nohup.
-    """
+    """Returns the names of the signals that the agent forwards: torchrun's and SIGUSR1, but no SIGHUP under nohup."""
     every = dict.fromkeys([*names.split(","), "SIGUSR1"])
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # under nohup
     return ",".join(name for name in every if not (name == "SIGHUP" and ignored))
@@ -225,10 +222,7 @@ def _patched(module: ModuleType, name: str, value: object) -> Iterator[None]:
 
 
 def _restart_hook(attempts: _Attempts) -> AbstractContextManager[None]:
-    """Returns a context manager that makes torchrun's agent report each failed attempt to `attempts`.
-
-    The agent class is replaced, because torchrun has no hook that runs before a restart.
-    """
+    """Returns a context manager that replaces the agent class, because torchrun has no hook for a failed attempt."""
 
     # Defined here because it needs `attempts`, and torchrun creates the agent itself.
     class Agent(LocalElasticAgent):
@@ -300,11 +294,7 @@ _ORDER = {
 
 
 def exit_status(ended: LaunchResult) -> int:
-    """Returns the exit status of the run.
-
-    This is the status of the process that is the root cause, or 128 plus a signal number if a signal ended that process
-    or the launcher. SIGUSR1 and SIGHUP on the launcher both give `forgather.interrupt.STATUS`.
-    """
+    """Returns the exit status of the run: that of the root cause, or a status above 128 if a signal ended the run."""
     if ended.stopped_by is not None:
         # The training processes end with this status for each signal of a scheduler, and the launcher agrees with them.
         return STATUS if ended.stopped_by in (signal.SIGUSR1, signal.SIGHUP) else 128 + ended.stopped_by
@@ -315,14 +305,11 @@ def exit_status(ended: LaunchResult) -> int:
 
 
 def unreported_cause(ended: LaunchResult, world_size: int | None) -> DistributedError | None:
-    """Returns the error of a failed run if no process has printed an error, for example after SIGKILL or a crash.
+    """Returns the error of a failed run, or None if nothing failed, the run was stopped, or a process has printed it.
 
     Args:
         ended: the result of the launch.
         world_size: the number of processes, or None if it is unknown.
-
-    Returns:
-        The error, or None if nothing failed, if the run was stopped, or if a process has printed the error.
     """
     first = next(iter(ended.failures), None)
     # A launcher that was stopped by a signal has stopped its processes itself: nothing failed.
