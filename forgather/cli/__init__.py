@@ -1,1 +1,1 @@
-"""`fgcli`: one module a command, loaded when it is chosen."""
+"""The command-line program `fgcli`: each command has a module, which is imported when the command is chosen."""

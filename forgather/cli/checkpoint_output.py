@@ -1,6 +1,6 @@
 """Tables and text about checkpoints for the terminal, and the same facts as plain data for JSON.
 
-Takes the results of `forgather.ml.checkpoint.inspect`; gives text or plain data. No file is read here.
+Takes the results of `forgather.ml.checkpoint.inspect`; gives text or plain data. This module reads no file.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def survey_text(survey: Any) -> str:
 
 
 def paint(line: str) -> str:
-    """Returns a line about checkpoints with colors: incomplete ones are red, the one that a resume takes is bold."""
+    """Returns a line about checkpoints with colors.
+
+    The line of an incomplete checkpoint is red, and that of the checkpoint from which a run would resume is bold.
+    """
     if line.startswith("!"):
         return styled("error", line)
     if line.startswith("*"):
@@ -79,9 +82,7 @@ def _loss(found: Any) -> str:
 
 
 def _notes(survey: Any, found: Any) -> list[str]:
-    """Returns notes on a checkpoint: its position among the best ones that the run keeps, and whether it has the model
-    only.
-    """
+    """Returns notes on a checkpoint: its rank among the best checkpoints, and "model only" if it has nothing else."""
     best = survey.best_steps
     notes = []
     if found.problem is None and found.step in best:
@@ -91,7 +92,7 @@ def _notes(survey: Any, found: Any) -> list[str]:
 
 
 def surveyed_fact(found: Any) -> dict[str, Any]:
-    """Returns one row of the table as plain data."""
+    """Returns one row of the table of checkpoints as plain data."""
     progress = found.progress
     return {
         "folder": str(found.folder),
@@ -110,17 +111,17 @@ def surveyed_fact(found: Any) -> dict[str, Any]:
 
 
 def fact_of(error: ForgatherError) -> dict[str, Any]:
-    """Returns code, message and hint of an error as plain data."""
+    """Returns the code, message and hint of an error as plain data."""
     return {"code": error.code, "message": error.message, "hint": error.hint}
 
 
 def prune_text(survey: Any, gone: Sequence[Any], kept: Sequence[Any]) -> str:
-    """Returns the lines that list which checkpoints are removed and which are kept, and why.
+    """Returns a list of the checkpoints that are removed and those that are kept, with the reasons, as text.
 
     Args:
         survey: the checkpoints of an output folder.
-        gone: those to remove.
-        kept: the others.
+        gone: the checkpoints to remove.
+        kept: the checkpoints to keep.
     """
     newest = survey.newest
     lines = [near_path(str(survey.folder))]
@@ -138,11 +139,11 @@ def prune_text(survey: Any, gone: Sequence[Any], kept: Sequence[Any]) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]], *, right: set[int]) -> list[str]:
-    """Returns rows as aligned lines.
+    """Returns the rows of a table as lines with aligned columns.
 
     Args:
-        rows: the cells.
-        right: columns that are aligned to the right.
+        rows: the cells of each row.
+        right: the indices of the columns that are aligned to the right.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
@@ -155,7 +156,7 @@ def _table(rows: Sequence[Sequence[str]], *, right: set[int]) -> list[str]:
 
 
 def _moment(seconds: float) -> str:
-    """Returns a time of day in local time; "-" if it is not known."""
+    """Returns a time as local date and time of day, or "-" if the time is unknown (0)."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else "-"
 
 
@@ -165,11 +166,11 @@ def _size(num_bytes: int) -> str:
 
 
 def contents_text(folder: Path, found: Any) -> str:
-    """Returns a description of a checkpoint.
+    """Returns a description of a checkpoint as text.
 
     Args:
         folder: the folder of the checkpoint.
-        found: its contents.
+        found: the contents of the checkpoint.
     """
     progress, facts = found.progress, found.manifest.facts
     rows = {
@@ -234,8 +235,8 @@ def difference_text(folders: Sequence[Path], found: Sequence[Any]) -> str:
     """Returns a table of the differences between two checkpoints.
 
     Args:
-        folders: the folders of both.
-        found: the contents of both, in the same order.
+        folders: the folders of the two checkpoints.
+        found: the contents of the two checkpoints, in the same order.
     """
     left, right = (_flat(it) for it in found)
     rows = [

@@ -1,7 +1,7 @@
-"""Shell completion: `eval "$(register-python-argcomplete fgcli)"`.
+"""Shell completion of `fgcli`, which `eval "$(register-python-argcomplete fgcli)"` switches on.
 
-Takes the incomplete command line of the shell; gives words. Configs are read, but nothing that they name is run. No
-process is started, which argcomplete's own completer of file names would do at each press of the key.
+Takes the incomplete command line of the shell; gives the possible next words. Configs are read, but no code that they
+name is run. No process is started: argcomplete's own completer of file names would start one for each completion.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from forgather.project.workspace import find_project
 
 
 def complete() -> None:
-    """Prints the completions for the shell and ends the process."""
+    """Prints the completions for the shell, and ends the process."""
     words = _words(os.environ.get("COMP_LINE", ""), os.environ.get("COMP_POINT", ""))
     at = split_command(words)
     parser, chosen, module = build_parser(words[at] if at is not None and words[at] != "" else None)

@@ -1,7 +1,7 @@
-"""All findings of a check, grouped by file, and errors as JSON.
+"""Output of all findings of a check, grouped by file, and of errors as JSON.
 
-Takes findings; gives lines for the terminal or plain data. No finding is left out, and files with errors come first. A
-finding has the wording of a single error's report, with at most four lines of its message.
+Takes findings; gives lines for the terminal, or plain data. No finding is left out. The files come in the order of
+their first finding. Each finding is worded as in the report of a single error, with at most four lines of its message.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _SOURCE_WIDTH = 110
 
 
 def grouped(findings: Iterable[Diagnostic], display: Display) -> list[str]:
-    """Returns the lines of findings, grouped by file.
+    """Returns the findings as lines of text, grouped by file.
 
     Args:
-        findings: the findings; the file of the first one comes first.
-        display: shortens the names of files.
+        findings: the findings. The files come in the order of their first finding.
+        display: the object that shortens the names of files.
     """
     files: dict[str, list[Diagnostic]] = {}
     for finding in findings:
@@ -60,11 +60,11 @@ def _place(span: Span, display: Display) -> str:
 
 
 def not_checked(unchecked: Iterable[Unchecked], display: Display) -> list[str]:
-    """Returns a line for each call that could not be checked, with the reason.
+    """Returns a line for each constructor call that could not be checked, with the reason.
 
     Args:
-        unchecked: the calls.
-        display: shortens the names of files.
+        unchecked: the calls that could not be checked.
+        display: the object that shortens the names of files.
     """
     lines = []
     for one in unchecked:
@@ -74,11 +74,11 @@ def not_checked(unchecked: Iterable[Unchecked], display: Display) -> list[str]:
 
 
 def write_error(error: BaseException, project_dir: str | None = None) -> None:
-    """Writes the exception that ended a command as JSON: an error of ours with its further findings, or any other one.
+    """Writes the exception that ended a command to the standard output as JSON.
 
     Args:
-        error: the exception.
-        project_dir: the folder that file names are relative to; None outside any project.
+        error: the exception. The further findings of a ForgatherError are included.
+        project_dir: the folder to which file names are relative, or None outside a project.
     """
     display = Display(project_dir)
     if isinstance(error, ForgatherError):
@@ -100,8 +100,8 @@ def finding_facts(finding: Diagnostic, display: Display, config: str | None = No
 
     Args:
         finding: the finding.
-        display: shortens the names of files.
-        config: the config that it belongs to; None leaves it out.
+        display: the object that shortens the names of files.
+        config: the name of the config to which the finding belongs, or None to leave the entry out.
     """
     span = finding.span
     facts = {
@@ -118,12 +118,12 @@ def finding_facts(finding: Diagnostic, display: Display, config: str | None = No
 
 
 def unchecked_facts(one: Unchecked, display: Display, config: str) -> dict[str, Any]:
-    """Returns a call that could not be checked as plain data.
+    """Returns a constructor call that could not be checked as plain data, with the reason.
 
     Args:
-        one: the call.
-        display: shortens the names of files.
-        config: the config that it belongs to.
+        one: the call that could not be checked.
+        display: the object that shortens the names of files.
+        config: the name of the config to which the call belongs.
     """
     return {
         "path": one.path,

@@ -1,7 +1,7 @@
 """Differences between two graphs as lines for the terminal, and as plain data for JSON.
 
-Takes differences and the labels of places on both sides. A difference takes one line if it fits. A value that is used
-in several places is listed once, with its other paths.
+Takes the differences, and the objects that label places on both sides. A difference is printed on one line if it fits.
+A value that is used in several places of the graph is listed once, with the other paths in parentheses.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _ROLES = {"+ ": "added", "- ": "removed", "~ ": "changed"}
 
 
 def difference_lines(differences: Sequence[Difference], places: Places) -> list[str]:
-    """Returns the lines of differences, grouped by target.
+    """Returns the differences as lines of text, grouped by target.
 
     Args:
-        differences: the differences.
-        places: the labels of the old and of the new side.
+        differences: the differences between two graphs.
+        places: the objects that label places on the old and on the new side.
     """
     groups: dict[str, list[Difference]] = {}
     for item in differences:
@@ -50,7 +50,7 @@ def difference_lines(differences: Sequence[Difference], places: Places) -> list[
 
 
 def _long(item: Difference, left: str, where: str, elsewhere: Sequence[GraphPath], places: Places) -> Iterator[str]:
-    """Yields the lines of a difference that does not fit on one line: each value with its own place."""
+    """Yields the lines of a difference that does not fit on one line: one line for each value with its place."""
     if item.change not in _TWO_VALUES:
         yield left
         if where:
@@ -63,14 +63,14 @@ def _long(item: Difference, left: str, where: str, elsewhere: Sequence[GraphPath
 
 
 def summary(differences: Sequence[Difference]) -> str:
-    """Returns the counts: "3 changed, 1 added, 2 removed"."""
+    """Returns the numbers of differences as text, for example "3 changed, 1 added, 2 removed"."""
     counts = Counter("~" if item.change not in _MARKS else _MARKS[item.change] for item in differences)
     words = {"~": "changed", "+": "added", "-": "removed"}
     return ", ".join(f"{counts[mark]} {word}" for mark, word in words.items() if counts[mark]) or "no difference"
 
 
 def paint(line: str) -> str:
-    """Returns a line of a difference with colors for added, removed and changed values."""
+    """Returns a line of `fgcli diff` with colors for added, removed and changed values."""
     role = _ROLES.get(line[2:4] if line.startswith("  ") else "")
     if line == "no difference":
         return styled("good", line)
@@ -78,7 +78,7 @@ def paint(line: str) -> str:
 
 
 def hang(line: str) -> int:
-    """Returns the column of the continuation lines of a line: below the key, after the mark."""
+    """Returns the column at which continuation lines of a wrapped line begin: that of the key after the mark."""
     return indent_of(line) + 2
 
 
@@ -86,8 +86,8 @@ def difference_facts(differences: Sequence[Difference], places: Places) -> list[
     """Returns differences as plain data.
 
     Args:
-        differences: the differences.
-        places: the labels of the old and of the new side.
+        differences: the differences between two graphs.
+        places: the objects that label places on the old and on the new side.
     """
     return [_fact(item, places) for item in differences]
 
@@ -122,7 +122,7 @@ def _row(item: Difference, elsewhere: Sequence[GraphPath]) -> str:
 
 
 def _own_places(item: Difference, elsewhere: Sequence[GraphPath]) -> list[GraphPath]:
-    """Returns the other paths of a difference, without those that follow from the other paths of its target."""
+    """Returns the other paths of a changed value, without those that follow from the other paths of its target."""
     return [path for path in item.also if not any(path == (*head, *item.path[1:]) for head in elsewhere)]
 
 
@@ -147,10 +147,11 @@ def _where(item: Difference, places: Places) -> str:
 
 
 def _cause(origin: Origin | None, other: Origin | None) -> Site | None:
-    """Returns the place that causes the value of one side.
+    """Returns the place that causes the value of one side of a difference.
 
-    An option that only this side was given comes first. Otherwise it is the line of the value, unless both sides are
-    printed by the same line: then it is the `set` that differs, or the option that both were given.
+    If an option was given on one side only, the place is that option. Otherwise the place is the line of the value. If
+    the same line prints the values of both sides, the place is the `set` statement that differs, or the option that was
+    given on both sides.
     """
     if origin is None:
         return None
@@ -166,7 +167,7 @@ def _cause(origin: Origin | None, other: Origin | None) -> Site | None:
 
 
 def _shared_heads(group: Sequence[Difference]) -> list[GraphPath]:
-    """Returns the other paths of the target that all differences of the group have in common."""
+    """Returns the other paths of a target that all differences of a group have in common."""
     heads: list[GraphPath] | None = None
     for item in group:
         inside = item.path[1:]

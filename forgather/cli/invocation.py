@@ -1,7 +1,7 @@
 """The parsed arguments of one `fgcli` command.
 
-Takes the namespace of argparse; gives the project and config that it names. The stages are imported only when a project
-is opened.
+Takes the namespace of argparse; gives the project and the config that the arguments name. The modules that read configs
+are imported only when a project is opened.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def refuse_lost_folder() -> None:
-    """Raises if the working folder was removed, because each relative path would then fail with a different error.
+    """Raises an error if the working folder was removed, since relative paths would then fail with various errors.
 
     Raises:
-        ProjectError: FG400, the working folder does not exist.
+        ProjectError: FG400 if the working folder does not exist.
     """
     try:
         os.getcwd()
@@ -33,12 +33,12 @@ def refuse_lost_folder() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
-    """Arguments of one command.
+    """The parsed arguments of one command.
 
     Args:
         options: the namespace of argparse.
-        arguments: the command line as it was typed, without the program's name.
-        variables: values of the options that the config declares, by Jinja variable.
+        arguments: the words of the command line as they were typed, without the program name.
+        variables: the values of the options that the config declares, by Jinja variable.
         handed: the words after `--`, which are passed to the program that the command starts.
     """
 
@@ -49,19 +49,19 @@ class Invocation:
 
     @property
     def project_dir(self) -> str | None:
-        """The folder that `-p` names."""
+        """The folder that `-p` names, or None if the option is not given."""
         folder: str | None = self.options.project
         return folder
 
     @property
     def config(self) -> str | None:
-        """The config that `-t` names."""
+        """The config that `-t` names, or None if the option is not given."""
         config: str | None = self.options.config
         return config
 
     @property
     def check_command(self) -> str:
-        """The command that lists all errors of the same config."""
+        """The `fgcli check` command that lists all errors of the same config."""
         import shlex
 
         words = ["fgcli"]
@@ -72,7 +72,7 @@ class Invocation:
 
     @property
     def project_hint(self) -> str | None:
-        """The folder that file names in errors are relative to; None if no project is found. Reads no file."""
+        """The project folder, to which file names in errors are relative, or None if there is no project."""
         from forgather.errors import ProjectError
         from forgather.project.workspace import find_project
 
@@ -82,14 +82,14 @@ class Invocation:
             return None
 
     def open_project(self, config: str | None = None) -> Project:
-        """Returns the project for the config that the arguments name, with options and overrides applied.
+        """Returns the project with the config that the arguments name; options and overrides are applied.
 
         Args:
-            config: a config to use instead of the one that `-t` names.
+            config: the name of a config, or None for the one that `-t` names.
 
         Raises:
-            ForgatherError: the project cannot be read.
-            ProjectError: FG418, `-o` names a file that the project is made of.
+            ForgatherError: if the project cannot be read.
+            ProjectError: FG418 if `-o` names a template or `meta.yaml` of the project, which would be overwritten.
         """
         from forgather.project.project import Project
 
@@ -100,7 +100,7 @@ class Invocation:
         return project
 
     def undeclared(self) -> Project:
-        """Returns the same project without options and overrides, which is enough to read the options it declares."""
+        """Returns the project without options and overrides, for reading the options that the config declares."""
         from forgather.project.project import Project
 
         return Project(self.config, self._folder_of(self.config))
@@ -118,7 +118,7 @@ class Invocation:
 
 
 def _refuse_overwriting(project: Project, output: str | None) -> None:
-    """Raises if `-o` names a file that the project is made of."""
+    """Raises FG418 if `-o` names a file on the project's template search path, or the project's `meta.yaml`."""
     if not output or not os.path.isfile(output):
         return
     file = os.path.realpath(output)

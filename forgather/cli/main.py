@@ -1,9 +1,9 @@
 """`fgcli`: parses the command line, runs one command, and returns the exit status.
 
-The status is 0 for success, 1 for a failure (or the command's own `TROUBLE`), 2 for wrong usage, 130 after Ctrl-C, and
-143 if a signal of a scheduler ended a command that runs a config. The module of a command and the stages that it needs
-are imported only when the command is chosen. Every error is printed here, once; with `--json` it is also written as
-JSON.
+The exit status is 0 for success, 1 for a failure (or the value of `TROUBLE` in the command's module), 2 for wrong
+usage, 130 after Ctrl-C, and 143 if a signal of a scheduler ended a command that runs a config. The modules that a
+command needs are imported only when the command is chosen. This module prints every error once; with `--json`, the
+error is also written as JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from forgather.redaction import note_words, without_secrets
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit status."""
+    """Runs one command of `fgcli` and returns the exit status; the arguments are `sys.argv[1:]` by default."""
     if "_ARGCOMPLETE" in os.environ:
         from forgather.cli.completion import complete
 
@@ -134,10 +134,12 @@ def _run(arguments: list[str]) -> int:
 
 @contextmanager
 def without_library_bars(*, speaks: bool) -> Iterator[None]:
-    """Context manager in which `datasets` draws progress bars on a terminal only: a log would get a line per update.
+    """Context manager that disables the progress bars of `datasets`, unless they are drawn on a terminal.
+
+    In a log file, each update of a bar would be a line.
 
     Args:
-        speaks: whether this process is the one of several that prints.
+        speaks: True on the only process of a run that prints.
     """
     name = "HF_DATASETS_DISABLE_PROGRESS_BARS"
     if name in os.environ or (speaks and sys.stderr.isatty()):
@@ -152,7 +154,7 @@ def without_library_bars(*, speaks: bool) -> Iterator[None]:
 
 
 def _tell_tools(error: BaseException, arguments: list[str], project_dir: str | None) -> None:
-    """Writes the error to standard output as JSON if `--json` was given, in addition to the report."""
+    """Writes an error to the standard output as JSON if `--json` was given, in addition to the printed report."""
     if "--json" in arguments:
         from forgather.cli.diagnostic_output import write_error
 

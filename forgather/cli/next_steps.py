@@ -1,7 +1,7 @@
-"""The command that resumes a training run that was interrupted or failed.
+"""The command line that resumes a training run after an interruption or a failure.
 
-Takes a config, the command that was typed, and the error that ended the run; gives a command line. There is none if the
-resumed run would fail in the same way.
+Takes a config, the command that was typed, and the error that ended the run; gives a command line. No command is given
+if the resumed run would fail in the same way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _FULL_DISK, _BAD_STEP = ("FG609",), ("FG650", "FG818")
 
 
 def resume_words(project: Project) -> tuple[str, ...]:
-    """Returns the option that makes a run resume; empty if the config has neither a trainer nor such an option."""
+    """Returns the words of the option that makes a run resume.
+
+    The result is empty if the config has neither arguments of a trainer nor an option for this.
+    """
     if has_trainer_arguments(project.graph):
         return ("--resume", "auto")
     declared = any(RESUME_OPTION in option.names for option in read_options(project.graph).options)
@@ -30,12 +33,12 @@ def resume_words(project: Project) -> tuple[str, ...]:
 
 
 def resume_command(project: Project, command: Sequence[str], *also: str) -> str | None:
-    """Returns the command that resumes from the newest checkpoint; None if the config has no option for it.
+    """Returns the command that resumes from the newest checkpoint, or None if the config has no option for this.
 
     Args:
-        project: the config.
-        command: the words that were typed.
-        also: further words to add.
+        project: the project, opened with the config of the run.
+        command: the words of the command that was typed.
+        also: further words that are added to the command.
     """
     words = resume_words(project)
     if not words:
@@ -60,17 +63,17 @@ def _without_option(command: Sequence[str], name: str) -> list[str]:
 
 
 def newest_checkpoint(output_dir: str) -> Path | None:
-    """Returns the newest checkpoint of an output folder: the last one of the run that was written to last."""
+    """Returns the last checkpoint of the run that wrote to an output folder most recently, or None if there is none."""
     found = import_module("forgather.ml.checkpoint.lineage").checkpoints_in_order(Path(output_dir))
     return found[-1][0] if found else None
 
 
 def checkpoint_to_resume(project: Project, output_dir: str) -> str | None:
-    """Returns the checkpoint that an interrupted run would have resumed from; None if it started from the beginning.
+    """Returns the checkpoint from which the config resumes, or None if the run starts from the beginning.
 
     Args:
-        project: the config.
-        output_dir: the output folder, for `resume_from_checkpoint: auto`.
+        project: the project, opened with the config of the run.
+        output_dir: the output folder, whose newest checkpoint is returned for `resume_from_checkpoint: auto`.
     """
     said = resumes_from(project.graph)
     if said is True or said == "auto":
@@ -80,13 +83,15 @@ def checkpoint_to_resume(project: Project, output_dir: str) -> str | None:
 
 
 def add_resume_command(error: ForgatherError, project: Project, command: Sequence[str], output_dir: str) -> None:
-    """Appends the command that resumes to the hint of an error, if its cause can be removed.
+    """Appends the command that resumes the run to the hint of an error.
+
+    This is done for a full disk and for a bad optimizer step, because a run can be resumed after these errors.
 
     Args:
-        error: the error that ended the run; its hint is changed.
-        project: the config.
-        command: the words that were typed.
-        output_dir: the output folder; without a checkpoint in it nothing is appended.
+        error: the error that ended the run, whose hint is changed.
+        project: the project, opened with the config of the run.
+        command: the words of the command that was typed.
+        output_dir: the output folder. If the folder has no checkpoint, the hint is not changed.
     """
     if error.code not in (*_FULL_DISK, *_BAD_STEP) or newest_checkpoint(output_dir) is None:
         return
@@ -101,6 +106,6 @@ def add_resume_command(error: ForgatherError, project: Project, command: Sequenc
 
 
 def requeued_job_resumes(project: Project) -> bool:
-    """Returns whether a requeued job resumes from its checkpoint."""
+    """Returns True if a requeued SLURM job would resume the run from its checkpoint."""
     tolerance = fault_tolerance(project.graph)
     return has_trainer_arguments(project.graph) and (tolerance is None or tolerance.auto_resume)

@@ -1,6 +1,6 @@
-"""Command-line options that several commands have, and those that a config declares.
+"""Command-line options that several commands have in common, and options that a config declares.
 
-The functions add arguments to a parser. A config cannot declare an option with a name that any command uses.
+The functions add options to an argparse parser. A config cannot declare an option whose name any command uses.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ OWN_NAMES = frozenset(
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Adds `--json`."""
+    """Adds the option `--json` to a parser."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """Adds `-o FILE`."""
+    """Adds the option `-o FILE` to a parser."""
     parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of the terminal")
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
-    """Adds `--set PATH=VALUE`."""
+    """Adds the option `--set PATH=VALUE` to a parser."""
     parser.add_argument(
         "--set",
         dest="overrides",
@@ -51,7 +51,7 @@ def add_set(parser: argparse.ArgumentParser) -> None:
 
 
 def add_var(parser: argparse.ArgumentParser) -> None:
-    """Adds `--var NAME=VALUE`."""
+    """Adds the option `--var NAME=VALUE` to a parser."""
     parser.add_argument(
         "--var",
         dest="construction_variables",
@@ -63,10 +63,10 @@ def add_var(parser: argparse.ArgumentParser) -> None:
 
 
 def construction_variables(invocation: Invocation) -> dict[str, object]:
-    """Returns the values of `--var` by variable.
+    """Returns the values of the `--var` options, by variable.
 
     Raises:
-        ForgatherError: a value is not plain YAML data.
+        ForgatherError: if a value is not plain YAML data.
     """
     from forgather.config.load import load_value
     from forgather.errors import ForgatherError
@@ -83,7 +83,7 @@ def construction_variables(invocation: Invocation) -> dict[str, object]:
 
 
 def path_and_value(text: str) -> tuple[str, str]:
-    """Returns path and value of `path=value`; an argparse type.
+    """Converts a command-line argument `path=value` to the pair (path, value), as an argparse type.
 
     Example:
         >>> path_and_value("optimizer.lr=3e-4")
@@ -100,20 +100,21 @@ def path_and_value(text: str) -> tuple[str, str]:
 
 
 def comma_separated(text: str) -> tuple[str, ...]:
-    """Returns the words of a comma-separated list; an argparse type."""
+    """Converts a comma-separated command-line argument to a tuple of words, as an argparse type."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def add_declared_options(parser: argparse.ArgumentParser, invocation: Invocation, *, shown: bool = True) -> Declared:
-    """Adds the options that the config declares to a parser, and returns them.
+    """Adds the options that a config declares to a parser, and returns these options.
 
     Args:
         parser: the parser of the command.
-        invocation: names the config.
-        shown: whether the help lists them; if False, it has one line that says where they are listed.
+        invocation: the parsed arguments, which name the config.
+        shown: True to list the options in the help. If False, no option is added, and the help says which command
+            lists them.
 
     Raises:
-        ForgatherError: the config cannot be read.
+        ForgatherError: if the config cannot be read.
     """
     from forgather.project.dynamic_args import Declared, read_options
 

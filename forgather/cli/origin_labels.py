@@ -1,6 +1,6 @@
 """Labels for the origins of values: `file:line`, an option of the config, a variable, or `--set`.
 
-Takes origins; gives short labels for the terminal and plain data for JSON.
+Takes origins of values and lines; gives short labels for the terminal, and plain data for JSON.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Labels:
-    """Makes labels for the places of one project.
+    """The labels of places in the files of one project.
 
     Args:
-        file: returns the short name of a file.
-        declared: returns the graph in which the config declares its options; None if there is none.
+        file: a function that returns the short name of a file.
+        declared: a function that returns the graph in which the config declares its options, or None if there is none.
     """
 
     def __init__(self, file: Callable[[str], str], declared: Callable[[], Graph | None]) -> None:
@@ -39,13 +39,13 @@ class Labels:
 
     @classmethod
     def of(cls, project: Project) -> Labels:
-        """Returns the labels of a project."""
+        """Returns a `Labels` object for a project."""
         file = Display(project.meta.project_dir, project.meta.workspace_root)
         return cls(file, lambda: project.declared_graph)
 
     @property
     def named(self) -> dict[str, str]:
-        """Absolute paths by the short names that were used so far, for links."""
+        """The absolute paths of the files that were named so far, by short name, for links on a terminal."""
         return self.file.named if isinstance(self.file, Display) else {}
 
     @cached_property
@@ -60,17 +60,17 @@ class Labels:
         return {}
 
     def span(self, span: Span) -> str:
-        """Returns the short name of a place."""
+        """Returns the label `file:line` of a place, or `--set` for a place on the command line."""
         if span.file == COMMAND_LINE:
             return "--set"
         return f"{self.file(span.file)}:{span.line}"
 
     def site(self, site: Site, *, declared: bool = False) -> str:
-        """Returns the short name of a line, option or variable.
+        """Returns the label of a line, option or variable.
 
         Args:
-            site: the place.
-            declared: whether to say where an option is declared.
+            site: the line, option or variable.
+            declared: True to include the place where an option is declared.
         """
         variable = variable_of(site)
         if variable is None:
@@ -82,13 +82,20 @@ class Labels:
         return f"option {option.names[0]}{where}"
 
     def origin(self, origin: Origin | None) -> str:
-        """Returns the label of the line of a text; `~` marks a line whose text a filter has taken apart."""
+        """Returns the label of the line from which a text comes; `~` marks an approximate origin.
+
+        An origin is approximate if a filter has changed the text. The label is "" if the origin is None.
+        """
         if origin is None:
             return ""
         return self.span(origin.span) + (" ~" if origin.approximate else "")
 
     def ways(self, writing: Writing) -> Iterator[tuple[str, str, Span]]:
-        """Yields the steps by which a value got to its place: the kind of step, its label, and its place."""
+        """Yields the steps by which a value got to its place in the graph: the kind, the label and the span of each.
+
+        The kinds are aliases, merges, `set` statements, further lines of the value ("with"), and includes or macro
+        calls ("via").
+        """
         last = len(writing.through) - 1
         for number, origin in enumerate(writing.through):
             name = f"alias *{writing.alias}" if number == last and writing.alias != "<<" else "merge <<"
@@ -104,7 +111,7 @@ class Labels:
                 yield word, self.site(site, declared=True), site.span
 
     def notes(self, line: Line) -> str:
-        """Returns a comment on a line: which of its values were overridden, replaced another one, or were set where."""
+        """Returns a comment on the values of a line: what overrides them, what they replace, and where they are set."""
         found: list[str] = []
         around = {note.path for note in line.notes if note.was or note.winner is not None}
         for note in line.notes:
@@ -121,11 +128,11 @@ class Labels:
         return "; ".join(dict.fromkeys(found))
 
     def where(self, writing: Writing) -> str:
-        """Returns the label of the line that put a value in its place: its own line, or that of the alias."""
+        """Returns the label of the line that put a value in its place: the line of the alias, or the value's own."""
         return self.origin(writing.through[0] if writing.through else writing.origin)
 
     def line(self, line: Line) -> dict[str, object]:
-        """Returns what became of the values on a line as plain data."""
+        """Returns the values that a line sets, the values that they replace, and those that override them, as data."""
         values = []
         for note in line.notes:
             fact: dict[str, object] = {"path": path_text(note.path), **self._writing(note.writing)}
@@ -135,7 +142,7 @@ class Labels:
         return {"counts": line.counts, "values": values}
 
     def facts(self, blamed: Blame) -> dict[str, object]:
-        """Returns a blame as plain data."""
+        """Returns the origin of a value, and the values that it replaced, as plain data."""
         return {
             "path": path_text(blamed.path),
             **self._writing(blamed.now),
@@ -160,7 +167,7 @@ class Labels:
         return [self.place(site) for site in sites]
 
     def place(self, site: Site) -> dict[str, object]:
-        """Returns a line, option or variable as plain data."""
+        """Returns the place of a line, option or variable as plain data."""
         variable = variable_of(site)
         if variable is not None:
             option = self._options.get(variable)
@@ -171,5 +178,5 @@ class Labels:
 
 
 def options_first(sites: Iterable[Site]) -> list[Site]:
-    """Returns places in their order, with options and variables before the lines that pass them on."""
+    """Returns places in the given order, except that options and variables come before lines of files."""
     return sorted(sites, key=lambda site: variable_of(site) is None)

@@ -1,7 +1,7 @@
 """Prints errors and warnings, and writes the output of commands to the terminal or to a file.
 
-A report has at most eighteen lines and contains the line of the user's file. Secrets are removed from everything that
-is written. Colors and widths are decided in `palette`.
+A report of errors is limited to the lines that fit on one screen, and shows the line of the user's file. Secrets are
+hidden in everything that is written. The module `palette` decides on colors and line breaks.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ NO_LINES = ("<option ", "<variable ")
 
 
 def report(findings: Sequence[Diagnostic], display: Display, see_all: str | None = None) -> list[str]:
-    """Returns the lines of a report: as many findings as fit on one screen, and the number of the others.
+    """Returns the lines of a report: as many findings as fit on one screen, and the number of the remaining ones.
 
     Args:
-        findings: the findings; a chain of templates that several of them have in common is printed once.
-        display: shortens the names of files.
-        see_all: the command that lists all findings.
+        findings: the findings. Context that several findings have in common, such as a chain of templates, is printed
+            once.
+        display: the object that shortens the names of files.
+        see_all: the command that lists all findings, or None if there is no such command.
     """
     lines: list[str] = []
     shown_parts: set[str] = set()
@@ -79,19 +80,19 @@ def _place(span: Span, display: Display, finding: Diagnostic | None = None) -> l
 
 
 def shortened(text: str, limit: int = 2 * _WIDTH) -> str:
-    """Returns text without control characters, cut to `limit` characters."""
+    """Returns text in which control characters are escaped, cut to `limit` characters."""
     return clean(text, limit)
 
 
 def findings_of(error: ForgatherError) -> list[Diagnostic]:
-    """Returns an error as a finding, followed by the further findings that it carries."""
+    """Returns an error as a finding, followed by the further findings that are attached to the error."""
     first = _placed(error)
     others = [other for other in error.others if (other.code, other.message, other.span) != _key(first)]
     return [first, *others]
 
 
 def _placed(error: ForgatherError) -> Diagnostic:
-    """Returns the error as a finding; one that a constructor raised gets the place of the call in the config."""
+    """Returns an error as a finding. An error that a constructor raised gets the place of the call in the config."""
     notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, BuildNote)]
     found = error.diagnostic
     if not notes:
@@ -104,23 +105,24 @@ def _key(finding: Diagnostic) -> tuple[object, ...]:
 
 
 def print_error(error: ForgatherError, project_dir: str | None = None, see_all: str | None = None) -> None:
-    """Prints an error of ours on the error stream.
+    """Prints a ForgatherError on the standard error stream.
 
     Args:
         error: the error.
-        project_dir: the folder that file names are relative to; None outside any project.
-        see_all: the command that lists all errors if there are several.
+        project_dir: the folder to which file names are relative, or None outside a project.
+        see_all: the command that lists all errors, which is printed if not all fit, or None if there is no such
+            command.
     """
     display = Display(project_dir)
     _print_lines(report(findings_of(error), display, see_all), _reported(display))
 
 
 def print_crash(error: BaseException, project_dir: str | None = None) -> None:
-    """Prints an exception of a constructor or of a run: its message, its place in the config, and its traceback.
+    """Prints an exception of a constructor or of a run, with its place in the config and a shortened traceback.
 
     Args:
         error: the exception.
-        project_dir: the folder that file names are relative to; None outside any project.
+        project_dir: the folder to which file names are relative, or None outside a project.
     """
     # A late import: `traceback` alone takes longer than `fgcli --help` may.
     from forgather.cli.traceback_trim import crash_lines
@@ -130,12 +132,15 @@ def print_crash(error: BaseException, project_dir: str | None = None) -> None:
 
 
 def print_findings(findings: Iterable[Diagnostic], project_dir: str | None = None, see_all: str | None = None) -> bool:
-    """Prints errors, warnings and notes on the error stream, but no lints. Returns whether there is an error.
+    """Prints the errors, warnings and notes among findings on the standard error stream, but not the lints.
 
     Args:
         findings: the findings, in any order.
-        project_dir: the folder that file names are relative to; None outside any project.
-        see_all: the command that lists all findings.
+        project_dir: the folder to which file names are relative, or None outside a project.
+        see_all: the command that lists all findings, or None if there is no such command.
+
+    Returns:
+        True if one of the findings is an error.
     """
     shown = [finding for finding in findings if finding.severity is not Severity.LINT]
     errors = [finding for finding in shown if finding.severity is Severity.ERROR]
@@ -152,7 +157,7 @@ def _reported(display: Display) -> Look:
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
-    """Returns a count with its noun.
+    """Returns a count with its noun in the singular or plural.
 
     Example:
         >>> plural(1, "checkpoint"), plural(2, "checkpoint"), plural(3, "copy", "copies")
@@ -162,7 +167,7 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 
 
 def print_note(text: str) -> None:
-    """Prints one line on the error stream, for people."""
+    """Prints one line on the standard error stream, so that it does not mix with output for other programs."""
     _print_lines([text])
 
 
@@ -170,12 +175,12 @@ def write_text(text: str, file: str | None = None, *, look: Look | None = None) 
     """Writes text to a file or to the standard output.
 
     Args:
-        text: the text; a newline is added at the end if it is missing.
-        file: name of a file; None for the standard output.
-        look: colors and line breaks on a terminal; None for neither.
+        text: the text, to which a newline is added if the last one is missing.
+        file: the name of the file, or None for the standard output.
+        look: the colors and line breaks on a terminal, or None for plain text.
 
     Raises:
-        ProjectError: FG418, the file or the standard output cannot be written.
+        ProjectError: FG418 if the file or the standard output cannot be written.
     """
     text = hide(text if text.endswith("\n") else f"{text}\n")
     if file is None:
@@ -213,12 +218,12 @@ def _send(text: str) -> None:
 
 
 class Line(NamedTuple):
-    """One line of output with its own colors and indentation.
+    """A line of output with individual colors and indentation.
 
     Args:
-        text: the line.
-        paint: returns the line with colors; None for none.
-        hang: columns before the continuation lines, if it is wrapped.
+        text: the plain text of the line.
+        paint: a function that adds colors to the line, or None for no colors.
+        hang: the number of columns before the continuation lines, if the line is wrapped.
     """
 
     text: str
@@ -227,15 +232,15 @@ class Line(NamedTuple):
 
 
 def write_lines(lines: Iterable[Line], file: str | None = None, *, files: Mapping[str, str] | None = None) -> None:
-    """Writes lines, each with its own colors if they go to a terminal.
+    """Writes lines to a file or to the standard output; on a terminal, each line has its colors and indentation.
 
     Args:
         lines: the lines.
-        file: name of a file; None for the standard output.
-        files: absolute paths by their short names, which become links.
+        file: the name of the file, or None for the standard output.
+        files: the absolute paths of files by short name. On a terminal, short names in the lines become links.
 
     Raises:
-        ProjectError: FG418, the file or the standard output cannot be written.
+        ProjectError: FG418 if the file or the standard output cannot be written.
     """
     found = list(lines)
     if file is not None or sys.stdout is None or not _for_people():
@@ -252,13 +257,16 @@ def write_findings(lines: Iterable[str], files: Mapping[str, str] | None = None)
 
     Args:
         lines: the lines.
-        files: absolute paths by their short names, which become links.
+        files: the absolute paths of files by short name. On a terminal, short names in the lines become links.
     """
     write_text("\n".join(lines), look=Look(paint_finding, hang_of_finding, files or {}))
 
 
 def columns() -> int | None:
-    """Returns the width of the terminal; None if the standard output is not one, or is too narrow."""
+    """Returns the width of the terminal in columns.
+
+    The result is None if the standard output is not a terminal, or if the terminal is too narrow for line breaks.
+    """
     return width_of(sys.stdout) if sys.stdout is not None else None
 
 
@@ -270,7 +278,7 @@ def flush_output() -> None:
     """Flushes the standard output.
 
     Raises:
-        ProjectError: FG418, it cannot be written; later output is dropped.
+        ProjectError: FG418 if the standard output cannot be written; later output is dropped.
     """
     if sys.stdout is None:
         return
@@ -283,7 +291,7 @@ def flush_output() -> None:
 
 
 def open_closed_streams() -> None:
-    """Replaces closed standard streams by the null device, because user code may print."""
+    """Replaces closed standard streams by the null device, so that user code can print without an error."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the process ends
@@ -291,7 +299,10 @@ def open_closed_streams() -> None:
 
 @contextmanager
 def outlasting_readers() -> Iterator[None]:
-    """Context manager in which a closed pipe (`fgcli train | head`) or a full disk ends the output, not the run."""
+    """Context manager in which a failed write to the standard output ends only the output, not the run.
+
+    A write fails if the pipe is closed (`fgcli train | head`) or the disk is full.
+    """
     before = sys.stdout
     ours = cast(TextIO, _Outlasting(before))
     sys.stdout = ours
@@ -303,7 +314,7 @@ def outlasting_readers() -> Iterator[None]:
 
 
 class _Outlasting:
-    """A wrapper of a stream that drops its output after the first failed write, and passes on everything else."""
+    """A wrapper of a text stream that drops all output after the first failed write."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -336,7 +347,7 @@ class _Outlasting:
 
 
 def flush_reports() -> None:
-    """Flushes the error stream; if it cannot be written, only the exit status reports the error."""
+    """Flushes the standard error stream. If that fails, the stream is silenced; only the exit status reports errors."""
     if sys.stderr is None:
         return
     try:
@@ -346,7 +357,7 @@ def flush_reports() -> None:
 
 
 def silence_output() -> None:
-    """Drops buffered output, so that the interpreter does not fail on it when it ends."""
+    """Redirects the standard output to the null device, so that flushing buffered output at the exit cannot fail."""
     _silence(sys.stdout)
 
 
@@ -362,11 +373,11 @@ def _no_output(error: OSError) -> ProjectError:
 
 
 def write_json(facts: Any, file: str | None = None) -> None:
-    """Writes data as JSON; values that JSON does not have are written as text.
+    """Writes data as JSON to a file or to the standard output.
 
     Args:
-        facts: the data.
-        file: name of a file; None for the standard output.
+        facts: the data. A value of a type that JSON does not have is written as text.
+        file: the name of the file, or None for the standard output.
     """
     write_text(json.dumps(facts, indent=2, ensure_ascii=False, default=str), file)
 

@@ -1,8 +1,8 @@
-"""Colors, line breaks and links of the terminal, the same for every command.
+"""Colors, line breaks and links on a terminal, which are the same for every command.
 
-Takes plain lines; gives the lines as a terminal shows them. Off a terminal a line is unchanged, byte for byte, unless
-`FORCE_COLOR` is set; `NO_COLOR` takes precedence over it. Only the sixteen basic colors are used, because terminals
-adapt those to a light or dark background.
+Takes plain lines; gives lines with terminal codes. If the output is not a terminal, lines are unchanged, unless
+`FORCE_COLOR` is set. `NO_COLOR` takes precedence over `FORCE_COLOR`. Only the sixteen basic colors are used, because
+terminals adapt these colors to a light or dark background.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ _WORD = re.compile(
 
 
 class Look(NamedTuple):
-    """Colors, line breaks and links of lines on a terminal.
+    """The colors, line breaks and links of lines on a terminal.
 
     Args:
-        paint: returns a line with colors; None for none.
-        hang: returns the columns before the continuation lines of a line; None wraps no line.
-        files: absolute paths by their short names; these names become links.
+        paint: a function that adds colors to a line, or None for no colors.
+        hang: a function that returns the number of columns before the continuation lines of a line, or None to wrap no
+            line.
+        files: the absolute paths of files by short name. Short names in a line become links.
     """
 
     paint: Callable[[str], str] | None = None
@@ -63,7 +64,7 @@ class Look(NamedTuple):
 
 
 def styled(role: str, text: str) -> str:
-    """Returns text in the color of a role; unchanged if the role is empty.
+    """Returns text in the color of a role, which is a key of `ROLES`; the text is unchanged if the role is "".
 
     Example:
         >>> styled("good", "ok")
@@ -73,7 +74,10 @@ def styled(role: str, text: str) -> str:
 
 
 def wants_color(stream: IO[str]) -> bool:
-    """Returns whether a stream gets colors: a terminal does, any with `FORCE_COLOR`, and none with `NO_COLOR`."""
+    """Returns True if output to a stream gets colors.
+
+    A terminal gets colors. Every stream gets colors if `FORCE_COLOR` is set, and no stream if `NO_COLOR` is set.
+    """
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
@@ -82,7 +86,7 @@ def wants_color(stream: IO[str]) -> bool:
 
 
 def width_of(stream: IO[str]) -> int | None:
-    """Returns the number of columns of a terminal; None if lines are not to be wrapped."""
+    """Returns the number of columns of a terminal, or None if the stream is not a terminal or is too narrow."""
     if not stream.isatty():
         return None
     columns = shutil.get_terminal_size().columns
@@ -90,12 +94,12 @@ def width_of(stream: IO[str]) -> int | None:
 
 
 def shown_on(stream: IO[str], line: str, look: Look) -> str:
-    """Returns a line for a stream: with colors and links if it has them, wrapped at words if it has a width.
+    """Returns a line with the colors, links and line breaks that a stream supports.
 
     Args:
-        stream: where the line will be written.
+        stream: the stream to which the line will be written.
         line: the plain line.
-        look: its colors, line breaks and links.
+        look: the colors, line breaks and links of the line.
     """
     columns = width_of(stream) if look.hang is not None else None
     hang = look.hang(line) if look.hang is not None else 0
@@ -107,12 +111,12 @@ def shown_on(stream: IO[str], line: str, look: Look) -> str:
 
 
 def wrapped(line: str, width: int, hang: int) -> str:
-    """Returns a line wrapped at its spaces. A word that is too long is not broken, so that it can be copied or clicked.
+    """Returns a line that is wrapped at spaces. A word that is too long is not broken, so that it can be copied.
 
     Args:
-        line: text with or without codes for colors and links, which take no columns.
-        width: columns of the terminal.
-        hang: columns before the continuation lines.
+        line: the text, with or without codes for colors and links, which take no columns.
+        width: the number of columns of the terminal.
+        hang: the number of columns before the continuation lines.
 
     Example:
         >>> print(wrapped("  help: one two three", 17, 8))
@@ -140,7 +144,7 @@ def wrapped(line: str, width: int, hang: int) -> str:
 
 
 def indent_of(line: str) -> int:
-    """Returns the column of the continuation lines of a line: two columns to the right of its text."""
+    """Returns the column at which continuation lines of a wrapped line begin: two columns right of the line's text."""
     return len(line) - len(line.lstrip(" │├└─")) + 2
 
 
@@ -148,9 +152,9 @@ def with_places(line: str, files: Mapping[str, str], *, links: bool) -> str:
     """Returns a line in which file names and their line numbers have the color of places.
 
     Args:
-        line: text with or without colors.
-        files: absolute paths by their short names.
-        links: whether to make each name a link to its file.
+        line: the text, with or without color codes.
+        files: the absolute paths of files by short name.
+        links: True to make each file name a link to the file.
     """
     if not files:
         return line
@@ -175,14 +179,14 @@ def with_places(line: str, files: Mapping[str, str], *, links: bool) -> str:
 
 
 def _quoted(path: str) -> str:
-    """Returns a percent-encoded path. The import of `urllib` would take a quarter of the time of `fgcli --help`."""
+    """Returns a percent-encoded path, without `urllib`, whose import would take too long for `fgcli --help`."""
     return re.sub(
         r"[^\w./~-]", lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "replace")), path
     )
 
 
 def paint_finding(line: str) -> str:
-    """Returns a line of a report with colors: the head by its severity, carets red, labels dim."""
+    """Returns a line of a report with colors: the head in the color of its severity, carets red, labels dim."""
     if _COUNTS.match(line):
         return paint_counts(line)
     head = _HEAD.match(line)
@@ -196,7 +200,7 @@ def paint_finding(line: str) -> str:
 
 
 def paint_counts(line: str) -> str:
-    """Returns a line such as "tiny.yaml: 1 error, 2 lints" with colors; "ok" is green."""
+    """Returns a line with counts, such as "tiny.yaml: 1 error, 2 lints", with colors; "ok" is green."""
     counts = _COUNTS.match(line)
     if counts is None:
         return line
@@ -205,18 +209,18 @@ def paint_counts(line: str) -> str:
 
 
 def hang_of_finding(line: str) -> int:
-    """Returns the column of the continuation lines of a report line: that of its text, after the label."""
+    """Returns the column at which continuation lines of a report line begin: that of the text after the label."""
     label = _LABEL.match(line)
     return len(label[0]) + (1 if label[0].endswith(":") else 0) if label else indent_of(line)
 
 
 def paint_tree(line: str) -> str:
-    """Returns a line of a tree with colors: dim branches, keys, and calls and anchors in values."""
+    """Returns a line of a tree with colors for branches, keys, and the calls and anchors in values."""
     return _BRANCH.sub(lambda found: styled("dim", found[1]) + _key(found[2]) + paint_value(found[3]), line, count=1)
 
 
 def paint_yaml(line: str) -> str:
-    """Returns a line of YAML with colors."""
+    """Returns a line of YAML with colors for the key and the value."""
     return _KEY.sub(lambda found: found[1] + _key(found[2]) + paint_value(found[3]), line, count=1)
 
 
@@ -235,19 +239,19 @@ def paint_value(text: str) -> str:
 
 
 def paint_row(line: str) -> str:
-    """Returns a row of a table with the color of keys for its first cell."""
+    """Returns a row of a table whose first cell has the color of keys."""
     name, gap, rest = line.partition("  ")
     return f"{styled('key', name)}{gap}{rest}"
 
 
 def hang_of_row(line: str) -> int:
-    """Returns the column of the continuation lines of a table row: that of its second cell."""
+    """Returns the column at which continuation lines of a table row begin: that of the row's second cell."""
     second = re.match(r"\s*\S.*?  +", line)
     return len(second[0]) if second else indent_of(line)
 
 
 def paint_page(line: str) -> str:
-    """Returns a line of a documentation page with colors."""
+    """Returns a line of a documentation page with colors for headings, code and reports."""
     if line.startswith("#"):
         return styled("strong", line.lstrip("# "))
     if line.startswith("    "):
@@ -259,7 +263,7 @@ _FACT = re.compile(r"  \[\w+\](?: +|$)|[a-z][a-z ]*?  +(?=\S)")
 
 
 def paint_reference(line: str) -> str:
-    """Returns a line of the page of a setting or a template with colors for headings, keys and source."""
+    """Returns a line of the page of a setting or a template, with colors for headings, keys and YAML."""
     if line.startswith("    "):
         return paint_yaml(line)
     if fact := _FACT.match(line):
@@ -269,14 +273,15 @@ def paint_reference(line: str) -> str:
 
 
 def hang_of_reference(line: str) -> int:
-    """Returns the column of the continuation lines of such a page: that of the text after the key."""
+    """Returns the column at which continuation lines begin on the page of a setting or a template."""
     fact = _FACT.match(line)
     return len(fact[0]) if fact else hang_of_page(line)
 
 
 def reflowed(text: str) -> str:
-    """Returns a page with each paragraph on one line, so that the terminal's width decides its line breaks. Code and
-    lists are unchanged.
+    """Returns a documentation page in which each paragraph is one line; code and lists are unchanged.
+
+    The lines can then be wrapped at the width of the terminal.
 
     Example:
         >>> print(reflowed("# Title\\n\\nOne\\nparagraph.\\n\\n    code\\n    more"))
@@ -302,5 +307,5 @@ def reflowed(text: str) -> str:
 
 
 def hang_of_page(line: str) -> int:
-    """Returns the column of the continuation lines of a page: 0 for prose, 2 for the items of a list."""
+    """Returns the column at which continuation lines of a documentation page begin: the indent, or 2 in a list."""
     return 2 if line.startswith("* ") else len(line) - len(line.lstrip())

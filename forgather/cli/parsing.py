@@ -1,7 +1,7 @@
-"""The argument parsers of `fgcli`, and the two passes that the options of a config need.
+"""The argument parsers of `fgcli`, and the two parsing passes that the options of a config need.
 
 Takes the command line; gives the module of the command and an `Invocation`. Only the module of the chosen command is
-imported. The config is read only if its options are needed: for an unknown argument, `--help`, and completion.
+imported. The config is read only if its options are needed: for an unknown argument, for `--help`, and for completion.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ _VALUED = ("-p", "--project", "-t", "--config")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors take two lines: the problem with a suggestion, and the command for help."""
+    """An argument parser whose error messages have two lines: the problem with a suggestion, and the help command."""
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **settings)
 
     def format_help(self) -> str:
-        """Returns the help text; on a terminal with colors and wrapped at words."""
+        """Returns the help text, which has colors and is wrapped at words if the output is a terminal."""
         # The standard output is None if the caller has closed it.
         if sys.stdout is None:
             return super().format_help()
@@ -78,13 +78,13 @@ class Parser(argparse.ArgumentParser):
         return "\n".join(shown_on(sys.stdout, line, look) for line in text.split("\n"))
 
     def error(self, message: str) -> NoReturn:
-        """Prints a usage error and ends with status 2."""
+        """Prints a usage error, and ends the process with status 2."""
         sys.stderr.write(hide(f"error: {reworded(message)}\n  help: {self.prog} --help\n"))
         sys.exit(2)
 
 
 def _paint_help(line: str) -> str:
-    """Returns a line of the help with colors for titles, names of commands and options, and examples."""
+    """Returns a line of a help text with colors for titles, names of commands and options, and examples."""
     title = re.match(r"(usage:|[\w][\w ./-]{,60}:$)(.*)|(  \w+)(  +fgcli .*)$", line)
     if title and title[1]:
         return styled("strong", title[1]) + title[2]
@@ -102,7 +102,7 @@ _KINDS = {"int": "a whole number", "float": "a number"}
 
 
 def reworded(message: str) -> str:
-    """Returns an error message of argparse in our words, which do not depend on Python's version.
+    """Returns an error message of argparse in our own words, which do not depend on the Python version.
 
     Example:
         >>> reworded("argument --steps/-n: invalid int value: 'many'")
@@ -123,7 +123,7 @@ def reworded(message: str) -> str:
 
 
 def split_command(arguments: Sequence[str]) -> int | None:
-    """Returns the position of the command among the arguments; None if there is none."""
+    """Returns the index of the command name among the arguments, or None if there is no command."""
     position = 0
     while position < len(arguments):
         if arguments[position] in _VALUED:
@@ -138,7 +138,10 @@ def split_command(arguments: Sequence[str]) -> int | None:
 
 
 def build_parser(command: str | None) -> tuple[Parser, Parser | None, ModuleType | None]:
-    """Returns the parser of `fgcli`, and the parser and the module of the command; both None for an unknown command."""
+    """Returns the parser of `fgcli`, the parser of the command, and the module of the command.
+
+    The last two are None if there is no command or the command is unknown.
+    """
     parser = Parser(prog="fgcli", description="Describe, check and run model training.", epilog=_EPILOG)
     parser.add_argument("-p", "--project", metavar="DIR", help="project folder (default: nearest above this folder)")
     parser.add_argument("-t", "--config", metavar="CONFIG", help="config (default: the project's default config)")
@@ -159,7 +162,7 @@ def build_parser(command: str | None) -> tuple[Parser, Parser | None, ModuleType
 
 
 def _listed_commands() -> str:
-    """Returns the list of commands in groups, with an example for each group."""
+    """Returns the list of commands as text, in groups with an example for each group."""
     width = max(map(len, COMMANDS))
     groups = []
     for (title, example), commands in _GROUPS.items():
@@ -169,11 +172,11 @@ def _listed_commands() -> str:
 
 
 def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
-    """Returns the module of the command and its parsed arguments.
+    """Returns the module of the command and the parsed arguments.
 
     Raises:
-        SystemExit: wrong usage (status 2), or `--help`.
-        ForgatherError: the config whose options are needed cannot be read.
+        SystemExit: with status 2 after wrong usage, or with status 0 after `--help` or `--version`.
+        ForgatherError: if the options of a config are needed and the config cannot be read.
     """
     at = split_command(arguments)
     if at is not None and arguments[at] == "help":
@@ -277,7 +280,7 @@ def _unknown(rest: list[str], chosen: Parser, module: ModuleType, invocation: In
 
 
 def _in_other_words(name: str, known: Mapping[str, str]) -> str | None:
-    """Returns a hint on an option of another tool; None if the table of aliases does not have it."""
+    """Returns a hint for an option of another tool, or None if the option is not in the table of aliases."""
     plain = name.lstrip("-").replace("_", "-")
     if plain in known:
         return f"did you mean {known[plain]!r}?"
@@ -288,7 +291,7 @@ def _in_other_words(name: str, known: Mapping[str, str]) -> str | None:
 
 
 def _meant_setting(rest: list[str], known: Mapping[str, str], invocation: Invocation) -> str | None:
-    """Returns a hint on a setting that another tool has as an option, such as `--lr`."""
+    """Returns a hint for a setting that is an option in another tool, such as `--lr`, or None if there is none."""
     name, has_value, value = rest[0].partition("=")
     alias = alias_of("setting", name)
     if alias is None or "set" not in known:
@@ -302,7 +305,10 @@ def _meant_setting(rest: list[str], known: Mapping[str, str], invocation: Invoca
 
 
 def _setting(rest: list[str], known: Mapping[str, str], invocation: Invocation) -> str | None:
-    """Returns the `--set` that changes the value of the config with the name of an option; None without one."""
+    """Returns a hint with the `--set` option that changes a value of the config.
+
+    The value is the one whose name is close to that of the unknown option. The result is None if there is none.
+    """
     from forgather.config.insight.path_lookup import near_paths, path_text
     from forgather.config.traverse import walk_places
 

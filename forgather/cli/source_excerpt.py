@@ -1,7 +1,7 @@
-"""The line of the user's file that a finding is about, with carets below the value.
+"""Excerpts of the user's files: the line to which a finding refers, with carets below the value in question.
 
-Takes findings; gives lines. A file is read once until it changes, and only up to a limit. Carets are in the columns of
-the text that they mark.
+Takes findings; gives lines of text. A file is read again only after it has changed, and only up to a size limit. The
+carets are in the same columns as the text that they mark.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _VALUE = re.compile(r"'[^']*'|\"[^\"]*\"|[^\s,#{}\[\]](?:[^,#{}\[\]]*[^\s,#{}\[\
 
 
 def visible(text: str) -> str:
-    """Returns text with control and invisible characters as escapes; line breaks and tabs are kept."""
+    """Returns text in which control characters and invisible characters are escaped; line breaks and tabs are kept."""
     return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def clean(text: str, limit: int) -> str:
-    """Returns text for a terminal: without control characters, with tabs as arrows, cut to `limit` characters."""
+    """Returns text for a terminal, cut to `limit` characters: control characters are escaped, tabs shown as arrows."""
     # A file may be a single line of megabytes, so the text is cut before it is searched.
     shown = visible(text.replace("\r", "")[: limit + 1]).replace("\t", "→   ")
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
 
 
 def source_line(span: Span) -> str | None:
-    """Returns the line of the user's file at a span; None if it cannot be read."""
+    """Returns the line of the user's file at a span, or None if the line cannot be read."""
     if not os.path.isabs(span.file):
         return None
     try:
@@ -59,18 +59,18 @@ def _lines(file: str, _mtime_ns: int, _size: int) -> list[str]:
 
 
 def _leads_elsewhere(file: str) -> bool:
-    """Returns whether a file is a link to another folder, whose content a report does not print."""
+    """Returns True if a file is a symbolic link to a file in another folder, which a report must not print."""
     folder = os.path.realpath(os.path.dirname(file))
     return os.path.islink(file) and os.path.commonpath((folder, os.path.realpath(file))) != folder
 
 
 def excerpt(span: Span | None, width: int, finding: Diagnostic | None = None) -> list[str]:
-    """Returns the line of a span and, if the part that the finding is about is known, a line of carets below it.
+    """Returns the line at a span and, if the part to which the finding refers is known, a line of carets below it.
 
     Args:
-        span: the place; the result is empty if its line cannot be read.
-        width: maximum number of columns; of a longer line, the marked part is shown.
-        finding: the finding to mark; None for no carets.
+        span: the place of the line. The result is empty if the span is None or the line cannot be read.
+        width: the maximum number of columns. A longer line is cut so that the marked part is visible.
+        finding: the finding whose part of the line is marked, or None for no carets.
     """
     text = source_line(span) if span is not None else None
     if text is None or not text.strip():
@@ -87,10 +87,11 @@ def excerpt(span: Span | None, width: int, finding: Diagnostic | None = None) ->
 
 
 def marked(line: str, finding: Diagnostic) -> tuple[int, int]:
-    """Returns start and end of the part of a line that a finding is about; (0, 0) if it is not known.
+    """Returns the start and end of the part of a line to which a finding refers, or (0, 0) if it is not known.
 
-    It is the last name that the message quotes, such as the wrong one in "'fractions' has no symbol 'Fracton'". It is
-    the value of the finding's path if the message quotes no name of the line, or quotes the key and mentions the value.
+    This is the last name that the message quotes and that occurs in the line, for example the wrong name in
+    "'fractions' has no symbol 'Fracton'". It is the value at the finding's path if the message quotes no name in the
+    line, or if the message quotes the key and mentions the value.
 
     Args:
         line: the line of the file.
@@ -113,7 +114,10 @@ def marked(line: str, finding: Diagnostic) -> tuple[int, int]:
 
 
 def _value_of(key: str, line: str) -> tuple[int, int] | None:
-    """Returns start and end of the value of a key in a line; None if the line has no such key."""
+    """Returns the start and end of the value of a key in a line.
+
+    The result is None if the line has no such key, or if the value is a call, a container or a block of text.
+    """
     found = re.search(rf"(?<![\w.]){re.escape(key)}[\"']?\s*:\s+", line)
     value = _VALUE.match(line, found.end()) if found is not None else None
     # In a call or a container, the error is in one of the values inside, so the opening character is not marked.

@@ -1,8 +1,8 @@
 """The report of an exception from the user's code, with a shortened traceback.
 
-Takes an exception; gives lines with its type and message, its place in the config, and the innermost frames that are
-not ours. The innermost line of the user's own files is always among them. `FORGATHER_TRACEBACK=full` shows the whole
-traceback.
+Takes an exception; gives lines with the type, the message, the place in the config, and the innermost stack frames
+outside forgather's own modules for configs and commands. The innermost frame in a file of the user is always included.
+`FORGATHER_TRACEBACK=full` shows the whole traceback.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _IMPORTING = ("<frozen", os.path.join(os.path.dirname(os.__file__), "importlib")
 
 
 def crash_lines(error: BaseException, display: Display, *, place: Callable[[Span, Display], list[str]]) -> list[str]:
-    """Returns the lines of the report.
+    """Returns the lines of a report on an exception.
 
     Args:
         error: the exception.
-        display: shortens the names of files.
-        place: returns the lines that show a place in a config.
+        display: the object that shortens the names of files.
+        place: a function that returns the lines which show a place in a config.
     """
     message = str(error).strip().split("\n")
     lines = [f"error: {type(error).__name__}: {message[0]}" if message[0] else f"error: {type(error).__name__}"]
@@ -82,5 +82,5 @@ def _frames(error: BaseException, display: Display) -> list[str]:
 
 
 def _is_own(file: str) -> bool:
-    """Returns whether a file is neither of Python and its libraries nor of this package."""
+    """Returns True if a file belongs to the user, not to Python, an installed library or forgather."""
     return os.path.isfile(file) and not file.startswith(tuple(os.path.join(folder, "") for folder in _LIBRARIES))

@@ -1,7 +1,7 @@
-"""The question whether the code of a project may run, which is asked on a terminal and remembered.
+"""The question to the user whether the code of a project may run.
 
-`ask_trust` returns when everything that the project needs is trusted. A process that a launcher has started never asks:
-it gets the decision through its environment.
+`ask_trust` asks the question on a terminal and stores the answer. It returns when all code that the project needs is
+trusted. A process that a launcher has started never asks: the decision is passed to it in an environment variable.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from forgather.project.untrusted import Needs, trust_hint, untrusted_message
 
 
 def ask_trust(project: Project, targets: Sequence[str] = ("main",)) -> None:
-    """Asks the user whether the code that targets need may run, unless it is trusted already.
+    """Asks the user whether the code that the targets need may run, unless this code is trusted already.
 
     Args:
-        project: the config.
-        targets: the targets to be built.
+        project: the project, opened with the config to run.
+        targets: the names of the targets to be built.
 
     Raises:
-        ProjectError: FG440, the user does not agree, or there is no terminal to ask on.
+        ProjectError: FG440 if the user does not agree, or if there is no terminal on which the user can be asked.
     """
     needs = needs_of(project, targets)
     if not needs or is_worker(os.environ):

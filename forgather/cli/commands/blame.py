@@ -35,7 +35,7 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     parser.add_argument(
         "paths",
         nargs="*",
@@ -56,7 +56,7 @@ def _steps(text: str) -> int:
 
 
 def run(invocation: Invocation) -> int:
-    """Prints the origin of each value and returns the exit status."""
+    """Runs the command: prints the origin of each value, and returns the exit status."""
     from forgather.cli.origin_labels import Labels
     from forgather.project.path_display import Display
 
@@ -95,7 +95,7 @@ def _blamed(project: Project, paths: list[str], depth: int | None) -> Iterator[B
 
 
 def _without_repeats(found: list[Blame]) -> Iterator[Blame]:
-    """Leaves out values that are visible in the text of their container and were written at the same place."""
+    """Yields the values, without those that the text of their container shows and that have the same origin."""
     shown: dict[tuple[object, ...], Blame] = {}
     for blamed in found:
         around = shown.get(blamed.path[:-1])
@@ -107,12 +107,12 @@ def _without_repeats(found: list[Blame]) -> Iterator[Blame]:
 
 
 class _Drawing:
-    """The rows of the output: a value, or a step on its way, and the place.
+    """The rows of the output: each has a value, or a step by which the value got there, and a place in a file.
 
     Args:
-        labels: makes the labels of places.
-        sources: the files whose lines are shown, too; None shows no lines.
-        shorten: returns the text of a value with shorter paths.
+        labels: the object that makes labels for places in files.
+        sources: the files whose source lines are also shown, by name, or None to show no source lines.
+        shorten: a function that shortens the paths in the text of a value.
     """
 
     def __init__(self, labels: Labels, sources: Mapping[str, SourceFile] | None, shorten: Callable[[str], str]) -> None:
@@ -136,7 +136,7 @@ class _Drawing:
             self._writing(f"was {writing.text}", writing, "  ", False)
 
     def _known_way(self, blamed: Blame) -> bool:
-        """Returns whether the include and print lines of a value are those of its container, where they are printed."""
+        """Returns True if a value has the same include and print lines as its container, whose rows show them."""
         way = blamed.now.origin.sites[:-1] if blamed.now.origin is not None else ()
         self._via[blamed.path] = way
         return self._via.get(blamed.path[:-1]) == way
@@ -159,7 +159,8 @@ class _Drawing:
         """Yields the rows as lines.
 
         Args:
-            columns: width of the terminal, in which the place of a long value is on a line of its own; None for none.
+            columns: the number of columns of the terminal, by which the column of values is limited, or None if the
+                output is not a terminal.
         """
         # A single long value must not move the places of all other rows to the right.
         widest = _WIDEST

@@ -1,4 +1,4 @@
-"""`fgcli check`: prints every problem of a config that can be found without running it. Constructs nothing."""
+"""`fgcli check`: prints every problem that can be found in configs without running them. Constructs nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     parser.add_argument("configs", nargs="*", metavar="CONFIG", help="config to check (default: the config of -t)")
     parser.add_argument("--all", action="store_true", help="every config of the project; outside any, of all below")
     parser.add_argument("-r", "--recursive", action="store_true", help="every config of every project at or below -p")
@@ -54,7 +54,7 @@ class _Report(NamedTuple):
 
 
 def run(invocation: Invocation) -> int:
-    """Prints the findings and returns the exit status."""
+    """Runs the command: prints the findings, and returns the exit status."""
     options = invocation.options
     reports = list(_everywhere(invocation) if options.all or options.recursive else _named(invocation))
     if options.json:
@@ -104,7 +104,7 @@ def _everywhere(invocation: Invocation) -> Iterator[_Report]:
 
 
 def _folders(invocation: Invocation) -> tuple[list[str], bool]:
-    """Returns the folders of the projects to check, and whether there may be several."""
+    """Returns the folders of the projects to check, and a bool that is True if there can be several projects."""
     if not invocation.options.recursive:
         try:
             return [find_project(invocation.project_dir)], False

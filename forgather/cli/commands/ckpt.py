@@ -55,7 +55,7 @@ _ML = "forgather.ml.checkpoint"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     # argparse parses `ckpt ACTION` as a command of its own, so each action has only the options that it uses.
     for name, summary in _ACTIONS.items():
@@ -89,14 +89,17 @@ def _prune_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _name(text: str) -> str:
-    """Returns the name of a folder. An empty one, as from an unset shell variable, would mean the working folder."""
+    """Converts a command-line argument to the name of a folder; an empty text is an error.
+
+    An empty text, as from an unset shell variable, would otherwise mean the working folder.
+    """
     if text:
         return text
     raise argparse.ArgumentTypeError("'' names no folder")
 
 
 def _count(text: str) -> int:
-    """Returns a number from 1; an argparse type."""
+    """Converts a command-line argument to a whole number of at least 1, as an argparse type."""
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
@@ -106,13 +109,13 @@ _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {"export": _exp
 
 
 def run(invocation: Invocation) -> int:
-    """Runs the action and returns the exit status."""
+    """Runs the action that the command line names, and returns the exit status."""
     acts = {"ls": _ls, "verify": _verify, "show": _show, "export": _export, "prune": _prune}
     return acts[invocation.options.action](invocation)
 
 
 def _ml(module: str) -> Any:
-    """Returns a module of `forgather.ml.checkpoint`; of the modules used here, only the export imports torch."""
+    """Imports and returns a module of `forgather.ml.checkpoint`. Only `export` imports torch."""
     return import_module(f"{_ML}.{module}")
 
 
@@ -124,11 +127,11 @@ def _output_dir(invocation: Invocation) -> Path:
 
 
 def _named(invocation: Invocation, folder: str | None) -> Path:
-    """Returns the folder that was named, or the output folder of the config.
+    """Returns the folder on the command line, or the output folder of the config if there is none.
 
     Raises:
-        ProjectError: FG674, both were given.
-        CheckpointError: FG601, the folder does not exist.
+        ProjectError: FG674 if the command line names both a folder and a config.
+        CheckpointError: FG601 if the folder does not exist.
     """
     if folder is not None and invocation.config is not None:
         raise ProjectError(
@@ -142,11 +145,11 @@ def _named(invocation: Invocation, folder: str | None) -> Path:
 
 
 def _survey(invocation: Invocation, folder: str | None) -> Any:
-    """Returns the checkpoints of an output folder.
+    """Returns a survey of the checkpoints in an output folder.
 
     Raises:
-        ProjectError: FG674, the folder is a checkpoint itself.
-        CheckpointError: FG601, it has no checkpoint.
+        ProjectError: FG674 if the folder is a checkpoint, not an output folder.
+        CheckpointError: FG601 if the folder has no checkpoint.
     """
     found = _named(invocation, folder)
     survey = _ml("inspect").summarize_folder(found)
@@ -186,10 +189,10 @@ def _ls(invocation: Invocation) -> int:
 
 
 def _checkpoints(invocation: Invocation) -> list[Path]:
-    """Returns the checkpoints that were named, and all checkpoints of the output folders that were named.
+    """Returns the checkpoints on the command line, and all checkpoints of the output folders on the command line.
 
     Raises:
-        CheckpointError: FG601, an output folder has no checkpoint.
+        CheckpointError: FG601 if an output folder has no checkpoint.
     """
     found: list[Path] = []
     for name in invocation.options.folder or [None]:
@@ -207,7 +210,7 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """Returns the checkpoints of an output folder; none if it is a checkpoint itself."""
+    """Returns the checkpoints of an output folder, or an empty list if the folder is a checkpoint."""
     return [] if _is_checkpoint(folder) else [path for _, path in _ml("checkpoint_dir").list_checkpoints(folder)]
 
 
@@ -285,7 +288,11 @@ def _content_fact(folder: Path, found: Any) -> dict[str, Any]:
 
 
 def _one(invocation: Invocation, name: str | None) -> Path:
-    """Returns one checkpoint: the named one, or the newest complete one of an output folder."""
+    """Returns the folder of one checkpoint: the named checkpoint, or the newest complete one of an output folder.
+
+    Raises:
+        CheckpointError: FG607 if no checkpoint of the output folder is complete.
+    """
     folder = _named(invocation, name)
     if not _inside(folder):
         return folder
@@ -345,10 +352,10 @@ def _prune(invocation: Invocation) -> int:
 
 
 def _agreed(count: int) -> bool:
-    """Asks on the terminal whether to remove checkpoints.
+    """Asks on the terminal whether checkpoints may be removed, and returns True if the user agrees.
 
     Raises:
-        ProjectError: FG678, there is no terminal.
+        ProjectError: FG678 if the standard input is not a terminal.
     """
     if sys.stdin is None or not sys.stdin.isatty():
         raise ProjectError(

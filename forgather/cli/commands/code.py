@@ -1,4 +1,4 @@
-"""`fgcli code`: writes Python source that builds what a config builds. Imports and constructs nothing of it."""
+"""`fgcli code`: writes Python source that builds the objects of a config. Imports and constructs none of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="target to build (default: main)")
     parser.add_argument(
         "--verify",
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(invocation: Invocation) -> int:
-    """Writes the code and returns the exit status."""
+    """Runs the command: writes the code, and returns the exit status."""
     from forgather.codegen.emit_python import Setting, emit_python
     from forgather.project.rendered_variable import with_rendered
     from forgather.project.seeding import written_seed
@@ -79,7 +79,7 @@ def run(invocation: Invocation) -> int:
 
 
 def _refuse_replacing(file: str | None) -> None:
-    """Raises if `-o` names a file that is not empty, because generated code is often edited by hand."""
+    """Raises FG418 if `-o` names a file that is not empty, because generated code is often edited by hand."""
     if file and os.path.isfile(file) and os.path.getsize(file):
         raise ProjectError(
             f"{file!r} exists already, and may have been edited",

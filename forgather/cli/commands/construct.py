@@ -1,4 +1,4 @@
-"""`fgcli construct`: builds targets and prints the objects. Runs what the config names."""
+"""`fgcli construct`: builds targets and prints the objects. Runs the code that the config names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     parser.add_argument("targets", nargs="+", metavar="TARGET", help="target to build; 'fgcli targets' lists them")
     add_var(parser)
     add_set(parser)
@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(invocation: Invocation) -> int:
-    """Builds and prints the targets, and returns the exit status."""
+    """Runs the command: builds and prints the targets, and returns the exit status."""
     options = invocation.options
     project = invocation.open_project()
     project.refuse_errors()

@@ -1,4 +1,4 @@
-"""`fgcli diff`: prints how the graphs of two configs differ. Constructs nothing."""
+"""`fgcli diff`: prints the differences between the graphs of two configs. Constructs nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     parser.add_argument("a", metavar="A", nargs="?", help="a config, its file, CONFIG@REVISION, or the folder of a run")
     parser.add_argument("b", metavar="B", nargs="?", help="the same for the other side (default: A as it is now)")
     add_json(parser)
@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(invocation: Invocation) -> int:
-    """Prints the differences and returns the exit status."""
+    """Runs the command: prints the differences, and returns the exit status."""
     options = invocation.options
     old, new = open_sides(options.a, options.b, invocation.config, invocation.project_dir)
     print_findings([*old.notes, *new.notes], invocation.project_dir)

@@ -1,4 +1,4 @@
-"""`fgcli explain`: prints the page of an error code, a setting, a template, or a word of another tool."""
+"""`fgcli explain`: prints the page of an error code, a setting or a template, or our name for another tool's word."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     parser.add_argument(
         "code",
         nargs="?",
@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def error_codes() -> dict[str, str]:
-    """Returns the title of each error page by its code, in order."""
+    """Returns the titles of the error pages by error code, in the order of the codes."""
     folder = error_pages_dir()
     codes: dict[str, str] = {}
     for name in sorted(os.listdir(folder)):
@@ -60,7 +60,7 @@ def error_codes() -> dict[str, str]:
 
 
 def run(invocation: Invocation) -> int:
-    """Prints the page and returns the exit status."""
+    """Runs the command: prints the page, and returns the exit status."""
     options = invocation.options
     codes = error_codes()
     if options.code is None:
@@ -95,7 +95,7 @@ def run(invocation: Invocation) -> int:
 
 
 def _print_reference(word: str, *, as_json: bool) -> bool:
-    """Prints the page of a setting or of a template; returns whether the word names one."""
+    """Prints the page of a setting or of a template; returns False if `word` names neither."""
     owner, _, name = word.rpartition(".")
     if owner in ("", "trainer_args") and (setting := settings().get(name)):
         facts, text = asdict(setting), setting_page(setting)
@@ -126,7 +126,7 @@ def _unknown(word: str) -> ProjectError:
 
 
 def _line(alias: Alias) -> str:
-    """Returns a line with our name for a word of another tool."""
+    """Returns a line of text with our name for a word of another tool, or the reason why there is none."""
     kind, _, name = alias.to.partition(":")
     meant = f"here the {kind} {name}" if alias.verdict == "same" else alias.why
     tools = f" ({', '.join(alias.tools)})" if alias.tools and alias.tools != ("any",) else ""

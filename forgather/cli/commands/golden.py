@@ -1,4 +1,4 @@
-"""`fgcli golden`: compares the graphs of a project's configs with their snapshots. Constructs nothing."""
+"""`fgcli golden`: compares the graphs of a project's configs with their goldens, which are stored snapshots."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NEXT = {GoldenState.MISSING: "'--update' writes it", GoldenState.LOST: "'--upda
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     parser.add_argument("configs", nargs="*", metavar="CONFIG", help="configs (default: all of the project)")
     parser.add_argument(
         "--update", action="store_true", help="write the goldens again, and remove those without a config"
@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(invocation: Invocation) -> int:
-    """Compares or writes the goldens and returns the exit status."""
+    """Runs the command: compares or writes the goldens, and returns the exit status."""
     options = invocation.options
     meta = load_meta(find_project(invocation.project_dir))
     judged = compare_goldens(meta, options.configs)

@@ -36,7 +36,7 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     parser.add_argument("--format", choices=FORMATS, help="default: tree, or what the name after -o ends in")
     parser.add_argument("--open", action="store_true", help="show the page in the browser; needs -o")
     add_set(parser)
@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(invocation: Invocation) -> int:
-    """Prints the graph and returns the exit status."""
+    """Runs the command: prints the graph, and returns the exit status."""
     options = invocation.options
     form = _form(options)
     project = invocation.open_project()
@@ -57,11 +57,11 @@ def run(invocation: Invocation) -> int:
 
 
 def _form(options: argparse.Namespace) -> str:
-    """Returns the format of the output.
+    """Returns the name of the output format, from the options or from the ending of the output file.
 
     Raises:
-        ProjectError: FG450, two formats are given, a page would go to a terminal, there is no page to open, or the name
-            of the file has an unknown ending.
+        ProjectError: FG450 if two formats are given, if an HTML page would be written to a terminal, if there is no
+            page to open, or if the name of the file has an unknown ending.
     """
     if options.json and options.format not in (None, "json"):
         raise ProjectError(
@@ -106,7 +106,13 @@ def _show(file: str) -> None:
 
 
 def _text(project: Project, form: str, width: int | None) -> str:
-    """Returns the graph in a format; the tree on a terminal uses its width, and has short paths."""
+    """Returns the graph of a project as text.
+
+    Args:
+        project: the project, opened with the config.
+        form: the format, which is one of `FORMATS`.
+        width: the width of the terminal, for which a tree is shortened, or None if the output is not a terminal.
+    """
     if form == "html":
         return config_page(project)
     if form == "mermaid":
@@ -134,7 +140,7 @@ def _text(project: Project, form: str, width: int | None) -> str:
 
 
 def config_page(project: Project) -> str:
-    """Returns the HTML page that shows a config: its objects, templates and text."""
+    """Returns an HTML page that shows a config: the objects, the templates, and the text."""
     from forgather.codegen.page.page import page, page_data
 
     return page(

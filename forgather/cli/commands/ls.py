@@ -1,4 +1,4 @@
-"""`fgcli ls`: lists projects and their configs with descriptions. Constructs nothing."""
+"""`fgcli ls`: lists projects, and the configs of each project with descriptions. Constructs nothing."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     parser.add_argument("-r", "--recursive", action="store_true", help="every project at or below each DIR")
     parser.add_argument("folders", nargs="*", metavar="DIR", help="project folder; with -r, where to look")
     add_json(parser)
 
 
 def run(invocation: Invocation) -> int:
-    """Prints the list and returns the exit status."""
+    """Runs the command: prints the list, and returns the exit status."""
     listings = [_listing(folder) for folder in _projects(invocation)]
     if invocation.options.json:
         write_json({"projects": [_fact(listing) for listing in listings]})

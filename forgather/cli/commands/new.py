@@ -1,4 +1,4 @@
-"""`fgcli new`: writes a new project or config that works as it is."""
+"""`fgcli new`: writes a new project or config that can be trained without changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     parser.add_argument("what", choices=("project", "config"), help="what to make")
     parser.add_argument("name", metavar="NAME", help="folder of the project, or name of the config")
     parser.add_argument("--extends", metavar="TEMPLATE", help=f"parent of the config (default: {DEFAULT_PARENT})")
@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(invocation: Invocation) -> int:
-    """Makes the files and returns the exit status."""
+    """Runs the command: writes the files, and returns the exit status."""
     options = invocation.options
     if options.what == "project":
         files = new_project(options.name)
@@ -51,6 +51,6 @@ def run(invocation: Invocation) -> int:
 
 
 def _trust(folder: str) -> None:
-    """Trusts a new project. If that cannot be stored, a run asks."""
+    """Stores that the code of a new project is trusted. If that fails, the user is asked before the first run."""
     with suppress(ProjectError):
         add_trust(Trust(folders=(os.path.realpath(folder),)))

@@ -29,7 +29,7 @@ _LOOK = Look(paint_yaml, indent_of)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     origins = parser.add_mutually_exclusive_group()
     origins.add_argument("--map", action="store_true", help="print template:line next to each line")
     origins.add_argument(
@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(invocation: Invocation) -> int:
-    """Prints the text and returns the exit status."""
+    """Runs the command: prints the text, and returns the exit status."""
     options = invocation.options
     project = invocation.open_project()
     findings = [*project.meta.diagnostics, *project.rendered.diagnostics]
@@ -65,7 +65,7 @@ def run(invocation: Invocation) -> int:
 
 
 def _is_exact(output: str | None) -> bool:
-    """Returns whether the text goes to a file or a program. Only a terminal gets it without its first empty lines."""
+    """Returns True if the output is a file or a pipe. On a terminal, the first empty lines of the text are left out."""
     return output is not None or columns() is None
 
 
@@ -136,13 +136,13 @@ def _mapped(project: Project, labels: Labels) -> list[Line]:
 
 
 def _row(head: str, text: str, notes: str = "", *, counts: bool = True) -> Line:
-    """Returns a line of the text after its place; a line without effect is dim.
+    """Returns a line of the output: the origin of a line of the config, the line, and notes.
 
     Args:
-        head: the place.
-        text: the line.
-        notes: a comment after the line.
-        counts: whether the line has an effect.
+        head: the origin of the line: template and line number.
+        text: the line of the config.
+        notes: the comment after the line.
+        counts: True if the line has an effect; a line without an effect is dim.
     """
 
     def paint(line: str) -> str:

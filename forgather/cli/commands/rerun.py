@@ -1,4 +1,4 @@
-"""`fgcli rerun`: repeats a past run from the record in its folder. Runs what the config named."""
+"""`fgcli rerun`: repeats a past run from the record in the run folder. Runs the code that the config names."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _THINGS = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     parser.add_argument("run_folder", metavar="RUN", help="the folder of a run")
     parser.add_argument("--output-dir", metavar="DIR", help="output folder (default: 'reruns/TIME' in that of the run)")
     parser.add_argument("--dry-run", action="store_true", help="verify, print, and construct nothing")
@@ -65,7 +65,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(invocation: Invocation) -> int:
-    """Verifies and repeats the run. Returns its exit status, or 1 if the losses differ."""
+    """Runs the command: verifies the record and repeats the run.
+
+    Returns the exit status of the run, or 1 if the run ended with 0 and the losses differ.
+    """
     options = invocation.options
     past = open_run(options.run_folder)
     if is_worker(os.environ) and not options.dry_run:
@@ -97,7 +100,7 @@ def run(invocation: Invocation) -> int:
 
 
 def _started(invocation: Invocation, past: PastRun, output_dir: str) -> int:
-    """Repeats the run in as many processes as before, all of them on this machine."""
+    """Repeats the run with as many processes as the first run, all of them on this machine."""
     print_note(f"processes   {past.processes}, as in the first run")
     os.environ[CHECKED] = "1"
     asked = ProcessRequest(per_node=past.processes, source="the first run")
@@ -108,7 +111,7 @@ def _started(invocation: Invocation, past: PastRun, output_dir: str) -> int:
 
 
 def _run_joined(invocation: Invocation, past: PastRun, member: Any) -> int:
-    """Repeats the run in this process, one of several; only rank 0 writes and prints."""
+    """Repeats the run in the current process, which is one of several; only rank 0 writes and prints."""
     given = invocation.options.output_dir
     output_dir = member.share("output", {"dir": new_output_dir(past, given, datetime.now(UTC))})["dir"]
     if member.is_main:
@@ -122,17 +125,17 @@ def _run_joined(invocation: Invocation, past: PastRun, member: Any) -> int:
 
 
 def _repeated(invocation: Invocation, past: PastRun, output_dir: str, rows: Sequence[Row], member: Any = None) -> int:
-    """Repeats the run in this process and prints whether the losses are equal.
+    """Repeats the run in the current process, and prints whether the losses of both runs are equal.
 
     Args:
-        invocation: the command.
-        past: the first run.
-        output_dir: the output folder of this run.
+        invocation: the parsed command line.
+        past: the run to repeat.
+        output_dir: the output folder of the repeated run.
         rows: the results of the verification, for JSON.
-        member: this process among others; None if it is the only one.
+        member: the current process as a `Peer` of several processes, or None if there is only one process.
 
     Returns:
-        The exit status of the run; 1 if it is 0 and the losses differ.
+        The exit status of the repeated run, or 1 if that is 0 and the losses differ.
     """
     plan = plan_run(rerun_project(past, rerun_meta(past), output_dir))
     plan = replace(plan, output_dir=output_dir, run_dir=run_folder_name(output_dir, past.config, plan.started))
@@ -167,7 +170,13 @@ def _verified(past: PastRun, output_dir: str, rows: Sequence[Row]) -> dict[str, 
 
 @contextmanager
 def _clean(*, kept: bool) -> Iterator[None]:
-    """Context manager that writes no compiled code next to the sources in the run folder, which is a record."""
+    """Context manager that keeps Python from writing compiled code next to the sources in a run folder.
+
+    The run folder is a record and must not change.
+
+    Args:
+        kept: True if the sources are not in the run folder, so that Python's setting is kept.
+    """
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = before or not kept
     try:

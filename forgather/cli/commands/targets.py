@@ -19,13 +19,13 @@ EXAMPLES = """example:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     add_set(parser)
     add_json(parser)
 
 
 def run(invocation: Invocation) -> int:
-    """Prints the targets and returns the exit status."""
+    """Runs the command: prints the targets, and returns the exit status."""
     project = invocation.open_project()
     display = Display(project.meta.project_dir, project.meta.workspace_root)
     targets = target_facts(project.graph)

@@ -1,4 +1,7 @@
-"""`fgcli tlist`: lists the templates that a project can extend and include; outside a project, those of the library."""
+"""`fgcli tlist`: lists the templates that a project can extend and include.
+
+Outside a project, the templates of the library are listed.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ EXAMPLES = """example:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     add_json(parser)
 
 
 def run(invocation: Invocation) -> int:
-    """Prints the templates and returns the exit status."""
+    """Runs the command: prints the templates, and returns the exit status."""
     meta = None
     if invocation.project_dir is not None or project_above(os.getcwd()) is not None:
         meta = load_meta(find_project(invocation.project_dir))

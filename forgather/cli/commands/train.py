@@ -1,4 +1,4 @@
-"""`fgcli train`: runs the target `main` of a config. Runs what the config names."""
+"""`fgcli train`: constructs the target `main` of a config and runs it, with all code that the config names."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     parser.add_argument("--dry-run", action="store_true", help="print what would run, and construct nothing")
     parser.add_argument(
         "--world-size",
@@ -121,7 +121,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(invocation: Invocation) -> int:
-    """Runs `main` in as many processes as are asked for, and returns the exit status of the run."""
+    """Runs the command: runs `main` in the requested number of processes, and returns the exit status of the run."""
     options = invocation.options
     if is_worker(os.environ) and not options.dry_run:
         return run_joined(partial(_run_joined, invocation))
@@ -178,7 +178,7 @@ def _restart_policy(plan: RunPlan, asked: ProcessRequest) -> RestartPolicy:
 
 
 def _run_joined(invocation: Invocation, member: Any) -> int:
-    """Runs `main` in this process, one of several that a launcher has started; only rank 0 writes and prints."""
+    """Runs `main` in the current process, which a launcher has started with others; only rank 0 writes and prints."""
     options = invocation.options
     project = invocation.open_project()
     # All processes render with the time of rank 0, or a template that prints the time would give different graphs.
@@ -209,12 +209,12 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
 
 
 def _with_resume_options(project: Project, invocation: Invocation) -> Project:
-    """Returns the project after `--resume`, `--allow-missing` and `--allow-changed` were applied to its trainer.
+    """Applies `--resume`, `--allow-missing` and `--allow-changed` to the trainer of a project; returns the project.
 
     Raises:
-        ProjectError: FG676, the trainer has no arguments for them, the config's own option names a checkpoint, too, or
-            the run does not resume.
-        CheckpointError: FG601, the checkpoint does not exist.
+        ProjectError: FG676 if the trainer has no arguments for these options, if an option of the config also names a
+            checkpoint, or if the run does not resume.
+        CheckpointError: FG601 if the checkpoint does not exist.
     """
     options = invocation.options
     allowed = {ALLOW_MISSING: options.allow_missing, ALLOW_CHANGED: options.allow_changed}
@@ -232,7 +232,7 @@ def _with_resume_options(project: Project, invocation: Invocation) -> Project:
 
 
 def _with_fault_tolerance(project: Project) -> Project:
-    """Returns the project after its `fault_tolerance` settings were applied to the arguments of its trainer."""
+    """Applies the `fault_tolerance` settings of a project to the arguments of the trainer; returns the project."""
     tolerance = fault_tolerance(project.graph)
     project.add_overrides(
         restart_assignments(project.graph, tolerance, resumes=resumes_after_restart(tolerance, os.environ))
@@ -264,16 +264,16 @@ def _print_what_accelerate_adds() -> None:
 
 
 def _run_main(plan: RunPlan, run_dir: str, command: Sequence[str], member: Any = None) -> Outcome:
-    """Runs `main`. The hint of an error that a run can resume from gets the command that resumes.
+    """Runs `main`. If the run can be resumed after an error, the command for this is added to the error's hint.
 
     Args:
-        plan: the run.
-        run_dir: the run's folder.
+        plan: the plan of the run.
+        run_dir: the run folder.
         command: the words of the command line.
-        member: this process among others; None if it is the only one.
+        member: the current process as a `Peer` of several processes, or None if there is only one process.
 
     Raises:
-        Exception: any error of the construction or of the run.
+        Exception: if the construction or the run fails; the exception is raised unchanged, except for the hint.
     """
 
     def built(_: object) -> None:
@@ -291,7 +291,7 @@ def _run_main(plan: RunPlan, run_dir: str, command: Sequence[str], member: Any =
 
 
 def _report_outcome(outcome: Outcome, plan: RunPlan, command: Sequence[str], *, as_json: bool) -> int:
-    """Prints the result of a run and returns its exit status."""
+    """Prints the result of a run, requeues its SLURM job if necessary, and returns the exit status of the run."""
     project = plan.project
     staying = checkpoint_to_resume(project, plan.output_dir) if outcome.nothing_trained else None
     _print_outcome(outcome, staying, as_json=as_json)
@@ -306,10 +306,10 @@ def _report_outcome(outcome: Outcome, plan: RunPlan, command: Sequence[str], *, 
 
 
 def _findings(project: Project) -> Sequence[Diagnostic]:
-    """Returns the findings of the check that the run does not report itself.
+    """Checks the config, and returns those findings that the run does not report later.
 
     Raises:
-        ProjectError: the config has errors, and the exception carries all of them.
+        ProjectError: if the config has errors; all errors are attached to the first one.
     """
     from forgather.project.check import REPORTED_BY_THE_RUN, check_project
 

@@ -1,4 +1,4 @@
-"""`fgcli trefs`: prints the templates that a config loaded, and why. Constructs nothing."""
+"""`fgcli trefs`: prints the templates that a config loads, and the reason for each. Constructs nothing."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ EXAMPLES = """example:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     add_json(parser)
     add_output(parser)
 
 
 def run(invocation: Invocation) -> int:
-    """Prints the tree and returns the exit status."""
+    """Runs the command: prints the tree of templates, and returns the exit status."""
     project = invocation.open_project()
     display = Display(project.meta.project_dir, project.meta.workspace_root)
     uses = project.rendered.templates

@@ -22,7 +22,7 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Adds the command-line arguments of this command to its parser."""
     parser.add_argument("words", nargs="*", metavar="DIR|PACKAGE", help="folder of code, or name of a package")
     parser.add_argument(
         "--env", action="append", default=[], metavar="NAME", help="environment variable; * matches any text"
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(invocation: Invocation) -> int:
-    """Changes or prints the list, and returns the exit status."""
+    """Runs the command: changes or prints the list of trusted code and variables, and returns the exit status."""
     options = invocation.options
     named = _named(options)
     kept = stored_trust()
