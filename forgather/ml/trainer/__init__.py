@@ -1,1 +1,1 @@
-"""The trainer: its arguments, its training loop, its data, its checkpoints, and the strategies' entry points."""
+"""The trainer: training arguments, training loop, data loading, checkpoints, and one trainer class per strategy."""

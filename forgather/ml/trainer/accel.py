@@ -1,7 +1,7 @@
 """`AccelTrainer`: data-parallel, FSDP2, tensor-parallel and DeepSpeed training over Accelerate.
 
-Takes what `Trainer` takes, with `AccelTrainingArguments`; gives the same run on several processes. The class only
-chooses a strategy; the arguments alone decide which one.
+`AccelTrainer` takes the same parameters as `Trainer`, with `AccelTrainingArguments` as `args`, and runs the same
+training on several processes. The class only chooses a strategy, and the arguments alone determine which one.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class AccelTrainer(Trainer):
     `args` is an `AccelTrainingArguments`; all other parameters are those of `Trainer`.
 
     Raises:
-        DistributedError: FG704 where the parallel sizes do not multiply to the number of processes, FG722 where the
-            state of Accelerate differs from what was requested, FG724 where its launcher requests another engine.
-        SettingError: FG723 for a setting of `accelerator_args` that is not supported.
+        DistributedError: FG704 if the product of the parallel sizes is not the number of processes; FG722 if
+            Accelerate's state differs from the requested one; FG724 if Accelerate's launcher requests another engine
+            than the arguments do.
+        SettingError: FG723 if a setting of `accelerator_args` is not supported.
     """
 
     args: AccelTrainingArguments
@@ -39,11 +40,11 @@ class AccelTrainer(Trainer):
     RULES = argument_checks.rules("accel_trainer", "forgather.ml:AccelTrainer")
 
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
-        """Returns the strategy of these arguments: DeepSpeed, FSDP2 (with or without tensor parallelism), or DDP.
+        """Returns the strategy that the arguments select: DeepSpeed, FSDP2 (with or without tensor parallelism) or DDP.
 
         Raises:
-            DistributedError: FG704 where the parallel sizes do not multiply to the number of processes.
-            SettingError: FG723 for conflicting settings.
+            DistributedError: FG704 if the product of the parallel sizes is not the number of processes.
+            SettingError: FG723 if settings contradict one another.
         """
         args = self.args
         settings = accelerator_settings(args.accelerator_args)
@@ -57,15 +58,15 @@ class AccelTrainer(Trainer):
 def with_group_settings(
     environment: DistributedEnvironment, settings: AcceleratorSettings, *, use_cpu: bool
 ) -> DistributedEnvironment:
-    """Returns the environment, updated with the process-group settings of `accelerator_args`.
+    """Returns the distributed environment, updated with the process-group settings of `accelerator_args`.
 
     Args:
-        environment: of this process.
-        settings: settings taken from `accelerator_args`.
+        environment: the distributed environment of the calling process.
+        settings: the settings that were read from `accelerator_args`.
         use_cpu: whether the run is forced onto the CPU.
 
     Raises:
-        SettingError: FG723 for a backend that contradicts the one of the environment.
+        SettingError: FG723 if the backend in `settings` contradicts the backend of the environment.
     """
     if settings.timeout_seconds is not None:
         environment = dataclasses.replace(environment, timeout_seconds=settings.timeout_seconds)
@@ -96,14 +97,15 @@ def with_group_settings(
 def ddp_settings(
     args: AccelTrainingArguments, handler: DistributedDataParallelKwargs | None = None
 ) -> DistributedDataParallelKwargs:
-    """Returns the settings of `DistributedDataParallel`, merged from the arguments and a kwargs handler.
+    """Returns the settings of `DistributedDataParallel`, from the training arguments and a kwargs handler.
 
     Args:
-        args: `ddp_*` settings; None leaves torch's default.
-        handler: of `accelerator_args.kwargs_handlers`; it is returned as it is where it is given.
+        args: the training arguments, whose `ddp_*` settings are read. A setting that is None leaves torch's default.
+        handler: the handler from `accelerator_args.kwargs_handlers`, or None. If a handler is given, it is returned
+            unchanged, and the arguments must not contradict it.
 
     Raises:
-        SettingError: FG723 for a setting that the handler and the arguments give different values.
+        SettingError: FG723 if the handler and the arguments give one setting different values.
     """
     given = {
         "find_unused_parameters": args.ddp_find_unused_parameters,

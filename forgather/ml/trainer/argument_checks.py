@@ -1,9 +1,9 @@
 """Checks of training arguments: names, values, and conflicts between settings.
 
-Takes settings as the user wrote them and the rules about them; gives settings under their current names, or a
-`SettingError`. No setting is dropped silently: an old name is translated with one warning, and a setting of
-transformers that this trainer lacks is refused by name, unless its value asks for the default behaviour. All trainers
-check arguments here and nowhere else.
+Input: the settings as the user wrote them, and the rules about these settings. Output: the settings under their
+current names, or a `SettingError`. No setting is dropped silently: a renamed setting is translated with one warning,
+and a setting of transformers that this trainer does not support is an error that names the setting, unless the setting
+has the default value of transformers. All trainers check arguments with this module only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FOLDER = Path(__file__).parents[1] / "rules"
 
 
 class SettingError(TrainingError, ValueError):
-    """An unknown training argument, or one with a value that is not allowed."""
+    """An error about a training argument: the name is unknown, or the value is not allowed."""
 
     code = "FG810"
 
@@ -38,25 +38,25 @@ TRANSFORMERS_DEFAULTS: dict[str, Any] = {
 
 
 def rules(file: str, constructor: str) -> Rules:
-    """Returns the rules about a constructor from a file of `forgather/ml/rules/`.
+    """Returns the rules about the arguments of one constructor, read from a file in `forgather/ml/rules/`.
 
     Args:
-        file: name of the JSON file, without its suffix.
-        constructor: the `"module:attr"` string that the rules are about.
+        file: the name of the JSON file, without the suffix.
+        constructor: the `"module:attr"` string of the constructor whose rules are returned.
     """
     return next(found for found in read_rules(str(_FOLDER / f"{file}.json")) if constructor in found.about)
 
 
 def current_names(known: Rules, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `given` with every setting under its current name.
+    """Returns the settings in `given`, each under its current name.
 
     Args:
-        known: the existing names, and the fate of renamed or removed ones.
-        given: settings as the user wrote them.
+        known: the rules, which list the current names and what became of renamed and removed settings.
+        given: the settings as the user wrote them.
 
     Raises:
-        SettingError: FG810 for an unknown name, FG811 for a setting that is not available here, FG812 for one setting
-            given under two names.
+        SettingError: FG810 if a name is unknown; FG811 if the trainer does not support a setting; FG812 if one setting
+            is given under two names.
     """
     # A setting that only transformers has is accepted with its default value: configs often spell defaults out.
     settings, found = known.names(given, TRANSFORMERS_DEFAULTS)
@@ -68,10 +68,10 @@ def current_names(known: Rules, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def raise_first_error(found: Iterable[Violation]) -> None:
-    """Raises the first violation that is an error; ignores warnings.
+    """Raises a `SettingError` for the first violation of severity "error"; ignores warnings.
 
     Raises:
-        SettingError: FG810 to FG814.
+        SettingError: FG810 to FG814, the code of that violation.
     """
     for breach in found:
         if breach.severity is Severity.ERROR:
@@ -82,9 +82,10 @@ def raise_first_error(found: Iterable[Violation]) -> None:
 
 @contextlib.contextmanager
 def errors_under_args(args: Any) -> Iterator[None]:
-    """Prefixes the argument name of an error with `args.`, as a caller of the trainer writes it.
+    """Context manager that prefixes the argument name of a raised error with `args.`.
 
-    A strategy reports errors by the name of a setting; a diagnostic is located by the path of the trainer's argument.
+    A strategy reports an error under the name of the setting. The trainer's caller gave the setting as `args.<name>`,
+    and the line of the config in which the error is shown is found by this longer name.
     """
     try:
         yield

@@ -1,8 +1,9 @@
 """`TrainingArguments`: every setting of a run, under transformers' names.
 
-Takes keyword arguments; gives a frozen record whose values are consistent with one another. Building one reads no
-device and starts no process group. The attributes and methods that transformers' logging callbacks read from arguments
-(`to_dict`, `to_sanitized_dict`, `process_index`, ...) exist. Defaults are those of transformers.
+`TrainingArguments` takes keyword arguments and is a frozen dataclass whose values do not contradict one another.
+Building an instance accesses no device and starts no process group. The class has the attributes and methods that
+transformers' logging callbacks use (`to_dict`, `to_sanitized_dict`, `process_index`, ...). The defaults are those of
+transformers.
 """
 
 from __future__ import annotations
@@ -27,88 +28,98 @@ from forgather.rules import Rules
 
 @dataclass(kw_only=True, frozen=True, init=False)
 class TrainingArguments:
-    """Settings of a run. Unknown names, wrong types and contradicting settings are refused.
+    """The settings of a training run. Unknown names, wrong types and contradicting settings are errors.
 
     Args:
-        output_dir: folder of the model and the `checkpoint-<step>` folders.
-        logging_dir: folder of the callbacks' metrics; a new `<output_dir>/runs/<utc time>-<n>` for each run by default.
-        run_name: name of the run in trackers; the output folder by default.
-        per_device_train_batch_size: rows of one micro-batch.
-        per_device_eval_batch_size: rows of one evaluation batch; metrics do not depend on it.
-        gradient_accumulation_steps: micro-batches of one optimizer step.
-        num_train_epochs: passes over the data; may be a fraction.
-        max_steps: optimizer steps; a positive value overrides `num_train_epochs`.
-        learning_rate: of the default optimizer, and of a factory that does not set its own.
-        weight_decay: of the default optimizer, and of a factory that does not set its own; biases and norms have none.
-        adam_beta1, adam_beta2, adam_epsilon: of the default optimizer, where it is AdamW.
-        optim: name of the default optimizer, which is used where a config gives no `optimizer_factory`.
-        lr_scheduler_type: name of a learning rate schedule of transformers.
-        lr_scheduler_kwargs: further arguments of the schedule.
-        warmup_steps: optimizer steps of warm-up; a value below 1 is a fraction of all steps.
-        max_grad_norm: gradients are clipped to this norm; 0 turns clipping off.
-        bad_step_policy: reaction to a step whose loss or gradient norm is not finite, or is a spike: "stop" ends the
-            run before the optimizer step, "skip" skips the optimizer step, "rewind" goes back to the last checkpoint
-            and skips the rows of the step.
-        spike_threshold: a gradient norm this many standard deviations above the mean of recent norms is a spike; None
-            turns spike detection off.
-        spike_window: number of recent norms that define a spike, and of recent steps over which `max_bad_steps` counts.
-        max_bad_steps: skipped steps that are allowed within `spike_window`; one more ends the run.
-        label_smoothing_factor: of the token loss of causal language models.
-        bf16: forward passes run under bfloat16 autocast (FSDP2 gathers weights in bfloat16 instead); the loss is
-            computed in float32.
-        tf32: allow TensorFloat-32 in float32 matrix products on CUDA; None leaves the setting of torch alone.
-        torch_compile: compile the model with `torch.compile`.
-        torch_compile_backend, torch_compile_mode: arguments of `torch.compile`; either one turns it on.
-        torch_compile_regions: compile the repeated blocks of the model instead of the whole model: equal blocks are
-            compiled once, and each can be sharded separately.
-        gradient_checkpointing: recompute activations in the backward pass.
-        gradient_checkpointing_kwargs: arguments of `torch.utils.checkpoint.checkpoint`, as `use_reentrant`.
+        output_dir: the folder for the final model and the `checkpoint-<step>` folders.
+        logging_dir: the folder to which callbacks write metrics; by default a new `<output_dir>/runs/<utc time>-<n>`
+            for each run.
+        run_name: the name of the run in trackers; `output_dir` by default.
+        per_device_train_batch_size: the number of rows of one micro-batch on one data-parallel rank.
+        per_device_eval_batch_size: the number of rows of one evaluation batch on one data-parallel rank; metrics do not
+            depend on this number.
+        gradient_accumulation_steps: the number of micro-batches of one optimizer step.
+        num_train_epochs: the number of passes over the training data; may be a fraction.
+        max_steps: the number of optimizer steps; a positive value overrides `num_train_epochs`.
+        learning_rate: the learning rate of the default optimizer, and of an `optimizer_factory` that does not set one.
+        weight_decay: the weight decay of the default optimizer, and of an `optimizer_factory` that does not set one.
+            The default optimizer does not apply it to biases and normalization weights.
+        adam_beta1, adam_beta2, adam_epsilon: the AdamW arguments of the default optimizer, if that is an AdamW.
+        optim: the name of the default optimizer, which is used if no `optimizer_factory` is given.
+        lr_scheduler_type: the name of a learning rate schedule of transformers.
+        lr_scheduler_kwargs: further arguments of the learning rate schedule.
+        warmup_steps: the number of warm-up steps; a value below 1 is a fraction of all optimizer steps.
+        max_grad_norm: the norm to which gradients are clipped; 0 turns clipping off.
+        bad_step_policy: the reaction to a step whose loss or gradient norm is not finite, or whose gradient norm is a
+            spike: "stop" ends the run before the optimizer step, "skip" skips the optimizer step, "rewind" returns to
+            the last checkpoint and skips the rows of the step.
+        spike_threshold: the number of standard deviations above the mean of recent gradient norms beyond which a norm
+            is a spike; None turns spike detection off.
+        spike_window: the number of recent gradient norms from which the mean and standard deviation are computed, and
+            the number of recent steps to which `max_bad_steps` applies.
+        max_bad_steps: the number of skipped steps that are allowed within `spike_window`; one more ends the run.
+        label_smoothing_factor: the label smoothing of the token loss of causal language models.
+        bf16: whether forward passes run under bfloat16 autocast (with FSDP2, weights are gathered in bfloat16 instead).
+            The loss is computed in float32.
+        tf32: whether float32 matrix products may use TensorFloat-32 on CUDA; None leaves torch's setting unchanged.
+        torch_compile: whether to compile the model with `torch.compile`.
+        torch_compile_backend, torch_compile_mode: the arguments of `torch.compile`. Setting either one turns
+            `torch_compile` on.
+        torch_compile_regions: whether to compile the repeated blocks of the model instead of the whole model. Equal
+            blocks are compiled once, and each block can be sharded separately.
+        gradient_checkpointing: whether to recompute activations in the backward pass.
+        gradient_checkpointing_kwargs: the arguments of `torch.utils.checkpoint.checkpoint`, such as `use_reentrant`.
         logging_strategy, eval_strategy, save_strategy: when to log, to evaluate and to save: "no", "steps" or "epoch"
             (`save_strategy` also "best").
-        logging_steps, eval_steps, save_steps: interval in optimizer steps; a value below 1 is a fraction of all steps.
-        logging_first_step: also log the first optimizer step.
-        eval_delay: epochs, or with `eval_strategy: steps` optimizer steps, before the first evaluation.
-        eval_on_start: evaluate once before the first optimizer step.
-        save_minutes: also save a checkpoint when this many minutes have passed since the last one.
-        save_on_best: also save a checkpoint when an evaluation is among the best `save_top_k`.
-        save_total_limit: number of checkpoints to keep; the best and the newest one are always kept.
-        save_top_k: number of best checkpoints to keep, by `metric_for_best_model`; without `save_total_limit`, only
-            they and the newest one are kept.
-        keep_every_n_steps: checkpoints at multiples of this step are never removed; `save_total_limit` does not count
-            them.
-        save_only_model: leave out the state that resuming needs.
-        async_save: write checkpoints in the background; training waits only until weights and optimizer state are
-            copied to host memory.
-        load_best_model_at_end: the model at the end is the best one by `metric_for_best_model`, not the last one.
-        metric_for_best_model: metric that compares models; the loss of the evaluation by default.
-        greater_is_better: whether a larger metric is better; by default, not for a metric whose name ends in "loss".
-        restore_callback_states_from_checkpoint: a resumed run takes the states of its callbacks from the checkpoint.
-        seed: of the model's weights and of everything random.
-        data_seed: of the shuffling, in place of `seed`.
-        use_cpu: train on the CPU where an accelerator is there.
-        dataloader_drop_last: leave out the last rows of an epoch where they do not fill a batch.
-        dataloader_num_workers: processes that read and collate rows; 0 reads them in the training process.
-        dataloader_pin_memory: collate into page-locked host memory where there is an accelerator.
-        dataloader_persistent_workers: workers live on from one epoch to the next.
-        dataloader_prefetch_factor: batches that each worker prepares in advance; the default of torch where None.
-        remove_unused_columns: drop columns of the data that the model's `forward` does not take.
-        train_sampling_strategy: "random" or "sequential".
-        resume_from_checkpoint: true or "auto" for the newest verified checkpoint, or a folder.
-        allow_missing: parts of that checkpoint that may be missing, and then start from the beginning: "optimizer",
-            "schedule", "data", "rng", "meter", "progress". Any other missing part is an error.
-        allow_changed: what may differ from when the checkpoint was written: "data" (rows), "tokenizer", "labels" (names
-            of classes), "model" (settings that its weights depend on). Any other such change is an error.
-        report_to: trackers of transformers ("tensorboard", "wandb", "mlflow", ...).
-        project: project of the run in trackers that have projects.
+        logging_steps, eval_steps, save_steps: the interval in optimizer steps; a value below 1 is a fraction of all
+            optimizer steps.
+        logging_first_step: whether the first optimizer step is also logged.
+        eval_delay: the number of epochs (with `eval_strategy: steps`, of optimizer steps) before the first evaluation.
+        eval_on_start: whether to evaluate once before the first optimizer step.
+        save_minutes: the number of minutes since the last checkpoint after which a further checkpoint is saved.
+        save_on_best: whether a checkpoint is also saved when an evaluation is among the best `save_top_k`.
+        save_total_limit: the number of checkpoints to keep; the best and the newest one are always kept.
+        save_top_k: the number of best checkpoints to keep, ranked by `metric_for_best_model`. Without
+            `save_total_limit`, only the best and the newest checkpoints are kept.
+        keep_every_n_steps: the interval in optimizer steps of checkpoints that are never removed and that
+            `save_total_limit` does not count.
+        save_only_model: whether checkpoints omit the training state, without which a run cannot resume.
+        async_save: whether checkpoints are written in the background. Training then waits only until weights and
+            optimizer state are copied to host memory.
+        load_best_model_at_end: whether the model at the end of the run is the best one by `metric_for_best_model`
+            instead of the last one.
+        metric_for_best_model: the name of the metric by which models are compared; the evaluation loss by default.
+        greater_is_better: whether a larger metric is better; by default true unless the name of the metric ends in
+            "loss".
+        restore_callback_states_from_checkpoint: whether a resumed run restores the states of its callbacks from the
+            checkpoint.
+        seed: the seed of the initial weights and of all other random numbers of the run.
+        data_seed: the seed of the shuffling of rows; `seed` by default.
+        use_cpu: whether to train on the CPU even if an accelerator is available.
+        dataloader_drop_last: whether to omit the last rows of an epoch if they do not fill a batch.
+        dataloader_num_workers: the number of processes that read and collate rows; with 0, the training process does.
+        dataloader_pin_memory: whether batches are copied to page-locked host memory if the run trains on CUDA.
+        dataloader_persistent_workers: whether worker processes are kept from one epoch to the next.
+        dataloader_prefetch_factor: the number of batches that each worker prepares in advance; None is torch's default.
+        remove_unused_columns: whether to drop columns of the data that are not arguments of the model's `forward`.
+        train_sampling_strategy: the order of the training rows: "random" or "sequential".
+        resume_from_checkpoint: the checkpoint to resume from: true or "auto" for the newest verified checkpoint, or a
+            folder.
+        allow_missing: the parts that may be missing from the checkpoint and are then initialized as at the start of a
+            run: "optimizer", "schedule", "data", "rng", "meter", "progress". Any other missing part is an error.
+        allow_changed: what may have changed since the checkpoint was written: "data" (rows), "tokenizer", "labels"
+            (names of classes), "model" (settings that the weights depend on). Any other such change is an error.
+        report_to: the trackers of transformers to report to ("tensorboard", "wandb", "mlflow", ...).
+        project: the project of the run, in trackers that have projects.
 
-    Allowed values and the rules between settings are data: `forgather/ml/rules/trainer.json`.
+    The allowed values, and the rules between settings, are stored in `forgather/ml/rules/trainer.json`.
 
     Raises:
-        SettingError: FG810 to FG814.
+        SettingError: FG810 to FG814 if a name or a value is not allowed, or if settings contradict one another.
     """
 
     RULES: ClassVar[Rules] = argument_checks.rules("trainer", "forgather.ml:TrainingArguments")
-    """Rules about these settings; `fgcli check` reads the same file."""
+    """The rules about the settings. `fgcli check` reads the rules from the same file."""
 
     output_dir: str = "trainer_output"
     # Excluded from comparison: the default holds the time, and two runs with equal settings must compare equal.
@@ -198,10 +209,10 @@ class TrainingArguments:
         argument_checks.raise_first_error(self.RULES.broken(whole, given))
 
     explicit = frozenset[str]()
-    """Names of the settings that the user gave."""
+    """The names of the settings that the user gave; all other settings have their defaults."""
 
     def _with_nested_settings(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Returns the settings, extended by those that are nested inside of others. Subclasses override it."""
+        """Returns the given settings, extended by settings that are nested in other ones. Subclasses override it."""
         return given
 
     def _derive(self) -> None:
@@ -227,57 +238,57 @@ class TrainingArguments:
 
     @property
     def schedule_follows_metric(self) -> bool:
-        """True for a schedule that is stepped after each evaluation instead of after each optimizer step."""
+        """True if the learning rate schedule is stepped after each evaluation, not after each optimizer step."""
         return self.lr_scheduler_type == "reduce_lr_on_plateau"
 
     @property
     def activation_checkpointing(self) -> bool:
-        """transformers' newer name for `gradient_checkpointing`."""
+        """The value of `gradient_checkpointing`, under the newer name that transformers uses."""
         return self.gradient_checkpointing
 
     @property
     def train_batch_size(self) -> int:
-        """Rows of one micro-batch."""
+        """The number of rows of one micro-batch on one data-parallel rank."""
         return self.per_device_train_batch_size
 
     @property
     def eval_batch_size(self) -> int:
-        """Rows of one evaluation batch."""
+        """The number of rows of one evaluation batch on one data-parallel rank."""
         return self.per_device_eval_batch_size
 
     @property
     def world_size(self) -> int:
-        """Number of processes."""
+        """The number of processes of the run."""
         return process_facts().world_size
 
     @property
     def process_index(self) -> int:
-        """Rank of this process among all processes."""
+        """The global rank of this process."""
         return process_facts().rank
 
     @property
     def local_process_index(self) -> int:
-        """Rank of this process among those of this machine."""
+        """The local rank of this process, among the processes on the same machine."""
         return process_facts().local_rank
 
     @property
     def local_rank(self) -> int:
-        """Rank of this process among those of this machine; -1 for a single process, as in transformers."""
+        """The local rank of this process; -1 if the run has a single process, as in transformers."""
         return process_facts().local_rank if self.world_size > 1 else -1
 
     @property
     def n_gpu(self) -> int:
-        """Number of accelerators that one process uses."""
+        """The number of accelerators that one process uses, which is always 1."""
         return 1
 
     @property
     def should_log(self) -> bool:
-        """True on the main process, which logs."""
+        """True on the main process, which is the only one that logs."""
         return self.process_index == 0
 
     @property
     def should_save(self) -> bool:
-        """True on the main process, which writes files."""
+        """True on the main process, which transformers' callbacks let write files."""
         return self.process_index == 0
 
     def get_process_log_level(self) -> int:
@@ -288,21 +299,21 @@ class TrainingArguments:
         """Returns the number of warm-up steps of a run.
 
         Args:
-            num_training_steps: optimizer steps of the whole run.
+            num_training_steps: the number of optimizer steps of the whole run.
         """
         if self.warmup_steps < 1:
             return math.ceil(num_training_steps * self.warmup_steps)
         return int(self.warmup_steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns every setting as plain data."""
+        """Returns all settings by name, with mappings converted to `dict`."""
         return {
             field.name: dict(value) if isinstance(value := getattr(self, field.name), Mapping) else value
             for field in dataclasses.fields(self)
         }
 
     def to_sanitized_dict(self) -> dict[str, Any]:
-        """Returns every setting as a number, a string or a bool, which is what trackers accept."""
+        """Returns all settings by name, as numbers, strings and bools, the types that trackers accept."""
         sizes = {"train_batch_size": self.train_batch_size, "eval_batch_size": self.eval_batch_size}
         plain = bool | int | float | str
         return {
@@ -310,11 +321,11 @@ class TrainingArguments:
         }
 
     def to_json_string(self) -> str:
-        """Returns every setting as JSON."""
+        """Returns all settings as a JSON object."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
     def replace(self, **settings: Any) -> Self:
-        """Returns a copy with new values for some settings; derived values are derived again."""
+        """Returns a copy in which some settings have new values, and defaults are derived from the new values."""
         given = {name: getattr(self, name) for name in self.explicit}
         return type(self)(**{**given, **argument_checks.current_names(self.RULES, settings)})
 
@@ -331,7 +342,10 @@ def _as_plain(value: Any) -> Any:
 
 
 def signature_of(arguments: type[TrainingArguments]) -> inspect.Signature:
-    """Returns the signature that tools show: every setting by name, and `**older_names` for renamed settings."""
+    """Returns the signature that `help()` and editors show for a class of training arguments.
+
+    The signature lists every setting by name, and `**older_names` for settings that were renamed.
+    """
     named = [
         inspect.Parameter(
             field.name,

@@ -1,9 +1,9 @@
-"""The rows of each micro-batch that belong to one data-parallel rank, and padding for missing rows.
+"""Batch sampler and collator for the rank-local rows of each micro-batch, and padding rows for short micro-batches.
 
-Takes a global micro-batch, whose order does not depend on the number of processes; gives the part of one data-parallel
-rank. Every row is computed by exactly one rank. A rank without rows gets one padding row that counts for nothing,
-because every rank must take part in the collectives. Where micro-batches must have one size (pipelines), padding rows
-have ignored labels.
+A global micro-batch is the rows of one micro-batch over all data-parallel ranks. The order of its rows does not depend
+on the number of processes, and every row is computed by exactly one data-parallel rank. A rank without rows gets one
+padding row, which is excluded from the loss and from all counts, because every rank must take part in the collectives.
+If all micro-batches must have the same size (pipelines), padding rows are appended whose labels are ignored.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Row = TypeVar("Row")
 
 
 class PreparedBatch(NamedTuple):
-    """A micro-batch for a strategy, with its counts; padding rows are not counted.
+    """A micro-batch in the form that a strategy takes, with the numbers of its rows and tokens.
 
     Args:
-        batch: with shifted labels, padded to the fixed size where there is one.
-        num_rows: rows that count.
-        num_tokens: input tokens of these rows.
+        batch: the micro-batch, with shifted labels. If micro-batches have a fixed size, it is padded to this size.
+        num_rows: the number of rows without padding rows.
+        num_tokens: the number of input tokens in these rows.
     """
 
     batch: Any
@@ -44,9 +44,9 @@ class RankShare:
     """The slice of each global micro-batch that one data-parallel rank computes.
 
     Args:
-        rows: rows of one micro-batch on one rank.
-        rank: data-parallel rank.
-        size: number of data-parallel ranks.
+        rows: the number of rows of one micro-batch on one data-parallel rank.
+        rank: the data-parallel rank.
+        size: the number of data-parallel ranks.
         fixed: whether every micro-batch must have exactly `rows` rows.
 
     Example:
@@ -61,37 +61,40 @@ class RankShare:
 
     @classmethod
     def for_topology(cls, topology: Topology, rows: int) -> RankShare:
-        """Returns the share of a process.
+        """Returns the share of the process that a topology describes.
 
         Args:
-            topology: gives the data-parallel rank and size; a pipeline needs micro-batches of a fixed size.
-            rows: rows of one micro-batch on one data-parallel rank.
+            topology: the topology of the process, from which the data-parallel rank, the number of data-parallel ranks
+                and whether micro-batches have a fixed size are read.
+            rows: the number of rows of one micro-batch on one data-parallel rank.
         """
         return cls(rows, topology.dp_rank, topology.dp_size, topology.fixed_rows)
 
     @property
     def all_rows(self) -> int:
-        """Rows of one global micro-batch, over all data-parallel ranks."""
+        """The number of rows of one global micro-batch, over all data-parallel ranks."""
         return self.rows * self.size
 
     @property
     def facts(self) -> dict[str, int]:
-        """Batch rows, rank and number of ranks, as plain numbers for a checkpoint."""
+        """The fields `rows`, `rank` and `size` by name, as a checkpoint stores them."""
         return {"rows": self.rows, "rank": self.rank, "size": self.size}
 
     def local_rows(self, rows: Sequence[Row]) -> list[Row]:
-        """Returns the rank-local rows of a global micro-batch; empty where the last micro-batch is too short."""
+        """Returns the rank-local rows of a global micro-batch; an empty list if a short one has none for this rank."""
         return list(rows[self.rank * self.rows : (self.rank + 1) * self.rows])
 
     def prepare(self, batch: Any, rule: LossRule) -> PreparedBatch:
-        """Returns a batch for the strategy: labels shifted, and padded where the size is fixed.
+        """Returns a micro-batch in the form that a strategy takes: labels are shifted, and a short batch is padded.
+
+        Padding rows are added only if micro-batches have a fixed size.
 
         Args:
-            batch: collated rows of this rank.
-            rule: shifts and ignores labels.
+            batch: the collated rows of this rank.
+            rule: the loss rule, which determines how labels are shifted and which label value is ignored.
 
         Raises:
-            TrainingError: FG852 for a short batch whose padding cannot be ignored by the loss.
+            TrainingError: FG852 if the batch is short and the loss cannot ignore padding rows.
         """
         # Counted before padding: throughput and the loss must not see rows that were added.
         kept, tokens = num_rows(batch), num_tokens(batch)
@@ -109,7 +112,7 @@ class RankCollator:
         self.share = share
 
     def __call__(self, rows: list[Any]) -> Any:
-        """Returns the rank-local micro-batch; a `PaddingBatch` where this rank has no rows."""
+        """Returns the rank-local micro-batch of a global one; a `PaddingBatch` if this rank has no rows."""
         own = self.share.local_rows(rows)
         # Without own rows, a row of another rank: the batch must have the shapes and keys of a real one, because the
         # rank takes part in the collectives of the forward pass.
@@ -117,14 +120,15 @@ class RankCollator:
 
 
 def pad_rows(batch: Any, rows: int) -> Any:
-    """Returns a batch of `rows` rows; the first row is repeated at the end.
+    """Returns the batch, padded to `rows` rows by appending copies of its first row.
 
     Args:
-        batch: a tensor, or a mapping or sequence of tensors.
-        rows: rows of the result.
+        batch: the batch: a tensor, or a mapping or sequence of tensors.
+        rows: the number of rows of the result.
 
     Shapes:
-        Tensors whose first dimension is the number of rows grow to (`rows`, ...); other items stay as they are.
+        A tensor whose first dimension is the number of rows of the batch becomes (`rows`, ...). Other items do not
+        change.
     """
     present = num_rows(batch)
 
@@ -142,18 +146,18 @@ def pad_rows(batch: Any, rows: int) -> Any:
 
 
 def ignore_padding_labels(batch: Any, rule: LossRule, kept: int) -> Any:
-    """Returns a batch in which only the first `kept` rows have labels; all others are set to the ignore index.
+    """Returns the batch with the labels of all rows after the first `kept` ones set to the ignore index.
 
     Args:
-        batch: with labels, shifted or not.
-        rule: names the ignore index.
-        kept: rows that count.
+        batch: a batch with labels, which may be shifted already.
+        rule: the loss rule, whose `ignore_index` is used.
+        kept: the number of rows at the beginning of the batch that are not padding.
 
     Shapes:
-        labels: (B, ...) of integers, B rows; only their values change.
+        labels: (B, ...) of integers, B rows. The result has the same shapes.
 
     Raises:
-        TrainingError: FG852 where labels are missing or floating point, or the loss has no ignore index.
+        TrainingError: FG852 if labels are missing or floating point, or if the loss has no ignore index.
     """
     labels = batch.get(SHIFTED, labels_of(batch)) if isinstance(batch, Mapping) else labels_of(batch)
     if labels is None or labels.is_floating_point() or rule.ignore_index is None:
@@ -170,8 +174,8 @@ def cannot_pad(present: int, needed: int) -> TrainingError:
     """Returns the FG852 error for a short micro-batch that cannot be padded.
 
     Args:
-        present: rows that the micro-batch has.
-        needed: rows that it must have.
+        present: the number of rows of the micro-batch.
+        needed: the number of rows that every micro-batch must have.
     """
     return TrainingError(
         f"the last micro-batch has {present} of {needed} rows; each one must have {needed} here, and this loss cannot "
@@ -183,15 +187,15 @@ def cannot_pad(present: int, needed: int) -> TrainingError:
 
 
 class RankBatchSampler(Sampler[list[int]]):
-    """A batch sampler: the rank-local rows of each micro-batch of one epoch, from any row on.
+    """A batch sampler that yields the rank-local row numbers of each micro-batch of one epoch, starting at any row.
 
     Args:
-        num_rows: rows of the data set.
-        share: the slice of a micro-batch that this process computes.
-        order: seed of the shuffling; None keeps the order of the data set.
-        drop_last: leave out an incomplete last micro-batch.
-        carry_seeds: attach a seed to each micro-batch, from which its data set and collator draw random numbers, see
-            `SeededDataset`.
+        num_rows: the number of rows of the data set.
+        share: the slice of each global micro-batch that this process computes.
+        order: the seed of the shuffling; None keeps the order of the data set.
+        drop_last: whether to omit an incomplete last micro-batch.
+        carry_seeds: whether to attach a seed to each micro-batch, from which the data set and the collator draw random
+            numbers, see `SeededDataset`.
     """
 
     def __init__(
@@ -205,12 +209,12 @@ class RankBatchSampler(Sampler[list[int]]):
         self.set_position()
 
     def set_position(self, *, seed: int = 0, epoch: int = 0, start: int = 0) -> None:
-        """Sets where the next iteration begins.
+        """Sets the position at which the next iteration begins.
 
         Args:
-            seed: base seed of the random numbers that rows draw.
-            epoch: whose order is used.
-            start: rows of all processes to skip.
+            seed: the base seed of the random numbers that are drawn while rows are read.
+            epoch: the number of the epoch, which determines the order of the rows.
+            start: the number of rows to skip, counted over all data-parallel ranks.
         """
         self.seed = seed
         self.epoch = epoch
@@ -220,7 +224,7 @@ class RankBatchSampler(Sampler[list[int]]):
         return self.batches_left(0)
 
     def batches_left(self, start: int) -> int:
-        """Returns the number of micro-batches after the first `start` rows."""
+        """Returns the number of micro-batches of the epoch that follow the first `start` rows."""
         whole, rest = divmod(self.num_rows - start, self.share.all_rows)
         return whole if self.drop_last else whole + bool(rest)
 
@@ -237,9 +241,9 @@ class RankBatchSampler(Sampler[list[int]]):
             yield SeededRows(own, seed_of(self.seed, self.epoch, first, replica)) if self.carry_seeds else own
 
     def is_empty(self, first: int) -> bool:
-        """Returns whether this process has no row of the micro-batch that begins at row `first`.
+        """Returns whether this rank has no rows in the global micro-batch that begins at row `first`.
 
-        It then reads a row of another rank, as padding.
+        A rank without rows reads a row of another rank as padding.
         """
         return self.num_rows <= first + self.share.rank * self.share.rows
 
@@ -250,11 +254,11 @@ class RankBatchSampler(Sampler[list[int]]):
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """Returns the seed of an epoch; pairs of seed and epoch in practical ranges give different seeds.
+    """Returns the seed of one epoch. Different pairs of seed and epoch, in practical ranges, give different seeds.
 
     Args:
-        seed: of the shuffling.
-        epoch: number of the epoch.
+        seed: the seed of the shuffling.
+        epoch: the number of the epoch.
     """
     # `seed + epoch` would give (1, 2) and (2, 1) the same order; odd 64-bit constants keep the pairs apart.
     return (seed * 0x9E3779B97F4A7C15 + epoch * 0xD1B54A32D192ED03 + 1) % (2**63)

@@ -1,8 +1,7 @@
-"""The training state of a checkpoint, by part, and what a run does without one of them.
+"""Reads the training state of a checkpoint by part (optimizer, schedule, data, ...), and checks each part.
 
-Takes a checkpoint folder and the parts that may be missing; gives the parts that are there. A missing part is an error
-that names it, unless it is allowed to be missing; then one warning says what starts from the beginning. A part that has
-another form than a run writes is an FG675 error.
+A missing part is an error that names the part, unless the user allowed it to be missing. In that case a warning states
+what the run does without the part. A part that does not have the form in which a run writes it is an FG675 error.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ EFFECTS_OF_MISSING = {
     METER: "the mean loss starts at this step",
     PROGRESS: "the log and the best metric start empty",
 }
-"""Each part, and what a run does without it."""
+"""The parts of the training state, each with what a resumed run does if the part is missing."""
 
 
 # Checkpoints are untrusted input. 2**53 is the largest count that a float holds exactly; no run reaches it.
@@ -37,10 +36,10 @@ _MOST_OF_ALL = 1e300
 
 
 class AllowedMissing:
-    """The checkpoint files that a run can do without, as a container of file names.
+    """A container of the names of checkpoint files that may be missing.
 
     Args:
-        allowed: parts that may be missing; a file is contained if everything in it is allowed.
+        allowed: the parts that may be missing. A file may be missing if all parts that it stores may be missing.
     """
 
     def __init__(self, allowed: Iterable[str]) -> None:
@@ -52,11 +51,11 @@ class AllowedMissing:
 
 
 def with_missing_hint(error: CheckpointError, allowed: Collection[str]) -> CheckpointError:
-    """Returns the error for a missing file, with a hint that names the `--allow-missing` option.
+    """Returns the error; if it reports a missing file, with a hint that names the `--allow-missing` option.
 
     Args:
-        error: raised while the checkpoint was verified.
-        allowed: parts that may be missing already.
+        error: the error that was raised while the checkpoint was verified.
+        allowed: the parts that the user already allowed to be missing.
     """
     # Only a missing file: a changed one may be the sign of a damaged disk, and no option accepts it.
     parts = parts_in(str(error.found)) if error.code == "FG604" and error.found else ()
@@ -66,15 +65,16 @@ def with_missing_hint(error: CheckpointError, allowed: Collection[str]) -> Check
 
 
 def read_parts(folder: Path, present: Collection[str], allowed: Collection[str]) -> dict[str, Any]:
-    """Returns the training state of a checkpoint, by part, without the parts that are allowed to be missing.
+    """Returns the training state of a checkpoint, by part; warns about missing parts that are allowed to be missing.
 
     Args:
-        folder: of a verified checkpoint.
-        present: parts that other files of the checkpoint hold.
-        allowed: parts that may be missing.
+        folder: the folder of a verified checkpoint.
+        present: the parts that are stored in other files of the checkpoint.
+        allowed: the parts that may be missing.
 
     Raises:
-        CheckpointError: FG608, naming every missing part that is required; FG611 for a file that cannot be read.
+        CheckpointError: FG608 if required parts are missing (the message names all of them); FG611 if a file cannot be
+            read.
     """
     listed = read_manifest(folder).files
     files = [f"{TRAINING_STATE}.json", f"{TRAINING_STATE}.safetensors"]
@@ -106,14 +106,14 @@ def _option_value(parts: Collection[str], allowed: Collection[str]) -> str:
 
 
 def checked_numbers(state: Mapping[str, Any], *, whole: bool = False) -> Mapping[str, Any]:
-    """Returns a part whose values must all be finite numbers.
+    """Returns a part of the training state unchanged, after a check that all its values are finite numbers.
 
     Args:
-        state: values by name.
-        whole: require non-negative integers below 2**53.
+        state: the values of the part, by name.
+        whole: whether all values must be non-negative integers below 2**53.
 
     Raises:
-        ValueError: a value is not such a number.
+        ValueError: if a value is not such a number.
     """
     for name, value in state.items():
         # `type(...) is int`: JSON's `true` is an instance of int, and would count as 1.
@@ -129,10 +129,10 @@ def _is_finite(value: Any) -> bool:
 
 
 def checked_strings(state: Any) -> list[str]:
-    """Returns a part that must be a list of strings.
+    """Returns a part of the training state unchanged, after a check that it is a list of strings.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: if the part is not a list of strings.
     """
     if not isinstance(state, list) or not all(isinstance(word, str) for word in state):
         raise TypeError(f"it is {state!r:.40}")
@@ -140,14 +140,14 @@ def checked_strings(state: Any) -> list[str]:
 
 
 def schedule_state(schedule: Any, state: Any) -> dict[str, Any]:
-    """Returns the state of a learning rate schedule, after a check that it sets only data attributes.
+    """Returns the state of a learning rate schedule unchanged, after a check that it sets only data attributes.
 
     Args:
-        schedule: that the state will be loaded into.
-        state: as it was read.
+        schedule: the learning rate schedule into which the state will be loaded.
+        state: the state as it was read from the checkpoint.
 
     Raises:
-        TypeError: it is not a mapping, or one of its keys is the name of a method.
+        TypeError: if the state is not a mapping, or if one of its keys is the name of a method.
     """
     if not isinstance(state, dict):
         raise TypeError(f"it is a {type(state).__name__}")
@@ -164,14 +164,14 @@ def _enumerated(parts: list[str]) -> str:
 
 @contextmanager
 def restoring(part: str, folder: Path) -> Iterator[None]:
-    """Converts errors of its body into one that names the part and the checkpoint.
+    """Context manager that converts errors of its body into one error that names the part and the checkpoint.
 
     Args:
-        part: what the body restores.
-        folder: of the checkpoint.
+        part: the name of the part that the body restores.
+        folder: the folder of the checkpoint.
 
     Raises:
-        CheckpointError: FG675.
+        CheckpointError: FG675 if the body raises any error other than a `ForgatherError`.
     """
     try:
         yield

@@ -1,8 +1,8 @@
 """Writes the checkpoints of a run, in the foreground or in the background, and estimates the disk space they need.
 
-Takes a `Snapshot` on every process; gives a complete folder. Every process calls each method and writes its part. The
-main process creates the folder and gives it its final name after every file was written and synced. A failure on one
-process fails all of them and leaves no folder. Checkpoints of another run are never removed.
+Every process calls the writer with its own `Snapshot` and writes its own files into one folder. The main process
+creates the folder under a temporary name and renames it after all files were written and synced. If one process fails,
+the save fails on all processes and the folder is removed. Checkpoints of other runs are never removed.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from forgather.ml.trainer.snapshot import Snapshot
 
 
 def retention_of(args: TrainingArguments) -> Retention:
-    """Returns the rules by which checkpoints of a run are kept.
+    """Returns the rules that determine which checkpoints of a run are kept.
 
-    `save_top_k` without `save_total_limit` keeps the best ones and the newest one, not all of them.
+    With `save_top_k` and without `save_total_limit`, only the best checkpoints and the newest one are kept.
     """
     last = 1 if args.save_total_limit is None and args.save_top_k is not None else args.save_total_limit
     return Retention(last=last, best=args.save_top_k or 1, every=args.keep_every_n_steps)
 
 
 class CheckpointWriter:
-    """Writes checkpoints of one run into a folder, and removes those that are no longer needed.
+    """Writes the checkpoints of one run, and removes those that are no longer needed.
 
     Args:
-        output_dir: folder of the `checkpoint-<step>` folders.
-        storage: does the file operations.
-        retention: which checkpoints are kept.
-        max_steps: optimizer steps of the whole run.
+        output_dir: the folder that contains the `checkpoint-<step>` folders.
+        storage: the object through which files are written and removed.
+        retention: the rules that determine which checkpoints are kept.
+        max_steps: the number of optimizer steps of the whole run.
         facts: further entries of each manifest, see `Manifest`.
     """
 
@@ -70,16 +70,17 @@ class CheckpointWriter:
         self._facts = dict(facts)
 
     def write(self, snapshot: Snapshot, *, ranked: Sequence[int] = ()) -> Path:
-        """Writes a checkpoint, removes surplus ones, and returns the folder of the new one.
+        """Writes a checkpoint, removes checkpoints that are no longer needed, and returns the folder of the new one.
 
-        Every process calls it. Collective: it waits for all of them.
+        Collective: every process must call it, and it waits for all processes.
 
         Args:
-            snapshot: of this process.
-            ranked: steps that were evaluated, best first.
+            snapshot: the snapshot of the calling process.
+            ranked: the steps that were evaluated, best first.
 
         Raises:
-            CheckpointError: FG609, on every process, where the disk refuses; earlier checkpoints are unchanged.
+            CheckpointError: FG609, on every process, if one process cannot write a file. Earlier checkpoints do not
+                change.
         """
         folder = collectives.run_on_main(functools.partial(self._begin, snapshot.step))
         draft = Draft(self.storage, folder)
@@ -113,16 +114,16 @@ class CheckpointWriter:
 
 
 class Staging:
-    """Host buffers for snapshots, by file and key, which are reused by later snapshots."""
+    """Host memory buffers into which snapshots are copied; later snapshots reuse the buffers."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, str], Tensor] = {}
 
     def copy(self, snapshot: Snapshot) -> Snapshot:
-        """Returns the snapshot with its tensors copied to host memory; waits until all copies are complete.
+        """Returns the snapshot with all its tensors copied to host memory, after all copies are complete.
 
         Units:
-            Host memory: the bytes of all tensors of the snapshot, kept until the next call.
+            Host memory: the bytes of all tensors of the snapshot, which stay allocated until the next call.
         """
         held = {(file, key): tensor for file, tensors in snapshot.tensors.items() for key, tensor in tensors.items()}
         # Buffers are kept between saves: allocating page-locked memory takes longer than filling it.
@@ -161,13 +162,13 @@ class BackgroundWriter:
         self._has_waited = False
 
     def write(self, snapshot: Snapshot, write: Callable[[Snapshot], None]) -> None:
-        """Starts to write a checkpoint, after the tensors are copied to host memory.
+        """Copies the tensors of a snapshot to host memory, and starts to write the checkpoint in the background.
 
         The previous checkpoint must be complete, see `is_finished`.
 
         Args:
-            snapshot: of this process.
-            write: writes it, together with the other processes.
+            snapshot: the snapshot of the calling process.
+            write: a function that writes a snapshot; it is called in the background thread and is collective.
         """
         copy = self._staging.copy(snapshot)
         self._pending = _WriteThread(snapshot.step, functools.partial(self._write, write, copy))
@@ -177,15 +178,17 @@ class BackgroundWriter:
             write(snapshot)
 
     def is_finished(self, *, wait: bool) -> bool:
-        """Returns whether the checkpoint is complete; the answer is the same on every process.
+        """Returns whether a checkpoint was completed since the last call; every process gets the same answer.
 
-        Collective: every process calls it after the same steps.
+        False if the checkpoint is still being written, and if no checkpoint was started.
+
+        Collective: every process must call it after the same training steps.
 
         Args:
-            wait: wait until it is complete.
+            wait: whether to wait until the checkpoint is complete.
 
         Raises:
-            CheckpointError: it failed, see `CheckpointWriter.write`.
+            CheckpointError: if the checkpoint could not be written, see `CheckpointWriter.write`.
         """
         thread = self._pending
         if thread is None:
@@ -210,10 +213,10 @@ class BackgroundWriter:
         return True
 
     def wait_alone(self) -> None:
-        """Waits for the checkpoint that is being written, without asking other processes.
+        """Waits until the checkpoint that is being written is complete. Not collective.
 
         Raises:
-            CheckpointError: it failed.
+            CheckpointError: if the checkpoint could not be written.
         """
         thread, self._pending = self._pending, None
         if thread is not None:
@@ -221,7 +224,7 @@ class BackgroundWriter:
 
 
 class _WriteThread:
-    """A thread that writes one checkpoint."""
+    """A background thread that writes one checkpoint, starting at construction."""
 
     def __init__(self, step: int, write: Callable[[], None]) -> None:
         self.step = step
@@ -255,13 +258,13 @@ class _WriteThread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceNeeded:
-    """Bytes and steps of the checkpoints that a run will write.
+    """The sizes and steps of the checkpoints that a run will write, from which the needed disk space follows.
 
     Args:
-        checkpoint: size of one checkpoint.
-        model: size of the model alone, which is written at the end.
-        steps: steps at which checkpoints are written.
-        present: steps of existing checkpoints of the same run, in the order of writing.
+        checkpoint: the size of one checkpoint.
+        model: the size of the model alone, which is written at the end of the run.
+        steps: the steps at which checkpoints will be written.
+        present: the steps of existing checkpoints of the same run, in the order in which they were written.
 
     Units:
         Sizes are in bytes.
@@ -273,7 +276,7 @@ class SpaceNeeded:
     present: Sequence[int] = ()
 
     def num_checkpoints(self, retention: Retention) -> tuple[int, int]:
-        """Returns the number of additional checkpoints at the peak, and at the end of the run."""
+        """Returns how many checkpoints more than now exist at the peak, and at the end of the run."""
         if retention.last is None:  # nothing is removed, so the loop below, slow for many saves, is not needed
             earlier = {*self.present, *self.steps[:-1]}
             return len(earlier) + 1 - len(self.present), len(earlier | {*self.steps[-1:]}) - len(self.present)
@@ -289,22 +292,22 @@ class SpaceNeeded:
         return max(most - len(self.present), 1), max(len(existing) - len(self.present), 0)
 
     def bytes(self, retention: Retention) -> int:
-        """Returns the bytes that must be free before the run."""
+        """Returns the number of bytes of disk space that must be free before the run."""
         most, last = self.num_checkpoints(retention)
         return max(most * self.checkpoint, last * self.checkpoint + self.model)
 
 
 def refuse_lack_of_space(need: SpaceNeeded, retention: Retention, folder: Path, free: int | None) -> None:
-    """Raises if the free disk space is smaller than what the run will write.
+    """Raises an error if the free disk space is smaller than the space that the checkpoints of the run need.
 
     Args:
-        need: what the run will write.
-        retention: which checkpoints are kept.
-        folder: named in the message.
-        free: free bytes; None if unknown.
+        need: the sizes and steps of the checkpoints that the run will write.
+        retention: the rules that determine which checkpoints are kept.
+        folder: the folder that the message names.
+        free: the number of free bytes; None if it is unknown.
 
     Raises:
-        CheckpointError: FG630.
+        CheckpointError: FG630 if the free space is too small.
     """
     needed = need.bytes(retention)
     if free is None or not need.steps or needed <= free:
@@ -318,7 +321,10 @@ def refuse_lack_of_space(need: SpaceNeeded, retention: Retention, folder: Path, 
 
 
 def _files(need: SpaceNeeded, retention: Retention) -> str:
-    """Returns the largest set of files in words: checkpoints only, or fewer checkpoints and the model at the end."""
+    """Returns a description of the files that need the most space at one time.
+
+    These are either the checkpoints at the peak, or the checkpoints at the end together with the final model.
+    """
     most, last = need.num_checkpoints(retention)
     ends_with_most = need.bytes(retention) > most * need.checkpoint
     count = last if ends_with_most else most
@@ -347,14 +353,14 @@ def _make_room(need: SpaceNeeded, retention: Retention, free: int) -> str:
 
 
 def planned_steps(args: TrainingArguments, state: TrainerState, updates_per_epoch: int | None) -> list[int]:
-    """Returns the steps at which checkpoints are certain to be written.
+    """Returns the optimizer steps at which checkpoints are certain to be written.
 
-    Saves by minutes or by a metric are not known in advance and are left out.
+    Saves that depend on elapsed time or on a metric are not known in advance and are not included.
 
     Args:
-        args: save settings.
-        state: current and last step.
-        updates_per_epoch: optimizer steps per epoch; None if unknown.
+        args: the training arguments, whose save settings are read.
+        state: the trainer state, whose current and last step are read.
+        updates_per_epoch: the number of optimizer steps per epoch; None if it is unknown.
     """
     first, last = state.global_step + 1, state.max_steps
     if args.save_strategy == "no" or first > last:

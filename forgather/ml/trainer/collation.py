@@ -1,8 +1,8 @@
-"""Collators and data sets that fit a model's inputs.
+"""Adapts a data set and its collator to the inputs of a model.
 
-Takes a model, a data set and optionally a collator; gives the data set without columns that the model does not name,
-and the collator. With `remove_unused_columns: false` all columns stay for the user's collator. Labels of the rows are
-never overwritten. Packed rows for a model that would mix their documents give a warning.
+Columns that are not arguments of the model's `forward` are removed, unless `remove_unused_columns` is false. A collator
+that would overwrite the labels of the rows is refused. A warning is given if rows contain several documents and the
+model's attention would cross document boundaries.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Collate = Callable[[list[Any]], Any]
 
 
 def default_collate(processing_class: Any) -> Collate:
-    """Returns the default collator: padding where there is a tokenizer, else stacking.
+    """Returns the default collator, which pads rows if there is a tokenizer, and otherwise stacks them.
 
     Args:
-        processing_class: a tokenizer or processor; None for none.
+        processing_class: a tokenizer or processor, or None.
     """
     pads = callable(getattr(processing_class, "pad", None))
     # `DataCollatorWithPadding` pads no labels of tokens; `PaddingCollator` does.
@@ -55,14 +55,15 @@ def default_collate(processing_class: Any) -> Collate:
 def inputs_for_model(
     model: nn.Module, dataset: Any, collate: Collate, *, narrows: bool, own_collator: bool
 ) -> tuple[Any, Collate]:
-    """Returns a data set and its collator in the form that the model needs.
+    """Returns the data set and the collator, changed so that they give the inputs that the model takes.
 
     Args:
         model: the model to train.
-        dataset: rows.
-        collate: makes a micro-batch of rows.
-        narrows: leave out the columns that the model does not name.
-        own_collator: the user gave the collator; it gets all columns of a data set that cannot be narrowed itself.
+        dataset: the data set.
+        collate: the collator, a function from a list of rows to a micro-batch.
+        narrows: whether to remove columns that are not arguments of the model's `forward`.
+        own_collator: whether the user gave the collator. A user's collator gets all columns of a data set whose columns
+            cannot be selected.
     """
     warn_mixed_rows(model, dataset)
     collate = protecting_rows(collate, model)
@@ -76,9 +77,10 @@ def inputs_for_model(
 
 
 def known_columns(model: nn.Module) -> frozenset[str] | None:
-    """Returns the argument names of a model's forward, and the names of labels; None for a model that names none.
+    """Returns the argument names of a model's `forward`, and the usual column names of labels.
 
-    A wrapper that passes on further inputs by `**`, as peft's, also knows the names of the model that it wraps.
+    None if `forward` has no named arguments. If the model is a wrapper whose `forward` takes `**kwargs` (as peft's),
+    the argument names of the wrapped model are included.
     """
     named = [name for one in (model, *_wrapped(model)) for name in _named(one)]
     # Labels are added in any case: a `loss_fn` needs them, also where `forward` does not take them.
@@ -99,13 +101,13 @@ def _wrapped(model: nn.Module) -> list[nn.Module]:
 
 
 def warn_mixed_rows(model: nn.Module, dataset: Any) -> None:
-    """Warns if rows of a data set hold several documents and the model's attention would mix them.
+    """Warns if rows contain several documents and the model's attention would cross the document boundaries.
 
-    Reads at most 64 rows. Batches of a stream, or of a collator that packs, are checked by `ModelInputs.prepared`.
+    Reads at most 64 rows. `ModelInputs.prepared` checks the batches of streams and of collators that pack documents.
 
     Args:
-        model: the model to train; its attention decides whether documents are mixed.
-        dataset: rows, packed if they have `position_ids`.
+        model: the model to train, whose attention implementation determines whether attention crosses boundaries.
+        dataset: the data set; document boundaries are found from the column `position_ids`.
     """
     if (reason := why_mixed(model)) is not None and any_packed(_first_positions(dataset)):
         warn_mixed(model, reason)
@@ -123,7 +125,7 @@ def _first_positions(dataset: Any) -> list[Any]:
 
 
 def has_new_boundaries(dataset: Any) -> bool:
-    """Returns whether rows have the document boundaries that `tokenize` writes; earlier releases wrote none."""
+    """Returns whether the rows have the document boundaries that `tokenize` writes; earlier releases wrote none."""
     names = {*(getattr(dataset, "column_names", None) or ())}
     if not {"input_ids", "labels"} <= names <= {"input_ids", "labels", "position_ids"} or not len(dataset):
         return False
@@ -131,11 +133,13 @@ def has_new_boundaries(dataset: Any) -> bool:
 
 
 def without_unused_columns(dataset: Any, known: frozenset[str] | None) -> Any:
-    """Returns a data set of `datasets` without the columns that the model does not name; any other as it is.
+    """Returns a `datasets` data set without the columns that the model does not take.
+
+    A data set of another library, whose columns cannot be selected, is returned unchanged.
 
     Args:
-        dataset: rows.
-        known: names that the model takes; None keeps all columns.
+        dataset: the data set.
+        known: the names of the columns that the model takes; None keeps all columns.
     """
     names = getattr(dataset, "column_names", None)
     if known is None or not isinstance(names, list) or not hasattr(dataset, "select_columns"):
@@ -146,7 +150,7 @@ def without_unused_columns(dataset: Any, known: frozenset[str] | None) -> Any:
 
 
 class KnownColumns:
-    """A collator that passes only the items that the model names to another collator."""
+    """A collator that removes from each row the items that the model does not take, and calls another collator."""
 
     def __init__(self, collate: Collate, known: frozenset[str]) -> None:
         self.collate = collate
@@ -160,14 +164,16 @@ class KnownColumns:
 
 
 def protecting_rows(collate: Collate, model: nn.Module) -> Collate:
-    """Returns a collator that refuses rows whose labels or positions it would overwrite; any other as it is.
+    """Returns a collator that raises an error for rows whose labels or positions the given collator would overwrite.
+
+    A collator that overwrites neither is returned unchanged.
 
     Args:
-        collate: a collator of transformers or of the user.
-        model: decides whether masked-token labels make sense.
+        collate: the collator, of transformers or of the user.
+        model: the model to train; a causal language model cannot learn from masked tokens.
 
     Raises:
-        TrainingError: FG846 for a collator that masks tokens (masked language modeling), given to a causal model.
+        TrainingError: FG846 if the collator masks tokens (masked language modeling) and the model is causal.
     """
     if isinstance(collate, DataCollatorWithFlattening):
         return RefusesPacked(collate)
@@ -186,9 +192,10 @@ def protecting_rows(collate: Collate, model: nn.Module) -> Collate:
 
 
 class RefusesPacked:
-    """A flattening collator that refuses rows which hold several documents already.
+    """A collator that raises an error for rows that contain several documents, and flattens all other rows.
 
-    It writes `position_ids` row by row, which would remove the boundaries within a row.
+    `DataCollatorWithFlattening` writes new `position_ids` for each row, which would remove the document boundaries
+    within a row.
     """
 
     def __init__(self, collate: DataCollatorWithFlattening) -> None:
@@ -198,7 +205,7 @@ class RefusesPacked:
         """Returns the micro-batch of `rows`.
 
         Raises:
-            TrainingError: FG858 for rows of several documents.
+            TrainingError: FG858 if a row contains several documents.
         """
         if any_packed(row["position_ids"] for row in rows if isinstance(row, Mapping) and "position_ids" in row):
             raise TrainingError(
@@ -210,7 +217,7 @@ class RefusesPacked:
 
 
 class RefusesLabels:
-    """A collator that makes labels from the inputs, and refuses rows that have labels already."""
+    """A collator that makes labels from the inputs, and raises an error for rows that already have labels."""
 
     def __init__(self, collate: DataCollatorForLanguageModeling) -> None:
         self.collate = collate
@@ -220,7 +227,7 @@ class RefusesLabels:
         """Returns the micro-batch of `rows`.
 
         Raises:
-            TrainingError: FG846 for rows with labels.
+            TrainingError: FG846 if the rows have labels.
         """
         if isinstance(rows[0], Mapping) and "labels" in rows[0]:
             raise TrainingError(

@@ -1,7 +1,7 @@
 """The shared state of a trainer's parts: arguments, trainer state, control flags, and the event dispatcher.
 
-The functions set and clear the control flags by transformers' rules: what is due after a step, after an epoch, and what
-a resumed run still has to do.
+The functions of this module set and clear the control flags by the rules of transformers: after each optimizer step,
+after each epoch, and for the actions that a resumed run still has to do.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from forgather.ml.trainer.arguments import TrainingArguments
 
 @dataclass(slots=True)
 class Session:
-    """Arguments, state and control of a trainer, and the way to its callbacks.
+    """The arguments, the state and the control flags of a trainer, and the dispatcher of events to its callbacks.
 
     Args:
-        args: settings.
-        dispatcher: calls the callbacks, with the objects that they may use.
-        state: progress of the run.
-        control: flags that callbacks set.
+        args: the training arguments.
+        dispatcher: the dispatcher that calls the callbacks, with the objects that they may use.
+        state: the trainer state, which records the progress of the run.
+        control: the control flags, which callbacks can set.
     """
 
     args: TrainingArguments
@@ -32,19 +32,20 @@ class Session:
     control: TrainerControl = field(default_factory=TrainerControl)
 
     def send(self, event: str, *, state: TrainerState | None = None, **details: Any) -> None:
-        """Sends an event to the callbacks, and keeps the control that they return.
+        """Sends an event to the callbacks, and stores the control flags that they return.
 
         Args:
-            event: name of the event, such as "on_log".
-            state: that callbacks get; the current one by default. A background save reports an earlier step.
-            **details: further keyword arguments of the event.
+            event: the name of the event, such as "on_log".
+            state: the trainer state that callbacks get, the current one by default. A background save passes the state
+                of an earlier step.
+            **details: the further keyword arguments of the event.
         """
         self.control = self.dispatcher.send(
             event, self.args, self.state if state is None else state, self.control, **details
         )
 
     def log(self, values: dict[str, Any]) -> None:
-        """Adds a line of metrics to the history and sends it to the callbacks."""
+        """Appends a line of metrics to the log history, and sends the line to the callbacks."""
         line = {**values, "epoch": self.state.epoch}
         self.state.log_history.append({**line, "step": self.state.global_step})
         # Cleared before the event, as transformers does: a callback may set it again.
@@ -58,12 +59,12 @@ def begin_step(control: TrainerControl) -> None:
 
 
 def after_step(args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
-    """Sets the flags that are due after an optimizer step.
+    """Sets the control flags for the actions that are due after an optimizer step.
 
     Args:
-        args: intervals.
-        state: after the step; its intervals are in steps.
-        control: is changed.
+        args: the training arguments, whose strategies for logging, evaluating and saving are read.
+        state: the trainer state after the step, whose intervals (in steps) are read.
+        control: the control flags, which are changed.
     """
     step = state.global_step
     last = step >= state.max_steps
@@ -83,12 +84,12 @@ def after_step(args: TrainingArguments, state: TrainerState, control: TrainerCon
 
 
 def after_epoch(args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
-    """Sets the flags that are due after an epoch.
+    """Sets the control flags for the actions that are due after an epoch.
 
     Args:
-        args: strategies.
-        state: after the epoch.
-        control: is changed.
+        args: the training arguments, whose strategies for logging, evaluating and saving are read.
+        state: the trainer state after the epoch.
+        control: the control flags, which are changed.
     """
     if args.logging_strategy == "epoch":
         control.should_log = True
@@ -99,26 +100,23 @@ def after_epoch(args: TrainingArguments, state: TrainerState, control: TrainerCo
 
 
 def is_evaluated(state: TrainerState) -> bool:
-    """Returns whether the current step was evaluated.
-
-    The work at the end of an epoch is done when an epoch was cut short at this step.
-    """
+    """Returns whether the log history contains an evaluation of the current step."""
     # `eval_runtime` is in every line of an evaluation; the name of the loss depends on the names of the sets.
     return any(line.get("step") == state.global_step and "eval_runtime" in line for line in state.log_history)
 
 
 def pending_actions(control: TrainerControl) -> list[str]:
-    """Returns the actions of this step that are left to the resumed run: an interrupted evaluation, and its save."""
+    """Returns the names of the flags that a resumed run must set: those of an interrupted evaluation and its save."""
     # A save alone is not pending: the checkpoint that stores this list is that save.
     return [name for name in ("should_evaluate", "should_save") if control.should_evaluate and getattr(control, name)]
 
 
 def restore_pending(control: TrainerControl, names: Sequence[str]) -> None:
-    """Sets the flags that `pending_actions` returned.
+    """Sets the control flags that `pending_actions` returned.
 
     Args:
-        control: is changed.
-        names: names of flags, from a checkpoint.
+        control: the control flags, which are changed.
+        names: the names of the flags to set, as a checkpoint stores them.
     """
     for name in names:
         setattr(control, name, True)

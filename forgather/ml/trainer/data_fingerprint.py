@@ -1,9 +1,10 @@
 """Fingerprints of data sets: digests of some rows, which show whether two runs or two processes read the same data.
 
-`row_digest` gives hexadecimal digits for one value, or None for a value whose content is unknown. Numbers have the same
-digest in a tensor, an array and a list. An absolute path counts by its last component, so that caches can move. Of a
-large value the beginning and the end are read. Object addresses, hash seeds and random numbers have no influence.
-`Fingerprint` is the number of rows, with the digests of sampled rows by column; a checkpoint stores it.
+`row_digest` returns the digest of one value as hexadecimal digits, or None if the content of the value is unknown.
+Numbers have the same digest in a tensor, an array and a list. Of an absolute path only the last component is hashed, so
+that cache folders can be moved. Of a large value only the beginning and the end are hashed. A digest does not depend on
+object addresses, hash seeds or random numbers. A `Fingerprint` contains the number of rows and the digests of sampled
+rows by column; checkpoints store it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class _UnknownContent(Exception):
 
 
 def row_digest(value: Any) -> str | None:
-    """Returns the digest of a value; None if its class is unknown or it cannot be read.
+    """Returns the digest of a value as hexadecimal digits; None if the value has an unknown class or cannot be read.
 
     Example:
         >>> row_digest({"ids": [1, 2]}) == row_digest({"ids": torch.tensor([1, 2])}), row_digest(object()) is None
@@ -110,9 +111,10 @@ def _update_digest_of_parts(put: Callable[[bytes], object], value: Any, depth: i
 
 
 def _numbers(value: Any) -> tuple[Sequence[int], np.ndarray[Any, Any]] | None:
-    """Returns the shape and the values of numbers, widened to int64, float64 or complex128; None for other values.
+    """Returns the shape and the flattened numbers of a value; None if the value does not consist of numbers.
 
-    Widening gives a value one digest in all containers: `datasets` returns lists, a torch format returns int32 tensors.
+    Numbers are widened to int64, float64 or complex128, so that they have the same digest in all containers: `datasets`
+    returns lists, and with torch format int32 tensors.
     """
     if isinstance(value, Tensor):
         flat = _head_and_tail(value.detach().reshape(-1), _MOST_NUMBERS).cpu()
@@ -144,9 +146,10 @@ def _begins_with_a_number(value: Any) -> bool:
 
 
 def _head_and_tail(value: Any, most: int) -> Any:
-    """Returns the beginning and the end of a long value, and all of a short one.
+    """Returns the first and the last items of a value with more than `most` items, and all items of a shorter one.
 
-    Reading a gigabyte of pixels for 64 rows would delay the start; a change in the middle alone is not seen.
+    Hashing a gigabyte of pixels for 64 rows would delay the start of a run. A change that affects only the middle of a
+    long value is therefore not detected.
     """
     if len(value) <= most:
         return value
@@ -174,9 +177,9 @@ class Fingerprint:
     """The number of rows of a data set, and digests of sampled rows.
 
     Args:
-        num_rows: number of rows; None for a stream.
-        columns: digests of the sampled rows, by column; a None digest is unknown, and a column that draws random
-            numbers has no digests.
+        num_rows: the number of rows; None if the data set is a stream.
+        columns: the digests of the sampled rows, by column. A digest is None if it is unknown. The digests of a column
+            are empty if reading it draws random numbers.
     """
 
     num_rows: int | None
@@ -184,10 +187,10 @@ class Fingerprint:
 
     @classmethod
     def from_state(cls, state: Any) -> Fingerprint:
-        """Returns the fingerprint that `to_state` gave.
+        """Returns the fingerprint whose state `to_state` returned.
 
         Raises:
-            TypeError, ValueError, LookupError: `state` has another form.
+            TypeError, ValueError, LookupError: if `state` does not have the form that `to_state` returns.
         """
         num_rows, columns = state["num_rows"], state["columns"]
         if not (num_rows is None or (type(num_rows) is int and num_rows >= 0)):
@@ -198,17 +201,20 @@ class Fingerprint:
         return cls(num_rows, {str(name): tuple(digests) for name, digests in columns.items()})
 
     def to_state(self) -> dict[str, Any]:
-        """Returns the fingerprint as plain data."""
+        """Returns the fingerprint as data that can be stored as JSON."""
         return {"num_rows": self.num_rows, "columns": {name: list(found) for name, found in self.columns.items()}}
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The number of rows and one digest, for manifests and messages."""
+        """The number of rows, and one digest of the whole fingerprint, as a manifest stores them."""
         text = json.dumps(self.to_state(), sort_keys=True)
         return {"rows": self.num_rows, "digest": xxhash.xxh3_64(text.encode()).hexdigest()}
 
     def differences(self, other: Fingerprint) -> list[str]:
-        """Returns the differences to another fingerprint in words; empty if everything that both know agrees."""
+        """Returns descriptions of the differences to another fingerprint.
+
+        The list is empty if all digests that both fingerprints contain are equal.
+        """
         if self.num_rows != other.num_rows:
             return [f"{_rows(self.num_rows)} became {_rows(other.num_rows)}"]
         if not self.columns or not other.columns:
@@ -242,7 +248,7 @@ def _changed_rows(before: Digests, now: Digests) -> list[int]:
 
 
 def sampled_rows(num_rows: int) -> list[int]:
-    """Returns the row numbers that are sampled: all of a small data set, else 64 that depend on `num_rows` alone.
+    """Returns the numbers of the rows that are sampled: at most 64 rows, which depend on `num_rows` alone.
 
     Example:
         >>> sampled_rows(3), len(set(sampled_rows(10**9))), sampled_rows(10**9) == sampled_rows(10**9)
@@ -262,9 +268,9 @@ def fingerprint(dataset: Any, options: Mapping[str, Any], known: Iterable[str] |
     """Returns the fingerprint of a map-style data set.
 
     Args:
-        dataset: has a length, and rows by number.
-        options: of the run's loader, see `loader_options`.
-        known: columns that the model uses; None for all.
+        dataset: the data set, which has a length and returns rows by number.
+        options: the options of the run's `DataLoader`, see `loader_options`.
+        known: the names of the columns that the model uses; None includes all columns.
     """
     sample = _Sample(dataset, None if known is None else frozenset(known))
     rows = sampled_rows(len(dataset))
@@ -293,9 +299,9 @@ def fingerprint(dataset: Any, options: Mapping[str, Any], known: Iterable[str] |
 
 
 class _Sample(Dataset[Any]):
-    """A data set of digests: each item holds the digests of two readings of a row, by column.
+    """A data set whose items are digests: each item contains the digests of two readings of a row, by column.
 
-    Items are None after the time limit.
+    Once a time limit of two seconds has passed, all further items are None.
     """
 
     def __init__(self, dataset: Any, known: frozenset[str] | None) -> None:
@@ -341,10 +347,10 @@ class _Sample(Dataset[Any]):
 
 
 class FirstRows:
-    """Digests of the first rows of an epoch of a stream, recorded while they are read.
+    """Records the digests of the first rows of a stream while they are read.
 
     Args:
-        in_workers: whether worker processes read the stream; the digests are in shared memory then.
+        in_workers: whether worker processes read the stream. If so, the digests are stored in shared memory.
     """
 
     def __init__(self, *, in_workers: bool) -> None:
@@ -354,7 +360,7 @@ class FirstRows:
             self._digests.share_memory_()  # type: ignore[no-untyped-call]
 
     def noted(self, rows: Iterable[Any]) -> Iterable[Any]:
-        """Yields all rows, and records the digests of the first 64."""
+        """Yields all rows unchanged, and records the digests of the first 64 rows."""
         self._digests.zero_()
         rows = iter(rows)
         for place, row in enumerate(itertools.islice(rows, SAMPLED)):
@@ -371,14 +377,14 @@ class FirstRows:
 
 
 def refuse_other_data(what: str, own: Fingerprint) -> None:
-    """Raises if the data sets of the processes differ. Collective: every process calls it.
+    """Raises an error if the processes read different data. Collective: every process must call it.
 
     Args:
-        what: names the data in the message.
-        own: fingerprint of this process's data.
+        what: the name of the data in the message.
+        own: the fingerprint of the data that the calling process reads.
 
     Raises:
-        DistributedError: FG855, on every process, if one of them has other rows than rank 0.
+        DistributedError: FG855, on every process, if the fingerprint of one process differs from that of rank 0.
     """
     every: Sequence[Fingerprint] = collectives.all_gather(own)
     for rank, other in enumerate(every):

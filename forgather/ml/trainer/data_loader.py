@@ -1,10 +1,11 @@
-"""Training and evaluation data as micro-batches of one data-parallel rank, with a position that can be resumed.
+"""Reads training and evaluation data as rank-local micro-batches, with a position that a checkpoint stores.
 
-Takes a data set, the arguments and the topology; gives windows (the micro-batches of one optimizer step). The order of
-an epoch depends on seed and epoch alone, so two numbers are the whole position, and resuming a map-style data set skips
-rows without reading them. The global random state is not changed. Every row is read once per epoch, by one
-data-parallel rank, even if the number of ranks changes in between. The micro-batches of all ranks together are those of
-a single process with as many rows, in the same order.
+Training data is returned as windows: a window is the micro-batches of one optimizer step. The order of the rows of an
+epoch depends on the seed and the epoch number alone. The position therefore consists of two numbers, and a resumed run
+skips the rows of a map-style data set without reading them. Shuffling does not change the global random state. Every
+row is trained on once per epoch, by one data-parallel rank, even if the run is resumed with another number of ranks.
+The global micro-batches are the same, in the same order, as those of a single process with the same number of rows per
+micro-batch.
 """
 
 from __future__ import annotations
@@ -48,17 +49,18 @@ class RankBatches:
     """The rank-local micro-batches of a data set.
 
     Args:
-        dataset: map-style (a length, and rows by number) or iterable; every process gets the whole data set.
-        share: the slice of each micro-batch that this process computes.
-        collate: makes a micro-batch of rows.
-        options: of the `DataLoader`, see `loader_options`.
-        order: seed of the shuffling; None keeps the order of the data set.
-        drop_last: leave out an incomplete last micro-batch.
-        draws_apart: draw random numbers of rows from seeds of their own. False uses the run's global random state,
-            which a checkpoint holds. Workers and streams always use their own: a stream is read again after a resume.
+        dataset: the whole data set on every process, either map-style (with a length, and rows by number) or iterable.
+        share: the slice of each global micro-batch that this process computes.
+        collate: the collator, a function from a list of rows to a micro-batch.
+        options: the options of the `DataLoader`, see `loader_options`.
+        order: the seed of the shuffling; None keeps the order of the data set.
+        drop_last: whether to omit an incomplete last micro-batch.
+        draws_apart: whether the data set and the collator draw random numbers from separate seeds. If false, they draw
+            from the run's global random state, which checkpoints store. Worker processes and streams always use
+            separate seeds, because a resumed run reads the rows of a stream again.
 
     Raises:
-        TrainingError: FG853 for a data set that is already split among processes.
+        TrainingError: FG853 if the data set is already split among processes.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class RankBatches:
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of an epoch; None if unknown."""
+        """The number of rows of an epoch; None if it is unknown."""
         return None if self._sampler is None else self._sampler.num_rows
 
     @functools.cached_property
@@ -115,33 +117,33 @@ class RankBatches:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint of the rows; for a stream, of the first rows of the epoch."""
+        """The fingerprint of the data set; if it is a stream, the fingerprint of the first rows of the epoch."""
         return self._first_rows.fingerprint if self._sampler is None else self._fingerprint
 
     @property
     def is_shuffled(self) -> bool:
-        """True if rows come in another order than in the data set."""
+        """True if the rows of an epoch are shuffled."""
         return self._sampler is not None and self._sampler.order is not None
 
     def batches_left(self, start: int) -> int | None:
-        """Returns the number of micro-batches after the first `start` rows; None if unknown."""
+        """Returns the number of micro-batches of an epoch that follow the first `start` rows; None if it is unknown."""
         return None if self._sampler is None else self._sampler.batches_left(start)
 
     def read(
         self, rule: LossRule, *, start: int = 0, epoch: int = 0, seed: int = 0, last: str | None = None
     ) -> Iterator[PreparedBatch]:
-        """Returns the micro-batches of an epoch, ready for a strategy.
+        """Returns the micro-batches of an epoch in the form that a strategy takes.
 
         Args:
-            rule: counts targets and pads batches.
-            start: rows of all processes to skip.
-            epoch: number of the epoch.
-            seed: base seed of the random numbers that rows draw.
-            last: digest of the last skipped micro-batch of a stream; None if unknown.
+            rule: the loss rule, which determines how labels are shifted and which label value is ignored.
+            start: the number of rows to skip, counted over all data-parallel ranks.
+            epoch: the number of the epoch.
+            seed: the base seed of the random numbers that are drawn while rows are read.
+            last: the digest of the last skipped micro-batch of a stream; None if it is unknown.
 
         Raises:
-            TrainingError: FG852 if micro-batches must have one size, the last one is short, and the loss counts every
-                row.
+            TrainingError: FG852 if micro-batches have a fixed size, the last one is short, and the loss cannot ignore
+                padding rows.
         """
         self._refuse_short(rule, start)
         # The loader draws the base seed of its workers from this generator, instead of from the global one.
@@ -181,17 +183,17 @@ class RankBatches:
 
 
 class TrainBatches:
-    """The training data as windows, and the position in them.
+    """The training data as windows (the micro-batches of one optimizer step), and the current position in the data.
 
     Args:
-        dataset: map-style (a length, and rows by number) or iterable.
-        args: batch size, gradient accumulation, seeds, loader options.
-        collate: makes a micro-batch of rows.
-        topology: gives the data-parallel rank of this process.
+        dataset: the training data set, either map-style (with a length, and rows by number) or iterable.
+        args: the training arguments, whose batch size, gradient accumulation, seeds and loader options are read.
+        collate: the collator, a function from a list of rows to a micro-batch.
+        topology: the topology of this process, from which the data-parallel rank is read.
 
     Raises:
-        TrainingError: FG803 for no rows, FG804 for a batch larger than the data, FG805 for data without a length while
-            `max_steps` is not set, FG853 for data that is already split among processes.
+        TrainingError: FG803 if there are no rows; FG804 if there are fewer rows than one global micro-batch; FG805 if
+            the data has no length and `max_steps` is not set; FG853 if the data is already split among processes.
     """
 
     def __init__(self, dataset: Any, args: TrainingArguments, collate: Collate, *, topology: Topology) -> None:
@@ -225,36 +227,40 @@ class TrainBatches:
 
     @property
     def num_batches(self) -> int | None:
-        """Micro-batches of an epoch; None if unknown."""
+        """The number of micro-batches of an epoch; None if it is unknown."""
         return self._own.batches_left(0)
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of an epoch; None if unknown."""
+        """The number of rows of an epoch; None if it is unknown."""
         return self._own.num_rows
 
     @property
     def batch(self) -> int:
-        """Micro-batches of the current epoch that were trained on.
+        """The number of micro-batches of the current epoch that were trained on.
 
-        Rounded up: a run resumed with another batch size may be in the middle of one.
+        The number is rounded up: in a run that is resumed with another batch size, the position can be within a
+        micro-batch.
         """
         return math.ceil(self.row / self._own.share.all_rows)
 
     @property
     def updates_per_epoch(self) -> int | None:
-        """Optimizer steps of an epoch; None if unknown."""
+        """The number of optimizer steps of an epoch; None if it is unknown."""
         return None if self.num_batches is None else math.ceil(self.num_batches / self.accumulation)
 
     @property
     def at_end_of_epoch(self) -> bool:
-        """True if no micro-batch of the epoch is left; False if that is unknown."""
+        """True if no micro-batch of the epoch is left; always False if the length of the data is unknown."""
         return self._own.batches_left(self.row) == 0
 
     def windows(self, rule: LossRule) -> Iterator[Window]:
-        """Returns the windows of the current epoch, from the current position on.
+        """Returns the windows of the current epoch, starting at the current position.
 
-        Earlier rows are skipped at once, and the run's random state is not used for that.
+        Earlier rows are skipped when the data is opened. Skipping does not draw from the run's global random state.
+
+        Args:
+            rule: the loss rule, which determines how labels are shifted and which label value is ignored.
         """
         last, self._last = self._last, None
         batches = self._own.read(rule, start=self.row, epoch=self.epoch, seed=self.seed, last=last)
@@ -275,20 +281,22 @@ class TrainBatches:
             )
 
     def same_everywhere(self, windows: Iterator[Window]) -> Iterator[Window]:
-        """Yields the windows of a stream after comparing its first rows between processes.
+        """Yields the windows of a stream, after comparing the first rows of the stream between processes.
+
+        Collective: every process must iterate over the windows.
 
         Raises:
-            DistributedError: FG855, on every process.
+            DistributedError: FG855, on every process, if a process reads other rows than rank 0.
         """
         own = functools.partial(refuse_other_data, "the beginning of the training data")
         return after_first(windows, lambda: own(self.fingerprint))
 
     def rows_of(self, window: Window) -> RowRange:
-        """Returns the global rows of the window at the current position."""
+        """Returns the range of rows, over all data-parallel ranks, of the window at the current position."""
         return RowRange(self.epoch, self.row, self.row + len(window.batches) * self._own.share.all_rows)
 
     def advance(self, window: Window) -> None:
-        """Moves the position past a window that was trained on."""
+        """Moves the current position behind a window, after the window was trained on."""
         self.row += len(window.batches) * self._own.share.all_rows
         if self.num_rows is None:
             # A stream has no row numbers: after a resume, a digest of this batch shows whether it gives the same rows
@@ -304,11 +312,11 @@ class TrainBatches:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint of the rows, see `RankBatches.fingerprint`."""
+        """The fingerprint of the training data, see `RankBatches.fingerprint`."""
         return self._own.fingerprint
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position and the fingerprint of the data; for a stream also a digest of its last micro-batch."""
+        """Returns the position and the fingerprint of the data, and for a stream a digest of the last micro-batch."""
         position = {"epoch": self.epoch, "row": self.row, "batch": self.batch, **self._facts()}
         if self.num_rows is not None or self.row:
             position["fingerprint"] = self.fingerprint.to_state()
@@ -323,14 +331,14 @@ class TrainBatches:
         return facts | ({"workers": own.workers} if own.num_rows is None else {"shuffled": own.is_shuffled})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a position; training continues after the rows that were trained on.
+        """Restores the position of a checkpoint: training continues with the first row that was not trained on.
 
         Args:
-            state: given by `state_dict`, of this release or an earlier one.
+            state: the state that `state_dict` returned, in this release or an earlier one.
 
         Raises:
-            CheckpointError: FG610 if the data changed since the checkpoint and may not; for a stream, when its first
-                rows are read.
+            CheckpointError: FG610 if the data changed since the checkpoint was written and must not change. If the data
+                is a stream, changed rows are detected later, when the first rows are read.
         """
         now = self._facts()
         # Facts that an earlier release did not store count as unchanged.
@@ -366,7 +374,7 @@ def _total(counts: list[Any]) -> Any:
 
 
 def is_iterable(dataset: Any) -> bool:
-    """Returns whether a data set gives rows only in its own order."""
+    """Returns whether a data set is iterable only: rows cannot be read by number."""
     # That of `datasets` has no length, and is found below.
     if isinstance(dataset, IterableDataset):
         return True
@@ -385,14 +393,14 @@ def _refuse_split(dataset: Any) -> None:
 
 
 def check_size(rows: int, share: RankShare) -> None:
-    """Raises if a data set has no rows, or fewer than one global micro-batch.
+    """Raises an error if a data set has no rows, or fewer rows than one global micro-batch.
 
     Args:
-        rows: of the data set.
-        share: gives rows per rank and the number of ranks.
+        rows: the number of rows of the data set.
+        share: the rank's share, from which the rows per rank and the number of data-parallel ranks are read.
 
     Raises:
-        TrainingError: FG803 for no rows, FG804 for fewer rows than a batch.
+        TrainingError: FG803 if there are no rows; FG804 if there are fewer rows than one global micro-batch.
     """
     if rows == 0:
         raise TrainingError(
@@ -412,8 +420,8 @@ def loader_options(args: TrainingArguments, topology: Topology) -> dict[str, Any
     """Returns the `DataLoader` options that training and evaluation have in common.
 
     Args:
-        args: `dataloader_*` settings.
-        topology: gives the device; memory is page-locked only for CUDA.
+        args: the training arguments, whose `dataloader_*` settings are read.
+        topology: the topology of this process. Batches are copied to page-locked memory only if its device is CUDA.
     """
     options: dict[str, Any] = {
         "num_workers": args.dataloader_num_workers,
@@ -435,11 +443,11 @@ T = TypeVar("T")
 
 
 def order_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns, in words, changes that give the rows of an epoch another order or number.
+    """Returns descriptions of the changes that affect the order or the number of the rows of an epoch.
 
     Args:
-        before: facts of the checkpoint.
-        now: facts of this run.
+        before: the number of rows, the seed and similar values, as the checkpoint stores them.
+        now: the same values of the current run.
     """
     facts = ["num_rows", "seed", "shuffled"]
     if "workers" in now and (before["workers"] or now["workers"]):
@@ -448,10 +456,12 @@ def order_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
 
 
 def changes_since_earlier_release(has_boundaries: bool) -> list[str]:
-    """Returns, in words, what differs from a checkpoint without a fingerprint; warns that rows could not be compared.
+    """Returns descriptions of how the data differs from that of a checkpoint without a fingerprint.
+
+    A warning reports that rows could not be compared.
 
     Args:
-        has_boundaries: whether the rows have the document boundaries that `tokenize` writes now.
+        has_boundaries: whether the rows have the document boundaries that `tokenize` writes in this release.
     """
     _log.warning(
         "the checkpoint was written by an earlier release, which recorded no digests of the training rows: only their "
@@ -466,14 +476,14 @@ def changes_since_earlier_release(has_boundaries: bool) -> list[str]:
 
 
 def report_data_changes(changed: list[str], *, may_change: bool) -> None:
-    """Warns about changes of the training data, or refuses them.
+    """Reports changes of the training data: a warning if changes are allowed, otherwise an error.
 
     Args:
-        changed: the changes in words.
+        changed: the descriptions of the changes; if there are none, nothing is reported.
         may_change: whether changes are allowed.
 
     Raises:
-        CheckpointError: FG610 if they are not.
+        CheckpointError: FG610 if the data changed and changes are not allowed.
     """
     what = f"the training data changed since the checkpoint: {'; '.join(changed)}"
     if changed and not may_change:
@@ -488,11 +498,11 @@ def report_data_changes(changed: list[str], *, may_change: bool) -> None:
 
 
 def after_first(items: Iterator[T], act: Callable[[], None]) -> Iterator[T]:
-    """Yields items; calls `act` after the first item was read and before it is yielded.
+    """Yields all items, and calls `act` after the first item was read and before it is yielded.
 
     Args:
-        items: yielded unchanged.
-        act: may raise, which ends the iteration before the first item.
+        items: the items, which are yielded unchanged.
+        act: the function to call. If it raises an error, no item is yielded.
     """
     for number, item in enumerate(items):
         if number == 0:
@@ -501,7 +511,7 @@ def after_first(items: Iterator[T], act: Callable[[], None]) -> Iterator[T]:
 
 
 def batch_digest(batch: Any) -> str | None:
-    """Returns a digest of the tensors of a micro-batch; None if it has none."""
+    """Returns a digest of all tensors of a micro-batch; None if the micro-batch contains no tensors."""
     parts = [batch[name] for name in sorted(batch)] if isinstance(batch, Mapping) else batch
     parts = parts if isinstance(parts, list | tuple) else [parts]
     tensors = [part.detach().cpu() for part in parts if isinstance(part, Tensor)]
@@ -515,11 +525,11 @@ def batch_digest(batch: Any) -> str | None:
 
 
 def after_matching_batch(items: Iterator[PreparedBatch], expected: str) -> Iterator[PreparedBatch]:
-    """Returns the micro-batches after the first one; warns if the digest of that one is not `expected`.
+    """Drops the first micro-batch and returns all others; warns if the first one does not have the expected digest.
 
     Args:
-        items: micro-batches, beginning with one that was trained on before the checkpoint.
-        expected: digest of that micro-batch.
+        items: the micro-batches; the first one was trained on before the checkpoint was written.
+        expected: the digest of the first micro-batch, as the checkpoint stores it.
     """
     first = next(items, None)
     if first is None or batch_digest(first.batch) != expected:

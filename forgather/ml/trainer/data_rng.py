@@ -1,9 +1,10 @@
-"""Random numbers of data: seeds for data sets and collators.
+"""Seeds for the random numbers that data sets and collators draw, separate from the model's random numbers.
 
-Takes a data set and its collator; gives both in the form that a `DataLoader` reads. The numbers drawn for a micro-batch
-of a map-style data set depend on seed, epoch, first row and data-parallel rank alone: neither the number of workers nor
-a resume changes them. A stream draws, over an epoch, from one seed that is the same on every process, independently of
-its collator. The global random state, which belongs to the model, is not changed.
+`SeededDataset` and `SeededStream` wrap a data set and its collator for a `DataLoader`. The random numbers for a
+micro-batch of a map-style data set depend on the seed, the epoch, the first row and the data-parallel rank alone;
+neither the number of worker processes nor a resume changes them. A stream draws from one seed per epoch, which is the
+same on every process, and its collator draws from another seed. The global random state, from which the model draws, is
+not changed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _restore_states(states: _States) -> None:
 
 
 class IsolatedRNG:
-    """Random states of torch, Python and NumPy that replace the global ones within a `with` body.
+    """Random states of torch, Python and NumPy that replace the global random states within a `with` body.
 
     Example:
         >>> torch.manual_seed(1).initial_seed(), random.seed(1)
@@ -61,7 +62,7 @@ class IsolatedRNG:
 
     @contextlib.contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
-        """Runs its body with generators seeded from 64 bits."""
+        """Context manager that runs its body with generators that are seeded with a 64-bit seed."""
         outside = _current_states()
         _set_bit_generator(self._numpy)
         _seed_sources(seed)
@@ -73,7 +74,7 @@ class IsolatedRNG:
 
     @contextlib.contextmanager
     def continued(self) -> Iterator[None]:
-        """Runs its body with the generators in the state that the previous body left."""
+        """Context manager that runs its body with the generators in the state at the end of the previous body."""
         assert self._kept is not None, "there was a body before"  # noqa: S101
         outside = _current_states()
         _restore_states(self._kept)
@@ -92,7 +93,9 @@ def _seed_sources(seed: int) -> None:
 
 
 def seed_of(*facts: int) -> int:
-    """Returns a 64-bit seed mixed from integers; different integers give different seeds, up to collisions of 64 bits.
+    """Returns a 64-bit seed that is computed from integers.
+
+    Different integers give different seeds, except for random collisions of 64-bit numbers.
 
     Example:
         >>> seed_of(1, 0) == seed_of(1, 0), len({seed_of(one, two) for one in range(99) for two in range(99)})
@@ -114,9 +117,9 @@ _BITS = 2**64 - 1
 
 
 class SeededRows(list[int]):
-    """Row numbers of a micro-batch, together with the seed of its random numbers.
+    """The row numbers of a micro-batch, together with the seed of the random numbers for this micro-batch.
 
-    A list subclass, because a `DataLoader` sends it to the worker that reads the rows.
+    The class is a list, so that a `DataLoader` sends the row numbers and the seed to the worker that reads the rows.
     """
 
     def __init__(self, rows: Iterable[int] = (), seed: int = 0) -> None:
@@ -125,13 +128,14 @@ class SeededRows(list[int]):
 
 
 class SeededDataset(Dataset[Any]):
-    """A map-style data set whose `__getitems__` returns a collated micro-batch, drawn from the seed of its rows.
+    """A map-style data set whose `__getitems__` reads and collates a micro-batch with seeded random numbers.
 
-    It forwards attributes to the inner data set, because callbacks see it as the loader's data set.
+    The seed is that of the `SeededRows` that are requested. Attributes of the inner data set can be read from the
+    wrapper, because callbacks get the wrapper as the loader's data set.
 
     Args:
-        dataset: has a length, and rows by number.
-        collate: makes a micro-batch of rows.
+        dataset: the inner data set, which has a length and returns rows by number.
+        collate: the collator, a function from a list of rows to a micro-batch.
     """
 
     def __init__(self, dataset: Any, collate: Collate) -> None:
@@ -157,20 +161,23 @@ class SeededDataset(Dataset[Any]):
 
 
 def already_collated(batch: Any) -> Any:
-    """Returns a micro-batch unchanged: the collator of a loader whose data set collates."""
+    """Returns a micro-batch unchanged. This is the collator of a `DataLoader` whose data set collates rows itself."""
     return batch
 
 
 class SeededStream(IterableDataset[Any]):
-    """An iterable data set that reads from the start of an epoch, with random numbers of its own.
+    """An iterable data set that reads the rows of an epoch from the beginning, with separately seeded random numbers.
 
     Args:
-        dataset: gives rows in its own order.
-        collate: makes a micro-batch of rows; a loader gets `self.collated`.
-        batch_rows: rows of a micro-batch.
-        replica: data-parallel rank; collators of two ranks draw different numbers, their data sets the same.
-        in_workers: whether worker processes read it.
-        note: passes on the rows of an iteration, in this process or in the first worker, and records them.
+        dataset: the inner data set, whose rows can only be iterated over.
+        collate: the collator, a function from a list of rows to a micro-batch. A `DataLoader` must use `collated`
+            instead.
+        batch_rows: the number of rows of a global micro-batch.
+        replica: the data-parallel rank. The data set draws the same random numbers on all ranks, and the collator
+            draws different ones.
+        in_workers: whether worker processes read the data set.
+        note: a function that yields the rows that it gets and records them. It is used in the first worker process, or
+            in the training process if there are no worker processes.
     """
 
     def __init__(
@@ -196,12 +203,12 @@ class SeededStream(IterableDataset[Any]):
         self._seed = self._row = 0
 
     def set_position(self, *, seed: int, epoch: int, skip: int = 0) -> None:
-        """Sets where the next iteration begins, in this process or in workers.
+        """Sets the position at which the next iteration begins, also for iterations in worker processes.
 
         Args:
-            seed: of the run.
-            epoch: given to the data set's `set_epoch`, if it has one.
-            skip: rows that are read and dropped without collating.
+            seed: the base seed of the random numbers.
+            epoch: the number of the epoch, which is passed to the data set's `set_epoch` if that method exists.
+            skip: the number of rows to read and drop without collating them.
         """
         self._place.copy_(torch.tensor([seed, epoch, skip]))
 
@@ -218,13 +225,13 @@ class SeededStream(IterableDataset[Any]):
         yield from itertools.islice(rows, skip, None)
 
     def collated(self, rows: list[Any]) -> Any:
-        """Returns a micro-batch; its collator draws from another generator than the data set does."""
+        """Returns the micro-batch of the rows; the collator draws from another seed than the data set."""
         with self._of_collator.seeded(seed_of(self._seed, self._row, self.replica)):
             self._row += self.batch_rows
             return self.collate(rows)
 
     def read_isolated(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yields micro-batches read in this process, without drawing from the run's global random state."""
+        """Yields all micro-batches; reading them in this process does not draw from the run's global random state."""
         seed, epoch, _ = self._place.tolist()
         drawing = self._apart.seeded(seed_of(seed, epoch, 0))
         while True:

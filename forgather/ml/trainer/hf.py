@@ -1,9 +1,9 @@
 """`HFTrainer`: `transformers.Trainer` with an optimizer, a schedule and a loss from a config.
 
-`OutputLoss` turns a `loss_fn(logits, labels)` into the `compute_loss_func` that `transformers.Trainer` calls, with the
-number that an update is divided by and the loss of an evaluation. The results equal those of `forgather.ml:Trainer`:
-transformers itself divides by the number of labels that are not -100, whatever the mean of the loss divides by, and
-evaluates a mean of batch means.
+`OutputLoss` turns a `loss_fn(logits, labels)` into the `compute_loss_func` that `transformers.Trainer` calls. It also
+determines the divisor of the loss of an optimizer step, and the evaluation loss. The losses are then the same as with
+`forgather.ml:Trainer`. Without it, transformers divides by the number of labels that are not -100, even if the mean of
+the loss function divides by another number, and takes the mean of batch means as the evaluation loss.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from forgather.ml.trainer.run_start import RunStart
 
 
 class OutputLoss:
-    """A loss with the interface of `transformers.Trainer`'s `compute_loss_func`.
+    """A loss with the interface of the `compute_loss_func` argument of `transformers.Trainer`.
 
     Args:
-        rule: gives the sum of the loss, and the count that its mean divides by.
+        rule: the loss rule, which computes the sum of the loss and the count by which the mean divides.
     """
 
     def __init__(self, rule: UserLoss) -> None:
@@ -52,11 +52,13 @@ class OutputLoss:
         self._evaluation: _Evaluation | None = None
 
     def count(self, batches: list[Any], device: torch.device) -> Tensor:
-        """Returns the divisor of the mean over micro-batches: number of targets, their class weights, or elements.
+        """Returns the divisor of the mean loss over micro-batches.
+
+        The divisor is the number of targets, the sum of their class weights, or the number of elements.
 
         Args:
-            batches: micro-batches of one optimizer step.
-            device: of the result.
+            batches: the micro-batches of one optimizer step.
+            device: the device of the result.
 
         Shapes:
             Returns a scalar tensor.
@@ -66,11 +68,12 @@ class OutputLoss:
 
     @contextlib.contextmanager
     def evaluating(self, rows_that_count: Callable[[int], int], device: torch.device) -> Iterator[_Evaluation]:
-        """Sums up the losses of an evaluation within its body.
+        """Context manager that sums up the losses of an evaluation that runs in its body.
 
         Args:
-            rows_that_count: returns how many rows of the current batch are not padding.
-            device: of the sums.
+            rows_that_count: a function that takes the number of rows of the current batch and returns how many of them
+                are not padding.
+            device: the device of the sums.
         """
         self._evaluation = _Evaluation(self.rule, rows_that_count, device)
         try:
@@ -79,15 +82,16 @@ class OutputLoss:
             self._evaluation = None
 
     def __call__(self, outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """Returns the contribution of a micro-batch to the loss of its optimizer step.
+        """Returns the contribution of a micro-batch to the loss of the optimizer step.
 
         Args:
-            outputs: of the model.
-            labels: of the micro-batch; None where the loss needs none.
-            num_items_in_batch: divisor of the whole step, see `count`; None for the mean over this micro-batch.
+            outputs: the model's outputs.
+            labels: the labels of the micro-batch; None if the loss needs no labels.
+            num_items_in_batch: the divisor of the whole optimizer step, see `count`. If it is None, the mean over this
+                micro-batch is returned.
 
         Shapes:
-            outputs: logits (B, ...), B rows; labels: (B, ...). Returns a scalar.
+            outputs: logits (B, ...), B rows; labels: (B, ...). Returns a scalar tensor.
         """
         logits = logits_of(outputs)
         if self._evaluation is not None:
@@ -101,7 +105,7 @@ class OutputLoss:
 
 
 class _Evaluation:
-    """The sum of an evaluation's losses, and the count that their mean divides by."""
+    """The sum of the losses of an evaluation, and the count by which the mean divides."""
 
     def __init__(self, rule: UserLoss, rows_that_count: Callable[[int], int], device: torch.device) -> None:
         self._rule = rule
@@ -110,7 +114,7 @@ class _Evaluation:
         self.sums = torch.zeros(2, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
 
     def add(self, logits: Tensor, labels: Tensor | None) -> None:
-        """Adds the rows of a batch that are not padding."""
+        """Adds the losses of a batch to the sums, without padding rows."""
         rows = self._rows_that_count(logits.shape[0])
         if rows == 0:
             return
@@ -135,17 +139,19 @@ class HFTrainer(Trainer):
     """A `transformers.Trainer` whose optimizer, schedule and loss can come from a config.
 
     Args:
-        model: the model to train; None if `model_init` makes it.
-        args: `transformers.TrainingArguments`.
-        optimizer_factory: as in `forgather.ml:Trainer`; None uses `args.optim`.
-        lr_scheduler_factory: as in `forgather.ml:Trainer`; None uses `args.lr_scheduler_type`.
-        loss_fn: called with (logits, labels); None uses the model's own loss.
-        callbacks: replace the progress bar and the printer of transformers; speed and memory are added to their logs.
-        **others: keyword arguments of `transformers.Trainer`.
+        model: the model to train; None if the keyword argument `model_init` makes the model.
+        args: the `transformers.TrainingArguments`.
+        optimizer_factory: the optimizer factory, as in `forgather.ml:Trainer`; None uses `args.optim`.
+        lr_scheduler_factory: the factory of the learning rate schedule, as in `forgather.ml:Trainer`; None uses
+            `args.lr_scheduler_type`.
+        loss_fn: the loss function, which is called with (logits, labels); None uses the model's own loss.
+        callbacks: the callbacks. If there are any, they replace the progress bar and the printer of transformers, and
+            speed and memory are added to the logs.
+        **others: the keyword arguments of `transformers.Trainer`.
 
     Raises:
-        SettingError: FG810 to FG814 for a value of `args` that is not allowed.
-        TrainingError: FG812 for a loss that is given twice.
+        SettingError: FG810 to FG814 if a value in `args` is not allowed.
+        TrainingError: FG812 if both `loss_fn` and `compute_loss_func` are given.
     """
 
     def __init__(
@@ -203,7 +209,11 @@ class HFTrainer(Trainer):
             self.remove_callback(ProgressCallback)
 
     def _task(self) -> Task:
-        """Returns the task, which names the metrics; transformers adds a router's loss to the evaluation loss."""
+        """Returns the task, which determines how metrics are named.
+
+        The task has no perplexity if the evaluation loss is not a cross-entropy alone: transformers adds the loss of a
+        mixture-of-experts router to the evaluation loss.
+        """
         model = cast(nn.Module, self.model)
         if self._loss is not None:
             return task_of(model, self._loss.rule)
@@ -214,18 +224,19 @@ class HFTrainer(Trainer):
         return replace(task, has_perplexity=task.has_perplexity and not adds_router and not is_own)
 
     def train(self, resume_from_checkpoint: bool | str | None = None, *others: Any, **named: Any) -> Any:
-        """Trains to the end of the run.
+        """Trains to the end of the run, and returns the result of `transformers.Trainer.train`.
 
         Args:
-            resume_from_checkpoint: true or "auto" for the newest checkpoint of `output_dir`, or a folder; by default
-                the value in the arguments, which `transformers.Trainer` ignores.
-            *others: further arguments of `transformers.Trainer.train`.
-            **named: its keyword arguments.
+            resume_from_checkpoint: the checkpoint to resume from: true or "auto" for the newest one in `output_dir`, or
+                a folder. By default it is the value in the training arguments, which `transformers.Trainer` ignores.
+            *others: the further positional arguments of `transformers.Trainer.train`.
+            **named: the keyword arguments of `transformers.Trainer.train`.
 
         Raises:
             CheckpointError: FG601 if the folder does not exist.
-            DistributedError: FG776 for a single process if the config asks for several.
-            KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGUSR1, on all processes, after the state was saved.
+            DistributedError: FG776 if there is a single process and the config requests several.
+            KeyboardInterrupt: on all processes, after Ctrl-C, SIGTERM or SIGUSR1. A checkpoint is saved first if saving
+                is on.
         """
         self._start.begin(self.args.world_size, self.args.device)
         # transformers seeds in its constructor and draws the order of the rows here. Seeding again makes the order
@@ -254,7 +265,7 @@ class HFTrainer(Trainer):
         return result
 
     def _close(self, error: BaseException) -> None:
-        """Sends `on_train_end`, so that callbacks close what they opened."""
+        """Sends `on_train_end` after training has failed, so that callbacks can close files and trackers."""
         try:
             self.callback_handler.call_event("on_train_end", self.args, self.state, self.control, error=error)  # type: ignore[no-untyped-call]
         except Exception as failure:  # noqa: BLE001 - callback border: the first error is the one to show
@@ -267,27 +278,27 @@ class HFTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
-        """Returns the micro-batches of an optimizer step and the divisor of its loss; counts rows for the logs.
+        """Returns the micro-batches of an optimizer step and the divisor of its loss; counts the rows for the logs.
 
         Args:
-            epoch_iterator: gives micro-batches.
-            num_batches: of the step.
-            device: of the divisor.
+            epoch_iterator: the iterator over the micro-batches of the epoch.
+            num_batches: the number of micro-batches of the optimizer step.
+            device: the device of the divisor.
 
         Shapes:
-            Returns a scalar divisor; with torch's DataParallel, (1, devices).
+            The divisor is a scalar tensor. With torch's DataParallel its shape is (1, G), G devices.
         """
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._num_rows += sum(num_rows(batch) for batch in batches)
         return batches, num_items
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        """Returns the model's inputs on its device, with attention arguments that keep packed documents apart."""
+        """Returns the inputs on the model's device, with arguments that stop attention at document boundaries."""
         self._inputs = self._inputs or ModelInputs(cast(nn.Module, self.model))
         return self._inputs.keywords(super()._prepare_inputs(inputs))
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | int | None:
-        """Returns the divisor of the loss, by the rule of `loss_fn`; transformers would count the labels."""
+        """Returns the divisor of the loss that belongs to `loss_fn`; transformers would return the number of labels."""
         if self._loss is None or not batch_samples:
             return super()._get_num_items_in_batch(batch_samples, device)
         count = self._loss.count(batch_samples, device)
@@ -309,16 +320,16 @@ class HFTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> Any:
-        """Returns the result of `transformers.Trainer`; the loss of a `loss_fn` is the mean over all rows.
+        """Returns the result of `transformers.Trainer.evaluation_loop`, with a loss that does not depend on batch size.
 
-        transformers takes the mean of batch means, which depends on the batch size.
+        If there is a `loss_fn`, its mean over the whole set replaces the mean of batch means of transformers.
 
         Args:
-            dataloader: gives the batches of the evaluation set.
-            description: shown in the log of transformers.
-            prediction_loss_only: as in `transformers.Trainer`.
-            ignore_keys: as in `transformers.Trainer`.
-            metric_key_prefix: of the name of every metric.
+            dataloader: the loader of the evaluation set.
+            description: the description that transformers logs.
+            prediction_loss_only: as in `transformers.Trainer.evaluation_loop`.
+            ignore_keys: as in `transformers.Trainer.evaluation_loop`.
+            metric_key_prefix: the prefix of the names of all metrics.
         """
         given = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         if self._loss is None:
@@ -332,7 +343,7 @@ class HFTrainer(Trainer):
         return found
 
     def _rows_that_count(self, rows: int) -> int:
-        """Returns how many rows of the current batch are not padding.
+        """Returns how many of the `rows` rows of the current batch are not padding.
 
         Accelerate fills the last batch of an evaluation with repeated rows.
         """
@@ -343,18 +354,18 @@ class HFTrainer(Trainer):
         return min(max(own, 0), rows)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
-        """Returns the optimizer of the factory, or of transformers."""
+        """Returns the optimizer that the `optimizer_factory` makes; without a factory, the one of transformers."""
         if self.optimizer is None and self._optimizer_factory is not None:
             trained = cast(nn.Module, self.model if model is None else model)
             self.optimizer = make_optimizer(trained, self.args, self._optimizer_factory)
         return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
-        """Returns the schedule of the factory, or of transformers.
+        """Returns the learning rate schedule that the factory makes; without a factory, the one of transformers.
 
         Args:
-            num_training_steps: optimizer steps of the whole run.
-            optimizer: that it schedules; that of the trainer by default.
+            num_training_steps: the number of optimizer steps of the whole run.
+            optimizer: the optimizer whose learning rate is scheduled; the trainer's optimizer by default.
         """
         if self.lr_scheduler is None and self._scheduler_factory is not None:
             scheduled = cast(Optimizer, self.optimizer if optimizer is None else optimizer)
@@ -378,7 +389,7 @@ def _resume_folder(request: bool | str | None, output_dir: str) -> str | None:
 
 
 def _newest_whole_checkpoint(output_dir: Path) -> str | None:
-    """Returns the newest checkpoint whose state file, which transformers writes last, can be read."""
+    """Returns the newest checkpoint whose state file, which transformers writes last, can be read; None without one."""
     folders = {folder: folder.name.removeprefix("checkpoint-") for folder in output_dir.glob("checkpoint-*")}
     for folder in sorted((f for f, step in folders.items() if step.isdigit()), key=lambda f: -int(folders[f])):
         try:
@@ -391,7 +402,7 @@ def _newest_whole_checkpoint(output_dir: Path) -> str | None:
 
 
 class _StopAfterStep(TrainerCallback):
-    """Ends the run after the step in which a process got a signal, with a checkpoint if saving is on."""
+    """A callback that ends the run after the step in which a process got a signal, and saves if saving is on."""
 
     def __init__(self, interrupt: Interrupt, *, saves: bool) -> None:
         self.began = False
@@ -402,25 +413,28 @@ class _StopAfterStep(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Notes that callbacks were started and need to be closed."""
+        """Records that callbacks got `on_train_begin` and must get `on_train_end`."""
         self.began = True
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Notes that there will be a state to save."""
+        """Records that a step has begun: from now on, an interrupted run has a state to save."""
         self._interrupt.begin()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> TrainerControl:
-        """Requests the end of training if a process was asked to stop."""
+        """Requests the end of training, and a checkpoint if saving is on, if a process was asked to stop."""
         if self.asked() is not None:
             control.should_training_stop = True
             control.should_save = control.should_save or self._saves
         return control
 
     def asked(self) -> KeyboardInterrupt | None:
-        """Returns the error to raise if a process was asked to stop. Collective, after the same steps."""
+        """Returns the error to raise if a process was asked to stop, otherwise None.
+
+        Collective: every process must call it after the same training steps.
+        """
         self._asked = self._asked or self._interrupt.error_for(collectives.all_sum(self._interrupt.stop_code))
         return self._asked

@@ -1,10 +1,11 @@
-"""The training loop, and the loop of an evaluation.
+"""The training loop, and the evaluation loop.
 
-`train_loop` does the steps of a run. It does not know the strategy or the number of processes: the loss and the counts
-of a window are sums over all data-parallel ranks. `evaluate` returns metrics under `eval_` names and sends them to the
-callbacks. Its loss is a sum over valid targets divided by their number over the whole set, so batch size, accumulation
-and the number of processes do not change it. Random states and training modes are the same after an evaluation, and
-every process has the same metrics.
+`train_loop` does the optimizer steps of a run. It does not depend on the strategy or on the number of processes: the
+loss and the counts of a window (the micro-batches of one optimizer step) are sums over all data-parallel ranks.
+`evaluate` returns metrics under `eval_` names and sends them to the callbacks. The evaluation loss is the sum over all
+valid targets of the set, divided by their number, so it does not depend on the batch size or on the number of
+processes. An evaluation changes neither the random states nor the training modes of modules, and every process gets the
+same metrics.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def train_loop(run: Run) -> None:
     """Trains until the run is finished.
 
     Raises:
-        TrainingError: FG803 for data without rows; FG818 and FG650 to FG652 for bad steps that end the run.
-        KeyboardInterrupt: after Ctrl-C or a scheduler's signal, at a step boundary.
+        TrainingError: FG803 if the data has no rows; FG818 or FG650 to FG652 if bad steps end the run.
+        KeyboardInterrupt: at a step boundary, after Ctrl-C or a signal of a batch scheduler.
     """
     run.end_resumed_step()
     while not run.finished:
@@ -57,21 +58,21 @@ def train_loop(run: Run) -> None:
 
 
 def train_window(run: Run, window: Window) -> tuple[float | Tensor | None, Update]:
-    """Does one optimizer step on a window, unless it must be skipped; returns its loss and the result of the update.
+    """Does one optimizer step, unless the step must be skipped, and returns its loss and the result of the update.
 
     Args:
-        run: gives strategy, step guard and settings.
-        window: micro-batches of the step.
+        run: the run, whose strategy, step guard and settings are used.
+        window: the micro-batches of the optimizer step.
 
     Returns:
-        The loss over all data-parallel ranks (a tensor if reading it would wait for the device; None for a skipped
-        step), and the `Update`.
+        The loss over all data-parallel ranks, and the `Update`. The loss is a tensor if reading it would wait for the
+        device, and None if the step was skipped.
 
     Shapes:
-        The loss is a scalar.
+        The loss is a float or a scalar tensor.
 
     Raises:
-        TrainingError: FG818 and FG650 for a bad step that ends the run.
+        TrainingError: FG818 or FG650 if the step is bad and ends the run.
     """
     if run.skips.covers(run.data.rows_of(window)):
         return None, Update(skipped=True)
@@ -95,7 +96,7 @@ def train_window(run: Run, window: Window) -> tuple[float | Tensor | None, Updat
 
 
 def loss_divisor(num_valid: Any) -> Any:
-    """Returns the divisor of a loss; at least 1, so that a window without targets has the loss 0 instead of 0 / 0."""
+    """Returns `num_valid`, or 1 if it is 0, so that the loss of a window without targets is 0 instead of 0 / 0."""
     if isinstance(num_valid, Tensor):
         # `where` instead of `if`: a comparison would wait for the device.
         return num_valid.where(num_valid > 0, num_valid.new_ones(()))
@@ -108,13 +109,13 @@ def eval_batches(
     """Returns the rank-local batches of an evaluation set, in the order of its rows.
 
     Args:
-        dataset: map-style or iterable rows.
-        args: batch size and loader options.
-        collate: makes a batch of rows.
-        topology: gives the data-parallel rank.
+        dataset: the evaluation set, map-style or iterable.
+        args: the training arguments, whose batch size and loader options are read.
+        collate: the collator, a function from a list of rows to a batch.
+        topology: the topology of this process, from which the data-parallel rank is read.
 
     Raises:
-        TrainingError: FG803 for no rows, FG853 for data that is already split among processes.
+        TrainingError: FG803 if there are no rows; FG853 if the data is already split among processes.
     """
     if not is_iterable(dataset) and len(dataset) == 0:
         raise TrainingError(
@@ -132,23 +133,24 @@ def evaluate(
     prefix: str = "eval",
     wants_end: Callable[[], bool] | None = None,
 ) -> dict[str, float] | None:
-    """Returns the metrics of one or several data sets, and sends them to the callbacks; None if it was interrupted.
+    """Evaluates the model on one or several data sets; returns the metrics and sends them to the callbacks.
 
-    Collective: every process calls it.
+    Collective: every process must call it.
 
     Args:
-        session: gives the callbacks.
-        strategy: computes losses.
-        sets: batches by name; the name "" is for a single set.
-        prefix: of the name of every metric.
-        wants_end: returns before each batch, with the same answer on all processes, whether to stop.
+        session: the session, whose callbacks get the metrics.
+        strategy: the strategy, which computes the losses.
+        sets: the batches of each evaluation set, by name; a single set has the name "".
+        prefix: the prefix of the names of all metrics.
+        wants_end: a function that is called before each batch and returns whether to interrupt the evaluation. It must
+            return the same answer on all processes.
 
     Returns:
         `<prefix>_loss` (nats per target for a cross-entropy), `<prefix>_runtime` (seconds), and samples and batches per
-        second.
+        second; None if the evaluation was interrupted.
 
     Raises:
-        TrainingError: FG803 if a set gives no batch.
+        TrainingError: FG803 if a set contains no rows.
     """
     metrics: dict[str, float] = {}
     with restored_train_modes(strategy.model):

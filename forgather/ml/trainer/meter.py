@@ -1,7 +1,8 @@
 """Training metrics: losses, norms, learning rate, throughput and memory, summed up between log lines.
 
-`AsyncHostCopy` brings a small tensor to the host without waiting: the copy starts at once and does not depend on work
-that is queued later. `Meter` adds up steps and gives the values of a log line and of the run's summary.
+`AsyncHostCopy` copies a small tensor to host memory asynchronously: the copy is queued at once and does not wait for
+work that is queued on the device later. `Meter` sums up optimizer steps and returns the metrics of a log line and of
+the whole run.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from forgather.ml.types import Update, Window
 
 
 class AsyncHostCopy:
-    """A copy of a small tensor to host memory that is in progress.
+    """An asynchronous copy of a small tensor to host memory.
 
     Args:
-        values: of any shape, on any device.
+        values: the tensor to copy, on any device.
 
     Shapes:
-        `read` returns a tensor of the shape of `values`.
+        values: any shape. `read` returns a tensor of the same shape.
     """
 
     def __init__(self, values: Tensor) -> None:
@@ -39,14 +40,14 @@ class AsyncHostCopy:
 
     @property
     def is_there(self) -> bool:
-        """True if reading does not wait."""
+        """True if the copy is complete, so that `read` returns without waiting."""
         return self._event is None or self._event.query()
 
     def read(self) -> Tensor:
-        """Returns the values on the host; waits for the work that was queued before the copy.
+        """Returns the copy in host memory; waits for the copy and for the device work that was queued before it.
 
         Shapes:
-            Returns the shape of the values.
+            Returns a tensor of the shape of the copied tensor.
         """
         if self._event is not None:
             self._event.synchronize()
@@ -55,13 +56,13 @@ class AsyncHostCopy:
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums over steps.
+    """The sum of the losses of several optimizer steps, and counts of these steps.
 
     Args:
-        loss: sum over the steps that have a loss.
-        losses: number of these steps.
-        steps: number of all steps.
-        skipped: number of skipped steps.
+        loss: the sum of the losses of the steps that have a loss.
+        losses: the number of steps that have a loss.
+        steps: the number of all steps, with skipped ones.
+        skipped: the number of skipped steps.
     """
 
     loss: float | Tensor = 0.0
@@ -71,16 +72,16 @@ class _Sums:
 
 
 class Meter:
-    """Sums over the steps since the last log line, and since the start of the run.
+    """Sums up the metrics of the steps since the last log line, and since the start of the run.
 
-    The mean loss of a resumed run covers all its steps; rates cover the steps of this process alone.
+    The mean loss of a resumed run covers all steps of the run. Rates cover only the steps since the resume.
 
     Args:
-        device: whose memory is reported.
-        counts_tokens: report tokens per second instead of samples per second.
+        device: the device whose memory use is reported.
+        counts_tokens: whether log lines report tokens per second instead of samples per second.
 
     Units:
-        Rates are per second of wall time, over all data-parallel ranks. Losses are as the loss rule gives them.
+        Rates are per second of wall time, over all data-parallel ranks. Losses have the unit of the loss function.
     """
 
     def __init__(self, device: torch.device, *, counts_tokens: bool = True) -> None:
@@ -98,20 +99,20 @@ class Meter:
         self._began = self._line_began = time.perf_counter()
 
     def start(self) -> None:
-        """Starts the clock."""
+        """Starts the clock of the run and of the first log line."""
         self._began = self._line_began = time.perf_counter()
 
     def add(self, loss: float | Tensor | None, update: Update, window: Window, *, learning_rate: float) -> None:
-        """Counts a step.
+        """Adds an optimizer step to the sums.
 
         Args:
-            loss: of the step; None for a skipped step.
-            update: gives the gradient norm, and whether the step was skipped.
-            window: gives tokens and rows.
-            learning_rate: that the step used.
+            loss: the loss of the step; None if the step was skipped.
+            update: the result of the update, from which the gradient norm and whether the step was skipped are read.
+            window: the window of the step, from which the numbers of tokens and rows are read.
+            learning_rate: the learning rate that the step used.
 
         Shapes:
-            loss: scalar.
+            loss: a Python number or a scalar tensor.
         """
         self.learning_rate = learning_rate
         line = self._line
@@ -130,7 +131,7 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Excludes the time of its body from the rates."""
+        """Context manager that excludes the time of its body from the rates of the current log line."""
         # Only the clock of the line moves: the runtime of the whole run includes evaluations and saves.
         began = time.perf_counter()
         try:
@@ -140,11 +141,11 @@ class Meter:
 
     @property
     def has_steps(self) -> bool:
-        """True if there were steps since the last line."""
+        """True if there were steps since the last log line."""
         return self._line.steps > 0
 
     def line(self) -> dict[str, float]:
-        """Returns the metrics of the steps since the last line, and starts a new line. Synchronizes with the device."""
+        """Returns the metrics since the last log line, and starts a new one. Synchronizes with the device."""
         line = self._line
         # Read before the clock: the steps are finished only when the device is.
         line.loss = float(line.loss)
@@ -181,7 +182,7 @@ class Meter:
         self._line, self._tokens, self._rows, self._resumed = _Sums(), 0, 0, 0
 
     def summary(self) -> dict[str, float]:
-        """Returns the metrics of the whole run, and ends it. Synchronizes with the device."""
+        """Returns the metrics of the whole run. Synchronizes with the device."""
         if self.has_steps:
             self._close_line()
         seconds = max(time.perf_counter() - self._began, 1e-9)
@@ -198,19 +199,21 @@ class Meter:
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the sums of the unfinished line and of all lines before. Synchronizes with the device."""
+        """Returns the sums since the last log line, and the sums of all earlier steps. Synchronizes with the device."""
         self._line.loss = float(self._line.loss)
         totals = {f"total_{name}": value for name, value in asdict(self._total).items()}
         last = {} if self.grad_norm is None else {"grad_norm": float(self.grad_norm)}
         return {**asdict(self._line), **totals, **last, "learning_rate": self.learning_rate}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the sums, so that the unfinished line continues; its rates count only steps of this process.
+        """Restores the sums of a checkpoint.
 
-        Earlier releases skipped no steps, and some stored no sums over all steps: the mean then covers the later steps.
+        The next log line reports the mean loss of all steps since the last line before the checkpoint, and the rates of
+        the steps since the resume. Earlier releases did not skip steps, and some did not store sums over all steps; the
+        mean loss of the run then covers only the steps that the sums contain.
 
         Args:
-            state: given by `state_dict`, of this release or an earlier one.
+            state: the state that `state_dict` returned, in this release or an earlier one.
         """
         self._line = _Sums(state["loss"], state.get("losses", state["steps"]), state["steps"], state.get("skipped", 0))
         steps = state.get("total_steps", 0)

@@ -1,6 +1,6 @@
 """Writes the trained model as a folder in Hugging Face layout, and checks that a folder is writable.
 
-A model that is neither of transformers nor has `save_pretrained` is written as `model.safetensors` alone.
+A model that is not a transformers model and has no `save_pretrained` is written as `model.safetensors` alone.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _log = get_logger(__name__)
 
 
 def check_writable(storage: Storage, folder: Path) -> None:
-    """Creates a folder and checks that files can be created in it.
+    """Creates a folder, and checks that files can be created in it.
 
     Args:
-        storage: does the file operations.
-        folder: to check.
+        storage: the object through which files are written and removed.
+        folder: the folder to create and to check.
 
     Raises:
-        TrainingError: FG817 if nothing can be written.
+        TrainingError: FG817 if the folder or a file in it cannot be created.
     """
     probe = folder / ".write-test"  # a fixed name: a file that a killed process left is removed by the next one
     try:
@@ -55,22 +55,23 @@ def _not_writable(folder: Path, error: Exception) -> TrainingError:
 def export_model(
     storage: Storage, model: nn.Module, weights: Mapping[str, Any], folder: Path, processing_class: Any
 ) -> None:
-    """Writes a model for use: weights, configuration and tokenizer, as `from_pretrained` reads them.
+    """Writes a trained model: weights, configuration and tokenizer, in the layout that `from_pretrained` reads.
 
-    A model that is neither of transformers nor can save itself is written as `model.safetensors`, and so is one whose
-    weights are not those of its class. No configuration is written next to them: `from_pretrained` would load the class
-    with random weights. Files are written to a draft, synced and moved: an older model stays until the new one is
-    complete, see `write_model`.
+    Two kinds of models are written as `model.safetensors` without a model configuration: those that are not of
+    transformers and have no `save_pretrained`, and those whose weights do not match their class. With a configuration,
+    `from_pretrained` would load such a model with random weights. An older model in the folder is replaced only when
+    the new one is completely written and synced, see `write_model`.
 
     Args:
-        storage: does the file operations.
-        model: gives class and configuration; a proxy with `stands_for` gives those of the model that it represents.
-        weights: complete tensors by name.
-        folder: created if needed.
-        processing_class: tokenizer or processor; None for none.
+        storage: the object through which files are written and removed.
+        model: the model whose class and configuration are written. For a proxy with the attribute `stands_for`, those
+            of the represented model are written.
+        weights: the complete (not sharded) tensors, by name.
+        folder: the folder of the model, which is created if needed.
+        processing_class: the tokenizer or processor, or None.
 
     Raises:
-        TrainingError: FG817 if nothing can be written into the folder.
+        TrainingError: FG817 if the folder cannot be written to.
     """
     # With pipeline parallelism the strategy holds a proxy; class and configuration are those of the whole model.
     model = getattr(model, "stands_for", model)

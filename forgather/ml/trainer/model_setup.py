@@ -1,8 +1,9 @@
-"""Builds a model and prepares it for training: TF32, activation checkpointing, compilation; and its cache key.
+"""Builds a model, prepares it for training (TF32, activation checkpointing, compilation), and computes its cache key.
 
-Preparation steps change how a model computes, never its weights. `model_key` gives a key for `ml/data/cache.py`: equal
-keys mean equal initial weights, in this run and in later ones. A key covers everything that the weights, and the random
-numbers drawn after them, depend on; a model whose dependencies are not fully known has no key.
+Preparation steps change how a model computes, and never its weights. `model_key` returns a key for `ml/data/cache.py`.
+Two models with equal keys have equal initial weights, also in different runs. A key covers everything on which the
+initial weights, and the state of the random generators after initialization, depend. A model has no key if these
+dependencies are not fully known.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Step = Callable[[nn.Module], None]
 
 
 def preparation(args: TrainingArguments) -> list[Step]:
-    """Returns the preparation steps that the arguments ask for, in order."""
+    """Returns the preparation steps that the arguments request, in the order in which they must be applied."""
     steps: list[Step] = []
     if args.tf32 is not None:
         steps.append(functools.partial(allow_tf32, allowed=args.tf32))
@@ -51,10 +52,10 @@ def preparation(args: TrainingArguments) -> list[Step]:
 
 
 def allow_tf32(model: nn.Module, *, allowed: bool) -> None:
-    """Allows or forbids TF32 in float32 matrix products on CUDA. The setting is global to the process.
+    """Allows or forbids TF32 in float32 matrix products and convolutions on CUDA, for the whole process.
 
     Args:
-        model: unused; every preparation step gets it.
+        model: the model, which is not used; every preparation step gets it.
         allowed: whether TF32 may be used.
     """
     torch.backends.cuda.matmul.allow_tf32 = allowed
@@ -62,17 +63,17 @@ def allow_tf32(model: nn.Module, *, allowed: bool) -> None:
 
 
 def recompute_activations(model: nn.Module, *, settings: Mapping[str, Any]) -> None:
-    """Makes the backward pass recompute activations (activation checkpointing): same gradients, less memory.
+    """Turns on activation checkpointing: the backward pass recomputes activations, which saves memory.
 
-    Models of transformers have a method for it. Of other models, each item of an outermost `nn.ModuleList`,
-    `nn.ModuleDict` or `nn.Sequential` is recomputed as one unit.
+    A model that has the transformers method for activation checkpointing uses it. In other models, each item of an
+    outermost `nn.ModuleList`, `nn.ModuleDict` or `nn.Sequential` is recomputed as one unit.
 
     Args:
-        model: is changed in place.
-        settings: of `torch.utils.checkpoint.checkpoint`; `use_reentrant` is False by default.
+        model: the model, which is changed in place.
+        settings: the arguments of `torch.utils.checkpoint.checkpoint`; `use_reentrant` is False by default.
 
     Raises:
-        TrainingError: FG822 for a model without such units.
+        TrainingError: FG822 if the model has neither the method nor such units.
     """
     settings = {"use_reentrant": False, **settings}
     # transformers renamed the method; earlier releases and other models have the second name only.
@@ -95,13 +96,14 @@ def compile_model(model: nn.Module, *, backend: str, mode: str | None, by_blocks
     """Compiles the model in place.
 
     Args:
-        model: to compile.
-        backend: of `torch.compile`.
-        mode: of `torch.compile`; None for its default.
-        by_blocks: compile each repeated block instead of the whole model; the whole model if it has none.
+        model: the model to compile.
+        backend: the `backend` argument of `torch.compile`.
+        mode: the `mode` argument of `torch.compile`; None is torch's default.
+        by_blocks: whether to compile each repeated block instead of the whole model. A model without repeated blocks is
+            compiled as a whole.
 
     Raises:
-        TrainingError: FG823 for a backend that torch does not know.
+        TrainingError: FG823 if torch has no backend of this name.
     """
     if backend not in torch._dynamo.list_backends(exclude_tags=()):
         raise TrainingError(
@@ -115,15 +117,15 @@ def compile_model(model: nn.Module, *, backend: str, mode: str | None, by_blocks
 
 
 def make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: int) -> nn.Module:
-    """Returns the model to train; one that is built here is built after the seed was set.
+    """Returns the model to train. If a callable must build the model, the random seed is set first.
 
     Args:
-        model: a module, or a callable without arguments that returns one.
-        model_init: returns the module, if `model` is None.
-        seed: of the weights.
+        model: the module to train, or a callable without arguments that returns it, or None.
+        model_init: a callable that returns the module, which is used if `model` is None.
+        seed: the seed of the initial weights.
 
     Raises:
-        TrainingError: FG801 if there is no module.
+        TrainingError: FG801 if there is no model, or if it is not a `torch.nn.Module`.
     """
     make = model_init if model is None else None if isinstance(model, nn.Module) else model
     if make is not None:
@@ -143,18 +145,19 @@ _PACKAGES = ("torch", "transformers", "numpy")
 
 
 class _Unknown(Exception):  # noqa: N818 - no error: there is no key
-    """Raised for a value that a key cannot describe."""
+    """Raised if the cache key cannot be computed because it would depend on an unknown value."""
 
 
 def model_key(make: Callable[..., Any] | None, seed: int) -> str | None:
-    """Returns the key of the model that `make()` returns after seeding; None if it cannot be determined.
+    """Returns the cache key of the model that `make()` builds after seeding; None if the key cannot be determined.
 
-    Known functions are `from_config`, and `from_pretrained` of a local folder, with plain data as arguments, directly
-    or in `functools.partial` and `!partial`. Only classes of transformers count: its version determines their code.
+    The key can be determined if `make` is `from_config`, or `from_pretrained` of a local folder, with plain data as
+    arguments, possibly wrapped in `functools.partial` or `!partial`. The model's class must belong to transformers,
+    whose version then determines the code of the class.
 
     Args:
-        make: makes the model.
-        seed: set before.
+        make: the function that builds the model.
+        seed: the seed that is set before the model is built.
 
     Example:
         >>> model_key(lambda: None, 42) is None
@@ -173,7 +176,7 @@ def model_key(make: Callable[..., Any] | None, seed: int) -> str | None:
 
 
 def _unwrapped_partial(make: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Returns the function at the core of nested partials, and all its arguments."""
+    """Returns the innermost function of nested partials, with all positional and keyword arguments of the partials."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     # By attributes, not by class: a `!partial` of a config has them too.
@@ -202,10 +205,10 @@ def _facts_of_folder(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value as plain data.
+    """Returns a value as data that can be stored as JSON.
 
     Raises:
-        _Unknown: for a value with more than plain data.
+        _Unknown: if the value contains an object that cannot be described completely by such data.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value

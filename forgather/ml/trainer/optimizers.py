@@ -1,7 +1,8 @@
-"""Optimizer and learning rate schedule of a run, and the bytes that the optimizer's state will need.
+"""Makes the optimizer and the learning rate schedule of a run, and estimates the size of the optimizer state.
 
-Takes the model, the arguments and optional factories; gives a `torch.optim.Optimizer` and a schedule. Settings that a
-factory has itself take precedence over the arguments; a setting of the user that has no effect gives one warning.
+The training arguments define the default optimizer and schedule; factories that the user gives replace them. Values
+that a factory sets itself take precedence over the training arguments. A warning reports a learning rate of the
+arguments that has no effect.
 """
 
 from __future__ import annotations
@@ -36,15 +37,17 @@ def make_optimizer(
     """Returns the optimizer of a run.
 
     Args:
-        model: already on its device, and sharded if it will be.
-        args: learning rate, weight decay, and the name of the default optimizer; with a factory, arguments of
-            transformers also work.
-        factory: called with the trainable parameters (with (name, parameter) pairs if its first parameter is called
-            `named_parameters`, with the model if it is called `model`), and with `lr` and `weight_decay` if it accepts
+        model: the model, which must already be on its device, and sharded if the strategy shards it.
+        args: the training arguments, which give the learning rate, the weight decay and the name of the default
+            optimizer. With a factory, `transformers.TrainingArguments` can be used too.
+        factory: the optimizer factory, or None for the default optimizer. It is called with the trainable parameters,
+            or with (name, parameter) pairs if its first parameter is called `named_parameters` or `named_params`, or
+            with the model if its first parameter is called `model`. It also gets `lr` and `weight_decay` if it accepts
             them and does not set them itself.
 
     Raises:
-        TrainingError: FG819 for something that is not an optimizer, FG820 for a model without trainable parameters.
+        TrainingError: FG819 if the factory does not return an optimizer, or if the optimizer's `step` needs a closure;
+            FG820 if the model has no trainable parameters.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not named:
@@ -113,19 +116,22 @@ def _default_optimizer(model: nn.Module, args: TrainingArguments) -> Optimizer:
 
 
 def _can_fuse(groups: list[dict[str, Any]]) -> bool:
-    """Returns whether one fused step can update all parameters: torch cannot mix sharded and plain tensors in it."""
+    """Returns whether one fused step can update all parameters.
+
+    torch cannot mix DTensors and plain tensors, or DTensors of different meshes, in one fused step.
+    """
     parameters = [parameter for group in groups for parameter in group["params"]]
     return len({getattr(parameter, "device_mesh", None) for parameter in parameters}) == 1
 
 
 def refuse_uncallable(**factories: Any) -> None:
-    """Refuses factories that are not callable, before any work is done.
+    """Raises an error if a factory is not callable. The trainer calls this before it does any work.
 
     Args:
-        **factories: by the name of the trainer's keyword.
+        **factories: the factories, by the name of the trainer's keyword argument; a factory that is None is ignored.
 
     Raises:
-        TrainingError: FG819, about the keyword.
+        TrainingError: FG819 if a factory cannot be called.
     """
     for name, factory in factories.items():
         if factory is not None and not callable(factory):
@@ -149,14 +155,14 @@ def make_schedule(
     """Returns the learning rate schedule of a run.
 
     Args:
-        optimizer: that it schedules.
-        args: name and settings of the default schedule.
-        num_training_steps: optimizer steps of the whole run.
-        factory: called with the optimizer, and with `num_training_steps` and `num_warmup_steps` if it accepts them and
-            does not set them itself.
+        optimizer: the optimizer whose learning rate is scheduled.
+        args: the training arguments, which give the name and the settings of the default schedule.
+        num_training_steps: the number of optimizer steps of the whole run.
+        factory: the schedule factory, or None for the default schedule. It is called with the optimizer, and with
+            `num_training_steps` and `num_warmup_steps` if it accepts them and does not set them itself.
 
     Raises:
-        TrainingError: FG819 for something that is not a schedule.
+        TrainingError: FG819 if the factory does not return a learning rate schedule.
     """
     warmup = args.get_warmup_steps(num_training_steps)
     if factory is None:
@@ -181,7 +187,11 @@ def _rates(rates: list[Any]) -> str:
 
 
 def _parameters_of(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Returns the parameters of a factory; if it has only `*args` and `**kwargs`, those of the function it calls."""
+    """Returns the parameters of a factory's signature.
+
+    If these are only `*args` and `**kwargs`, the parameters of the factory's attribute `func` are returned, which is
+    the function that a partial calls.
+    """
     for candidate in (factory, getattr(factory, "func", None)):
         if candidate is None:
             continue
@@ -205,16 +215,16 @@ _ON_THE_HOST = {"foreach": False, "fused": False, "capturable": False}
 
 
 def optimizer_bytes(model: nn.Module, optimizer: Any) -> dict[str, int]:
-    """Returns the bytes that a checkpoint needs for the optimizer state, by parameter name.
+    """Returns the number of bytes that a checkpoint needs for the optimizer state, by parameter name.
 
-    It makes one step of a copy of the optimizer on the meta device, so no memory is allocated.
+    The sizes are found by doing one step with a copy of the optimizer on the meta device, so no memory is allocated.
 
     Args:
-        model: gives names; of a sharded weight, the whole size counts.
-        optimizer: has made no step yet.
+        model: the model, whose parameters and their names are read. A sharded parameter is counted with its full size.
+        optimizer: the optimizer, which must not have done a step yet.
 
     Units:
-        Bytes, including headers and names in the index of the checkpoint.
+        Bytes, including file headers and the names in the index of the checkpoint.
     """
     names = names_of(model)
     found: dict[int, dict[str, Any]] = {}
@@ -228,7 +238,10 @@ def optimizer_bytes(model: nn.Module, optimizer: Any) -> dict[str, int]:
 
 
 def _inner_optimizers(optimizer: Any) -> Iterator[Optimizer]:
-    """Yields the optimizers that a composite one consists of; the optimizer itself if it has no parts."""
+    """Yields the optimizers that are stored in the attributes of a composite optimizer.
+
+    Yields the given optimizer if it is not a composite one.
+    """
     held = [one for value in vars(optimizer).values() for one in (value if isinstance(value, list) else [value])]
     inner = [one for one in held if isinstance(one, Optimizer)]
     if inner:

@@ -1,8 +1,8 @@
 """Training arguments of the multi-process trainers, and the translation of Accelerate's settings.
 
-Takes keyword arguments; gives a frozen record whose values are consistent with one another and with the number of
-processes. Building one starts no process group. Forbidden combinations are data (`forgather/ml/rules/`), which `fgcli
-check` reads too. Settings of `accelerator_args` are moved to the arguments that mean the same.
+Each class takes keyword arguments and is a frozen dataclass whose values do not contradict one another. Building an
+instance starts no process group. The rules about forbidden combinations are stored in `forgather/ml/rules/`, where
+`fgcli check` reads them too. Settings in `accelerator_args` are translated to the equivalent training arguments.
 """
 
 from __future__ import annotations
@@ -23,25 +23,30 @@ from forgather.rules import Rules
 
 @dataclass(kw_only=True, frozen=True, init=False)
 class ParallelArguments(TrainingArguments):
-    """Settings of every trainer for several processes.
+    """The settings that all trainers for several processes have in common.
 
     Args:
-        data_parallel_size: data-parallel ranks; None uses the ranks that the other sizes leave.
-        tensor_parallel_size: ranks that hold slices of one layer.
-        tp_plan: which layers are sliced, and how: "auto" for the model's own plan, or a mapping of module names.
+        data_parallel_size: the number of data-parallel ranks. None uses all processes that remain after the division by
+            the other parallel sizes.
+        tensor_parallel_size: the number of ranks over which each layer is sliced.
+        tp_plan: the tensor-parallel plan, which says which layers are sliced and how: "auto" for the model's own plan,
+            or a mapping from module names to styles.
         fsdp: true, or how weights are sharded over data-parallel ranks: "full_shard", "shard_grad_op", "hybrid_shard",
             or "no_shard" for replicated weights.
-        fsdp_config: `sharding_strategy` or `reshard_after_forward`; `auto_wrap_policy`,
-            `transformer_layer_cls_to_wrap`, `min_num_params`; `cpu_offload`; `mixed_precision`, "bf16", "autocast", or
-            `param_dtype`, `reduce_dtype`, `buffer_dtype`; `activation_checkpointing`; `shard_size` of hybrid sharding;
-            `backward_prefetch`, `forward_prefetch`, `limit_all_gathers`.
-        fp16: forward passes run under float16 autocast, with a scaled loss.
-        ddp_find_unused_parameters: `DistributedDataParallel` searches at every step for weights without a gradient.
-        ddp_bucket_cap_mb: size of its gradient buckets, in MiB.
-        ddp_broadcast_buffers: it broadcasts the buffers of rank 0 before each forward pass.
-        ddp_static_graph: it may assume that every step has the autograd graph of the first one.
+        fsdp_config: the settings of FSDP2: `sharding_strategy` or `reshard_after_forward`; `auto_wrap_policy`,
+            `transformer_layer_cls_to_wrap`, `min_num_params`; `cpu_offload`; `mixed_precision` ("bf16", "autocast", or
+            a mapping with `param_dtype`, `reduce_dtype`, `buffer_dtype`); `activation_checkpointing`; `shard_size` of
+            hybrid sharding; `backward_prefetch`, `forward_prefetch`, `limit_all_gathers`.
+        fp16: whether forward passes run under float16 autocast, with a scaled loss.
+        ddp_find_unused_parameters: whether `DistributedDataParallel` searches at every step for weights without a
+            gradient.
+        ddp_bucket_cap_mb: the size of the gradient buckets of `DistributedDataParallel`, in MiB.
+        ddp_broadcast_buffers: whether `DistributedDataParallel` broadcasts the buffers of rank 0 before each forward
+            pass.
+        ddp_static_graph: whether `DistributedDataParallel` may assume that every step has the autograd graph of the
+            first step.
 
-    Allowed values and the rules between settings are data: `forgather/ml/rules/parallel.json`.
+    The allowed values, and the rules between settings, are stored in `forgather/ml/rules/parallel.json`.
     """
 
     RULES: ClassVar[Rules] = argument_checks.rules(
@@ -62,14 +67,14 @@ class ParallelArguments(TrainingArguments):
 
 @dataclass(kw_only=True, frozen=True, init=False)
 class AccelTrainingArguments(ParallelArguments):
-    """Settings of `AccelTrainer`.
+    """The settings of `AccelTrainer`.
 
     Args:
-        accelerator_args: arguments of `accelerate.Accelerator`, of its data-loader configuration, of the process group,
-            or of our data loader.
-        deepspeed: a file or a mapping with DeepSpeed's configuration, or "auto".
+        accelerator_args: the arguments of `accelerate.Accelerator`, with its data-loader configuration and the
+            settings of the process group. They are translated to the equivalent training arguments.
+        deepspeed: the DeepSpeed configuration, as the path of a file or a mapping; or "auto".
 
-    Allowed values and the rules between settings are data: `forgather/ml/rules/accel_trainer.json`.
+    The allowed values, and the rules between settings, are stored in `forgather/ml/rules/accel_trainer.json`.
     """
 
     RULES: ClassVar[Rules] = argument_checks.rules("accel_trainer", "forgather.ml:AccelTrainingArguments")
@@ -83,20 +88,20 @@ class AccelTrainingArguments(ParallelArguments):
 
 @dataclass(kw_only=True, frozen=True, init=False)
 class PipelineTrainingArguments(ParallelArguments):
-    """Settings of `PipelineTrainer`.
+    """The settings of `PipelineTrainer`.
 
     Args:
-        split_spec: where the model is split: names of modules or blocks to "end" or "beginning"; "auto" for stages of
-            similar cost; or a number of stages.
-        schedule_class: a schedule class of torch.distributed.pipelining.
-        pipeline_chunks: micro-batches that `per_device_train_batch_size` rows are split into; by default the number of
-            stages, if the rows allow it.
-        stages_per_rank: stages that one rank holds; by default the number that the schedule needs.
-        pipeline_parallel_size: ranks that hold the stages of one model replica; None uses the ranks that the other
-            sizes leave.
-        checkpoint_sequential: recompute the activations of each stage in the backward pass.
+        split_spec: the points at which the model is split: a mapping from names of modules or blocks to "end" or
+            "beginning"; "auto" for stages of similar cost; or a number of stages.
+        schedule_class: the name of a schedule class of torch.distributed.pipelining.
+        pipeline_chunks: the number of micro-batches into which `per_device_train_batch_size` rows are split; by default
+            the number of stages, if the number of rows allows it.
+        stages_per_rank: the number of stages on one rank; by default the number that the schedule needs.
+        pipeline_parallel_size: the number of ranks over which the stages of one model replica are distributed. None
+            uses all processes that remain after the division by the other parallel sizes.
+        checkpoint_sequential: whether to recompute the activations of each stage in the backward pass.
 
-    Allowed values and the rules between settings are data: `forgather/ml/rules/pipeline_trainer.json`.
+    The allowed values, and the rules between settings, are stored in `forgather/ml/rules/pipeline_trainer.json`.
     """
 
     RULES: ClassVar[Rules] = argument_checks.rules("pipeline_trainer", "forgather.ml:PipelineTrainingArguments")
@@ -128,7 +133,7 @@ MOVES = {
     "dynamo_backend": "torch_compile_backend",
     "log_with": "report_to",
 }
-"""Settings of Accelerate that have another name in the training arguments."""
+"""The settings of Accelerate that have an equivalent training argument, with the name of this argument."""
 
 _EVEN = "each row is computed once, and padding at the end is not counted; no row is repeated or dropped"
 _DISPATCH = "every process reads its own rows of the batch that dispatching would split"
@@ -146,19 +151,19 @@ REMARKS: dict[tuple[str, Any], str] = {
     ("dataloader_config.use_stateful_dataloader", True): "a checkpoint always holds the position in the data",
     ("dataloader_config.non_blocking", False): "copies from pinned memory do not wait",
 }
-"""Settings of Accelerate, by name and value, that need no argument, and the reason."""
+"""The settings of Accelerate, by name and value, that have no effect on a run, with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorSettings:
-    """The part of `accelerator_args` that goes to the strategy and to the process group.
+    """The settings in `accelerator_args` that the strategy and the process group use.
 
     Args:
-        backend: of the process group; None uses that of the environment.
-        timeout_seconds: of the process group; None uses that of the environment.
-        ddp: settings of `DistributedDataParallel`; None uses those of the arguments.
-        scaling: settings of the float16 gradient scaler.
-        sync_each_batch: all-reduce gradients after every micro-batch.
+        backend: the backend of the process group; None uses the backend of the distributed environment.
+        timeout_seconds: the timeout of the process group; None uses the timeout of the distributed environment.
+        ddp: the settings of `DistributedDataParallel`; None uses the `ddp_*` training arguments.
+        scaling: the settings of the float16 gradient scaler.
+        sync_each_batch: whether gradients are all-reduced after every micro-batch.
     """
 
     backend: str | None = None
@@ -169,12 +174,12 @@ class AcceleratorSettings:
 
 
 def with_accelerator_settings(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings, extended by those that are written in `accelerator_args`.
+    """Returns the training arguments, extended by the equivalents of the settings in `accelerator_args`.
 
     Args:
-        given: settings as the user wrote them.
-        defaults: of all settings. A setting that has its default value counts as not written, because templates write
-            defaults.
+        given: the training arguments as the user wrote them.
+        defaults: the defaults of all training arguments. An argument that has its default value is treated as not
+            given, because templates write defaults.
     """
     settings = dict(given)
     for name, value in _flattened(given.get("accelerator_args") or {}):
@@ -194,7 +199,10 @@ def with_accelerator_settings(given: Mapping[str, Any], defaults: Mapping[str, A
 
 
 def _equivalent_settings(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the (name, value) settings that a setting of Accelerate corresponds to; none for its default behaviour."""
+    """Yields the training arguments, as (name, value) pairs, that are equivalent to a setting of Accelerate.
+
+    Yields nothing for a setting that only requests Accelerate's default behaviour.
+    """
     # In Accelerate None stands for "not given".
     if value is None:
         return
@@ -226,10 +234,10 @@ def _shown(value: Any) -> str:
 
 
 def accelerator_settings(given: Mapping[str, Any] | None) -> AcceleratorSettings:
-    """Returns the settings of `accelerator_args` for the strategy and the process group.
+    """Returns the settings in `accelerator_args` that the strategy and the process group use.
 
     Raises:
-        SettingError: FG723 for a kwargs handler that is not supported.
+        SettingError: FG723 if there is a kwargs handler that is not supported.
     """
     given = given or {}
     # By class, as Accelerate does: it allows one handler of each class.

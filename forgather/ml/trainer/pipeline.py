@@ -1,7 +1,7 @@
 """`PipelineTrainer`: pipeline parallelism, with the stages of a model on several ranks.
 
-Takes what `Trainer` takes, with `PipelineTrainingArguments`; gives the same run on several processes. The class only
-chooses a strategy; the arguments alone decide how.
+`PipelineTrainer` takes the same parameters as `Trainer`, with `PipelineTrainingArguments` as `args`, and runs the same
+training on several processes. The class only chooses the pipeline strategy, which the arguments alone configure.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class PipelineTrainer(Trainer):
     `args` is a `PipelineTrainingArguments`; all other parameters are those of `Trainer`.
 
     Raises:
-        DistributedError: FG704 where the parallel sizes do not multiply to the number of processes, FG760 and FG761 for
-            stages and micro-batches that do not fit the schedule.
-        TrainingError: FG750 to FG755 for a model that cannot be split this way, FG762 for a loss that needs the whole
+        DistributedError: FG704 if the product of the parallel sizes is not the number of processes; FG760 or FG761 if
+            the number of stages or micro-batches does not fit the schedule.
+        TrainingError: FG750 to FG755 if the model cannot be split as requested; FG762 if the loss needs the whole
             model.
     """
 
@@ -31,5 +31,5 @@ class PipelineTrainer(Trainer):
     RULES = argument_checks.rules("pipeline_trainer", "forgather.ml:PipelineTrainer")
 
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
-        """Returns the pipeline strategy of these arguments, with FSDP2 over data-parallel ranks if `fsdp` is set."""
+        """Returns the pipeline strategy, which uses FSDP2 over the data-parallel ranks if `fsdp` is set."""
         return make_strategy(environment, self.args)

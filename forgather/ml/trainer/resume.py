@@ -1,8 +1,9 @@
 """Resumes a run: finds the checkpoint, and restores each of its parts into the run.
 
-`resolve_resume` gives the verified checkpoint that a request names. `restore_checkpoint` restores weights, optimizer,
-schedule, data position, metrics and random states. The checkpoint takes precedence over the config; a setting of the
-config that has no effect in a resumed run is reported in one warning.
+`resolve_resume` returns the folder of the requested checkpoint after verifying it. `restore_checkpoint` restores
+weights, optimizer state, schedule, data position, metrics and random states. Settings of the optimizer and schedule
+that a checkpoint stores take precedence over the config, and one warning lists the settings of the config that
+therefore have no effect.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ _CYCLING = frozenset({"betas", "momentum"})
 
 
 def announce(folder: Path, max_steps: int) -> None:
-    """Logs one line with the checkpoint that a run resumes from, or that nothing is left to train.
+    """Logs the checkpoint that the run resumes from, or that no steps are left to train.
 
     Args:
-        folder: of the checkpoint.
-        max_steps: optimizer steps of the run.
+        folder: the folder of the checkpoint.
+        max_steps: the number of optimizer steps of the whole run.
     """
     step = read_manifest(folder).step
     if step >= max_steps:
@@ -75,10 +76,12 @@ def announce(folder: Path, max_steps: int) -> None:
 
 
 def refuse_unreadable(folder: Path) -> None:
-    """Raises on every process if one of them cannot see the checkpoint. Collective.
+    """Raises an error on every process if one process cannot see the checkpoint.
+
+    Collective: every process must call it.
 
     Raises:
-        CheckpointError: FG856.
+        CheckpointError: FG856 if the manifest of the checkpoint does not exist for one process.
     """
     # Without a shared file system each machine would see its own folder, and ranks would resume at different steps.
     blind = [rank for rank, is_seen in enumerate(collectives.all_gather((folder / MANIFEST).is_file())) if not is_seen]
@@ -92,11 +95,13 @@ def refuse_unreadable(folder: Path) -> None:
 
 
 def restored_settings(optimizer: Any, schedule: Any) -> dict[str, list[Any]]:
-    """Returns the settings that a checkpoint restores, by name, with one value per parameter group.
+    """Returns the current values of all settings that a checkpoint overwrites, by name.
+
+    A setting of the optimizer has one value per parameter group, and a setting of the schedule has one value.
 
     Args:
-        optimizer: has parameter groups.
-        schedule: of the learning rate.
+        optimizer: the optimizer whose parameter groups are read.
+        schedule: the learning rate schedule whose state is read.
     """
     found: dict[str, list[Any]] = {}
     for group in optimizer.param_groups:
@@ -112,11 +117,11 @@ def restored_settings(optimizer: Any, schedule: Any) -> dict[str, list[Any]]:
 
 
 def warn_of_overridden(configured: dict[str, list[Any]], restored: dict[str, list[Any]]) -> None:
-    """Warns about settings of the config that the checkpoint overrides.
+    """Warns about settings of the config that the checkpoint has overwritten.
 
     Args:
-        configured: `restored_settings` before the restore.
-        restored: `restored_settings` after it.
+        configured: the result of `restored_settings` before the checkpoint was restored.
+        restored: the result of `restored_settings` after the checkpoint was restored.
     """
     lost = [
         f"{name} {_shown(restored[name])} (the config says {_shown(value)})"
@@ -132,15 +137,15 @@ def warn_of_overridden(configured: dict[str, list[Any]], restored: dict[str, lis
 
 
 def refuse_other_classes(classes: Mapping[str, str], optimizer: Any, schedule: Any) -> None:
-    """Raises if a checkpoint was written by another class of optimizer or schedule.
+    """Raises an error if a checkpoint was written with another class of optimizer or schedule.
 
     Args:
-        classes: class names in the checkpoint, by part.
-        optimizer: of this run.
-        schedule: of this run.
+        classes: the class names that the checkpoint stores under "optimizer" and "schedule".
+        optimizer: the optimizer of the resumed run.
+        schedule: the learning rate schedule of the resumed run.
 
     Raises:
-        CheckpointError: FG605.
+        CheckpointError: FG605 if a class differs.
     """
     for what, present in (("optimizer", optimizer), ("schedule", schedule)):
         # Checkpoints of earlier releases do not name the classes.
@@ -149,13 +154,14 @@ def refuse_other_classes(classes: Mapping[str, str], optimizer: Any, schedule: A
 
 
 def advance_schedule(schedule: Any, steps: int) -> None:
-    """Moves a new schedule to a step; one that follows a metric stays at its beginning.
+    """Advances a new learning rate schedule to the step of a checkpoint that does not store the schedule.
 
-    Used if the checkpoint does not hold the schedule, before the learning rate of the checkpoint is restored.
+    This must be done before the optimizer state is restored. `ReduceLROnPlateau`, which is stepped by evaluations, is
+    not advanced.
 
     Args:
-        schedule: newly made.
-        steps: optimizer steps that were done.
+        schedule: the new schedule.
+        steps: the number of optimizer steps at the checkpoint.
     """
     # Its steps are evaluations, and their metrics are not known here.
     if isinstance(schedule, ReduceLROnPlateau):
@@ -167,17 +173,18 @@ def advance_schedule(schedule: Any, steps: int) -> None:
 
 
 def restore_schedule(schedule: Any, state: dict[str, Any]) -> None:
-    """Restores a schedule; the next step uses the learning rate that the current schedule gives for it.
+    """Restores the state of a schedule, and sets the learning rate that the current schedule gives for the next step.
 
-    The optimizer state holds the old schedule's rate: at the end of a run that is now extended, that rate is zero. If
-    the checkpoint had fewer parameter groups, the optimizer already has the rate of each current group.
+    The restored optimizer state contains the learning rate of the earlier schedule. If a finished run is extended, that
+    rate can be zero, so it must not be used. If the checkpoint has another number of parameter groups, the rates in the
+    optimizer's current groups are used.
 
     Args:
-        schedule: of this run.
-        state: of the checkpoint.
+        schedule: the learning rate schedule of the resumed run.
+        state: the schedule state that the checkpoint stores.
 
     Raises:
-        CheckpointError: FG605 if it is the state of another schedule.
+        CheckpointError: FG605 if the state does not fit the schedule.
     """
     groups = schedule.optimizer.param_groups
     for name, key in (("base_lrs", "initial_lr"), ("_last_lr", "lr")):
@@ -207,11 +214,12 @@ def _misfit(what: str, present: Any, reason: str) -> CheckpointError:
 
 
 def current_folder(best: str | None, *folders: Path) -> str | None:
-    """Returns the current folder of the best checkpoint; None, with a warning, if it was removed.
+    """Returns the folder in which the best checkpoint is now; None, with a warning, if it was removed.
 
     Args:
-        best: its folder when the checkpoint was written, possibly on another machine.
-        *folders: searched in order for a folder of the same name.
+        best: the folder in which the best checkpoint was when the restored checkpoint was written, possibly on another
+            machine; None if there was no best checkpoint.
+        *folders: the folders in which a checkpoint folder of the same name is searched, in this order.
     """
     if best is None:
         return None
@@ -244,7 +252,7 @@ def _shown(values: list[Any]) -> str:
 
 
 def warn_of_earlier_run(output_dir: Path) -> None:
-    """Warns if the output folder holds checkpoints that this run does not resume from."""
+    """Warns if the output folder contains checkpoints of an earlier run, from which the new run does not resume."""
     if earlier := list_checkpoints(output_dir):
         _log.warning(
             "%s holds %d checkpoints of an earlier run, up to step %d: this run starts from the beginning, keeps "
@@ -257,14 +265,14 @@ def warn_of_earlier_run(output_dir: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RestoredState:
-    """The part of a restored checkpoint that the run itself uses.
+    """The parts of a restored checkpoint that `Run` puts back itself.
 
     Args:
-        progress: trainer state; only the step where the checkpoint has no more.
-        rng: random states of this process; None if there are none for it.
-        pending: actions that were due at the step and not done, see `pending_actions`.
-        guard: state of the step guard.
-        skips: skipped steps.
+        progress: the trainer state. If the checkpoint does not store one, only the step is set.
+        rng: the random states of this process; None if the checkpoint does not contain them.
+        pending: the names of the flags of actions that were due and not done, see `pending_actions`.
+        guard: the state of the step guard.
+        skips: the skipped steps.
     """
 
     progress: TrainerState
@@ -284,21 +292,22 @@ def restore_checkpoint(
     *,
     meanings: Meanings | None = None,
 ) -> RestoredState:
-    """Restores a checkpoint into the parts of a run. Collective: every process calls it.
+    """Restores a checkpoint into the parts of a run. Collective: every process must call it.
 
     Args:
-        folder: of a verified checkpoint.
-        args: of the run.
-        strategy: gets weights and optimizer state.
-        schedule: of the learning rate.
-        data: gets the position.
-        meter: gets the sums of the losses.
-        meanings: compared with those of the checkpoint; None for a checkpoint of this same run.
+        folder: the folder of a verified checkpoint.
+        args: the training arguments of the resumed run.
+        strategy: the strategy, whose weights and optimizer state are restored.
+        schedule: the learning rate schedule, whose state is restored.
+        data: the training data, whose position is restored.
+        meter: the meter, whose sums of losses are restored.
+        meanings: the description of the resumed run's tokenizer, labels and model settings, which is compared with the
+            checkpoint. None if the checkpoint was written by the same run.
 
     Raises:
-        CheckpointError: FG605 if it is one of another model, optimizer or schedule; FG608 if a required part is
-            missing; FG613 if tokens, labels or the model's settings changed; FG675 if a part has another form than a
-            run writes.
+        CheckpointError: FG605 if the checkpoint belongs to another model, optimizer or schedule; FG608 if a required
+            part is missing; FG613 if the tokenizer, the labels or the model's settings changed; FG675 if a part does
+            not have the form in which a run writes it.
     """
     with collectives.run_collectively(lambda: CheckpointReader(folder)) as saved:
         return _restore_parts(folder, saved, args, strategy, schedule, data, meter, meanings)
@@ -364,10 +373,10 @@ def _restore_parts(
 
 
 def read_progress(folder: Path) -> TrainerState | None:
-    """Returns the trainer state of a checkpoint; None if it has none.
+    """Returns the trainer state of a checkpoint; None if the checkpoint does not store one.
 
     Raises:
-        CheckpointError: FG675 if it has another form than a run writes.
+        CheckpointError: FG675 if the trainer state does not have the form in which a run writes it.
     """
     file, manifest = folder / TRAINER_STATE, read_manifest(folder)
     # A file that the manifest does not list was not verified.
@@ -392,16 +401,18 @@ def resolve_resume(
     *,
     storage: Storage | None = None,
 ) -> Path | None:
-    """Returns the verified checkpoint to resume from; None to start from the beginning.
+    """Returns the verified checkpoint to resume from; None if the run must start from the beginning.
 
     Args:
-        request: true or "auto" for the newest intact one, a folder, or nothing.
-        output_dir: folder of the run's checkpoints.
-        allow_missing: parts whose files may be missing.
-        storage: see `newest_verified`.
+        request: true or "auto" for the newest intact checkpoint in `output_dir`; the folder of a checkpoint; or None or
+            false for no resume.
+        output_dir: the folder that contains the run's checkpoint folders.
+        allow_missing: the parts of the training state whose files may be missing.
+        storage: the storage, see `newest_verified`.
 
     Raises:
-        CheckpointError: FG601 to FG604 for a named folder; FG607 if there are checkpoints and none is intact.
+        CheckpointError: FG601 to FG604 if the given folder is not an intact checkpoint; FG607 if `output_dir` contains
+            checkpoints and none is intact.
     """
     if request is None or request is False:
         return None

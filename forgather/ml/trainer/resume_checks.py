@@ -1,9 +1,9 @@
 """Checks before a resume: changed meanings of token ids, labels and model settings, and impossible values.
 
-`Meanings` compares the files that describe model and tokenizer with those of the checkpoint, and names what changed.
-Files are compared by content, not by bytes. A setting that only one of the two files has is ignored if another release
-of transformers wrote it. Settings that change only how a run trains (dropout, precision, caches) are ignored, too.
-`refuse_impossible` checks every number of a checkpoint against what a run can have written.
+`Meanings` compares the files that describe the model and the tokenizer with the files in the checkpoint, and reports
+what changed. The parsed content is compared, not the bytes. If another release of transformers wrote the checkpoint, a
+setting that only one of the two files contains is ignored. Settings that affect only the training of a model (dropout,
+precision, caches) are ignored, too. `refuse_impossible` checks that a run can have written the numbers in a checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from forgather.ml.trainer.checkpoint_parts import checked_numbers, restoring
 _log = get_logger(__name__)
 
 TOKENIZER, LABELS, MODEL = "tokenizer", "labels", "model"
-"""What may have changed, in the words of `--allow-changed`."""
+"""The kinds of changes that `--allow-changed` can allow, in addition to "data"."""
 
 _TOKENS = "tokenizer.json"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -52,26 +52,29 @@ _SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class Meanings:
-    """The meaning of a run's numbers: token ids, labels, and the model settings that the weights depend on.
+    """The description of a run's tokenizer, labels and model settings, which give the weights their meaning.
 
     Args:
-        files: describe model and tokenizer, as a checkpoint stores them; empty on all processes but the main process.
-        facts: further facts that no file holds, see `meaning_facts`.
+        files: the files that describe the model and the tokenizer, as a checkpoint stores them. Empty on all processes
+            except the main process.
+        facts: the padding sides and class names, which these files do not contain, see `meaning_facts`.
     """
 
     files: Mapping[str, bytes] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def refuse_others(self, folder: Path, recorded: Mapping[str, Any], allowed: Sequence[str]) -> None:
-        """Raises if the meanings of a checkpoint differ; only warns if the difference is allowed.
+        """Raises an error if the tokenizer, the labels or the model settings differ from those of a checkpoint.
+
+        Differences that are allowed only give a warning.
 
         Args:
-            folder: of a verified checkpoint.
-            recorded: the `facts` that it holds.
-            allowed: what may have changed.
+            folder: the folder of a verified checkpoint.
+            recorded: the `facts` that the checkpoint stores.
+            allowed: the kinds of changes that are allowed: "tokenizer", "labels", "model".
 
         Raises:
-            CheckpointError: FG613.
+            CheckpointError: FG613 if there is a difference that is not allowed.
         """
         changed = self._changed(folder, recorded)
         message = "; ".join(
@@ -108,11 +111,11 @@ class Meanings:
 
 
 def meaning_facts(processing_class: Any, dataset: Any) -> dict[str, Any]:
-    """Returns the facts that a checkpoint records because no file of it holds them: padding sides and class names.
+    """Returns the padding and truncation side of the tokenizer and the class names of the data, for a checkpoint.
 
     Args:
-        processing_class: a tokenizer or processor; None for none.
-        dataset: training data.
+        processing_class: the tokenizer or processor, or None.
+        dataset: the training data set.
     """
     sides = {name: getattr(processing_class, name, None) for name in _SIDES}
     known = {name: side for name, side in sides.items() if isinstance(side, str)}
@@ -120,7 +123,9 @@ def meaning_facts(processing_class: Any, dataset: Any) -> dict[str, Any]:
 
 
 def label_names(dataset: Any) -> dict[str, list[str]]:
-    """Returns the class names of a data set, by column; under "" for one without columns (torchvision).
+    """Returns the class names of a data set, by column.
+
+    The class names of a data set without columns, such as those of torchvision, are returned under the name "".
 
     Example:
         >>> label_names([1, 2])
@@ -203,7 +208,7 @@ def _vocabulary(tokens: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _merges(tokens: Mapping[str, Any]) -> list[str]:
-    """Returns the merges as strings; newer tokenizer files store each one as a pair."""
+    """Returns the merges of a BPE tokenizer as strings. Newer tokenizer files store each merge as a pair of strings."""
     model = tokens.get("model")
     merges = model.get("merges", ()) if isinstance(model, Mapping) else ()
     return [one if isinstance(one, str) else " ".join(one) for one in merges]
@@ -237,13 +242,13 @@ def _class_name_changes(before: Any, now: Any) -> Iterator[str]:
 def _value_changes(
     names: Sequence[str], before: Mapping[str, Any], now: Mapping[str, Any], *, absent: bool = False
 ) -> Iterator[str]:
-    """Yields, in words, the values that differ.
+    """Yields a description of each value that differs.
 
     Args:
-        names: to compare.
-        before: values of the checkpoint.
-        now: values of this run.
-        absent: a value that one side lacks counts as different.
+        names: the names of the values to compare.
+        before: the values of the checkpoint, by name.
+        now: the values of the current run, by name.
+        absent: whether a value that is missing in `before` or `now` is compared as None. If false, it is ignored.
     """
     for name in names:
         if (absent or (name in before and name in now)) and not _agree(before.get(name), now.get(name)):
@@ -251,12 +256,15 @@ def _value_changes(
 
 
 def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a table with special tokens as strings; a file may store them as tables."""
+    """Returns a tokenizer configuration with special tokens as strings; a file may store them as JSON objects."""
     return {name: one.get("content") if isinstance(one, Mapping) else one for name, one in table.items()}
 
 
 def _agree(one: Any, other: Any) -> bool:
-    """Returns whether two values are equal in what both contain: a newer release may store further keys."""
+    """Returns whether two values are equal. Keys that only one of two mappings contains are ignored.
+
+    Another release of a library may store further keys.
+    """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return all(_agree(one[name], other[name]) for name in one if name in other)
     if isinstance(one, list) and isinstance(other, list):
@@ -320,22 +328,24 @@ def refuse_impossible(
     groups: Sequence[Mapping[str, Any]] = (),
     schedule: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raises if a part of a checkpoint holds values that no run can have written.
+    """Raises an error if a checkpoint contains values that no run can have written.
 
-    A damaged or manipulated state could otherwise train on silently, with a negative rate or an infinite moment.
+    Otherwise a run could continue silently from a damaged or manipulated state, for example with a negative learning
+    rate or an infinite moment.
 
     Args:
-        folder: of the checkpoint.
-        step: in its manifest.
-        origin: of its run.
-        progress: trainer state; None if there is none.
-        optimizer: as `CheckpointReader.optimizer`.
-        parts: of the training state.
-        groups: parameter groups of the current optimizer: values that are infinite or negative there may be so here.
-        schedule: state of the current schedule, for the same purpose.
+        folder: the folder of the checkpoint.
+        step: the step in the manifest of the checkpoint.
+        origin: the record of the run that wrote the checkpoint.
+        progress: the trainer state of the checkpoint; None if the checkpoint does not store one.
+        optimizer: the optimizer state of the checkpoint, see `CheckpointReader.optimizer`.
+        parts: the other parts of the training state of the checkpoint, by name.
+        groups: the parameter groups of the current optimizer. A value of the checkpoint may be infinite or negative if
+            the value of the same name in these groups is.
+        schedule: the state of the current learning rate schedule, which is used in the same way.
 
     Raises:
-        CheckpointError: FG675.
+        CheckpointError: FG675 if a value is impossible.
     """
     with restoring("step", folder):
         _check(0 < origin.max_steps < step, "step", f"{step} of {origin.max_steps}")
@@ -366,7 +376,10 @@ def refuse_impossible(
 
 
 class _CurrentValues:
-    """Names whose values are infinite, large or negative in the current run, where they are intended."""
+    """The names of values that are infinite, very large or negative in the current run.
+
+    Such values are intended by the user, so a checkpoint may contain them under the same names.
+    """
 
     def __init__(self, tree: Any) -> None:
         self.large: set[str] = set()
@@ -379,7 +392,16 @@ class _CurrentValues:
                 self.negative.add(_name_of(place))
 
     def judge(self, place: str, number: float, *, is_unsigned: bool) -> None:
-        """Raises if a number is impossible for a run."""
+        """Raises an error if a number in a checkpoint is impossible.
+
+        Args:
+            place: the path of the number.
+            number: the number.
+            is_unsigned: whether the number must not be negative, unless it is negative in the current run.
+
+        Raises:
+            ValueError: if the number is impossible.
+        """
         name = _name_of(place)
         # NaN first: every comparison with it is false, so the checks below would let it pass.
         _check(math.isnan(number), place, number)
@@ -432,7 +454,7 @@ def _check_best_metric(progress: TrainerState, best: int | None) -> None:
 
 
 def _is_near(one: float, other: float) -> bool:
-    """Returns whether two values agree to about three digits."""
+    """Returns whether two numbers agree to about three significant digits."""
     return one == other or math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-6)
 
 
@@ -486,7 +508,7 @@ def _check_position(step: int, position: Mapping[str, Any]) -> None:
 
 
 def _numbers(tree: Any, place: str) -> Iterator[tuple[str, float]]:
-    """Yields the numbers of a tree, each with its path."""
+    """Yields the path and the value of each number in nested mappings and lists; a scalar tensor is one number."""
     if isinstance(tree, Mapping):
         for name, value in tree.items():
             yield from _numbers(value, f"{place}.{name}" if place else str(name))

@@ -1,8 +1,9 @@
-"""Skipped steps and their rows, and the way back to an earlier checkpoint of the same run.
+"""The list of skipped steps with their rows, and the search for the checkpoint to which a run goes back after them.
 
-`SkipList` holds the steps that were skipped, with the rows that they were computed from, and tells whether a window
-contains one of these rows. Rows are named by epoch and number, which do not depend on the number of processes or the
-batch size. Every checkpoint of the run stores the list. `RewindTarget` finds the checkpoint that a run goes back to.
+`SkipList` contains the skipped steps and the rows from which they were computed, and finds out whether a window (the
+micro-batches of one optimizer step) contains one of these rows. Rows are identified by the epoch and their position in
+it, which do not depend on the number of processes or the batch size. Every checkpoint of the run stores the list.
+`RewindTarget` finds the checkpoint to which the run goes back.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Consecutive rows of one epoch, in the order in which the epoch reads them.
+    """A range of consecutive rows of one epoch, in the order in which they are read.
 
     Args:
-        epoch: of the training data.
-        first: number of the first row.
-        end: number after the last row.
+        epoch: the number of the epoch.
+        first: the position of the first row in the epoch.
+        end: the position after the last row.
     """
 
     epoch: int
@@ -45,12 +46,12 @@ class RowRange:
 
 @dataclass(frozen=True, slots=True)
 class SkippedStep:
-    """A skipped step.
+    """An optimizer step that was skipped.
 
     Args:
-        step: its number.
-        rows: that it was computed from.
-        reason: what was wrong with it.
+        step: the number of the step.
+        rows: the rows from which the step was computed.
+        reason: a description of what was wrong with the step.
     """
 
     step: int
@@ -58,12 +59,12 @@ class SkippedStep:
     reason: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the step as plain data."""
+        """Returns the step as data that can be stored as JSON."""
         return {"step": self.step, **asdict(self.rows), "reason": self.reason}
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> SkippedStep:
-        """Returns the step that `to_dict` gave."""
+        """Returns the skipped step that `to_dict` described."""
         rows = RowRange(int(facts["epoch"]), int(facts["first"]), int(facts["end"]))
         return cls(int(facts["step"]), rows, str(facts["reason"]))
 
@@ -72,8 +73,8 @@ class SkipList:
     """The steps that a run skipped.
 
     Args:
-        most: number of steps that may be skipped within `among` steps.
-        among: length of the window, in steps.
+        most: the number of steps that may be skipped within `among` consecutive steps.
+        among: the number of consecutive steps to which `most` applies.
 
     Example:
         >>> skips = SkipList(most=10, among=128)
@@ -88,15 +89,15 @@ class SkipList:
         self.steps: list[SkippedStep] = []
 
     def add(self, step: int, rows: RowRange, reason: str) -> None:
-        """Adds a skipped step.
+        """Adds a skipped step, and logs a warning.
 
         Args:
-            step: its number.
-            rows: that it was computed from.
-            reason: what was wrong with it.
+            step: the number of the step.
+            rows: the rows from which the step was computed.
+            reason: a description of what was wrong with the step.
 
         Raises:
-            TrainingError: FG651 if too many steps were skipped.
+            TrainingError: FG651 if too many of the recent steps were skipped.
         """
         # A warning: without logging configuration Python shows warnings only, and skipped rows change the result.
         _log.warning("step %d is skipped: %s", step, reason)
@@ -113,17 +114,17 @@ class SkipList:
             )
 
     def covers(self, rows: RowRange) -> bool:
-        """Returns whether one of the rows belongs to a skipped step."""
+        """Returns whether a range of rows contains a row of a skipped step."""
         return any(one.rows.overlaps(rows) for one in self.steps)
 
     def merge(self, others: Iterable[SkippedStep]) -> None:
-        """Adds the steps whose rows are not in the list yet."""
+        """Adds the given steps, except for those whose range of rows is already in the list."""
         # The list in a checkpoint and the file next to the checkpoints overlap.
         known = {one.rows for one in self.steps}
         self.steps += [one for one in others if one.rows not in known]
 
     def state(self) -> list[dict[str, Any]]:
-        """Returns the list as plain data."""
+        """Returns the list as data that can be stored as JSON."""
         return [one.to_dict() for one in self.steps]
 
 
@@ -133,10 +134,10 @@ SKIPPED = "skipped_steps.json"
 
 
 class Renewable(Generic[T]):
-    """An iterable whose source can be replaced during an iteration.
+    """An iterable whose underlying iterator can be replaced during an iteration.
 
     Args:
-        read: opens the source at its current position.
+        read: a function that returns an iterator from the current position on.
     """
 
     def __init__(self, read: Callable[[], Iterator[T]]) -> None:
@@ -144,7 +145,7 @@ class Renewable(Generic[T]):
         self._is_renewed = False
 
     def renew(self) -> None:
-        """Requests that the next item comes from a newly opened source."""
+        """Requests that the next item is taken from a new iterator."""
         self._is_renewed = True
 
     def __iter__(self) -> Iterator[T]:
@@ -159,11 +160,11 @@ class Renewable(Generic[T]):
 
 
 class RewindTarget:
-    """The checkpoints that the current state of a run descends from. Collective: every process calls each method.
+    """The checkpoints from which the current state of a run descends. Every process must call each method.
 
     Args:
-        output_dir: of the run.
-        storage: writes the list of skipped steps.
+        output_dir: the output folder of the run.
+        storage: the object through which the list of skipped steps is written.
     """
 
     def __init__(self, output_dir: Path, storage: Storage) -> None:
@@ -172,14 +173,17 @@ class RewindTarget:
         self._ancestors: list[Path] = []
 
     def skipped_before(self, folder: Path, run: str) -> list[SkippedStep]:
-        """Returns the steps that are listed as skipped next to the checkpoint that a run resumes from.
+        """Records the checkpoint from which a run resumes, and returns the steps that the run skipped.
+
+        The skipped steps are read from the lists next to the checkpoint and in the output folder. Collective: every
+        process must call it.
 
         Args:
-            folder: of the checkpoint.
-            run: id of the run.
+            folder: the folder of the checkpoint.
+            run: the id of the run.
 
         Raises:
-            CheckpointError: FG653 for a list that cannot be read.
+            CheckpointError: FG653 if a list cannot be read.
         """
         # Checkpoints after this one belong to the continuation that the resume gave up.
         self._ancestors = [folder]
@@ -187,20 +191,22 @@ class RewindTarget:
         return collectives.run_on_main(functools.partial(read_skipped, places, run))
 
     def add(self, folder: Path) -> None:
-        """Adds a checkpoint that was written."""
+        """Records that a checkpoint of the current state was written."""
         self._ancestors = [*(earlier for earlier in self._ancestors if earlier != folder), folder]
 
     def take(self, bad: int, skips: SkipList, run: str) -> Path:
-        """Returns the newest intact checkpoint; first writes the list of skipped steps to the output folder.
+        """Writes the list of skipped steps to the output folder, and returns the newest intact checkpoint.
+
+        Collective: every process must call it.
 
         Args:
-            bad: the step to go back from.
-            skips: the skipped steps.
-            run: id of the run.
+            bad: the number of the bad step, which the message names.
+            skips: the list of skipped steps.
+            run: the id of the run.
 
         Raises:
-            TrainingError: FG652 if there is no intact one.
-            CheckpointError: FG609 where the disk refuses.
+            TrainingError: FG652 if there is no intact checkpoint.
+            CheckpointError: FG609 if the list cannot be written.
         """
 
         def act() -> int:
@@ -219,11 +225,12 @@ def newest_intact_index(ancestors: Sequence[Path], step: int) -> int:
     """Returns the index of the newest intact checkpoint.
 
     Args:
-        ancestors: checkpoints that the current state descends from, oldest first; some may have been removed.
-        step: the bad step, named in the message.
+        ancestors: the folders of the checkpoints from which the current state descends, oldest first. Some may have
+            been removed.
+        step: the number of the bad step, which the message names.
 
     Raises:
-        TrainingError: FG652 if there is none.
+        TrainingError: FG652 if there is no intact checkpoint.
     """
     newest, skipped = first_intact(folder for folder in reversed(ancestors) if folder.is_dir())
     for error in skipped.values():
@@ -238,16 +245,18 @@ def newest_intact_index(ancestors: Sequence[Path], step: int) -> int:
 
 
 def write_skipped(storage: Storage, output_dir: Path, run: str, skips: SkipList) -> None:
-    """Writes the skipped steps next to the checkpoints; the file is complete or unchanged.
+    """Writes the list of skipped steps to a file next to the checkpoints.
+
+    The file is replaced atomically: after a crash it contains either the old list or the new one.
 
     Args:
-        storage: does the file operations.
-        output_dir: of the run.
-        run: id of the run.
-        skips: the skipped steps.
+        storage: the object through which files are written and removed.
+        output_dir: the output folder of the run.
+        run: the id of the run.
+        skips: the list of skipped steps.
 
     Raises:
-        CheckpointError: FG609 where the disk refuses.
+        CheckpointError: FG609 if the file cannot be written.
     """
     unfinished = output_dir / f".{SKIPPED}"  # a fixed name: one run at a time writes here, and leftovers are replaced
     # Through the storage and by a rename, like a checkpoint: a crash leaves the old list or the new one.
@@ -266,14 +275,14 @@ def write_skipped(storage: Storage, output_dir: Path, run: str, skips: SkipList)
 
 
 def read_skipped(folders: Iterable[Path], run: str) -> list[SkippedStep]:
-    """Returns the skipped steps of a run from the files next to its checkpoints; empty if another run wrote them.
+    """Returns the steps that a run skipped, read from the files next to checkpoints; ignores the files of other runs.
 
     Args:
-        folders: that may hold a file.
-        run: id of the run.
+        folders: the folders that may contain such a file.
+        run: the id of the run.
 
     Raises:
-        CheckpointError: FG653 for a file of another form, or a damaged one.
+        CheckpointError: FG653 if a file cannot be read or does not have the form in which a run writes it.
     """
     found: dict[SkippedStep, None] = {}
     for folder in folders:

@@ -1,7 +1,7 @@
-"""One call of `train()`: the work around each optimizer step, from reading data to saving.
+"""The state of one call of `train()`, and the work around each optimizer step, from reading data to saving.
 
-Takes the parts of a trainer; gives the loop short methods (begin, finish, log, evaluate, save). After `finish_step` the
-run is at a step boundary: a checkpoint written there holds the whole state of the run.
+The training loop calls the methods of `Run` (begin, finish, log, evaluate, save). After `finish_step` the run is at a
+step boundary, at which a checkpoint can store the whole state of the run.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ _log = get_logger(__name__)
 
 
 class Run:
-    """The state of one training.
+    """The state of one call of `train()`.
 
     Args:
-        session: arguments, state, control, callbacks.
-        strategy: does optimizer steps; its optimizer is built.
-        data: windows, and the position in them.
-        schedule: of the learning rate.
-        evaluate: returns the metrics of an evaluation, or None if the function that it gets asked to stop; None if
-            there is nothing to evaluate.
-        interrupt: holds whether this process was asked to stop.
-        storage: writes checkpoints.
-        save_function: writes further files of a checkpoint.
+        session: the session, with arguments, trainer state, control flags and callbacks.
+        strategy: the strategy, whose optimizer must already be built.
+        data: the training data as windows (the micro-batches of one optimizer step), with the current position.
+        schedule: the learning rate schedule.
+        evaluate: a function that evaluates the model and returns the metrics; None if there is no evaluation data. The
+            function gets a callable that tells before each batch whether to stop, and returns None if it stopped.
+        interrupt: the record of whether this process was asked to stop.
+        storage: the object through which checkpoints are written.
+        save_function: the user's function that writes further files of a checkpoint, or None.
     """
 
     def __init__(
@@ -105,13 +105,17 @@ class Run:
 
     @property
     def may_save(self) -> bool:
-        """True if the state is at a step boundary on all processes, and no immediate stop was requested."""
+        """True if an interrupted run may still write a checkpoint.
+
+        This is true if all processes have agreed to stop at the same step boundary. With a single process it is also
+        true as long as no immediate stop was requested.
+        """
         # A checkpoint is written collectively: a process that stops alone cannot write one.
         return self.stops_together or not (self.sync.several or self.sync.interrupt.at_once)
 
     @property
     def finished(self) -> bool:
-        """True if no further step is due."""
+        """True if no further optimizer step is due."""
         state = self.session.state
         # Steps that were lost because a callback cut an epoch short are not added as further epochs.
         if self._cut_short and self.data.epoch >= state.num_train_epochs:
@@ -124,7 +128,10 @@ class Run:
         return self.session.control.should_epoch_stop or self.session.control.should_training_stop
 
     def end_resumed_step(self) -> None:
-        """Finishes the step that a checkpoint was written in: an evaluation that was due, and the end of an epoch."""
+        """Finishes the step at which the restored checkpoint was written.
+
+        An evaluation that was interrupted is repeated, and the end of the epoch is handled if it follows the step.
+        """
         self._do_pending_actions()
         is_whole = self.data.at_end_of_epoch
         # The second case: the run ended within an epoch, and its last checkpoint was written before the epoch's end.
@@ -142,7 +149,7 @@ class Run:
             self.stop_if_asked()
 
     def begin_epoch(self) -> Iterator[Window]:
-        """Sends `on_epoch_begin` and returns the windows."""
+        """Sends `on_epoch_begin` and returns the windows of the epoch, starting at the current position."""
         # A checkpoint at the end of an epoch precedes this event, one within an epoch follows it: random numbers that
         # callbacks draw here belong to the run only in the first case.
         if self.data.batch == 0:
@@ -165,7 +172,7 @@ class Run:
             self._rng = None
 
     def begin_step(self) -> None:
-        """Clears the control flags and sends `on_step_begin`; from now on, an interrupted run saves its state."""
+        """Clears the control flags and sends `on_step_begin`. From now on, an interrupted run has a state to save."""
         self.sync.interrupt.begin()
         self._set_phase("forward and backward")
         self.guard.bad = None
@@ -177,32 +184,34 @@ class Run:
         phase.set_phase(activity, self.session.state.global_step + 1)
 
     def after_micro_batch(self) -> None:
-        """Sends `on_substep_end`: a micro-batch is done and more follow."""
+        """Sends `on_substep_end`, after each micro-batch except the last one of the optimizer step."""
         self.session.send("on_substep_end")
 
     def check_loss(self, share: Tensor) -> float | Tensor:
         """Returns the loss of the current step, summed over all processes, after the step guard has checked it.
 
+        Args:
+            share: the part of the loss that this process computed.
+
         Shapes:
-            share: scalar, the loss of this process. Returns a float, or a scalar tensor if reading it would wait for
-                the device.
+            share: a scalar tensor. Returns a float, or a scalar tensor if reading it would wait for the device.
 
         Raises:
-            TrainingError: FG818 for a loss that is not finite and ends the run.
+            TrainingError: FG818 if the loss is not finite and the run must end.
         """
         return self.guard.loss(self.sync.loss(share), self.session.state.global_step + 1)
 
     def before_update(self, norm: Tensor | None) -> bool:
-        """Returns whether the optimizer step must be skipped; otherwise sends `on_pre_optimizer_step`.
+        """Returns whether the optimizer step must be skipped; if it need not be, sends `on_pre_optimizer_step` first.
 
         Args:
-            norm: of all gradients; None if it was not computed.
+            norm: the norm of all gradients; None if it was not computed.
 
         Shapes:
-            norm: scalar.
+            norm: a scalar tensor.
 
         Raises:
-            TrainingError: FG818 and FG650 for a bad norm that ends the run.
+            TrainingError: FG818 or FG650 if the norm is bad and the run must end.
         """
         self._set_phase("update")
         if self.guard.gradients(norm, self.session.state.global_step + 1):
@@ -213,15 +222,15 @@ class Run:
         return False
 
     def rewind(self, window: Window) -> None:
-        """Goes back to the newest checkpoint that the current state descends from.
+        """Restores the newest intact checkpoint from which the current state descends.
 
         Args:
-            window: of the bad step.
+            window: the window of the bad step.
 
         Raises:
-            TrainingError: FG652 if there is none.
-            CheckpointError: a checkpoint in the background, or the list of skipped steps, could not be written.
-            KeyboardInterrupt: as in `finish_step`.
+            TrainingError: FG652 if there is no such checkpoint.
+            CheckpointError: if a background save failed, or the list of skipped steps could not be written.
+            KeyboardInterrupt: on every process, if one process was asked to stop during the step.
         """
         bad = self.session.state.global_step + 1
         phase.set_phase("going back to a checkpoint", bad)
@@ -239,28 +248,30 @@ class Run:
         self.stop_if_asked()
 
     def after_update(self) -> None:
-        """Sends `on_optimizer_step`."""
+        """Sends `on_optimizer_step`, after the optimizer has changed the weights."""
         self.session.send("on_optimizer_step")
 
     @property
     def present_learning_rate(self) -> float:
-        """The learning rate of the first parameter group."""
+        """The current learning rate of the first parameter group."""
         assert self.strategy.optimizer is not None, "a run has an optimizer"  # noqa: S101
         return float(self.strategy.optimizer.param_groups[0]["lr"])
 
     def finish_step(self, loss: float | Tensor | None, update: Update, window: Window) -> None:
-        """Steps the schedule and counts the step; logs, evaluates and saves if that is due.
+        """Advances the learning rate schedule, the data position and the step count; then logs, evaluates and saves.
+
+        Logging, evaluating and saving are done only if they are due.
 
         Args:
-            loss: of the step; None for a skipped one.
-            update: result of the optimizer step.
-            window: that was trained on.
+            loss: the loss of the step; None if the step was skipped.
+            update: the result of the optimizer step.
+            window: the window of the step.
 
         Shapes:
-            loss: scalar.
+            loss: a Python number or a scalar tensor.
 
         Raises:
-            KeyboardInterrupt: on every process, if one of them was asked to stop during the step.
+            KeyboardInterrupt: on every process, if one process was asked to stop during the step.
         """
         state, control = self.session.state, self.session.control
         self.sync.set_host_counts(window)
@@ -284,13 +295,13 @@ class Run:
         self.stop_if_asked()
 
     def stop_if_asked(self, *, now: bool = False) -> None:
-        """Ends the run, on all processes, if one of them was asked to stop.
+        """Ends the run on all processes if one process was asked to stop.
 
         Args:
-            now: also take requests into account that came since the last step.
+            now: whether to include requests that arrived after the last exchange of requests between processes.
 
         Raises:
-            KeyboardInterrupt: if so.
+            KeyboardInterrupt: on every process, if one process was asked to stop.
         """
         if (error := self.sync.exchange_stop() if now else self.sync.stop_error()) is not None:
             self.stops_together = True
@@ -300,11 +311,12 @@ class Run:
         """Sends `on_epoch_end`; logs, evaluates and saves if that is due.
 
         Args:
-            complete: the epoch ended because its data ended, or because a callback asked for it.
+            complete: whether the epoch ended because the data ended or a callback requested the end of the epoch. It is
+                false if the run ends within the epoch.
 
         Raises:
-            TrainingError: FG803 for an epoch without rows.
-            KeyboardInterrupt: as in `finish_step`.
+            TrainingError: FG803 if the epoch had no rows.
+            KeyboardInterrupt: on every process, if one process was asked to stop.
         """
         state = self.session.state
         if complete and self.data.batch == 0:
@@ -330,7 +342,7 @@ class Run:
         self._evaluate_save()
 
     def _evaluate_save(self) -> None:
-        """Evaluates and saves; an interrupted run leaves its evaluation to the run that resumes it."""
+        """Evaluates and saves, if that is due. If the evaluation is interrupted, a resumed run repeats it."""
         control = self.session.control
         takes_long = control.should_evaluate or control.should_save
         if control.should_evaluate:
@@ -346,7 +358,7 @@ class Run:
         self.sync.control(self.session.control, self.session.dispatcher.callbacks)
 
     def log(self) -> None:
-        """Sends a line of metrics to the callbacks."""
+        """Sends the metrics since the last log line to the callbacks."""
         self.guard.poll(wait=True)
         values = self.meter.line()
         # A checkpoint of this step that exists already lacks this line and has the sums of the line before.
@@ -356,7 +368,11 @@ class Run:
         self._agree_on_control()
 
     def evaluate(self) -> None:
-        """Evaluates, and records whether this is the best model so far; the flag stays set if it was interrupted."""
+        """Evaluates the model, and records whether it is the best one so far.
+
+        If the evaluation is interrupted, the control flag `should_evaluate` stays set, so that a resumed run evaluates
+        again.
+        """
         if self._evaluate is None:
             self.session.control.should_evaluate = False
             return
@@ -375,7 +391,7 @@ class Run:
         self.saver.after_evaluation(value)
 
     def save(self) -> Path:
-        """Writes a checkpoint of the current step, or starts to in the background, and returns its folder."""
+        """Writes a checkpoint of the current step, or starts a background save, and returns the checkpoint's folder."""
         with self.meter.paused():
             # A bad step that is still unread on the device must end the run before its weights are saved.
             self.guard.poll(wait=True)
@@ -384,7 +400,7 @@ class Run:
         return folder
 
     def end_saves(self) -> None:
-        """Writes a checkpoint of the end of the run, and waits for background saves."""
+        """Writes a checkpoint of the last step if there is none yet, and waits for background saves."""
         with self.meter.paused():
             self.guard.poll(wait=True)
             self.saver.end()
@@ -393,13 +409,13 @@ class Run:
         """Waits for the background save of a run that has failed, unless an immediate stop was requested.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: if the checkpoint could not be written.
         """
         if not self.sync.interrupt.at_once:
             self.saver.wait_after_failure(alone=not self.may_save)
 
     def _training_state(self) -> dict[str, Any]:
-        """Returns the state that a checkpoint holds in addition to weights and optimizer."""
+        """Returns the state that a checkpoint stores in addition to weights and optimizer state, by part."""
         return {
             "guard": self.guard.state_dict(),
             "skips": self.skips.state(),
@@ -413,7 +429,11 @@ class Run:
         }
 
     def load(self, folder: Path) -> None:
-        """Restores a verified checkpoint of this run or another one; raises as `restore_checkpoint` does."""
+        """Restores a verified checkpoint, which this run or another one wrote.
+
+        Raises:
+            CheckpointError: the errors of `restore_checkpoint`; FG653 if a list of skipped steps cannot be read.
+        """
         loaded = self._restore(folder, Meanings(self.saver.description_files(), self._meanings))
         checkpoints = self.saver.writer
         checkpoints.run_id = origin_of(folder).run or checkpoints.run_id
@@ -453,4 +473,7 @@ _CARRIED = (
     "best_global_step",
     "best_model_checkpoint",
 )
-"""Fields of the trainer state that a resumed run continues; all others follow from its own arguments."""
+"""The fields of the trainer state that a resumed run takes from the checkpoint.
+
+All other fields are computed from the training arguments of the resumed run.
+"""

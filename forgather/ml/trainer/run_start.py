@@ -1,9 +1,9 @@
-"""The start of a run: checks of the launcher and of combined arguments, the checkpoint to resume, and the length.
+"""The start of a run: checks of the launcher and of combined arguments, the checkpoint to resume, and the run's length.
 
-The config decides. A launcher (`accelerate launch` or its config file) that requests another engine is an error,
-because everything about the run would differ. Other settings of the launcher are ignored and reported where the run is
-started (`launch/process_request.py`). `checkpoint_to_resume`, `num_steps_and_epochs` and `trackers` give what a run
-needs before its first step.
+The config takes precedence over the launcher. It is an error if `accelerate launch` or its config file requests another
+engine (such as DeepSpeed) than the config, because everything about the run would differ. Other settings of the
+launcher are ignored, and `launch/process_request.py` reports them. `checkpoint_to_resume`, `num_steps_and_epochs` and
+`trackers` return the checkpoint, the length and the tracker callbacks of the run.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _ENGINES = {
 
 
 def refuse_another_engine(args: Any, variables: Mapping[str, str]) -> None:
-    """Raises if the launcher requests another engine than the config.
+    """Raises an error if Accelerate's launcher requests another engine (such as DeepSpeed) than the config.
 
     Args:
-        args: training arguments.
-        variables: environment variables that Accelerate's launcher sets.
+        args: the training arguments.
+        variables: the environment variables that Accelerate's launcher sets.
 
     Raises:
-        DistributedError: FG724.
+        DistributedError: FG724 if the engines differ.
     """
     for name, (asked, hint) in _ENGINES.items():
         if _is_on(variables.get(name)) and asked != (engine := entry_of(args).engine):
@@ -67,15 +67,15 @@ _CODES = ("FG770", "FG775")
 
 
 def refuse_combination(rules: Rules, args: TrainingArguments, **given: Any) -> None:
-    """Raises if arguments cannot be combined with the trainer, or with what it is given.
+    """Raises an error if the training arguments cannot be combined with the trainer or with its other arguments.
 
     Args:
-        rules: about the trainer.
-        args: training arguments.
-        **given: what the trainer is given, by the names of its parameters.
+        rules: the rules about the trainer's constructor.
+        args: the training arguments.
+        **given: the other arguments of the trainer's constructor, by name.
 
     Raises:
-        SettingError: FG770 or FG775.
+        SettingError: FG770 or FG775 if a combination is not allowed.
     """
     facts = rules.complete({})
     facts |= {f"args.{name}": value for name, value in args.RULES.complete(args.to_dict()).items()}
@@ -85,7 +85,7 @@ def refuse_combination(rules: Rules, args: TrainingArguments, **given: Any) -> N
 
 
 def _constructor_name(value: Any) -> str:
-    """Returns the constructor of an object in the form that a config uses, in lower case; "" for none."""
+    """Returns the `"module:attr"` string of an object's constructor, in lower case; "" if the object is None."""
     if value is None:
         return ""
     # The function inside of a partial: rules name the constructor that the user chose.
@@ -98,23 +98,22 @@ _log = get_logger(__name__)
 
 
 class RunStart:
-    """The launcher's request at the time when the trainer is made."""
+    """The number of processes that the config requests, recorded when the trainer is constructed."""
 
     def __init__(self) -> None:
         # Read now: `Project` sets this context variable only while it builds.
         self._request = launcher_env.requested.get()
 
     def begin(self, world_size: int, device: torch.device, layout: Sequence[str] = ()) -> None:
-        """Logs the number of processes, their device, and the launcher.
+        """Logs the number of processes, the device and the launcher.
 
         Args:
-            world_size: number of processes.
-            device: of this process.
-            layout: further lines on the parallel layout.
+            world_size: the number of processes.
+            device: the device of this process.
+            layout: further lines to log, which describe the parallel layout.
 
         Raises:
-            DistributedError: FG776 if a config that asks for several processes was built in a single one without a
-                launcher.
+            DistributedError: FG776 if the config requests several processes and there is a single one.
         """
         if (handler := current_handler()) is not None:
             handler.has_trainer = True
@@ -143,16 +142,17 @@ class RunStart:
 
 
 def checkpoint_to_resume(args: TrainingArguments, storage: Storage, request: bool | str | None) -> Path | None:
-    """Returns the checkpoint to resume from, or None; checks first that the output folder is writable.
+    """Checks that the output folder is writable, and returns the checkpoint to resume from, or None.
 
     Args:
-        args: of the run.
-        storage: does the file operations.
-        request: true or "auto" for the newest intact checkpoint, a folder, or None.
+        args: the training arguments.
+        storage: the object through which files are written and removed.
+        request: true or "auto" for the newest intact checkpoint; the folder of a checkpoint; or None or false for no
+            resume.
 
     Raises:
-        TrainingError: FG817 if the output folder is not writable.
-        CheckpointError: FG601 to FG604 and FG607, see `resolve_resume`.
+        TrainingError: FG817 if the run saves and the output folder is not writable.
+        CheckpointError: FG601 to FG604 or FG607 if the requested checkpoint cannot be used, see `resolve_resume`.
     """
     output_dir = Path(args.output_dir)
     # Before hours of training, whose result could not be written.
@@ -172,7 +172,7 @@ def checkpoint_to_resume(args: TrainingArguments, storage: Storage, request: boo
 
 
 def trackers(args: TrainingArguments) -> list[Any]:
-    """Returns the tracker callbacks that `report_to` names."""
+    """Returns the callbacks of the trackers that the training argument `report_to` names."""
     if not args.report_to:
         return []
     # Imported only here: the module imports every tracker that is installed.
@@ -181,11 +181,11 @@ def trackers(args: TrainingArguments) -> list[Any]:
 
 
 def num_steps_and_epochs(args: TrainingArguments, data: TrainBatches) -> tuple[int, int]:
-    """Returns the number of optimizer steps and of epochs of a run; an incomplete epoch counts as one.
+    """Returns the number of optimizer steps and the number of epochs of a run. An incomplete epoch is counted.
 
     Args:
-        args: `max_steps` and `num_train_epochs`.
-        data: gives the optimizer steps per epoch.
+        args: the training arguments, whose `max_steps` and `num_train_epochs` are read.
+        data: the training data, whose number of optimizer steps per epoch is read.
     """
     per_epoch = data.updates_per_epoch
     # A stream has no known end: `TrainBatches` required `max_steps`.

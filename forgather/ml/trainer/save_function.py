@@ -1,8 +1,8 @@
 """Files that a user's `save_function` adds to checkpoints, and the check of a user's storage.
 
-The function is called at a step boundary, on every process, with a path that no other process uses. Its files are
-copied into the checkpoint through the storage, hashed and synced like all other files. A failure on one process is a
-failure on all.
+The function is called at a step boundary on every process, each time with a different temporary path. The files that it
+creates at this path are copied into the checkpoint, and are hashed and synced like all other files. If the function
+fails on one process, the save fails on all processes.
 """
 
 from __future__ import annotations
@@ -33,28 +33,29 @@ class Scratch:
     """Temporary files that will be copied into a checkpoint.
 
     Args:
-        files: path of each file, by its name in the checkpoint.
-        folder: holds them all.
+        files: the path of each temporary file, by the file's name in the checkpoint.
+        folder: the temporary folder that contains all these files.
     """
 
     files: dict[str, Path]
     folder: Path
 
     def remove(self) -> None:
-        """Removes the files."""
+        """Removes the temporary folder and all files in it."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def run_save_function(function: SaveFunction, model: nn.Module, step: int) -> Scratch:
-    """Returns the files that a function wrote for a step. Collective: every process calls it.
+    """Calls a user's save function and returns the files that it created. Collective: every process must call it.
 
     Args:
-        function: called with the model, the step, and a path at which it may create a file or a folder.
-        model: as it is trained on this process; possibly sharded.
-        step: optimizer steps that were done.
+        function: the user's function. It is called with the model, the step, and a path at which it may create a file
+            or a folder.
+        model: the model as this process trains it, which may be sharded.
+        step: the number of optimizer steps that were done.
 
     Raises:
-        CheckpointError: FG631, on every process, if the function fails on one.
+        CheckpointError: FG631, on every process, if the function fails on one process.
     """
     # A local folder: the function may write by any means, which a storage need not support.
     scratch = Path(tempfile.mkdtemp(prefix="forgather-save-function-"))
@@ -85,10 +86,10 @@ def _call(function: SaveFunction, model: nn.Module, step: int, path: Path) -> No
 
 
 def check_storage(storage: Any) -> None:
-    """Raises if an object lacks a method of a storage.
+    """Raises an error if an object lacks a method of `Storage`.
 
     Raises:
-        TrainingError: FG632, about the argument.
+        TrainingError: FG632 if a method is missing.
     """
     # By methods, not by class: a user's storage need not derive from ours.
     missing = [name for name in _ACTS if not callable(getattr(storage, name, None))]

@@ -1,8 +1,8 @@
-"""When a run saves checkpoints: by steps, minutes or metrics; and the saves of a run.
+"""Determines when a run saves checkpoints (after minutes, or by a metric), and writes them.
 
-`SaveClock` tells when the interval in minutes has passed, with the same answer on every process. `BestMetric` compares
-evaluations. `CheckpointSaver` takes snapshots, writes them in the foreground or in the background, and reports each
-complete checkpoint to the callbacks.
+`SaveClock` tells whether the interval in minutes has passed, with the same answer on every process. `BestMetric`
+compares evaluations. `CheckpointSaver` takes snapshots, writes them in the foreground or in the background, and sends
+`on_save` to the callbacks for each complete checkpoint.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from forgather.ml.trainer.synchronization import RunSync
 
 
 class SaveClock:
-    """Tells when a checkpoint by minutes is due.
+    """Tells whether the interval of `save_minutes` has passed since the last checkpoint.
 
-    Only the main process reads the clock. It is asked at steps that all processes agree on, more often as the time
-    comes closer, so that other steps need no communication.
+    Only the main process reads the clock, and it broadcasts the elapsed time. The broadcast is done only at a few
+    steps, which are the same on all processes and become more frequent as the end of the interval approaches.
 
     Args:
-        minutes: between two checkpoints; None for no such interval.
-        now: returns seconds.
+        minutes: the interval between two checkpoints in minutes; None if there is no such interval.
+        now: a function that returns the current time in seconds.
     """
 
     def __init__(self, minutes: float | None, now: Callable[[], float] = time.monotonic) -> None:
@@ -53,16 +53,16 @@ class SaveClock:
         self._from_step = self._ask_at = 0
 
     def restart(self, step: int) -> None:
-        """Restarts the interval: the run begins, a checkpoint was written, or the run went back to one.
+        """Restarts the interval, at the beginning of a run and after a checkpoint was written or restored.
 
         Args:
-            step: the current step.
+            step: the number of the current step.
         """
         self._since = self._now()
         self._from_step, self._ask_at = step, step + 1
 
     def is_due(self, step: int) -> bool:
-        """Returns whether the interval has passed. Collective: every process asks after every step."""
+        """Returns whether the interval has passed. Collective: every process must call it after every step."""
         if self._seconds is None or step < self._ask_at:
             return False
         # One clock for all: with a clock of its own, a process could begin a collective save alone.
@@ -78,10 +78,10 @@ class SaveClock:
 
 
 class BestMetric:
-    """The metric by which models are compared.
+    """The metric by which the models of different steps are compared.
 
     Args:
-        session: gives the name of the metric, and the log history.
+        session: the session, from which the name of the metric and the log history are read.
     """
 
     def __init__(self, session: Session) -> None:
@@ -89,20 +89,20 @@ class BestMetric:
 
     @property
     def is_followed(self) -> bool:
-        """True if models are compared at all."""
+        """True if the training arguments name a metric by which models are compared."""
         return self._session.args.metric_for_best_model is not None
 
     @property
     def name(self) -> str:
-        """The metric's name in the log history."""
+        """The name of the metric in the log history, which begins with `eval_`."""
         name = str(self._session.args.metric_for_best_model)
         return name if name.startswith("eval_") else f"eval_{name}"
 
     def value_in(self, metrics: dict[str, float]) -> float:
-        """Returns the metric from those of an evaluation.
+        """Returns the value of the metric in the metrics of an evaluation.
 
         Raises:
-            TrainingError: FG821 if it is not among them.
+            TrainingError: FG821 if the metrics do not contain it.
         """
         if self.name not in metrics:
             raise TrainingError(
@@ -114,7 +114,7 @@ class BestMetric:
         return metrics[self.name]
 
     def remember(self, value: float) -> bool:
-        """Records the model of the current step as the best one if it is; returns whether it is."""
+        """Records the current step as the best one if the value is better than all before; returns whether it is."""
         state = self._session.state
         if self.is_better(value, state.best_metric):
             state.best_metric, state.best_global_step = value, state.global_step
@@ -122,11 +122,11 @@ class BestMetric:
         return False
 
     def is_better(self, value: float, than: float | None) -> bool:
-        """Returns whether one value is better than another; any number is better than none, and NaN is never better.
+        """Returns whether a value is better than the best value so far. NaN is never better.
 
         Args:
-            value: to compare.
-            than: the best value so far; None for none.
+            value: the new value.
+            than: the best value so far; None if there is none, and then any number is better.
         """
         # A diverged model must not become the best one only because it was evaluated first.
         if math.isnan(value):
@@ -135,7 +135,7 @@ class BestMetric:
 
     @property
     def ranking(self) -> list[int]:
-        """The evaluated steps, best first; of equal values, the earlier step first."""
+        """The evaluated steps, best first. Of steps with equal values, the earlier one comes first."""
         if not self.is_followed:
             return []
         lines = self._session.state.log_history
@@ -148,7 +148,7 @@ class BestMetric:
         return self._session.state.global_step in self.ranking[: self._session.args.save_top_k or 1]
 
     def value_at(self, step: int) -> float | None:
-        """Returns the value that was last measured at a step; None if there is none."""
+        """Returns the last value of the metric that was measured at a step; None if the step was not evaluated."""
         lines = reversed(self._session.state.log_history)
         return next((line[self.name] for line in lines if line["step"] == step and self.name in line), None)
 
@@ -157,13 +157,13 @@ class CheckpointSaver:
     """Writes the checkpoints of a run.
 
     Args:
-        session: arguments, state, control, callbacks.
-        strategy: holds weights and optimizer.
-        storage: writes checkpoints.
-        sync: synchronizes control flags between processes.
-        training: returns schedule, random states and position in the data.
-        origin: entries about the run in each manifest, see `Manifest`.
-        save_function: see `run_save_function`; None for none.
+        session: the session, with arguments, trainer state, control flags and callbacks.
+        strategy: the strategy, whose weights and optimizer state are saved.
+        storage: the object through which checkpoints are written.
+        sync: the object that synchronizes control flags between processes.
+        training: a function that returns the training state by part: schedule, random states, data position, ...
+        origin: the entries about the run that are added to each manifest, see `Manifest`.
+        save_function: the user's function that writes further files, see `run_save_function`; or None.
     """
 
     def __init__(
@@ -189,9 +189,9 @@ class CheckpointSaver:
             facts=origin,
         )
         self.written_step = -1
-        """The step whose checkpoint on disk is complete and up to date; -1 for none."""
+        """The step whose checkpoint was written and is up to date; -1 if there is none."""
         self.stored_step = 0
-        """The step whose weights are stored in a checkpoint."""
+        """The step of the checkpoint that was written or restored last; 0 if there is none."""
         self._session = session
         self._strategy = strategy
         self._save_function = save_function
@@ -204,19 +204,21 @@ class CheckpointSaver:
 
     @property
     def best_folder(self) -> Path | None:
-        """Folder of the best checkpoint; None if there is none."""
+        """The folder of the best checkpoint; None if there is none."""
         best = self._session.state.best_model_checkpoint
         return None if best is None else Path(best)
 
     def description_files(self) -> dict[str, bytes]:
-        """Returns the files that describe model and tokenizer, see `SnapshotBuilder.description_files`."""
+        """Returns the files that describe the model and the tokenizer, see `SnapshotBuilder.description_files`."""
         return self._snapshots.description_files()
 
     def need(self, updates_per_epoch: int | None) -> SpaceNeeded | None:
-        """Returns the bytes and steps that the run will write; None if it writes nothing. Collective.
+        """Returns the sizes and steps of the checkpoints that the run will write; None if it writes none.
+
+        Collective: every process must call it.
 
         Args:
-            updates_per_epoch: optimizer steps per epoch; None if unknown.
+            updates_per_epoch: the number of optimizer steps per epoch; None if it is unknown.
         """
         steps = planned_steps(self._session.args, self._session.state, updates_per_epoch)
         if not steps:
@@ -236,13 +238,15 @@ class CheckpointSaver:
         )
 
     def refuse_too_little_space(self, updates_per_epoch: int | None) -> None:
-        """Checks before the first step that the disk has room for what the run will write. Collective.
+        """Raises an error if the free disk space is too small for the checkpoints that the run will write.
+
+        Collective: every process must call it, before the first step.
 
         Args:
-            updates_per_epoch: optimizer steps per epoch; None if unknown.
+            updates_per_epoch: the number of optimizer steps per epoch; None if it is unknown.
 
         Raises:
-            CheckpointError: FG630.
+            CheckpointError: FG630, on every process, if the free space is too small.
         """
         need, storage = self.need(updates_per_epoch), self.writer.storage
         if need is not None:
@@ -254,15 +258,21 @@ class CheckpointSaver:
             collectives.run_on_main(lambda: refuse_lack_of_space(need, retention, self.output_dir, free()))
 
     def begin(self) -> None:
-        """Starts the interval in minutes: the next step is the first one, or the first one after a rewind."""
+        """Restarts the interval of `save_minutes`, before the first step and after a rewind."""
         self._clock.restart(self._session.state.global_step)
 
     def is_due(self) -> bool:
-        """Returns, after each step, whether the interval in minutes has passed."""
+        """Returns whether the interval of `save_minutes` has passed. Collective: must be called after every step."""
         return self._clock.is_due(self._session.state.global_step)
 
     def after_evaluation(self, value: float) -> None:
-        """Records the metric of the current step, and requests a checkpoint if the model is among the best."""
+        """Records the metric of the current step, and requests a checkpoint if the model is among the best ones.
+
+        A checkpoint is requested only if the training arguments turn saving by metric on.
+
+        Args:
+            value: the value of the metric.
+        """
         args = self._session.args
         self.best.remember(value)
         saves_best = args.save_strategy == "best" or (self.enabled and args.save_on_best)
@@ -270,12 +280,12 @@ class CheckpointSaver:
             self._session.control.should_save = True
 
     def save(self) -> Path:
-        """Writes a checkpoint of the current step, or starts to in the background, and returns its folder.
+        """Writes a checkpoint of the current step, or starts a background save, and returns the checkpoint's folder.
 
-        When it is complete, surplus checkpoints are removed and callbacks get `on_save`.
+        When the checkpoint is complete, checkpoints that are no longer needed are removed and callbacks get `on_save`.
 
         Raises:
-            CheckpointError: it, or the previous background save, could not be written.
+            CheckpointError: if the checkpoint, or that of the previous background save, could not be written.
         """
         state = self._session.state
         folder = checkpoint_folder(self.output_dir, state.global_step)
@@ -323,19 +333,19 @@ class CheckpointSaver:
                 scratch.remove()
 
     def end(self) -> None:
-        """Writes a checkpoint of the end of the run, if steps followed the last one, and waits for it."""
+        """Writes a checkpoint of the last step if it has none yet, and waits until all checkpoints are complete."""
         if self.enabled and self.stored_step != self._session.state.global_step:
             self.save()
         self.report_finished(wait=True)
 
     def report_finished(self, *, wait: bool) -> None:
-        """Sends `on_save` for a background save once it is complete. Collective.
+        """Sends `on_save` if a background save was completed. Collective: every process must call it.
 
         Args:
-            wait: wait until it is complete.
+            wait: whether to wait until the background save is complete.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: if the checkpoint could not be written.
         """
         if self._background is not None and self._background.is_finished(wait=wait):
             self._send_on_save(self._state_saved)
@@ -344,10 +354,10 @@ class CheckpointSaver:
         """Waits for the background save of a run that has failed.
 
         Args:
-            alone: other processes may be elsewhere in the program, so no collective is possible.
+            alone: whether this process stops alone, so that it cannot take part in a collective.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: if the checkpoint could not be written.
         """
         if self._background is not None and alone:
             self._background.wait_alone()
@@ -359,7 +369,7 @@ class CheckpointSaver:
         self._sync.control(self._session.control, self._session.dispatcher.callbacks)
 
     def _is_best(self) -> bool:
-        """Returns whether the model of the current step is better than the best saved one."""
+        """Returns whether the model of the current step is better than the best model that was saved."""
         # `state.best_metric` may belong to an evaluation without a checkpoint, so saved models are compared.
         value, best = self.best.value_at(self._session.state.global_step), self.best_folder
         if value is None:
@@ -367,6 +377,9 @@ class CheckpointSaver:
         return self.best.is_better(value, None if best is None else self.best.value_at(step_of(best)))
 
     def _ranking(self) -> list[int]:
-        """Returns the evaluated steps, best first; the best checkpoint is first even without a log line."""
+        """Returns the evaluated steps, best first.
+
+        The step of the best checkpoint always comes first, even if the log history does not contain its evaluation.
+        """
         best = [] if self.best_folder is None else [step_of(self.best_folder)]
         return best + [step for step in self.best.ranking if step not in best]

@@ -1,8 +1,9 @@
-"""Snapshots: what one process writes of a checkpoint, and the files and facts that describe its run.
+"""Snapshots: the part of a checkpoint that one process writes, and the files and entries that describe the run.
 
-`SnapshotBuilder` takes snapshots at step boundaries: weights and optimizer state as tensors, training state, and files
-in Hugging Face layout. `origin_facts` gives what a manifest says of the run; two runs whose settings differ only in
-folders and names have the same digest. `export_states` and `import_states` store and restore the state of callbacks.
+`SnapshotBuilder` takes snapshots at step boundaries. A snapshot contains weights and optimizer state as tensors, the
+training state, and files in Hugging Face layout. `origin_facts` returns the entries about the run in a manifest; two
+runs whose settings differ only in folders and names have the same digest. `export_states` and `import_states` store and
+restore the states of callbacks.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ def origin_facts(strategy: Strategy, args: TrainingArguments, data: Fingerprint)
     """Returns the entries "versions", "layout", "config" and "data" of a manifest, see `Manifest`.
 
     Args:
-        strategy: gives the parallel layout.
-        args: their digest is stored.
-        data: fingerprint of the training data.
+        strategy: the strategy, whose parallel layout is described.
+        args: the training arguments, whose digest is stored.
+        data: the fingerprint of the training data.
     """
     topology = strategy.topology
     return {
@@ -98,7 +99,11 @@ _log = get_logger(__name__)
 
 
 def export_states(session: Session) -> None:
-    """Stores the state of each callback that exports one in the trainer state, by class name."""
+    """Stores the states of a session's callbacks in its trainer state, by class name, for those that export a state.
+
+    Raises:
+        CheckpointError: FG606 if a state cannot be stored as JSON.
+    """
     states: dict[str, Any] = {}
     for part in [*session.dispatcher.callbacks, session.control]:
         if isinstance(part, ExportableState):
@@ -127,12 +132,13 @@ def _plain(name: str, state: Any) -> Any:
 
 
 def import_states(session: Session, states: Mapping[str, Any], *, settings: bool) -> None:
-    """Restores callback states that `export_states` stored.
+    """Restores the states of callbacks that `export_states` stored.
 
     Args:
-        session: gives the callbacks.
-        states: of a checkpoint.
-        settings: also restore constructor arguments; otherwise only counters.
+        session: the session, whose callbacks are changed.
+        states: the states that a checkpoint stores, by class name.
+        settings: whether the constructor arguments of the callbacks are restored, too. If false, only the attributes
+            that change during a run (such as counters) are restored.
     """
     # States of one class are consumed in order, so that each of several callbacks gets its own.
     waiting = {name: list(found) if isinstance(found, list) else [found] for name, found in states.items()}
@@ -155,13 +161,13 @@ _VOCABULARIES = frozenset(("tokenizer.json", "vocab.json", "vocab.txt", "merges.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What one process writes of a checkpoint. Writing it needs no communication.
+    """The part of a checkpoint that one process writes. Writing it needs no communication.
 
     Args:
-        step: optimizer steps that were done.
-        tensors: by safetensors file and key; they may be on a device, and the run still owns them.
-        texts: contents of other files, by name.
-        files: paths of files to copy, by name in the checkpoint.
+        step: the number of optimizer steps that were done.
+        tensors: the tensors, by safetensors file and key. They may be on a device, and training may change them later.
+        texts: the contents of other files, by name.
+        files: the paths of files to copy, by name in the checkpoint.
     """
 
     step: int
@@ -171,12 +177,12 @@ class Snapshot:
 
     @property
     def size(self) -> int:
-        """Bytes of all tensors and texts, without the headers of files."""
+        """The number of bytes of all tensors and texts, without file headers and copied files."""
         tensors = [tensor for file in self.tensors.values() for tensor in file.values()]
         return sum(tensor.nbytes for tensor in tensors) + sum(map(len, self.texts.values()))
 
     def write(self, draft: Draft) -> None:
-        """Writes all files into a draft."""
+        """Writes all files of the snapshot into the draft of a checkpoint."""
         for name, tensors in self.tensors.items():
             draft.write(name, file_chunks(tensors))
         for name, content in self.texts.items():
@@ -187,11 +193,11 @@ class Snapshot:
 
 
 def write_weights(draft: Draft, state: Mapping[str, Any]) -> None:
-    """Writes a model's state as `model.safetensors`; tied weights are written once.
+    """Writes a model's state dict as `model.safetensors`; tied weights are written once.
 
     Args:
-        draft: gets the files.
-        state: by name.
+        draft: the draft into which the files are written.
+        state: the state dict. Values that are not tensors are written to a separate file.
     """
     tensors, aliases, rest = split_tensors(state)
     metadata = {"aliases": json.dumps(aliases)} if aliases else {}
@@ -204,9 +210,10 @@ def described_files(model: nn.Module, processing_class: Any, *, is_loadable: boo
     """Returns the files that describe a model, as `save_pretrained` writes them: configurations, code and tokenizer.
 
     Args:
-        model: gives class and configuration.
-        processing_class: tokenizer or processor; None for none.
-        is_loadable: whether `from_pretrained` can read the weights next to them; if not, no file names their class.
+        model: the model whose class and configuration are described.
+        processing_class: the tokenizer or processor, or None.
+        is_loadable: whether `from_pretrained` can load the weights that are stored next to the files. If not, the files
+            do not name the model's class.
     """
     model = getattr(model, "stands_for", model)
     parts = [getattr(model, "generation_config", None), processing_class]
@@ -217,12 +224,12 @@ def described_files(model: nn.Module, processing_class: Any, *, is_loadable: boo
 
 
 def files_of_self_saving_model(model: nn.Module, weights: Mapping[str, Any], processing_class: Any) -> dict[str, bytes]:
-    """Returns all files of a model that is not of transformers and has its own `save_pretrained`, and of its tokenizer.
+    """Returns all files that a model's own `save_pretrained` writes (such as peft's), and the files of its tokenizer.
 
     Args:
-        model: has `save_pretrained`.
-        weights: complete tensors by name; peft saves adapters from them.
-        processing_class: tokenizer or processor; None for none.
+        model: the model, which has the method `save_pretrained`.
+        weights: the complete (not sharded) tensors by name, from which peft saves adapters.
+        processing_class: the tokenizer or processor, or None.
     """
     peft = sys.modules.get("peft")  # a model of peft exists only if peft is imported; importing it is slow
     settings = {"state_dict": dict(weights)} if peft and isinstance(model, peft.PeftModel) else {}
@@ -243,14 +250,14 @@ def _saved_files(parts: Iterable[Any], **settings: Any) -> dict[str, bytes]:
 
 
 def without_secrets_of(name: str, content: bytes) -> bytes:
-    """Returns a file without the values that their names mark as secrets.
+    """Returns the content of a file without values that are marked as secrets by their names.
 
-    Other strings stay, because the model may need them, and so do keys, numbers and the words of a vocabulary: `test`
-    may be a password, but is also a token.
+    Other strings, keys, numbers and vocabularies are not changed, because the model may need them. The word `test`, for
+    example, can be a password and also a token.
 
     Args:
-        name: of the file; decides its format.
-        content: of the file.
+        name: the name of the file, which determines the format.
+        content: the content of the file.
     """
     if name in _VOCABULARIES or not name.endswith((".json", ".py", ".md", ".txt")):
         return content
@@ -274,7 +281,7 @@ def _json_without_secrets(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Code:
-    """The Python files of a model whose class is not in transformers."""
+    """The Python files of a model whose class is not in transformers; its `save_pretrained` copies these files."""
 
     model: PreTrainedModel
     config: Any
@@ -292,7 +299,7 @@ def _configs(model: PreTrainedModel, config: Any, generation_config: Any) -> lis
 
 
 def _config_as_saved(model: PreTrainedModel) -> Any:
-    """Returns the configuration with class and dtype of the weights, as `save_pretrained` writes them."""
+    """Returns a copy of the configuration that names the model's class and dtype, as `save_pretrained` writes it."""
     config: Any = copy.deepcopy(model.config)  # the run's configuration must not change by saving
     config.architectures = [class_name(model)]
     config.dtype = str(model.dtype).removeprefix("torch.")
@@ -303,8 +310,8 @@ class SnapshotBuilder:
     """Takes the snapshots of a run.
 
     Args:
-        session: arguments, state, callbacks.
-        strategy: holds weights and optimizer.
+        session: the session, with arguments, trainer state and callbacks.
+        strategy: the strategy, whose weights and optimizer state are saved.
     """
 
     def __init__(self, session: Session, strategy: Strategy) -> None:
@@ -314,13 +321,13 @@ class SnapshotBuilder:
         self._planner = SavePlanner()
 
     def sizes(self, training: Callable[[], Mapping[str, Any]]) -> tuple[int, int]:
-        """Returns the bytes that this process writes of a checkpoint of the current step: all of it, and weights only.
+        """Returns two sizes of the files that this process would write for a checkpoint: all files, and weights only.
 
         Args:
-            training: as for `take`.
+            training: a function that returns the training state by part, see `take`. Both methods are collective.
 
         Units:
-            Bytes, including an estimate of the safetensors headers.
+            Bytes. The size of all files includes an estimate of the safetensors headers.
         """
         taken = self.take(training)
         # About 90 bytes for type, shape and offsets of a tensor.
@@ -334,7 +341,7 @@ class SnapshotBuilder:
         return taken.size + headers, weights
 
     def optimizer_size(self) -> dict[str, int]:
-        """Returns the bytes that the state of an optimizer before its first step will add, by parameter name."""
+        """Returns the bytes by which an optimizer state that does not exist yet will enlarge checkpoints, by parameter."""
         optimizer = self._strategy.optimizer
         # A resumed optimizer has its state already, which `sizes` counts.
         if self._session.args.save_only_model or getattr(optimizer, "state", None):
@@ -342,13 +349,15 @@ class SnapshotBuilder:
         return optimizer_bytes(self._strategy.model, optimizer)
 
     def take(self, training: Callable[[], Mapping[str, Any]]) -> Snapshot:
-        """Returns what this process writes of a checkpoint of the current step. Collective.
+        """Returns the part of a checkpoint of the current step that this process writes.
+
+        Collective: every process must call it.
 
         Args:
-            training: returns schedule, random states and position in the data.
+            training: a function that returns the training state by part: schedule, random states, data position, ...
 
         Raises:
-            CheckpointError: FG606 for a value that no file can hold.
+            CheckpointError: FG606 if a value cannot be stored.
         """
         args, state = self._session.args, self._session.state
         export_states(self._session)
@@ -375,7 +384,7 @@ class SnapshotBuilder:
         return Snapshot(step=state.global_step, tensors=tensors, texts=texts if is_writer else {})
 
     def description_files(self) -> dict[str, bytes]:
-        """Returns the files that describe model and tokenizer; empty on all but the main process. Collective."""
+        """Returns the files that describe model and tokenizer; empty except on the main process. Collective."""
         if self._described is None:  # configuration and tokenizer do not change during a run
             self._described = collectives.run_collectively(self._describe)
         return self._described

@@ -1,9 +1,9 @@
 """Step guards: checks of loss and gradient norm before an optimizer step changes the weights.
 
-`FiniteGuard` stops the run at the first loss or norm that is not finite. It costs no synchronization with an
-accelerator if the optimizer is fused: the optimizer itself skips the step, and the host learns of it a few steps later.
-With other optimizers the host waits for the loss. `BadSteps` also detects spikes, and can skip steps or request a
-rewind; it always waits. In both cases a bad step changes no weight.
+`FiniteGuard` stops the run at the first loss or norm that is not finite. With a fused optimizer on an accelerator, the
+host does not wait for the device: the optimizer skips the step on the device, and the host reads the result a few steps
+later. With other optimizers the host waits for the loss and the norm. `BadSteps` also detects spikes, and can skip
+steps or request a rewind; the host always waits. With both guards, a bad step does not change the weights.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from forgather.ml.trainer.meter import AsyncHostCopy
 
 
 class StepGuard:
-    """Judges a step before it changes the weights.
+    """Checks the loss and the gradient norm of a step before the step changes the weights.
 
     Args:
-        rank: named in messages.
+        rank: the rank of this process, which messages name.
 
     Attributes:
-        bad: what is wrong with the current step; None for nothing, as far as is known.
-        rewinds: whether a bad step sends the run back to its last checkpoint.
+        bad: a description of what is wrong with the current step; None if no fault was found so far.
+        rewinds: whether the run goes back to the last checkpoint after a bad step.
     """
 
     rewinds = False
@@ -40,57 +40,60 @@ class StepGuard:
         self.bad: str | None = None
 
     def loss(self, loss: Tensor, step: int) -> float | Tensor:
-        """Checks the loss of a step and returns it; as a float if reading it does not wait for the device.
+        """Checks the loss of a step, and returns it as a float or, if reading it would wait for the device, unchanged.
 
         Args:
-            loss: of the step, summed over all ranks.
-            step: number of the step, for the message.
+            loss: the loss of the step, summed over all ranks.
+            step: the number of the step, which the message names.
 
         Shapes:
-            loss: scalar.
+            loss: a scalar tensor.
 
         Raises:
-            TrainingError: FG818 if the run must stop.
+            TrainingError: FG818 if the loss is not finite and the run must stop.
         """
         raise NotImplementedError
 
     def gradients(self, norm: Tensor | None, step: int) -> bool:
-        """Checks the norm of the gradients; returns whether the host must skip the optimizer step.
+        """Checks the gradient norm of a step, and returns whether the caller must skip the optimizer step.
 
         Args:
-            norm: of all gradients, before clipping; None if it was not computed.
-            step: number of the step, for the message.
+            norm: the norm of all gradients before clipping; None if it was not computed.
+            step: the number of the step, which the message names.
 
         Shapes:
-            norm: scalar.
+            norm: a scalar tensor.
 
         Raises:
-            TrainingError: FG818 or FG650 if the run must stop.
+            TrainingError: FG818 or FG650 if the norm is bad and the run must stop.
         """
         raise NotImplementedError
 
     def poll(self, *, wait: bool = False) -> None:
-        """Checks the results that have arrived; with `wait`, all results.
+        """Checks the results of earlier steps that the host has received.
+
+        Args:
+            wait: whether to wait for the results of all earlier steps.
 
         Raises:
-            TrainingError: FG818 if the run must stop.
+            TrainingError: FG818 if a result is bad and the run must stop.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state that judgments depend on, as plain numbers."""
+        """Returns the state on which the checks of later steps depend."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state of a checkpoint, so that later judgments are those of its run; ignores another guard's."""
+        """Restores the state that `state_dict` returned. The state of another class of guard is ignored."""
 
 
 class FiniteGuard(StepGuard):
     """A step guard that stops the run at a loss or a norm that is not finite.
 
     Args:
-        optimizer: of the run; a fused one can skip a step by itself.
-        device: of the losses.
-        rank: named in the message.
+        optimizer: the optimizer of the run. If it is fused, it can skip a step on the device.
+        device: the device of the losses.
+        rank: the rank of this process, which messages name.
     """
 
     def __init__(self, optimizer: Any, device: torch.device, *, rank: int) -> None:
@@ -101,17 +104,17 @@ class FiniteGuard(StepGuard):
         self._pending: list[tuple[int, AsyncHostCopy]] = []
 
     def loss(self, loss: Tensor, step: int) -> float | Tensor:
-        """Returns the loss of a step; as a float if reading it does not wait for the device.
+        """Checks the loss of a step, and returns it as a float or, if reading it would wait for the device, unchanged.
 
         Args:
-            loss: of the step, summed over all ranks.
-            step: number of the step, for the message.
+            loss: the loss of the step, summed over all ranks.
+            step: the number of the step, which the message names.
 
         Shapes:
-            loss: scalar.
+            loss: a scalar tensor.
 
         Raises:
-            TrainingError: FG818.
+            TrainingError: FG818 if the loss of this step, or the result of an earlier one, is not finite.
         """
         if self.waits:
             value = loss.item()
@@ -124,17 +127,17 @@ class FiniteGuard(StepGuard):
         return loss
 
     def gradients(self, norm: Tensor | None, step: int) -> bool:
-        """Checks the norm of the gradients; always returns False, as the host never skips a step here.
+        """Checks the gradient norm of a step, and returns False: the caller never has to skip a step.
 
         Args:
-            norm: of all gradients, before clipping.
-            step: number of the step, for the message.
+            norm: the norm of all gradients before clipping; None if it was not computed.
+            step: the number of the step, which the message names.
 
         Shapes:
-            norm: scalar; None if it was not computed.
+            norm: a scalar tensor.
 
         Raises:
-            TrainingError: FG818.
+            TrainingError: FG818 if the norm is not finite and the optimizer cannot skip the step on the device.
         """
         if norm is None:
             return False
@@ -149,17 +152,20 @@ class FiniteGuard(StepGuard):
         return False
 
     def _leave_out(self, bad: Tensor, step: int) -> None:
-        """Makes the optimizer skip the step if `bad` is true on the device; the host checks it later."""
+        """Makes the optimizer skip the step if `bad` is true on the device. The host reads `bad` in a later step."""
         # torch's fused optimizers read both attributes; None means that gradients are not scaled.
         self.optimizer.grad_scale = None
         self.optimizer.found_inf = bad.to(torch.float32)
         self._pending.append((step, AsyncHostCopy(bad)))
 
     def poll(self, *, wait: bool = False) -> None:
-        """Checks the results that have arrived; with `wait`, all results.
+        """Checks the results of earlier steps that the host has received.
+
+        Args:
+            wait: whether to wait for the results of all earlier steps.
 
         Raises:
-            TrainingError: FG818.
+            TrainingError: FG818 if the loss or the gradient norm of a step is not finite.
         """
         while self._pending:
             # In order: the error names the first bad step, whose rows are the ones to look at.
@@ -175,9 +181,9 @@ def not_finite(found: str, step: int, rank: int) -> TrainingError:
     """Returns the FG818 error that stops the run.
 
     Args:
-        found: what is not finite.
-        step: its number.
-        rank: that found it.
+        found: a description of the value that is not finite.
+        step: the number of the bad step.
+        rank: the rank that found the value.
     """
     return TrainingError(
         f"{found} at step {step} on rank {rank}; the update was not applied",
@@ -188,11 +194,11 @@ def not_finite(found: str, step: int, rank: int) -> TrainingError:
 
 
 class NormWindow:
-    """The norms of the last good steps, and the limit above which a norm is a spike.
+    """The gradient norms of recent good steps, and the limit above which a norm is a spike.
 
     Args:
-        size: number of norms.
-        threshold: standard deviations above their mean at which the limit is.
+        size: the number of recent norms that are kept.
+        threshold: how many standard deviations the limit lies above the mean of the norms.
 
     Example:
         >>> window = NormWindow(size=4, threshold=6.0)
@@ -204,9 +210,9 @@ class NormWindow:
         10.485
 
     Source:
-        The skip-step optimizers of OLMo-core: mean and sample standard deviation of a rolling window, and no judgment
-        before half of it is filled. Differences: norms of bad steps do not enter the window, and losses are not
-        checked.
+        The skip-step optimizers of OLMo-core: mean and sample standard deviation of a rolling window, and no limit
+        until half of the window is filled. Differences: the norms of bad steps are not added to the window, and losses
+        are not checked.
     """
 
     def __init__(self, *, size: int, threshold: float) -> None:
@@ -216,12 +222,12 @@ class NormWindow:
         self._norms: deque[float] = deque(maxlen=size)
 
     def add(self, norm: float) -> None:
-        """Adds the norm of a good step."""
+        """Adds the gradient norm of a good step; the oldest norm is dropped if the window is full."""
         self._norms.append(norm)
 
     @property
     def limit(self) -> float | None:
-        """The largest norm that is not a spike; None while there are too few norms."""
+        """The largest norm that is not a spike; None until half of the window is filled."""
         if len(self._norms) < self.least:
             return None
         mean, deviation = self._moments()
@@ -234,16 +240,16 @@ class NormWindow:
         return mean, math.sqrt(variance)
 
     def described(self) -> str:
-        """Returns mean and standard deviation in words."""
+        """Returns a clause for messages that gives the mean and the standard deviation of the norms."""
         mean, deviation = self._moments()
         return f"the last {len(self._norms)} had a mean of {mean:.4g} and a standard deviation of {deviation:.3g}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the norms as plain numbers."""
+        """Returns the norms, oldest first."""
         return {"norms": list(self._norms)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the norms of a checkpoint; a smaller window keeps the last ones."""
+        """Restores the norms that `state_dict` returned; if the window is smaller now, it keeps the newest norms."""
         self._norms.clear()
         self._norms.extend(state["norms"])
 
@@ -257,11 +263,11 @@ class Policy(StrEnum):
 
 
 class BadSteps(StepGuard):
-    """A step guard with a policy for bad steps and spike detection. The host waits for loss and norm.
+    """A step guard that detects spikes and can skip bad steps. The host waits for the loss and the norm of each step.
 
     Args:
-        args: policy, threshold and window.
-        rank: named in messages.
+        args: the training arguments, whose `bad_step_policy`, `spike_threshold` and `spike_window` are read.
+        rank: the rank of this process, which messages name.
     """
 
     def __init__(self, args: TrainingArguments, *, rank: int) -> None:
@@ -272,17 +278,17 @@ class BadSteps(StepGuard):
         self._window = None if threshold is None else NormWindow(size=args.spike_window, threshold=threshold)
 
     def loss(self, loss: Tensor, step: int) -> float:
-        """Checks the loss of a step and returns it. Collective.
+        """Checks the loss of a step, and returns it as a float. Collective: every process must call it.
 
         Args:
-            loss: of the step, summed over all ranks.
-            step: number of the step.
+            loss: the loss of the step, summed over all ranks.
+            step: the number of the step, which the message names.
 
         Shapes:
-            loss: scalar.
+            loss: a scalar tensor.
 
         Raises:
-            TrainingError: FG818 if bad steps stop the run.
+            TrainingError: FG818 if the loss is not finite and `bad_step_policy` is "stop".
         """
         value = loss.item()
         # A value may be bad on one rank alone; the largest one decides, so that all ranks take the same decision.
@@ -291,17 +297,19 @@ class BadSteps(StepGuard):
         return value
 
     def gradients(self, norm: Tensor | None, step: int) -> bool:
-        """Checks the norm of the gradients; returns whether the optimizer step must be skipped. Collective.
+        """Checks the gradient norm of a step, and returns whether the caller must skip the optimizer step.
+
+        Collective: every process must call it.
 
         Args:
-            norm: of all gradients, before clipping; None if it was not computed.
-            step: number of the step.
+            norm: the norm of all gradients before clipping; None if it was not computed.
+            step: the number of the step, which the message names.
 
         Shapes:
-            norm: scalar.
+            norm: a scalar tensor.
 
         Raises:
-            TrainingError: FG818 and FG650 if bad steps stop the run.
+            TrainingError: if `bad_step_policy` is "stop": FG818 if the norm is not finite, FG650 if it is a spike.
         """
         if norm is None:
             return False
@@ -334,11 +342,11 @@ class BadSteps(StepGuard):
             raise not_finite(what, step, self.rank)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the norms in the window, as plain numbers."""
+        """Returns the recent gradient norms; empty without spike detection."""
         return {} if self._window is None else self._window.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the norms of a checkpoint; one written without spike detection has none."""
+        """Restores the norms that `state_dict` returned. A state without norms clears the window."""
         if self._window is not None:
             # Also an empty state clears the window: after a rewind, later norms must not count.
             self._window.load_state_dict({"norms": [], **state})
@@ -348,10 +356,10 @@ def choose_guard(args: TrainingArguments, optimizer: Any, device: torch.device, 
     """Returns the step guard of a run.
 
     Args:
-        args: policy and threshold.
-        optimizer: of the run.
-        device: of the losses.
-        rank: named in messages.
+        args: the training arguments, whose `bad_step_policy` and `spike_threshold` select the guard.
+        optimizer: the optimizer of the run.
+        device: the device of the losses.
+        rank: the rank of this process, which messages name.
     """
     # The guard that does not wait for the device suffices here.
     if args.bad_step_policy == Policy.STOP and args.spike_threshold is None:
@@ -360,7 +368,7 @@ def choose_guard(args: TrainingArguments, optimizer: Any, device: torch.device, 
 
 
 def _or_infinite(value: float) -> float:
-    """Returns the absolute value; infinity for NaN, which cannot be compared."""
+    """Returns the absolute value of a number; infinity for NaN, which an all-reduce with max cannot compare."""
     return abs(value) if math.isfinite(value) else math.inf
 
 

@@ -1,11 +1,11 @@
-"""Values that all processes of a run must agree on in each step: target counts, the loss, control flags, stop requests.
+"""Synchronizes values between the processes of a run in each step: target counts, loss, control flags, stop requests.
 
-Takes this process's windows and its part of the loss; gives the sums over all processes. A single process communicates
-nothing. Several processes need two all-reduces per step, one for counts and one for the loss. On an accelerator the
-host waits for neither: it reads the counts at the end of the step. On the CPU a stop request is sent with the sum of
-the loss; elsewhere it has an all-reduce of its own between hosts. A request that arrives before this process's loss is
-computed stops the run at the end of this step; a later one, at the end of the next step, or of an evaluation or save
-before it.
+With a single process there is no communication. With several processes each step needs two all-reduces, one for the
+counts and one for the loss. On an accelerator the host waits for neither of them, and reads the counts at the end of
+the step. If training runs on the CPU and every process is a data-parallel rank, stop requests are sent with the sum of
+the loss; otherwise they have a separate all-reduce between hosts. A stop request that a process receives before it has
+computed its loss stops the run at the end of the same step. A later request stops the run at the end of the next step,
+or after an evaluation or save before that.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class RunSync:
     """The collectives of a run that are not part of the strategy.
 
     Args:
-        strategy: reduces tensors over its processes.
-        interrupt: holds whether this process was asked to stop.
+        strategy: the strategy, whose `reduce` sums tensors over processes.
+        interrupt: the record of whether this process was asked to stop.
     """
 
     def __init__(self, strategy: Strategy, interrupt: Interrupt) -> None:
@@ -46,16 +46,17 @@ class RunSync:
         self._stop: KeyboardInterrupt | None = None
 
     def windows(self, own: Iterator[Window], *, has_length: bool) -> Iterator[Window]:
-        """Yields this process's windows with the counts of all processes.
+        """Yields the windows of this process after summing their counts over all data-parallel ranks.
 
-        On an accelerator the target count stays on the device; `set_host_counts` sets the host counts later.
+        A window is the micro-batches of one optimizer step. On an accelerator the number of targets stays on the
+        device, and `set_host_counts` sets the numbers of tokens and rows later.
 
         Args:
-            own: windows of this process.
-            has_length: the number of windows is the same on all processes.
+            own: the windows of this process.
+            has_length: whether the data has a known length, so that all processes have the same number of windows.
 
         Raises:
-            DistributedError: FG855 for data without a length that ends at different places.
+            DistributedError: FG855 if the data has no length and ends earlier on one process than on another.
         """
         for window in own if has_length else collectives.iterate_in_step(own):
             if self._counts_differ:
@@ -82,7 +83,7 @@ class RunSync:
             window.num_valid = counts[0]
 
     def set_host_counts(self, window: Window) -> None:
-        """Sets the tokens and rows of a window to those of all processes."""
+        """Sets the numbers of tokens and rows of a window to the sums over all data-parallel ranks."""
         if self._counts is not None:
             _, window.num_tokens, window.num_rows = map(int, self._counts.read().tolist())
             self._counts = None
@@ -90,8 +91,13 @@ class RunSync:
     def loss(self, share: Tensor) -> Tensor:
         """Returns the loss summed over all processes, and exchanges stop requests.
 
+        Collective: every process must call it.
+
+        Args:
+            share: the part of the loss that this process computed.
+
         Shapes:
-            share: scalar, this process's part of the loss. Returns a scalar.
+            share: a scalar tensor. Returns a scalar tensor.
         """
         if not self.several:
             loss: Tensor = self._strategy.reduce(share)
@@ -107,14 +113,14 @@ class RunSync:
         return loss
 
     def control(self, control: TrainerControl, callbacks: Sequence[TrainerCallback]) -> None:
-        """Sets the control flags to those of the main process if callbacks may have set them differently. Collective.
+        """Broadcasts the control flags of the main process if callbacks of the user may have set different flags.
 
-        Callbacks of Forgather and transformers decide by values that are equal on all processes; a user's callback may,
-        for example, look at a clock.
+        Callbacks of Forgather and transformers set flags by values that are equal on all processes. A user's callback
+        may, for example, read a clock. Collective: every process must call it.
 
         Args:
-            control: is changed.
-            callbacks: of the run.
+            control: the control flags, which are changed.
+            callbacks: the callbacks of the run.
         """
         # Only with callbacks of the user: otherwise every step would need one more collective.
         if self.several and any(_is_foreign(callback) for callback in callbacks):
@@ -129,7 +135,7 @@ class RunSync:
         self._stop = self._stop or self.interrupt.error_for(stop_codes)
 
     def stop_error(self) -> KeyboardInterrupt | None:
-        """Returns the error to raise if a process was asked to stop, on every process alike; else None."""
+        """Returns the error to raise if a process was asked to stop, otherwise None; the same on every process."""
         if not self.several:
             return self.interrupt.error if self.interrupt.requested else None
         if self._stop_sum is not None:
@@ -138,15 +144,19 @@ class RunSync:
         return self._stop
 
     def exchange_stop(self) -> KeyboardInterrupt | None:
-        """Returns the same as `stop_error`, including requests that came during a long operation. Collective."""
+        """Exchanges stop requests again, for example after a long operation, and returns the result of `stop_error`.
+
+        Collective: every process must call it.
+        """
         if self.several and self.stop_error() is None:
             self._start_stop_sum()
         return self.stop_error()
 
     def wants_end(self) -> bool:
-        """Returns, equally on every process, whether to interrupt a long operation. Collective.
+        """Returns whether to interrupt a long operation; the same on every process. Collective.
 
-        Repeated calls do not wait: each one returns the requests that were known at the call before.
+        Each call starts an exchange of stop requests without waiting for it, and returns the result of the exchange
+        that the previous call started.
         """
         wants = self.stop_error() is not None
         if self.several and not wants:

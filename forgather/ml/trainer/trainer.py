@@ -1,8 +1,8 @@
-"""`Trainer`: joins a model, data and settings to a run.
+"""`Trainer`: trains a model on one device, and is the base class of the multi-process trainers.
 
-Takes the objects that a config builds; gives a trained model, checkpoints, and metrics through callbacks. Arguments and
-callback events are those of transformers. Nothing is printed here. Subclasses choose another strategy and share
-everything else.
+A trainer writes the trained model and checkpoints, and reports metrics to callbacks. The names of arguments and of
+callback events are those of transformers. The module logs and does not print. Subclasses differ from `Trainer` only in
+the strategy that they choose.
 """
 
 from __future__ import annotations
@@ -57,27 +57,32 @@ class Trainer(WithOwnLoss):
     """Trains a model on one device.
 
     Args:
-        model: the model to train; a callable without arguments is used as `model_init`.
-        args: settings; defaults if None.
-        model_init: returns the model, called after the seed was set.
-        train_dataset: rows: a `datasets.Dataset`, a torch data set, a list, or an iterable of rows.
-        eval_dataset: rows to evaluate on, or a mapping of names to such rows.
-        data_collator: makes a batch of rows; by default pads with the tokenizer, or stacks.
-        processing_class: tokenizer or processor, saved with the model.
-        optimizer_factory: see `make_optimizer`; AdamW from the arguments by default.
-        lr_scheduler_factory: see `make_schedule`; from the arguments by default.
-        loss_fn: called with (logits, labels), see `forgather.ml.losses`.
-        callbacks: callbacks of transformers or of Forgather, or their classes.
-        distributed_env: process facts; read from the environment by default.
-        storage: writes checkpoints and models; the file system by default.
-        save_function: called with the model, the step and a path when a checkpoint is written; the file or folder that
-            it creates there becomes part of the checkpoint.
+        model: the model to train. A callable without arguments is used in the same way as `model_init`.
+        args: the training arguments; None uses the defaults.
+        model_init: a callable that returns the model and is called after the seed was set.
+        train_dataset: the training data: a `datasets.Dataset`, a torch data set, a list, or an iterable of rows.
+        eval_dataset: the evaluation data, or a mapping from names to several evaluation sets.
+        data_collator: the collator, a function from a list of rows to a batch. By default rows are padded with the
+            tokenizer, or stacked if there is no tokenizer.
+        processing_class: the tokenizer or processor, which is saved with the model.
+        optimizer_factory: the optimizer factory, see `make_optimizer`. By default the training arguments determine the
+            optimizer.
+        lr_scheduler_factory: the factory of the learning rate schedule, see `make_schedule`. By default the training
+            arguments determine the schedule.
+        loss_fn: the loss function, which is called with (logits, labels), see `forgather.ml.losses`.
+        callbacks: the callbacks of transformers or of Forgather, as objects or classes.
+        distributed_env: the distributed environment of this process, which is read from the environment variables by
+            default.
+        storage: the object through which checkpoints and models are written; the local file system by default.
+        save_function: a function that is called with the model, the step and a path when a checkpoint is written. The
+            file or folder that it creates at the path becomes part of the checkpoint.
 
     Raises:
-        SettingError: FG770 and FG775 for arguments that cannot be combined with the trainer, or with what it is given.
-        TrainingError: FG801 for no model, FG806 and FG807 for a loss that cannot be used, FG815 for something that is
-            not a callback, FG819 for a factory that is not callable, FG632 for an object that is not a storage, FG860
-            and FG861 for a subclass with hooks of transformers' trainer that are never called.
+        SettingError: FG770 or FG775 if the training arguments cannot be combined with the trainer or with its other
+            arguments.
+        TrainingError: FG801 if there is no model; FG806 or FG807 if the loss cannot be used; FG815 if an object in
+            `callbacks` is not a callback; FG819 if a factory is not callable; FG632 if `storage` lacks a method; FG860
+            or FG861 if a subclass has hooks of transformers' trainer that would never be called.
         DistributedError: FG703 if several processes were started.
     """
 
@@ -142,12 +147,16 @@ class Trainer(WithOwnLoss):
         self._session.send("on_init_end")
 
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
-        """Returns the strategy that does the optimizer steps; the only method in which trainers differ."""
+        """Returns the strategy that does the optimizer steps. Subclasses override this method.
+
+        Args:
+            environment: the distributed environment of this process.
+        """
         return single_strategy(environment, self.args)
 
     @property
     def layout(self) -> list[str]:
-        """The parallel layout in lines of text: which ranks hold what."""
+        """A description of the parallel layout, as lines of text."""
         return layout_lines(self.strategy)
 
     def _make_session(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]]) -> Session:
@@ -170,55 +179,57 @@ class Trainer(WithOwnLoss):
 
     @property
     def model(self) -> nn.Module:
-        """The model, on its training device."""
+        """The model, on the device on which it is trained."""
         return self.strategy.model
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer; None before the first training."""
+        """The optimizer; None before the first call of `train`."""
         return self.strategy.optimizer
 
     @property
     def state(self) -> TrainerState:
-        """Progress of the run."""
+        """The trainer state, which records the progress of the run."""
         return self._session.state
 
     @property
     def control(self) -> TrainerControl:
-        """Flags that callbacks set."""
+        """The control flags, which callbacks can set."""
         return self._session.control
 
     @property
     def callbacks(self) -> list[TrainerCallback]:
-        """The callbacks in the order of their calls."""
+        """The callbacks, in the order in which they are called."""
         return list(self._session.dispatcher.callbacks)
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        """Appends a callback; a class is instantiated without arguments."""
+        """Appends a callback. If a class is given, it is instantiated without arguments."""
         self._session.dispatcher.add(callback)
 
     def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback:
-        """Removes a callback, or the first one of a class, and returns it."""
+        """Removes a callback and returns it. If a class is given, the first callback of this class is removed."""
         return self._session.dispatcher.remove(callback)
 
     def train(self, resume_from_checkpoint: bool | str | None = None) -> TrainOutput:
-        """Trains to the end of the run. Collective: every process calls it.
+        """Trains to the end of the run, and saves the model unless `save_strategy` is "no".
+
+        Collective: every process must call it.
 
         Args:
-            resume_from_checkpoint: true or "auto" for the newest intact checkpoint of `output_dir`, or a folder; by
-                default the value in the arguments.
+            resume_from_checkpoint: the checkpoint to resume from: true or "auto" for the newest intact one in
+                `output_dir`, or a folder. By default it is the value in the training arguments.
 
         Returns:
-            Step, mean loss of the run, and the summary of this call. The model is then in `output_dir`, unless
-            `save_strategy` is "no".
+            The step, the mean loss of the run, and the metrics of the whole run.
 
         Raises:
-            TrainingError: FG802 to FG805 for data that cannot be trained on, FG817 for an output folder that is not
-                writable, FG818 for a loss that is not finite.
-            CheckpointError: a checkpoint cannot be resumed from, or cannot be written.
-            DistributedError: FG776 for a single process if the config asks for several.
-            KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGUSR1, when the state was saved; immediately if no step was
-                begun.
+            TrainingError: FG802 to FG805 if the data cannot be trained on; FG817 if the output folder is not writable;
+                FG818 if the loss is not finite; FG650 to FG652 if other bad steps end the run; FG824 if the arguments
+                request evaluations and there is no evaluation data.
+            CheckpointError: if the run cannot resume from the checkpoint, or if a checkpoint cannot be written.
+            DistributedError: FG776 if there is a single process and the config requests several.
+            KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGUSR1. A checkpoint is saved first if saving is on and a step
+                was begun.
         """
         args, session, topology = self.args, self._session, self.strategy.topology
         self._start.begin(topology.world_size, topology.device, self.layout)
@@ -308,7 +319,7 @@ class Trainer(WithOwnLoss):
         return TrainBatches(dataset, self.args, collate, topology=topology)
 
     def _inputs(self, dataset: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
-        """Returns rows and collator, reduced to the columns that the model names."""
+        """Returns the data set and the collator, changed so that they give the inputs that the model takes."""
         narrows = self.args.remove_unused_columns
         return inputs_for_model(
             self.model, dataset, self.data_collator, narrows=narrows, own_collator=self._has_own_collator
@@ -334,7 +345,7 @@ class Trainer(WithOwnLoss):
         return TrainOutput(self.state.global_step, metrics.get("train_loss", math.nan), metrics)
 
     def _abandon(self, run: Run, error: BaseException) -> None:
-        """Saves the state after a signal if possible, and lets callbacks close what they opened."""
+        """Saves a checkpoint of an interrupted run if possible, and sends `on_train_end` to the callbacks."""
         try:
             run.wait_for_background_save()
             if isinstance(error, KeyboardInterrupt) and self.args.save_strategy != "no":
@@ -365,14 +376,17 @@ class Trainer(WithOwnLoss):
             _log.error("interrupted at step %d, and its state is lost: %s", step, failure)
 
     def evaluate(self, eval_dataset: Any = None, *, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Returns metrics of the evaluation data, and sends them to the callbacks. Collective.
+        """Evaluates the model; returns the metrics and sends them to the callbacks.
+
+        Collective: every process must call it.
 
         Args:
-            eval_dataset: rows, or a mapping of names to rows; those of the trainer by default.
-            metric_key_prefix: of the name of every metric.
+            eval_dataset: the evaluation data, or a mapping from names to several evaluation sets; by default the
+                trainer's `eval_dataset`.
+            metric_key_prefix: the prefix of the names of all metrics.
 
         Raises:
-            TrainingError: FG824 for no evaluation data, FG803 for no rows.
+            TrainingError: FG824 if there is no evaluation data; FG803 if it has no rows.
         """
         datasets = self.eval_dataset if eval_dataset is None else eval_dataset
         if datasets is None:
@@ -390,13 +404,15 @@ class Trainer(WithOwnLoss):
         return evaluate(self._session, self.strategy, sets, prefix=prefix, wants_end=wants_end)
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
-        """Writes the model for use with `from_pretrained`, and returns its folder. Collective.
+        """Writes the model in the layout that `from_pretrained` reads, and returns its folder.
+
+        Collective: every process must call it.
 
         Args:
-            output_dir: the folder; that of the arguments by default.
+            output_dir: the folder of the model; by default the `output_dir` of the training arguments.
 
         Raises:
-            TrainingError: FG817 if nothing can be written into the folder.
+            TrainingError: FG817 if the folder cannot be written to.
         """
         phase.set_phase("saving the model", self.state.global_step)
         folder = Path(self.args.output_dir if output_dir is None else output_dir)

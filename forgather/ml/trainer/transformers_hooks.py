@@ -1,7 +1,8 @@
-"""Methods of transformers' `Trainer` in a user's subclass: `compute_loss` is called, others are refused.
+"""Support for subclasses that override methods of transformers' `Trainer`: `compute_loss` works, others are errors.
 
-`refuse_unused_hooks` raises for methods that would never be called, so that no code of the user is ignored silently.
-`OwnLoss` is the loss rule of a trainer whose class overrides `compute_loss`.
+`refuse_unused_hooks` raises an error for methods that would never be called, so that no code of the user is ignored
+silently. `OwnLoss` is the loss rule of a trainer whose class overrides `compute_loss`. A loss rule determines how the
+loss of a micro-batch is computed and how the losses of several micro-batches are combined.
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ _NOT_THE_USERS = (_OURS, "transformers.", "builtins")
 
 
 def refuse_unused_hooks(trainer: object) -> None:
-    """Raises if the class of a trainer, or the object itself, has hooks that are never called.
+    """Raises an error if a user's trainer defines methods of transformers' `Trainer` that would never be called.
+
+    Args:
+        trainer: the trainer, whose classes and own attributes are searched.
 
     Raises:
-        TrainingError: FG860 for hooks that no trainer of Forgather calls, FG861 for those that this trainer does not.
+        TrainingError: FG860 if no trainer of Forgather calls the method; FG861 if this class of trainer does not.
     """
     found = list(_refused(trainer))
     if found:
@@ -60,7 +64,7 @@ def _refused(trainer: object) -> Iterator[Diagnostic]:
 
 
 def _user_attributes(trainer: object) -> Iterator[tuple[str, str]]:
-    """Yields (owner, name) for each attribute that a user defined on a trainer or its classes."""
+    """Yields (owner, name) for each attribute of a trainer object and of the user-defined classes among its bases."""
     for kind in type(trainer).__mro__:
         if not kind.__module__.startswith(_NOT_THE_USERS):
             yield from ((kind.__name__, name) for name in vars(kind))
@@ -71,14 +75,14 @@ ITEMS = "num_items_in_batch"
 
 
 class OwnLoss:
-    """The loss rule of a user's `compute_loss`: turns its result into a sum.
+    """The loss rule for a user's `compute_loss`: it multiplies the result by its divisor, so that results can be added.
 
     Args:
-        method: the bound method.
-        model: as it will be trained.
-        rule: of the trainer without the method.
-        said: returns whether the user's class declares that results are divided by `num_items_in_batch`; None if it
-            declares nothing.
+        method: the bound method `compute_loss`.
+        model: the model to train.
+        rule: the loss rule that the trainer would have without the method.
+        said: a function that returns whether the user's class declares that results are divided by
+            `num_items_in_batch`, or None if the class declares nothing.
     """
 
     def __init__(
@@ -93,21 +97,24 @@ class OwnLoss:
 
     @property
     def divides(self) -> bool:
-        """True if results are divided by `num_items_in_batch`, False if they are means over a micro-batch."""
+        """True if the method divides by `num_items_in_batch`; False if it returns a mean over a micro-batch."""
         said = self._said()
         return self._reads_items if said is None else said
 
     def prepared(self, batch: Any) -> Any:
-        """Returns the batch with unshifted labels, and without a mask that would mix packed documents."""
+        """Returns the batch with unshifted labels, and with inputs that stop attention at document boundaries."""
         if isinstance(batch, PaddingBatch):
             return PaddingBatch(self.prepared(batch.batch))
         return self._inputs.prepared(batch)
 
     def count(self, batch: Any) -> float | Tensor:
-        """Returns the weight of a batch in the mean: its targets if the method divides by them, else its rows.
+        """Returns the weight of a batch in the mean loss of several batches.
+
+        The weight is the number of targets if the method divides by `num_items_in_batch`, and otherwise the number of
+        rows. A padding batch has the weight 0.
 
         Shapes:
-            A count on the device is a scalar.
+            Returns a Python number, or a scalar tensor if the count is on a device.
         """
         if isinstance(batch, PaddingBatch):
             return 0
@@ -123,12 +130,16 @@ class OwnLoss:
         """Returns the method's result times its divisor, so that the results of micro-batches can be added.
 
         Args:
-            model: called by the method.
-            batch: one micro-batch.
-            denom: number of targets that the method divides by; that of the batch by default.
+            model: the model that is passed to the method.
+            batch: the micro-batch.
+            denom: the number of targets by which the method divides; by default that of the micro-batch.
 
         Shapes:
-            Returns a scalar, in float32 or more.
+            Returns a scalar tensor, in float32 or a wider type.
+
+        Raises:
+            TrainingError: FG862 if it cannot be determined whether the method divides by `num_items_in_batch`; FG863
+                if the method does not return a loss.
         """
         if isinstance(batch, PaddingBatch):
             return self._total(model, batch.batch, denom) * 0.0
@@ -184,7 +195,10 @@ class OwnLoss:
 
 
 class Items(Tensor):
-    """A tensor subclass that marks every result computed from it, like the number of items."""
+    """A tensor subclass for `num_items_in_batch`. Every tensor that is computed from it has this class, too.
+
+    The class of a loss therefore shows whether the loss depends on the number of items.
+    """
 
     reads: ClassVar[int] = 0
     _READERS: ClassVar[frozenset[Any]] = frozenset(
@@ -193,16 +207,16 @@ class Items(Tensor):
 
     @classmethod
     def from_number(cls, items: float | Tensor, labels: Tensor | None) -> Items:
-        """Returns a number of items as a tensor on the device of the labels; of integer type if it is whole.
+        """Returns a number of items as a tensor on the device of the labels.
 
-        transformers passes integers, too.
+        A whole Python number becomes an integer tensor, which is what transformers passes.
 
         Args:
-            items: the number.
-            labels: labels; None for the default device.
+            items: the number of items.
+            labels: the labels, whose device is used; None uses the default device.
 
         Shapes:
-            Returns a scalar.
+            Returns a scalar tensor.
         """
         device = labels.device if labels is not None else None
         if isinstance(items, Tensor):
@@ -211,7 +225,7 @@ class Items(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Counts calls that turn the number into a Python number, after which the mark is lost."""
+        """Counts calls that convert the tensor to a Python number or an array, whose results do not have this class."""
         if func in cls._READERS:
             Items.reads += 1
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
@@ -222,20 +236,21 @@ class WithOwnLoss:
 
     args: TrainingArguments
     loss_is_scaled_for_ga: bool | None = None
-    """For a class that overrides `compute_loss`: whether it divides by `num_items_in_batch`.
+    """Whether an overridden `compute_loss` divides the loss by `num_items_in_batch`.
 
-    False means that it returns a mean over its micro-batch; None detects which of them from the result.
+    False means that the method returns a mean over the micro-batch. None means that the trainer finds out from the
+    method's code and its result.
     """
 
     def make_rule(self, model: nn.Module, *, loss_fn: Callable[..., Any] | None) -> LossRule:
-        """Returns the trainer's loss rule; that of `compute_loss` if a subclass overrides it.
+        """Returns the trainer's loss rule. If a subclass overrides `compute_loss`, the rule calls that method.
 
         Args:
-            model: as it will be trained.
-            loss_fn: the user's loss of (logits, labels); None for none.
+            model: the model to train.
+            loss_fn: the user's loss function of (logits, labels), or None.
 
         Raises:
-            TrainingError: FG806 and FG807, see `loss_rule`.
+            TrainingError: FG806 or FG807 if the loss cannot be used, see `loss_rule`.
         """
         rule = self._rule = loss_rule(model, loss_fn=loss_fn, label_smoothing=self.args.label_smoothing_factor)
         if type(self).compute_loss is WithOwnLoss.compute_loss:
@@ -245,21 +260,21 @@ class WithOwnLoss:
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Tensor | float | None = None
     ) -> Any:
-        """Returns the loss of a micro-batch; a subclass can override it.
+        """Returns the loss of a micro-batch. A subclass can override this method to define its own loss.
 
         Args:
-            model: called with the inputs.
-            inputs: the micro-batch on the model's device, as the collator gave it.
-            return_outputs: return (loss, outputs).
-            num_items_in_batch: targets of the whole optimizer step, over all processes; the loss is divided by it.
-                Without it, the loss is the mean over the micro-batch.
+            model: the model, which is called with the inputs.
+            inputs: the micro-batch that the collator returned, on the model's device.
+            return_outputs: whether to return (loss, outputs) instead of the loss alone.
+            num_items_in_batch: the number of targets of the whole optimizer step over all processes, by which the sum
+                of the losses is divided. If it is None, the mean over the micro-batch is returned.
 
         Shapes:
-            The loss and `num_items_in_batch` are scalars.
+            The loss is a scalar tensor; `num_items_in_batch` is a Python number or a scalar tensor.
 
         Source:
-            The method of `transformers.Trainer`, which averages the results of several processes; here the results
-            divided by `num_items_in_batch` are summed.
+            `transformers.Trainer.compute_loss`. Difference: transformers averages the losses of several processes, and
+            Forgather sums the losses that are divided by `num_items_in_batch`.
         """
         outputs: list[Any] = []
 
@@ -283,7 +298,7 @@ def _takes_argument(method: Callable[..., Any], name: str) -> bool:
 
 
 def _reads_items(method: Callable[..., Any]) -> bool:
-    """Returns whether the code of a method loads `num_items_in_batch`, or passes on its keyword arguments."""
+    """Returns whether the code of a method reads `num_items_in_batch` or its `**kwargs`."""
     if not _takes_argument(method, ITEMS):
         return False
     # The code of the user's function, not of a decorator around it.
