@@ -20,7 +20,7 @@ _LISTED = 12
 
 
 def survey_text(survey: Any) -> str:
-    """Returns the table of an output folder's checkpoints."""
+    """Returns a table of the checkpoints in an output folder as text, with the one from which a run would resume."""
     newest = survey.newest
     metric = next((found.progress.metric[0] for found in survey.checkpoints if found.progress.metric), "metric")
     rows = [("", "step", "run", "written", "size", "loss", metric)]

@@ -116,7 +116,8 @@ def marked(line: str, finding: Diagnostic) -> tuple[int, int]:
 def _value_of(key: str, line: str) -> tuple[int, int] | None:
     """Returns the start and end of the value of a key in a line.
 
-    The result is None if the line has no such key, or if the value is a call, a container or a block of text.
+    The result is None if the line has no such key, or if the value is not a scalar on the same line without a tag,
+    anchor or alias.
     """
     found = re.search(rf"(?<![\w.]){re.escape(key)}[\"']?\s*:\s+", line)
     value = _VALUE.match(line, found.end()) if found is not None else None

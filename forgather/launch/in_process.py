@@ -150,7 +150,7 @@ def prepare_run(plan: RunPlan, command: Sequence[str]) -> str:
 
 
 def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = None) -> Outcome:
-    """Constructs the target `main` and runs it: calls `train()` if `main` is a trainer, or `main` itself if callable.
+    """Constructs the target `main`, and calls `main.train()` for a trainer, or `main()` for any other callable.
 
     After an error or a signal before the first optimizer step, the run folder is removed, unless the run has written
     into it.

@@ -118,7 +118,7 @@ def requeue(outcome: Outcome, environ: Mapping[str, str], *, resumes: bool) -> s
         resumes: True if the run resumes from its checkpoint when it is started again.
 
     Returns:
-        A line that says whether the job was requeued and why not, or None if there is no job to requeue.
+        A line of text that says that the job is requeued or why it is not, or None if there is no job to requeue.
     """
     handler = current_handler()
     job = environ.get("SLURM_JOB_ID", "")

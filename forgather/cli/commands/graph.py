@@ -111,7 +111,7 @@ def _text(project: Project, form: str, width: int | None) -> str:
     Args:
         project: the project, opened with the config.
         form: the format, which is one of `FORMATS`.
-        width: the width of the terminal, for which a tree is shortened, or None if the output is not a terminal.
+        width: the width of the terminal, to which a tree is fitted, or None if the output is not a terminal.
     """
     if form == "html":
         return config_page(project)

@@ -65,7 +65,10 @@ def run(invocation: Invocation) -> int:
 
 
 def _is_exact(output: str | None) -> bool:
-    """Returns True if the output is a file or a pipe. On a terminal, the first empty lines of the text are left out."""
+    """Returns True if the text is written unchanged, as to a file or a pipe.
+
+    On a terminal, the empty lines at the beginning of the text are left out.
+    """
     return output is not None or columns() is None
 
 

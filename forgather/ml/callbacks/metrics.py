@@ -77,7 +77,7 @@ class JsonLogger(TrainerCallback, ExportableState):
 
     @report_only
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Appends one line to each file."""
+        """Appends a log as one line to each of the metrics files."""
         if not logs or not is_selected_rank(self.rank_filter, args):
             return
         # Opened at the first log, so that a run that logs nothing leaves no file.
@@ -94,13 +94,13 @@ class JsonLogger(TrainerCallback, ExportableState):
 
     @report_only
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Closes the files."""
+        """Closes the metrics files."""
         for writer in (self._writer, self._repeatable):
             if writer is not None:
                 writer.close()
 
     def state(self) -> dict[str, Any]:
-        """Returns the time of each line, and the offset in each file at which the lines of this run start."""
+        """Returns the callback's state for a checkpoint: the times of the lines, and where they start in each file."""
         return {"args": {}, "attributes": {"_times": list(self._times), "_begins": dict(self._begins)}}
 
     def _record(self, step: int, time: float | None, logs: dict[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class ProgressCallback(TrainerCallback):
 
     @report_only
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Shows the training bar."""
+        """Shows the training bar, which starts at the step from which a resumed run continues."""
         self._begin = (time.monotonic(), state.global_step)
         if state.is_world_process_zero:
             self._start_bars()

@@ -74,12 +74,12 @@ class SpeedCallback(TrainerCallback):
 
     @report_only
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Marks the time until the next step as a pause."""
+        """Marks the time until the next step as a pause, which is not counted as training time."""
         self._resumes_after_pause = True
 
     @report_only
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Marks the time until the next step as a pause."""
+        """Marks the time until the next step as a pause, which is not counted as training time."""
         self._resumes_after_pause = True
 
     def _restart(self, state: Any) -> None:

@@ -100,7 +100,7 @@ class RunSummaryCallback(TrainerCallback):
 
     @report_only
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Records the last value of each metric, and the speeds."""
+        """Records the last value of each metric, and all values of the speeds."""
         if logs and state.is_world_process_zero:
             self._remember(logs, state.global_step)
             for unit in _UNITS:
@@ -113,7 +113,7 @@ class RunSummaryCallback(TrainerCallback):
 
     @report_only
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Records the last checkpoint."""
+        """Records the path of the checkpoint that was saved last."""
         self._checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
     @report_only

@@ -157,7 +157,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         return run_folder(args, self.run_dir) / SAMPLES_FILE
 
     def state(self) -> dict[str, Any]:
-        """Returns the step of the last sample, the file, and the offset at which the samples of this run start."""
+        """Returns the callback's state for a checkpoint: last sampled step, file, and offset of the run's samples."""
         attributes = {"_last_step": self._last_step, "_file": self._file, "_begin": self._begin}
         return {"args": {}, "attributes": attributes}
 

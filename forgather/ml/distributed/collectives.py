@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def is_multi_process() -> bool:
-    """Returns True when there is more than one process."""
+    """Returns True if the default process group has more than one process."""
     return dist.is_initialized() and dist.get_world_size() > 1
 
 
@@ -43,7 +43,7 @@ def _host_group() -> Any:
 
 
 def _gloo_group(kept: dict[Any, Any]) -> Any:
-    """Returns a gloo group of all ranks, created once per default group."""
+    """Returns a gloo group of all ranks, which is created once for each default process group."""
     key = dist.group.WORLD
     if key not in kept:
         # A new default group means that the earlier one was destroyed, and its subgroups with it.
@@ -82,7 +82,7 @@ def use_group(channel: Any) -> Iterator[None]:
 
 
 def size() -> int:
-    """Returns the number of processes."""
+    """Returns the number of processes, which is 1 without a process group."""
     return dist.get_world_size() if is_multi_process() else 1
 
 
@@ -185,7 +185,7 @@ def run_and_gather(act: Callable[[], T]) -> list[T]:
 
 
 def _transferable(error: Exception, rank: int, what: str) -> ForgatherError:
-    """Returns an error that the other ranks can raise."""
+    """Returns an error that can be pickled, so that the other ranks can raise it."""
     # Only our errors are certain to be picklable; any other exception is described in one of ours.
     if isinstance(error, ForgatherError):
         return error
@@ -214,7 +214,7 @@ class AsyncSum:
         self._work = dist.all_reduce(self._sum, group=_host_group(), async_op=True) if is_multi_process() else None
 
     def read(self) -> float:
-        """Returns the sum; waits for the ranks that have not contributed yet."""
+        """Waits until all ranks have contributed, and returns the sum as a Python number."""
         if self._work is not None:
             self._work.wait()
         return self._sum.item()

@@ -196,22 +196,22 @@ class DistributedEnvironment:
 
     @property
     def local_rank(self) -> int:
-        """The rank of this process among those of its machine."""
+        """The rank of this process among the processes on the same machine."""
         return self.facts.local_rank
 
     @property
     def world_size(self) -> int:
-        """Number of processes."""
+        """The number of processes of the run."""
         return self.facts.world_size
 
     @property
     def local_world_size(self) -> int:
-        """Number of processes on this machine."""
+        """The number of processes on this machine."""
         return self.facts.local_world_size
 
     @cached_property
     def device(self) -> torch.device:
-        """The device of this process: the accelerator of its local rank, or the CPU."""
+        """The device of this process: the accelerator whose index is the local rank, or the CPU if there is none."""
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         if accelerator is None:
             return torch.device("cpu")
@@ -272,7 +272,7 @@ class DistributedEnvironment:
         return dataclasses.replace(self, backend="gloo") if self.backend in ("auto", "nccl", "xccl") else self
 
     def shutdown(self) -> None:
-        """Destroys the default process group."""
+        """Destroys the default process group, if there is one."""
         shutdown()
 
     @property
@@ -299,7 +299,10 @@ def accelerate_variables(environ: Mapping[str, str] | None = None) -> dict[str, 
 
 
 def exported_facts(facts: ProcessFacts) -> contextlib.AbstractContextManager[None]:
-    """Returns a context manager that sets RANK, WORLD_SIZE and the like, and removes the variables of Accelerate.
+    """Returns a context manager that sets RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE.
+
+    With one process, the context manager removes these variables instead. It also removes all variables with the prefix
+    "ACCELERATE_".
 
     Args:
         facts: the position that libraries read from the environment inside the context.

@@ -236,7 +236,7 @@ def _restart_hook(attempts: _Attempts) -> AbstractContextManager[None]:
 
 
 def _debounced_signals() -> AbstractContextManager[None]:
-    """Returns a context manager that makes torchrun ignore signals that follow another one within a moment.
+    """Returns a context manager in which torchrun ignores a signal that comes shortly after another signal.
 
     torchrun's signal handler raises an exception, so a second signal would interrupt the shutdown of the processes
     that the first signal began.

@@ -112,7 +112,7 @@ class Layout:
         return self.data_parallel_size * self.pipeline_parallel_size * self.tensor_parallel_size
 
     def position(self, rank: int) -> Position:
-        """Returns the coordinates of a rank."""
+        """Returns the coordinates of a rank on the pipeline-, data- and tensor-parallel axes."""
         # Must agree with the order of axes in `Mesh.create`, where the last axis varies fastest.
         rest, tensor = divmod(rank, self.tensor_parallel_size)
         pipeline, data = divmod(rest, self.data_parallel_size)

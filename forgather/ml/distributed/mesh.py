@@ -53,12 +53,12 @@ class Mesh:
 
     @property
     def pp(self) -> DeviceMesh:
-        """The axis of pipeline stages."""
+        """The pipeline-parallel axis of the mesh."""
         return self.whole["pp"]
 
     @property
     def tp(self) -> DeviceMesh:
-        """The tensor-parallel axis."""
+        """The tensor-parallel axis of the mesh."""
         return self.whole["tp"]
 
     @property
@@ -71,17 +71,17 @@ class Mesh:
 
     @property
     def dp_group(self) -> Any:
-        """The process group of the data-parallel ranks."""
+        """The process group of this rank along the data-parallel axis."""
         return self.dp.get_group()
 
     @property
     def pp_group(self) -> Any:
-        """The process group of the pipeline stages of this replica."""
+        """The process group of the pipeline stages of this rank's replica."""
         return self.pp.get_group()
 
     @property
     def tp_group(self) -> Any:
-        """The process group of the tensor-parallel ranks."""
+        """The process group of this rank along the tensor-parallel axis."""
         return self.tp.get_group()
 
     def stages_and_replicas(self) -> Any:

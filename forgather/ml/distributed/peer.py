@@ -104,8 +104,8 @@ class Peer:
     def report_status(self, status: int) -> None:
         """Writes a record of a non-zero exit status, so that the launcher does not take the exit for a crash.
 
-        If all processes were asked to stop, the other ranks wait until rank 0 has ended: a launcher ends all processes
-        as soon as one of them ends, and rank 0 still has to print.
+        If all processes were asked to stop, the other ranks wait until rank 0 has reported that it is done: a launcher
+        ends all processes as soon as one of them ends, and rank 0 still has to print.
 
         Args:
             status: the exit status, which is above 128 if a signal stopped the process.
@@ -231,10 +231,10 @@ class Peer:
             return kind is FailureKind.CAUSE or (self.facts.rank == 1 and not self.facts.agent_hosts_store)
 
     def _waits_for_cause(self) -> bool:
-        """Waits until another process prints the root cause, reports that it was stopped, or is gone.
+        """Waits until another process prints the root cause, is stopped, or has died.
 
-        Returns True if this process is to print its own error: if nothing happens in time, or if a process is gone and
-        there is no launcher folder through which the launcher could report it.
+        Returns True if this process is to print its own error: if none of this happens in time, or if a process has
+        died and there is no torchrun launcher that could report the death.
         """
         assert self.store is not None, "a single process does not wait"  # noqa: S101
         deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -342,7 +342,7 @@ def _kill_in_a_second(process: int) -> None:
     """Kills another process one second from now, by a shell that outlives the current process.
 
     The other process does not react to SIGTERM, and torchrun would wait 30 s for it. It must not end before the current
-    process, because the launcher takes the first process that ends for the root cause.
+    process, which was the first that failed and has printed the root cause.
 
     Args:
         process: the id of the process to kill.

@@ -44,7 +44,7 @@ class Scale:
     unit: float = 1.0
 
     def place(self, value: float) -> float:
-        """Returns the coordinate of `value`."""
+        """Returns the coordinate of `value` on the axis, in pixels of the SVG's view box."""
         low, high, here = (math.log(x) if self.log else x for x in (self.low, self.high, value))
         return self.begin + (here - low) / (high - low) * (self.end - self.begin)
 
