@@ -191,6 +191,18 @@ def test_the_folder_of_a_config_is_its_output_folder(folder, capsys, monkeypatch
     assert 0 == main(["-p", str(folder.parent / "project"), "ckpt", "ls", str(folder)])
 
 
+def test_a_config_that_has_saved_nothing_yet_is_told_how_to_save_checkpoints(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "meta.yaml").write_text("name: p\n")
+    (tmp_path / "templates/configs").mkdir(parents=True)
+    (tmp_path / "templates/configs/a.yaml").write_text("meta:\n  output_dir: out\nmain: !call:builtins:print []\n")
+    for act in ("ls", "verify"):
+        assert 1 == main(["-t", "a.yaml", "ckpt", act])
+        said = capsys.readouterr().err
+        assert "error[FG601]: there is no checkpoint in" in said
+        assert "this config has saved no checkpoint yet: train it with save_strategy: steps" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -139,7 +139,12 @@ def _named(invocation: Invocation, folder: str | None) -> Path:
             code="FG674",
             hint="leave one of them out",
         )
-    found = _output_dir(invocation) if folder is None else Path(folder)
+    if folder is not None:
+        found = Path(folder)
+    else:
+        found = _output_dir(invocation)
+        if not (found.exists() or found.is_symlink()):
+            raise _holds_none(found, of_config=True)
     _ml("files").require_folder(found)
     return found
 
@@ -160,15 +165,18 @@ def _survey(invocation: Invocation, folder: str | None) -> Any:
                 code="FG674",
                 hint=f"name the folder above it, or see 'fgcli ckpt show {found}'",
             )
-        raise _holds_none(found)
+        raise _holds_none(found, of_config=folder is None)
     return survey
 
 
-def _holds_none(folder: Path) -> CheckpointError:
+def _holds_none(folder: Path, *, of_config: bool) -> CheckpointError:
     return CheckpointError(
         f"there is no checkpoint in {str(folder)!r}",
         code="FG601",
-        hint="checkpoints are folders named checkpoint-<step> in output_dir; save_strategy: steps writes them",
+        hint="this config has saved no checkpoint yet: train it with save_strategy: steps, or name the folder that "
+        "has the checkpoints"
+        if of_config
+        else "checkpoints are folders named checkpoint-<step> in output_dir; save_strategy: steps writes them",
     )
 
 
@@ -200,7 +208,7 @@ def _checkpoints(invocation: Invocation) -> list[Path]:
         inside = _inside(folder)
         # A run that was killed before its first save leaves an output folder without checkpoints.
         if not inside and (folder / "runs").is_dir() and not _is_checkpoint(folder):
-            raise _holds_none(folder)
+            raise _holds_none(folder, of_config=name is None)
         found += inside or [folder]
     return found
 
