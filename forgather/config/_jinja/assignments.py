@@ -1,7 +1,8 @@
 """Tracks, while a template runs, the line that last assigned each name.
 
-Takes the tables of compiled code; gives the places of the names in an expression. Invariants: a name goes out of scope
-here where it does in Jinja; a name without an assignment has no place.
+A place is a template, a line of it and the block around the line. Takes the tables of names that are stored in compiled
+code; gives the places where the names in an expression were assigned. Invariants: the places of a name are dropped
+where Jinja ends the scope of the name; a name that was never assigned has no place.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Places = tuple[Place, ...]
 
 
 class OutsideVariable:
-    """Replaces the template in the place of a variable that was given from outside: by an option, or in Python."""
+    """Stands for the template in the place of a variable that an option or a Python caller has set."""
 
     __slots__ = ("name",)
 
@@ -28,30 +29,40 @@ class OutsideVariable:
         self.name = variable_place(variable)
 
     def span(self, line: int) -> Span:
-        """Returns the pseudo place of the variable."""
+        """Returns a span in the pseudo file that is named after the variable."""
         return Span(self.name, line)
 
 
 def given_places(variables: Iterable[str]) -> dict[str, Places]:
-    """Returns the pseudo places of variables that were given from outside, by name."""
+    """Returns the places of variables that an option or a Python caller has set, by name."""
     return {name: ((OutsideVariable(name), 1, None),) for name in variables}
 
 
 def with_given(places: Places, context: RunContext, names: Names) -> Places:
-    """Returns the place of a `set`, followed by the outside variables that its expression reads, directly or not."""
+    """Returns the place of a `set`, followed by the places of the outside variables on which its value depends.
+
+    A variable may have reached the expression through other names.
+
+    Args:
+        places: the place of the `set`.
+        context: the context of the running template.
+        names: the names that the expression reads.
+    """
     found = [place for name in names for place in context.fg_sets.get(name, ()) if type(place[0]) is OutsideVariable]
     # `set x = max_steps * 2` is caused by the option that gives max_steps, so blame names that option too.
     return (*places, *dict.fromkeys(found)) if found else places
 
 
 def sets_of(names: Names, fields: Fields, known: Mapping[str, Places], spaces: Iterable[Any]) -> Places:
-    """Returns the place of the last executed `set` of each name, and of each attribute that has its own.
+    """Returns the places where the names in an expression were last set.
+
+    If an attribute that the expression reads was set by itself, its place replaces that of the name.
 
     Args:
-        names: names that the expression reads.
-        fields: attributes that it reads, as pairs of name and attribute.
-        known: places of names.
-        spaces: the value of the name of each of `fields`.
+        names: the names that the expression reads.
+        fields: the attributes that the expression reads, as pairs of name and attribute.
+        known: the places of each name.
+        spaces: the object that has the attribute, for each pair in `fields`.
     """
     found: dict[Place, None] = {}
     replaced: set[str] = set()
@@ -78,7 +89,13 @@ def _fields_of(space: Any) -> Mapping[str, Places]:
 
 
 def note_imported(context: RunContext, module: TemplateModule, pairs: Iterable[tuple[str, str]]) -> None:
-    """Records where the imported names of a template were set."""
+    """Records, for the names that a template imports, where the imported template set them.
+
+    Args:
+        context: the context of the importing template.
+        module: the imported template.
+        pairs: the imported names, each with the name that the importing template uses.
+    """
     places = _fields_of(module)
     for name, alias in pairs:
         if name in places:
@@ -89,13 +106,14 @@ def note_imported(context: RunContext, module: TemplateModule, pairs: Iterable[t
 
 
 class Turns:
-    """A running loop: the places of its names in each turn.
+    """A running `for` loop, in which each iteration has its own places of names.
 
     Args:
-        context: where names are looked up; `outer` keeps its places from before the loop.
-        place: the line of the loop.
-        rows: what each name reads, turn by turn; the last row applies to all further turns.
-        spaces: values of the names whose attributes the loop reads.
+        context: the context of the running template; `outer` keeps the places from before the loop.
+        place: the place of the `for` statement.
+        rows: for each iteration, the names and attributes on which each loop variable depends; the last row applies to
+            all further iterations.
+        spaces: the objects whose attributes the loop reads, by name.
     """
 
     __slots__ = ("_place", "_rows", "_spaces", "_turn", "outer")
@@ -107,12 +125,12 @@ class Turns:
         self._place, self._rows, self._spaces, self._turn = place, rows, spaces, 0
 
     def begin(self, context: RunContext) -> None:
-        """Begins a turn; assignments of the turn before go out of scope."""
-        # A copy per turn: `break` and `continue` leave the body without running code at its end.
+        """Begins an iteration; the assignments of the previous iteration go out of scope."""
+        # A copy per iteration: `break` and `continue` leave the body without running code at its end.
         known = context.fg_sets = self.outer.copy()
         rows = self._rows
         if rows:
-            # Only a literal list has a row for each item; otherwise one row applies to every turn.
+            # Only a literal list has a row for each item; otherwise one row applies to every iteration.
             row = rows[min(self._turn, len(rows) - 1)]
             for target, names, fields in row:
                 spaces = [self._spaces.get(name) for name, _ in fields]
@@ -120,9 +138,9 @@ class Turns:
         self._turn += 1
 
     def otherwise(self, context: RunContext) -> None:
-        """Begins the `else` of the loop."""
+        """Begins the `else` branch of the loop."""
         context.fg_sets = self.outer.copy()
 
     def end(self, context: RunContext) -> None:
-        """Ends the loop."""
+        """Ends the loop, and restores the places from before it."""
         context.fg_sets = self.outer

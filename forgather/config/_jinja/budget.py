@@ -1,8 +1,8 @@
-"""The account of one render: how much work, output and memory its templates may use.
+"""The budget account of one render, which counts the work, output and memory of the templates.
 
-Takes the limits of a load; gives an `Account` that raises `BudgetError` before a limit is passed. Invariants: the cost
-of an operation is known before it runs; every unit of work that a template can repeat is charged, so no template can
-exceed the limits.
+Takes the limits of a load; gives an `Account` that raises `BudgetError` when a cost would exceed a limit. To charge a
+cost means to add it to the account. Invariants: the cost of an operation is known before it runs; every unit of work
+that a template can repeat is charged, so no template can exceed the limits.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ BITS_PER_DIGIT = 3.33
 
 
 class Account:
-    """The account of one render.
+    """The account of one render: each method adds a cost to it, or compares a size with a limit.
 
     Args:
-        limits: the budget of the load.
+        limits: the limits of the load.
 
     Raises:
-        BudgetError: every method raises it where its charge passes a limit: FG120 for turns, FG121 for output, FG122
-            for work and for the size of a value.
+        BudgetError: FG120 if the templates take too many turns; FG122 if they do too much work, or if a value would be
+            too large. `overflow` returns FG121, for output that is too long.
 
     Units:
-        turns are loop turns, calls and items; work and sizes are characters.
+        A turn is one loop iteration, one call or one item. Work and sizes are counted in characters.
     """
 
     def __init__(self, limits: Budget) -> None:
@@ -53,7 +53,7 @@ class Account:
         self._max_work = limits.max_value_chars * _WORK_PER_VALUE
 
     def turn(self, count: int = 1) -> None:
-        """Charges loop turns, calls or items."""
+        """Charges turns: loop iterations, calls or items."""
         self.turns += count
         if self.turns > self._max_turns:
             raise BudgetError(
@@ -73,11 +73,11 @@ class Account:
             )
 
     def reserve(self, chars: int | float, what: str) -> None:
-        """Checks the size of a value before it is made, and charges it.
+        """Compares the size of a value with the limit before the value is made, and charges the size as work.
 
         Args:
-            chars: an upper bound of its size.
-            what: the operation, as messages name it.
+            chars: an upper bound of the size of the value, in characters.
+            what: the name of the operation in the error message.
         """
         if chars > self.limits.max_value_chars:
             raise BudgetError(
@@ -99,7 +99,7 @@ class Account:
         )
 
     def weigh(self, value: Any) -> Any:
-        """Charges the size of an existing value, containers with all their items, and returns it."""
+        """Charges the size of an existing value, including all items of a container, and returns the value."""
         kind = type(value)
         if kind in _FLAT:
             # Printing or dividing an integer costs the square of its length; `max_integer_digits` bounds the length.
@@ -120,7 +120,7 @@ class Account:
         return value
 
     def compared(self, value: Any) -> Any:
-        """Charges the size of a value that is compared or searched, and returns it."""
+        """Charges the size of a value that is compared or searched, and returns the value."""
         # Searching a range for anything but an int compares item by item.
         if type(value) is range:
             self.charge(_WORK_PER_STEP * len(value))
@@ -128,11 +128,11 @@ class Account:
         return self.weigh(value)
 
     def items(self, count: int, what: str) -> None:
-        """Checks the size of a list of `count` items before it is made, and charges it."""
+        """Compares the size of a list of `count` items with the limit before the list is made, and charges the size."""
         self.reserve(_ITEM_CHARS * count, what)
 
     def size(self, value: Any) -> int:
-        """Returns the expanded size of a value: an item counts each time that it occurs, shared or not."""
+        """Returns the size of a value in characters; an object that occurs several times in it is counted each time."""
         total, pending, limit = 0, [value], self.limits.max_value_chars
         while pending:
             item = pending.pop()
@@ -160,13 +160,13 @@ class Account:
         return total
 
     def power(self, base: Any, exponent: Any) -> None:
-        """Checks the number of digits of `base ** exponent`."""
+        """Raises an error if `base ** exponent` would have too many digits."""
         if isinstance(base, int) and isinstance(exponent, int) and exponent > 0:
             # `9**9**9` would run for hours, so the digits are estimated from the lengths of the operands.
             self._digits(base.bit_length() * exponent, "'**'")
 
     def product(self, left: Any, right: Any) -> None:
-        """Checks the size of `left * right`: a product of numbers, or a text or list repeated."""
+        """Raises an error if `left * right`, a product of numbers or a repeated text or list, would be too large."""
         for value, count in ((left, right), (right, left)):
             if isinstance(value, _REPEATED) and isinstance(count, int):
                 unit = 1 if isinstance(value, _TEXTS) else _ITEM_CHARS
@@ -176,7 +176,7 @@ class Account:
             self._digits(left.bit_length() + right.bit_length(), "'*'")
 
     def addition(self, left: Any, right: Any) -> None:
-        """Checks the size of `left + right`."""
+        """Raises an error if `left + right` would be too large."""
         if isinstance(left, int) and isinstance(right, int):
             self._digits(max(left.bit_length(), right.bit_length()), "'+'")
         elif hasattr(left, "__len__") and hasattr(right, "__len__"):
@@ -196,7 +196,10 @@ class Account:
         return Counted(self, values, cost)
 
     def consume(self, value: Any) -> Any:
-        """Charges the items of a value before a filter reads them; an iterator is charged item by item."""
+        """Charges the items of a value before a filter reads them, and returns the value for the filter to read.
+
+        The items of an iterator are charged one by one, when the filter takes them.
+        """
         if isinstance(value, str | int):
             return self.weigh(value)
         # An iterator has no length, so its items can only be charged when they are taken.

@@ -1,7 +1,8 @@
 """Checks what a template may call, and estimates the cost of the call before it is made.
 
-Takes a callable and its arguments; raises where the call is not allowed or its result would be too large. Invariants:
-methods of plain values are allowed by name; every method whose result can be larger than its input has an estimate.
+Takes a callable and its arguments; raises an error if the call is not allowed or if its result would be too large.
+Invariants: methods of plain values are allowed by name; every method whose result can be larger than its input has an
+estimate of the size of the result.
 """
 
 from __future__ import annotations
@@ -57,17 +58,17 @@ _OWNERS = (LoopContext, Cycler, Joiner, Mapping)
 
 
 def check_call(account: Account, called: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Checks one call, and charges its cost.
+    """Raises an error if a template may not make a call, and counts the cost of the call against the budget.
 
     Args:
-        account: the account of the render.
-        called: what the template calls.
-        args: positional arguments.
-        kwargs: keyword arguments.
+        account: the budget account of the render.
+        called: the object that the template calls.
+        args: the positional arguments of the call.
+        kwargs: the keyword arguments of the call.
 
     Raises:
-        RenderError: FG117, a template may not call it.
-        BudgetError: FG122, the result would be too large.
+        RenderError: FG117 if a template may not call the object.
+        BudgetError: FG120 if the templates have taken too many turns; FG122 if the result would be too large.
     """
     if isinstance(called, Macro | Undefined | Joiner):
         return
@@ -111,17 +112,17 @@ def check_call(account: Account, called: Any, args: tuple[Any, ...], kwargs: Map
 
 
 def _is_plain_function(called: Any) -> bool:
-    """Returns whether a builtin is a function of a module, which the caller of `render` passed as a variable."""
+    """Returns whether a builtin is a module's function, which the caller of `render` passed as a variable."""
     return type(called.__self__) is ModuleType
 
 
 def traced_result(called: Any, args: tuple[Any, ...], result: Any) -> Any:
-    """Returns the result of a method of a traced text with its origins, as far as the method preserves them.
+    """Returns the result of a method of a `Traced` string, with its origins as far as they can be followed.
 
     Args:
-        called: the method.
-        args: its positional arguments.
-        result: what it returned.
+        called: the bound method.
+        args: the positional arguments of the call.
+        result: the value that the method returned.
     """
     owner = getattr(called, "__self__", None)
     if type(owner) is not Traced or type(called) is not BuiltinMethodType:
@@ -151,7 +152,11 @@ def _expandtabs(account: Account, text: str, tabsize: Any = 8) -> None:
 
 
 def replaced_size(account: Account, text: str, old: Any, new: Any, count: Any = -1) -> None:
-    """Charges the size of the result of `replace`."""
+    """Counts the size of `text.replace(old, new, count)` against the rendering budget, before the call.
+
+    Raises:
+        BudgetError: FG122 if the result would be too large.
+    """
     # Jinja's filter converts both to text.
     old, new = str(old), str(new)
     found = text.count(old)
@@ -208,7 +213,11 @@ _ESTIMATES: dict[str, Callable[..., None]] = {
 
 
 def check_percent(account: Account, text: str, values: Any) -> None:
-    """Charges the size of the result of `text % values`."""
+    """Counts the size of `text % values` against the rendering budget, before the text is formatted.
+
+    Raises:
+        BudgetError: FG122 if the result would be too large.
+    """
     size, fields, stars = len(text), 0, False
     for field in _PERCENT.finditer(text):
         fields += 1
@@ -232,25 +241,25 @@ def _width(digits: str) -> int:
 
 
 class _CheckedFormatter(SandboxedFormatter):
-    """`str.format` that charges the width of every field before it is written."""
+    """A formatter for `str.format` that counts the width of a field against the budget before writing the field."""
 
     def __init__(self, environment: SandboxedEnvironment, account: Account) -> None:
         super().__init__(environment)
         self._account = account
 
     def format_field(self, value: Any, format_spec: str) -> Any:
-        """Formats one field."""
+        """Returns one field as text."""
         self._account.turn()
         self._account.reserve(sum(_width(digits) for digits in _NUMBER.findall(format_spec)), "'format'")
         return super().format_field(self._account.weigh(value), format_spec)
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
-        """Converts one field."""
+        """Returns the value of one field after a conversion such as `!r`."""
         return super().convert_field(self._account.weigh(value), conversion)
 
 
 def checked_format(environment: SandboxedEnvironment, account: Account, value: Any) -> Callable[..., str] | None:
-    """Returns a checked replacement of `str.format` or `str.format_map`; None for any other value."""
+    """Returns a size-checking replacement for `str.format` or `str.format_map`; None if `value` is neither."""
     if not isinstance(value, MethodType | BuiltinMethodType) or value.__name__ not in ("format", "format_map"):
         return None
     text = value.__self__
@@ -271,10 +280,10 @@ def checked_format(environment: SandboxedEnvironment, account: Account, value: A
 
 
 def small_count(value: Any, what: str) -> None:
-    """Checks a number of items or columns that a filter gets as an argument.
+    """Raises an error if a number of items or columns that a template passes to a filter is too large.
 
     Raises:
-        BudgetError: FG122, the number is too large.
+        BudgetError: FG122 if the number is too large.
     """
     # `slice` makes this many lists and `batch` fills rows to this width, however short the input is.
     if isinstance(value, int) and abs(value) > MAX_COUNT:

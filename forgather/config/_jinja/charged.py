@@ -1,8 +1,8 @@
-"""The code generator for expressions, whose code charges the budget for its work.
+"""The generator of Python code for expressions; the code counts its own cost against the rendering budget.
 
-Takes Jinja's expression nodes; writes their Python code. Invariants: an operand whose size determines the cost of an
-operation is charged before the operation; an expression on a line of its own has a line of its own in the code, so a
-traceback gives its line.
+Takes Jinja's expression nodes; writes their Python code. Invariants: if the size of an operand determines the cost of
+an operation, the size is counted before the operation runs; an expression that begins on another line of the template
+than the code before it begins on a new line of the generated code, so that a traceback gives the right line.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ INTERCEPTED = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 
 
 class ChargingGenerator(CodeGenerator):
-    """Jinja's code generator for expressions; operations with a cost go through the account of the render."""
+    """Jinja's code generator for expressions; costly operations first call the budget account of the render."""
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
-        """Visits a node; an expression on a line of its own gets a line of its own in the code."""
+        """Writes the code of a node; an expression from another template line begins a new line of code."""
         wrap = node.__dict__.get("fg_wrap")
         if wrap:
             self.write(wrap)
@@ -46,7 +46,7 @@ class ChargingGenerator(CodeGenerator):
     # -- expressions that cost something
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        """Writes `a ~ b`, whose size is checked before it is joined."""
+        """Writes the code of `a ~ b`, which checks the size of the result before it joins the texts."""
         self.write("fg_join((")
         for child in node.nodes:
             self.visit(child, frame)
@@ -54,27 +54,27 @@ class ChargingGenerator(CodeGenerator):
         self.write("))")
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """Writes a comparison; its operands are charged."""
+        """Writes the code of a comparison, which first counts the sizes of the operands against the budget."""
         for operand in (node.expr, *(op.expr for op in node.ops)):
             if not isinstance(operand, nodes.Const):
                 operand.__dict__["fg_wrap"] = "fg_compared("
         super().visit_Compare(node, frame)
 
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-        """Writes a dict; its keys are charged, because they are hashed."""
+        """Writes the code of a dict, which first counts the sizes of the keys, because they are hashed."""
         for pair in node.items:
             if not isinstance(pair.key, nodes.Const):
                 pair.key.__dict__["fg_wrap"] = "fg_weigh("
         super().visit_Dict(node, frame)
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
-        """Writes a subscript; a value that is sliced is charged."""
+        """Writes the code of a subscript; for a slice, the code first counts the size of the sliced value."""
         if isinstance(node.arg, nodes.Slice):
             node.node.__dict__["fg_wrap"] = "fg_weigh("
         super().visit_Getitem(node, frame)
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
-        """Writes a constant."""
+        """Writes the code of a constant."""
         # The repr of infinity is `inf`, which is a name in Python code: `1e999` is written as a call of float.
         value = node.as_const(frame.eval_ctx)
         if isinstance(value, float) and value in (float("inf"), float("-inf")):

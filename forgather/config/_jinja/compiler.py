@@ -1,8 +1,8 @@
-"""Compiles Jinja source to Python code that records origins and charges the budget.
+"""Compiles Jinja source to Python code that records origins and counts its cost against the rendering budget.
 
-Takes desugared source; gives a code object. Invariant: the code contains line numbers and block names of its own
-template, and no paths or template names, so equal text gives equal code that can be cached by content. The template is
-bound to the code when it runs (`RunEnvironment.instance`).
+Takes the Jinja source that `config.syntax.desugar` made of a template; gives a code object. Invariant: the code
+contains line numbers and block names of its own template, and no paths or template names, so equal text gives equal
+code that can be cached by content. The template is bound to the code when the code runs (`RunEnvironment.instance`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BODY_COST = 2
 
 
 class TracingGenerator(ChargingGenerator):
-    """Jinja's code generator; every piece of output carries its origin, and every repetition is charged."""
+    """Jinja's code generator; its code records the origin of all output and counts repeated work."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -52,7 +52,7 @@ class TracingGenerator(ChargingGenerator):
     # -- the module
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
-        """Writes the module, then the tables that its functions read."""
+        """Writes the Python module of a template, followed by the tables that the functions of the module read."""
         around = _blocks_around(node)
         self.has_seams = node.__dict__["fg_has_seams"]
         for block in node.find_all(nodes.Block):
@@ -75,7 +75,7 @@ class TracingGenerator(ChargingGenerator):
             self.writeline(f"{name} = {table!r}")
 
     def enter_frame(self, frame: Frame) -> None:
-        """Enters a scope, and records the names that it reads from outside."""
+        """Enters a scope, and records the names that the scope looks up in the context of the template."""
         super().enter_frame(frame)
         loads = frame.symbols.loads.values()
         self.resolved.update((str(name), None) for action, name in loads if action == VAR_LOAD_RESOLVE)
@@ -91,7 +91,7 @@ class TracingGenerator(ChargingGenerator):
     # -- output
 
     def visit_Output(self, node: nodes.Output, frame: Frame) -> None:
-        """Writes text from the table of literals, and expressions through `fg_print`."""
+        """Writes the code of output: fixed text comes from the table of literals, `fg_print` prints expressions."""
         guarded = frame.require_output_check
         if guarded:
             self._note_dropped(node, static=self.has_known_extends)
@@ -113,7 +113,7 @@ class TracingGenerator(ChargingGenerator):
             self.outdent()
 
     def _begin(self, node: nodes.Node, frame: Frame) -> None:
-        """Writes a seam where the output of a node begins a line that another template may have left unfinished."""
+        """Writes a seam (see `seams`) before a node whose output begins a line of the template."""
         if self.has_seams and node.__dict__["fg_begins"]:
             self.simple_write("fg_seam", frame)
 
@@ -148,7 +148,7 @@ class TracingGenerator(ChargingGenerator):
         self.write(end)
 
     def _printing(self, lineno: int, expression: nodes.Expr, frame: Frame) -> tuple[str, str]:
-        """Returns the code before and after an expression that is printed on a line."""
+        """Returns the code to write before and after an expression that is printed on line `lineno`."""
         names, fields = names_in(expression)
         number = len(self.prints)
         self.prints.append((self._place(lineno, frame), names, fields))
@@ -159,7 +159,7 @@ class TracingGenerator(ChargingGenerator):
     # -- assignments
 
     def visit_Assign(self, node: nodes.Assign, frame: Frame) -> None:
-        """Writes an assignment that charges its value and records its line."""
+        """Writes the code of a `set`, which counts the size of the value and records the line of the `set`."""
         if not isinstance(node.node, nodes.Const):
             node.node.__dict__["fg_wrap"] = "fg_weigh("
         self.writeline("pass", node)
@@ -167,7 +167,7 @@ class TracingGenerator(ChargingGenerator):
         self._note_set(node, frame)
 
     def visit_AssignBlock(self, node: nodes.AssignBlock, frame: Frame) -> None:
-        """Writes a captured block that records its line."""
+        """Writes the code of a `set` block, which captures text and records the line of the `set`."""
         self.scoped[id(node.body)] = 0
         super().visit_AssignBlock(node, frame)
         self._note_set(node, frame)
@@ -187,7 +187,7 @@ class TracingGenerator(ChargingGenerator):
                 self.writeline(f"fg_note({ref}, {target.attr!r}, {place})")
 
     def blockvisit(self, body: Any, frame: Frame) -> None:
-        """Writes a body that charges its cost and drops the places of its names when it ends."""
+        """Writes the code of a body, which counts its own cost and forgets its own assignments at the end."""
         turns, cost = self.turns.get(id(body)), self.scoped.get(id(body))
         if turns is not None:
             self.writeline(turns)
@@ -211,7 +211,7 @@ class TracingGenerator(ChargingGenerator):
             self.writeline(f"context.fg_sets = {saved}")
 
     def visit_With(self, node: nodes.With, frame: Frame) -> None:
-        """Writes a `with`; its names have its line as their place."""
+        """Writes the code of a `with`; the place of its names is the line of the `with`."""
         names = tuple(name for target in node.targets for name in bound_names(target))
         self.scoped[id(node.body)] = 0
         self.bound[id(node.body)] = names, self._place(node.lineno, frame)
@@ -223,12 +223,12 @@ class TracingGenerator(ChargingGenerator):
         self.bound[id(node.body)] = tuple(argument.name for argument in node.args), None
 
     def visit_Macro(self, node: nodes.Macro, frame: Frame) -> None:
-        """Writes a macro whose calls are charged by the size of its body."""
+        """Writes the code of a macro; each call counts against the budget by the size of the body of the macro."""
         self._scope_macro(node)
         super().visit_Macro(node, frame)
 
     def visit_CallBlock(self, node: nodes.CallBlock, frame: Frame) -> None:
-        """Writes a call block; the result of the macro is printed at the line of the call."""
+        """Writes the code of a call block; the origin of its output is the line of the call."""
         self._scope_macro(node)
         call_frame, macro_ref = self.macro_body(node, frame)
         self.writeline("caller = ")
@@ -242,7 +242,7 @@ class TracingGenerator(ChargingGenerator):
         self.end_write(frame)
 
     def visit_FilterBlock(self, node: nodes.FilterBlock, frame: Frame) -> None:
-        """Writes a filter block; text whose origins the filter loses gets the line of the filter."""
+        """Writes the code of a filter block; text without origins gets the line of the filter block."""
         self.scoped[id(node.body)] = 0
         filter_frame = frame.inner()
         filter_frame.symbols.analyze_node(node)
@@ -259,7 +259,7 @@ class TracingGenerator(ChargingGenerator):
         self.leave_frame(filter_frame)
 
     def visit_Block(self, node: nodes.Block, frame: Frame) -> None:
-        """Writes a block; if its end begins a line, the text of an override must end its own line too."""
+        """Writes the code of a block; a seam after the block completes the last line of an override."""
         guarded = frame.toplevel and self.extends_so_far > 0
         if frame.toplevel and self.has_known_extends:
             return
@@ -279,7 +279,7 @@ class TracingGenerator(ChargingGenerator):
     # -- loops and other templates
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
-        """Writes a loop whose turns are charged by the size of its body; assignments last for one turn."""
+        """Writes the code of a loop; each iteration counts against the budget, and its assignments end with it."""
         cost = 1 + (count_nodes(node.body) + count_nodes(node.else_)) // _BODY_COST
         node.iter.__dict__["fg_wrap"] = f"fg_count({cost}, "
         owners = tuple(dict.fromkeys(name for name, _ in names_in(node.iter)[1]))
@@ -293,7 +293,7 @@ class TracingGenerator(ChargingGenerator):
         self.writeline(f"{turns}.end(context)")
 
     def visit_Extends(self, node: nodes.Extends, frame: Frame) -> None:
-        """Writes `extends`, with the statement as the place of the request."""
+        """Writes the code of `extends`, which passes its own line to the request for the parent template."""
         # Jinja raises "extended multiple times" without a line; this statement gives the traceback one.
         self.writeline("pass", node)
         self.name = _Asker(node.lineno, "extends")  # type: ignore[assignment]
@@ -308,13 +308,13 @@ class TracingGenerator(ChargingGenerator):
         self.name = None
 
     def visit_FromImport(self, node: nodes.FromImport, frame: Frame) -> None:
-        """Writes an import of names; the names keep the lines that set them."""
+        """Writes the code of `from ... import`; the origins of the names remain the lines of the imported template."""
         super().visit_FromImport(node, frame)
         pairs = [name if isinstance(name, tuple) else (name, name) for name in node.names]
         self.writeline(f"fg_imported(context, included_template, {pairs!r})")
 
     def visit_Include(self, node: nodes.Include, frame: Frame) -> None:
-        """Writes an include as one call, which adds the site of the include to the origins of its text."""
+        """Writes the code of an include, which adds the line of the include to the origins of the text."""
         place = self._place(node.lineno, frame)
         if node.ignore_missing:
             self.writeline("try:")
@@ -340,7 +340,7 @@ class TracingGenerator(ChargingGenerator):
 
 
 class _Asker:
-    """The statement that asks for another template; its repr is the code of that place."""
+    """A statement that asks for another template; `repr` gives the code of a tuple (template, line, kind)."""
 
     def __init__(self, lineno: int, why: str) -> None:
         self.lineno, self.why = lineno, why
@@ -354,7 +354,7 @@ def _refs(frame: Frame, names: Iterable[str]) -> str:
 
 
 def _blocks_around(node: nodes.Template) -> dict[str, tuple[str, ...]]:
-    """Returns, for each nested block, the names of the blocks around it."""
+    """Returns the names of the blocks that contain each nested block, outermost first."""
     around: dict[str, tuple[str, ...]] = {}
     for block in node.find_all(nodes.Block):
         for inner in block.find_all(nodes.Block):
@@ -364,7 +364,7 @@ def _blocks_around(node: nodes.Template) -> dict[str, tuple[str, ...]]:
 
 
 class CompilerEnvironment(Environment):
-    """The Jinja environment that parses and compiles; templates never run in it."""
+    """The Jinja environment that parses and compiles templates; they run in a `RunEnvironment`."""
 
     sandboxed = True
     intercepted_binops = INTERCEPTED
@@ -375,10 +375,10 @@ class CompilerEnvironment(Environment):
         return TracingParser(self, source, name, filename).parse()
 
     def code(self, source: str) -> CodeType:
-        """Returns the code of desugared source.
+        """Returns the compiled code of Jinja source.
 
         Raises:
-            Exception: what Jinja and Python's compiler raise; `template_errors.syntax_fault` translates it.
+            Exception: any exception of Jinja or Python's compiler; `template_errors.syntax_fault` translates it.
         """
         tree = self._parse(source, None, None)
         mark_seams(tree, self.lexer.tokeniter(source, None), source)

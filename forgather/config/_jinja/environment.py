@@ -1,8 +1,8 @@
 """The sandbox in which compiled templates run.
 
 Takes the code and the definition of a template; gives the functions that the code calls (`fg_...`). Invariants: a
-`RunEnvironment` serves one load only; every call and every repetition of a template goes through it, where it is
-allowed, charged and traced.
+`RunEnvironment` serves one load only; it checks every call of a template, counts the cost of calls and repetitions
+against the rendering budget, and records the origins of the output.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MANY = 10
 
 
 class MissingTemplate(TemplateNotFound):
-    """A template that was not found; without `ignore missing`, the render raises `error`."""
+    """A template was not found; unless the statement says `ignore missing`, the render raises the attribute `error`."""
 
     def __init__(self, name: str, error: RenderError) -> None:
         super().__init__(name)
@@ -49,7 +49,7 @@ class MissingTemplate(TemplateNotFound):
 
 
 class _Literals(dict[int, Traced]):
-    """Literal texts of a template; each gets the origins of its lines when it is first written."""
+    """The literal texts of a template; each is converted to a `Traced` string when it is first written."""
 
     def __init__(self, table: tuple[tuple[str, int, str | None], ...], owner: Definition) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class _Literals(dict[int, Traced]):
 
 
 class LoadedTemplate(Template):
-    """A template of one load: its code, its definition, and its index in `Library.uses`."""
+    """A template of one load, with its compiled code, its definition, and its index in `Library.uses`."""
 
     definition: Definition
     use: int
@@ -81,7 +81,7 @@ class LoadedTemplate(Template):
     def make_module(
         self, vars: dict[str, Any] | None = None, shared: bool = False, locals: Mapping[str, Any] | None = None
     ) -> TemplateModule:
-        """Returns the exported names of the template, with the lines that set them."""
+        """Returns the module of the template: the names that it exports, with the lines that set them."""
         context: Any = self.new_context(vars, shared, locals)
         module = TemplateModule(self, context)
         module.__dict__["_fg_sets"] = context.fg_sets
@@ -93,9 +93,9 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
 
     Args:
         library: the templates of the load.
-        account: its budget.
-        compiled: returns the code of a template.
-        variables: global names of all templates.
+        account: the budget account of the load.
+        compiled: a function that returns the compiled code of a template.
+        variables: the global variables of all templates, by name.
     """
 
     intercepted_binops = INTERCEPTED
@@ -134,16 +134,16 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
     # -- templates
 
     def get_template(self, name: Any, parent: Any = None, globals: Any = None) -> LoadedTemplate:
-        """Returns a template for the statement that asks for it.
+        """Returns the template that a statement asks for.
 
         Args:
-            name: the name; Jinja passes any value of an expression.
-            parent: the asking template, its line, and the kind of the statement.
-            globals: ignored.
+            name: the name of the template; Jinja passes the value of any expression.
+            parent: the template that contains the statement, the line of the statement, and its kind.
+            globals: ignored; Jinja passes it.
 
         Raises:
-            RenderError: FG112, the name is not a string; FG113, templates extend each other in a circle.
-            MissingTemplate: there is no such template.
+            RenderError: FG112 if the name is not a string; FG113 if templates extend each other in a circle.
+            MissingTemplate: if there is no template of that name.
         """
         asker, line, why = parent
         ask = TemplateRequest(asker.definition, line, why, asker.use)
@@ -168,7 +168,12 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         return made
 
     def select_template(self, names: Any, parent: Any = None, globals: Any = None) -> LoadedTemplate:
-        """Returns the first template of a list that exists."""
+        """Returns the template of the first name in a list for which one exists.
+
+        Raises:
+            RenderError: FG112 if the list is empty.
+            MissingTemplate: if there is no template of any of the names.
+        """
         first: MissingTemplate | None = None
         for name in names:
             try:
@@ -180,7 +185,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         raise first
 
     def get_or_select_template(self, name: Any, parent: Any = None, globals: Any = None) -> LoadedTemplate:
-        """Returns a template by name, or the first of a list of names."""
+        """Returns the template of a name, or the first existing template of a list of names."""
         if isinstance(name, list | tuple):
             return self.select_template(name, parent)
         return self.get_template(name, parent)
@@ -197,10 +202,14 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             )
 
     def instance(self, found: Definition, ask: TemplateRequest | None) -> LoadedTemplate:
-        """Returns a template whose code has run, so that its blocks and functions exist.
+        """Returns a new instance of a template, whose code has run, so that its blocks and functions exist.
+
+        Args:
+            found: the definition of the template.
+            ask: the statement that asks for the template; None for the config itself.
 
         Raises:
-            SyntaxFault: the template cannot be compiled.
+            SyntaxFault: if the template cannot be compiled.
         """
         use = self.library.note_use(found, ask)
         try:
@@ -300,10 +309,10 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
     # -- values
 
     def concat(self, pieces: Iterable[str]) -> Traced:
-        """Joins pieces of output; Jinja calls it for every captured or included text.
+        """Returns pieces of output as one text; Jinja calls this function for every captured or included text.
 
         Raises:
-            BudgetError: FG121, the output is too long.
+            BudgetError: FG121 if the output is too long.
         """
         kept: list[str] = []
         size, limit = 0, self.account.limits.max_output_chars
@@ -325,7 +334,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         return text
 
     def join(self, values: tuple[Any, ...]) -> str:
-        """Returns `a ~ b ~ c`."""
+        """Returns the values as one text; compiled code calls this function for `a ~ b ~ c`."""
         texts = [value if isinstance(value, str) else self.text(value) for value in values]
         self.account.reserve(sum(map(len, texts)), "'~'")
         if any(type(text) is Traced for text in texts):
@@ -333,10 +342,10 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
     def text(self, value: Any) -> str:
-        """Returns the text that printing a value gives.
+        """Returns a value as text, as an expression prints it.
 
         Raises:
-            RenderError: FG118, the value is a function or a generator.
+            RenderError: FG118 if the value is a function or a generator.
         """
         if type(value) is str:
             return value
@@ -360,7 +369,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         return self.account.counted(values, cost)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Computes `+ - * / // ** %`, after a check of the size of the result."""
+        """Returns the result of `+ - * / // ** %`, after a check of its size."""
         if isinstance(left, Undefined) or isinstance(right, Undefined):
             return self.binop_table[operator](left, right)
         # Dividing integers costs time by their digits; other operands are priced per operator below.
@@ -390,11 +399,14 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Returns a checked replacement of `str.format` or `str.format_map`."""
+        """Returns a size-checking replacement for `str.format` or `str.format_map`; None if `value` is neither."""
         return call_guard.checked_format(self, self.account, value)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls a function, macro or block for a template; charged, checked, and its result traced."""
+        """Returns the result of a function, macro or block that a template calls.
+
+        The call is checked first, its cost counts against the rendering budget, and a text keeps its origins.
+        """
         account = __self.account
         kind = type(__obj)
         account.turn(1 if len(args) + len(kwargs) < _MANY else len(args) + len(kwargs))

@@ -1,8 +1,9 @@
-"""The filters and tests of templates: Jinja's own with a budget and origins, and `toyaml`.
+"""The filters and tests of templates: those of Jinja, extended by budget checks and origins, and `toyaml`.
 
-Takes Jinja's tables; gives `FILTERS` and `TESTS`. Invariants: a filter is charged before it runs; a filter that keeps
-the text of its input keeps its origins, any other result gets the line that prints it. `toyaml` writes flow-style YAML
-1.2 on one line that reads back equal, without characters that a YAML reader refuses or changes.
+Takes Jinja's tables of filters and tests; gives `FILTERS` and `TESTS`. Invariants: the cost of a filter counts against
+the rendering budget before the filter runs; a filter that keeps the text of its input keeps the origins of the text,
+and the origin of any other result is the line that prints it. `toyaml` writes flow-style YAML 1.2 on one line that
+reads back equal, without characters that a YAML reader refuses or changes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def toyaml(value: Any) -> str:
     """Returns a plain value as YAML in flow style on one line.
 
     Raises:
-        RenderError: FG118, YAML has no plain form of the value.
+        RenderError: FG118 if YAML has no plain form of the value.
 
     Example:
         >>> toyaml({"lr": 1e-3, "names": ["a", "b c"], "none": None})
@@ -207,7 +208,7 @@ _FOLLOW: dict[str, Callable[..., Traced | None]] = {
 
 
 def _priced(name: str, function: Any) -> Callable[..., Any]:
-    """Returns a filter that charges its work before it runs, and keeps the origins of its input where it can."""
+    """Returns a filter that first counts its work against the budget, and keeps the origins of its input if it can."""
     wants = _PassArg.from_obj(function)
     estimate, follow = _ESTIMATES.get(name), _FOLLOW.get(name)
     weight = _WORK.get(name, 3 if name in _SORTS else 0)
@@ -245,7 +246,7 @@ def _passed(wants: _PassArg, context: Context) -> Any:
 
 @pass_context
 def _join(context: Context, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
-    """Joins items; texts keep their origins."""
+    """Returns the joined items; texts keep their origins."""
     environment: Any = context.environment
     account: Account = environment.account
     items = list(account.consume(value))
@@ -266,7 +267,7 @@ def _join(context: Context, value: Iterable[Any], d: str = "", attribute: str | 
 
 @pass_context
 def _sum(context: Context, iterable: Iterable[Any], attribute: str | int | None = None, start: Any = 0) -> Any:
-    """Adds up the items; each addition is checked."""
+    """Returns the sum of the items; the size of each intermediate result is checked."""
     environment: Any = context.environment
     total = start
     for item in environment.account.consume(iterable):
@@ -294,7 +295,7 @@ def _weighed_test(function: Any) -> Any:
 
 @pass_context
 def _toyaml(context: Context, value: Any, default: Any = toyaml) -> str:
-    """Writes a plain value as YAML on one line."""
+    """Returns a plain value as YAML on one line."""
     if isinstance(value, Undefined):
         if default is toyaml:
             value._fail_with_undefined_error()
@@ -304,7 +305,7 @@ def _toyaml(context: Context, value: Any, default: Any = toyaml) -> str:
 
 
 def json_text(value: Any, **settings: Any) -> str:
-    """Returns a value as JSON; any mapping is an object."""
+    """Returns a value as JSON text; any mapping becomes a JSON object."""
     return json.dumps(value, default=_as_dict, **settings)
 
 

@@ -1,7 +1,7 @@
 """The global functions of templates: clocks, paths, folders and environment variables.
 
-Takes the time of the load; gives the functions by name. Invariants: all clock functions of one load return one instant;
-every environment variable that a template reads is recorded, and no variable that looks secret can be read.
+Takes the time of the load; gives the global functions by name. Invariants: all clock functions of one load return one
+instant; every environment variable that a template reads is recorded, and no variable that looks secret can be read.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ _APP = "forgather"
 
 
 class Globals:
-    """The functions of one load.
+    """The global functions of one load.
 
     Args:
-        instant: the time that all clock functions return; None for the current time.
-        allowed_env: returns patterns of environment variables that may be read besides the usual ones.
+        instant: the time that all clock functions return; if it is None, the current time.
+        allowed_env: a function that returns patterns for the names of further environment variables that templates may
+            read.
     """
 
     def __init__(self, instant: datetime | None, allowed_env: Callable[[], Sequence[str]] = tuple) -> None:
@@ -90,14 +91,15 @@ class Globals:
         return _UNSAFE_IN_FILES.sub("-", self.utcisotime())
 
     def env(self, name: str, default: Any = _REQUIRED) -> Any:
-        """Returns an environment variable, and records its value.
+        """Returns the value of an environment variable, and records it for the run.
 
         Args:
-            name: its name.
-            default: the value if the variable is not set.
+            name: the name of the variable.
+            default: the value to return if the variable is not set.
 
         Raises:
-            RenderError: FG116, it looks secret, or is not set and has no default; FG446, it is not allowed.
+            RenderError: FG116 if the variable looks secret, or if it is not set and there is no default; FG446 if
+                templates may not read it.
         """
         # First of all: a secret is refused even if the user's list allows its name.
         why = "looks secret" if _is_one_of(name, _SECRET) else None

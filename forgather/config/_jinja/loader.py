@@ -1,7 +1,8 @@
 """Finds the text of a template by its name, in one load.
 
-Takes the search path; gives a `Definition`: the text of a file, or an inline sub-template of a file that this load has
-read. Invariants: names resolve child before parent; files come from declared folders only; two loads share nothing.
+Takes the search path; gives a `Definition`: the text of a file, or an inline sub-template of a file that was read for
+the same load. Invariants: of several definitions of a name, the one in the child template is found before the one in
+its parent; files are read from the folders of the search path only; two loads share nothing.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ _BAD_NAME = re.compile(r"[\x00-\x1f\x7f\\]|^[/~]|^\w+:")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Definition:
-    """The text of a template, and its place.
+    """The text of a template, and where it is stored.
 
     Args:
-        name: its name in this load.
-        file: the file that contains it.
-        line: the line of the file on which it begins.
-        text: its text as the user wrote it.
-        root: position of its folder on the search path; None for an inline sub-template.
+        name: the name of the template in this load.
+        file: the path of the file that contains the template.
+        line: the line of the file on which the template begins, counted from 1.
+        text: the text of the template as the user wrote it.
+        root: the position on the search path of the folder that contains the file; None if the template is an inline
+            sub-template.
     """
 
     name: str
@@ -46,7 +48,7 @@ class Definition:
     root: int | None = None
 
     def span(self, line: int) -> Span:
-        """Returns the place in the file of a line of the template, counted from 1."""
+        """Returns where a line of the template, counted from 1, is in the file."""
         return Span(self.file, self.line - 1 + line)
 
 
@@ -56,9 +58,9 @@ class TemplateRequest:
 
     Args:
         by: the template that contains the statement.
-        line: its line in that template.
-        why: "extends", "include" or "import".
-        use: index of the asking template in `Library.uses`.
+        line: the line of the statement in that template.
+        why: the kind of the statement: "extends", "include" or "import".
+        use: the index in `Library.uses` of the template that contains the statement.
     """
 
     by: Definition
@@ -68,7 +70,7 @@ class TemplateRequest:
 
     @property
     def span(self) -> Span:
-        """The place of the statement."""
+        """The place of the statement in the user's file."""
         return self.by.span(self.line)
 
 
@@ -76,7 +78,7 @@ class Library:
     """All templates of one load.
 
     Args:
-        environment: the search path of the load.
+        environment: the inputs of the load, whose search path is used.
     """
 
     def __init__(self, environment: ConfigEnvironment) -> None:
@@ -91,15 +93,15 @@ class Library:
     # -- reading
 
     def add_text(self, name: str, file: str, text: str) -> Definition:
-        """Adds a text and its inline sub-templates, and returns the definition of the text itself.
+        """Adds a text and its inline sub-templates, and returns the definition of the text without the sub-templates.
 
         Args:
             name: the name of the template.
-            file: the file that it was read from, or a pseudo name.
-            text: the text, with any line ends.
+            file: the path of the file that contains the text, or a pseudo name.
+            text: the text, with line ends of any system.
 
         Raises:
-            SyntaxFault: FG124, the text is too long; FG105, it defines one sub-template twice.
+            SyntaxFault: FG124 if the text is too long; FG105 if it defines one sub-template twice.
         """
         if len(text) > MAX_FILE_CHARS:
             message = f"the template has {len(text):,} characters; at most {MAX_FILE_CHARS:,} are read"
@@ -143,15 +145,15 @@ class Library:
     # -- looking up
 
     def find(self, name: str, ask: TemplateRequest | None = None) -> Definition | None:
-        """Returns the definition of a name for the statement that asks; None if there is none.
+        """Returns the definition of a template that a statement asks for; None if there is no template of that name.
 
         Args:
             name: the name of a template.
-            ask: the statement; None for the config itself.
+            ask: the statement that asks for the template; None for the config itself.
 
         Raises:
-            RenderError: FG114, the name leads outside the search path; FG115, the file cannot be read.
-            SyntaxFault: the file is not a text, or is too large.
+            RenderError: FG114 if the name leads outside the search path; FG115 if the file cannot be read.
+            SyntaxFault: FG106 if the file is not a text; FG124 if it is too large.
         """
         self.asked.add(name)
         outward = ask is not None and ask.why == "extends" and ask.by.name == name
@@ -205,7 +207,7 @@ class Library:
         )
 
     def on_search_path(self, name: str) -> str | None:
-        """Returns the file of a name on the search path, inline sub-templates ignored; None if there is none."""
+        """Returns the file of that name on the search path, ignoring inline sub-templates; None if there is none."""
         for root in self.roots:
             path = os.path.join(root, *name.split("/"))
             if os.path.isfile(path):
@@ -215,7 +217,7 @@ class Library:
     # -- what was used
 
     def note_use(self, found: Definition, ask: TemplateRequest | None) -> int:
-        """Records that a template was loaded, and why; returns its index in `uses`."""
+        """Records which statement loaded a template; returns the index of the record in `uses`."""
         use = TemplateUse(
             name=found.name,
             file=found.file,
@@ -229,14 +231,14 @@ class Library:
         return len(self.uses) - 1
 
     def extends_chain(self, use: int) -> list[int]:
-        """Returns the indices of the uses that led to `use` by `extends` alone, itself included, nearest first."""
+        """Returns the index `use` and those of the templates that led to it by `extends`, nearest first."""
         chain = [use]
         while self.uses[chain[-1]].why == "extends" and (parent := self.uses[chain[-1]].parent) is not None:
             chain.append(parent)
         return chain
 
     def story(self, use: int) -> str:
-        """Returns the chain of statements that led to a template: "config tiny.yaml, extends project.yaml"."""
+        """Returns the statements that led to a template, as text: "config tiny.yaml, extends project.yaml"."""
         chain: list[TemplateUse] = []
         position: int | None = use
         while position is not None:
@@ -254,7 +256,7 @@ class Library:
         return ", ".join(steps)
 
     def missing(self, name: str, ask: TemplateRequest | None) -> RenderError:
-        """Returns the error for a name that does not exist, with the nearest names and the folders searched."""
+        """Returns the error for a missing template; its hint has the nearest names and the searched folders."""
         # A template that extends a wrong name cannot have meant itself.
         own = {ask.by.name} if ask is not None and ask.why == "extends" else set()
         names = [*self.inline]
@@ -304,7 +306,7 @@ class Library:
 
 
 def _of_other_tools(name: str, names: Sequence[str]) -> list[str]:
-    """Returns the template for which other tools use this name, such as `trainers/ddp.yaml`."""
+    """Returns our templates that replace a template name of other tools, such as `trainers/ddp.yaml`."""
     alias = alias_of("template", os.path.splitext(os.path.basename(name))[0])
     # A word may belong to several kinds: `models/pretrained.yaml` and `tokenizers/pretrained.yaml`.
     same_kind = alias is not None and os.path.dirname(name) in ("", os.path.dirname(alias.name))
@@ -315,12 +317,13 @@ def read_text(path: str, span: Span | None = None) -> str:
     """Returns the text of a file.
 
     Args:
-        path: the file.
-        span: the statement that names it, where errors point; None for the file itself.
+        path: the path of the file.
+        span: the place of the statement that names the file, to which errors point; if it is None, they point to the
+            file.
 
     Raises:
-        RenderError: FG115, the file cannot be read.
-        SyntaxFault: FG106, it is not UTF-8 text.
+        RenderError: FG115 if the file cannot be read.
+        SyntaxFault: FG106 if the content is not UTF-8 text.
     """
     try:
         with open(path, "rb") as stream:
@@ -350,7 +353,7 @@ def read_text(path: str, span: Span | None = None) -> str:
 
 
 def too_large(message: str, span: Span) -> SyntaxFault:
-    """Returns the error for a template that passes a limit of size."""
+    """Returns the error for a template that exceeds a size limit."""
     hint = "a config is a few hundred lines; keep data in files of its own"
     return SyntaxFault(message, code="FG124", span=span, hint=hint)
 

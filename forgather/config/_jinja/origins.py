@@ -1,10 +1,11 @@
 """Strings that carry their origins: the template lines that wrote each part.
 
-Takes and gives pieces of text with trails. Invariant: a `Traced` equals, character for character, the string that plain
-Jinja would have made; trails never change the text.
+Takes and gives pieces of text with trails (records of origins). Invariant: a `Traced` equals, character for character,
+the string that plain Jinja would have made; trails never change the text.
 
 A trail is a tuple `(sites, sets, approximate, through_super)`; a site is `(template, line, block)`, with the template
-as an object. They are converted to `Origin` and `Site` once, at the end of the render: plain tuples keep it fast.
+as an object. Trails and sites are plain tuples for speed, and are converted to `Origin` and `Site` at the end of the
+render.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ BARE: Trail = ((), (), False, False)
 
 
 class Traced(str):
-    """A string whose part from `starts[i]` to `starts[i + 1]` was written by `trails[i]`."""
+    """A string with origins: `trails[i]` describes the part from `starts[i]` to `starts[i + 1]`."""
 
     # Slots: a render makes one such string for each printed value.
     __slots__ = ("starts", "trails")
@@ -37,7 +38,7 @@ class Traced(str):
         return traced(str.__getitem__(self, key), LOST)
 
     def trail_at(self, offset: int) -> Trail:
-        """Returns the trail of the character at `offset`, or of the nearest one."""
+        """Returns the trail of the character at `offset`, or of the nearest character."""
         if not self.trails:
             return LOST
         return self.trails[max(bisect_right(self.starts, offset) - 1, 0)]
@@ -51,7 +52,7 @@ def traced(text: str, trail: Trail) -> Traced:
 
 
 def lost(text: str) -> Traced:
-    """Returns `text` without origins, because a filter rebuilt it: it gets the line that prints it."""
+    """Returns `text` without origins, because a filter rebuilt it; its origin becomes the line that prints it."""
     return traced(text, LOST)
 
 
@@ -59,8 +60,8 @@ def segments(text: str, starts: Sequence[int], trails: Sequence[Trail]) -> Trace
     """Returns `text` with one trail per segment.
 
     Args:
-        text: the text.
-        starts: where each segment begins, ascending from 0.
+        text: the text to annotate.
+        starts: the offset at which each segment begins, ascending from 0.
         trails: the trail of each segment.
     """
     made = str.__new__(Traced, text)
@@ -69,7 +70,7 @@ def segments(text: str, starts: Sequence[int], trails: Sequence[Trail]) -> Trace
 
 
 def joined(pieces: Iterable[str]) -> Traced:
-    """Returns the pieces as one text; a piece without trails gets the line that prints it."""
+    """Returns the pieces as one text; the origin of a piece without trails becomes the line that prints it."""
     starts: list[int] = []
     trails: list[Trail] = []
     texts: list[str] = []
@@ -103,7 +104,15 @@ def cut(text: str, begin: int, end: int) -> Traced:
 
 
 def printed(text: Traced, site: Place, sets: tuple[Place, ...] = ()) -> Traced:
-    """Returns a captured text as printed at `site`, which is added to its sites; text from `super()` is unchanged."""
+    """Returns a captured text with `site`, the line that prints it, added as its outermost site.
+
+    Text from `super()` keeps its sites.
+
+    Args:
+        text: the captured text.
+        site: the place that prints it.
+        sets: the places of the last `set` of each name in the printing expression.
+    """
     trails = [
         trail if trail[3] else ((site, *trail[0]), trail[1] + sets if sets else trail[1], trail[2], False)
         for trail in text.trails
@@ -124,24 +133,24 @@ def through_super(text: Traced) -> Traced:
 
 
 def owned(text: Traced, site: Place) -> Traced:
-    """Returns a text in which parts without a site get `site`."""
+    """Returns a text in which `site` is the site of every part that had none."""
     trails = [trail if trail[0] else ((site,), trail[1], trail[2], False) for trail in text.trails]
     return segments(str(text), text.starts, trails)
 
 
 def captured(text: Traced) -> Traced:
-    """Returns the text of a macro or of another block, to which printing adds a site, unlike text of `super()`."""
+    """Returns the text of a macro or block, marked so that printing it adds a site, which is not done for `super()`."""
     # The common case without a copy.
     if not any(trail[3] for trail in text.trails):
         return text
     return segments(str(text), text.starts, [(trail[0], trail[1], trail[2], False) for trail in text.trails])
 
 
-# -- filters that keep trails; each returns None if its own result would differ from that of the filter
+# -- filters that keep trails; each function computes the result again, and returns None if it differs from `result`
 
 
 def follow_trim(text: Traced, result: str, chars: str | None = None) -> Traced | None:
-    """Returns the result of `trim` or a `strip` method with its origins."""
+    """Returns the result of `trim` or `str.strip` with its origins; None if they cannot be followed."""
     if not result:
         return lost("")
     begin = str.find(text, result)
@@ -156,7 +165,10 @@ def follow_trim(text: Traced, result: str, chars: str | None = None) -> Traced |
 
 
 def follow_replace(text: Traced, result: str, old: str, new: str, count: int | None = None) -> Traced | None:
-    """Returns the result of `replace` with its origins: inserted text gets the line into which it was inserted."""
+    """Returns the result of `replace` with its origins; None if they cannot be followed.
+
+    The origin of inserted text is that of the text which it replaces.
+    """
     if not old:
         return None
     pieces: list[str] = []
@@ -177,7 +189,10 @@ def follow_replace(text: Traced, result: str, old: str, new: str, count: int | N
 def follow_indent(
     text: Traced, result: str, width: int | str = 4, first: bool = False, blank: bool = False
 ) -> Traced | None:
-    """Returns the result of `indent` with its origins: the spaces get the line that they precede."""
+    """Returns the result of `indent` with its origins; None if they cannot be followed.
+
+    The origin of the added spaces is that of the line after them.
+    """
     indention = width if isinstance(width, str) else " " * width
     pieces: list[str] = []
     position = 0

@@ -1,6 +1,6 @@
-"""Jinja's parser, which also remembers where each statement was opened.
+"""Jinja's parser, extended by a record of where each open statement begins, for error messages.
 
-Takes desugared source; gives Jinja's nodes. Invariants: a statement without an end is reported at the line that opens
+Takes Jinja source; gives Jinja's nodes. Invariants: a statement without an end is reported at the line that opens
 it; `do`, `break` and `continue` are statements.
 """
 
@@ -19,13 +19,13 @@ _LOOPS = ("for", "macro", "call", "block")
 
 
 class UnclosedStatement(TemplateSyntaxError):
-    """A statement without an end; `lineno` is the line that opens it.
+    """A statement has no end; `lineno` is the line that opens the statement.
 
     Args:
-        tag: the word of the statement.
-        lineno: the line that opens it.
-        found: the word that ended the search; None at the end of the template.
-        found_line: the line of that word.
+        tag: the word of the statement, such as "if".
+        lineno: the line that opens the statement.
+        found: the word of the end of another statement that was found first; None at the end of the template.
+        found_line: the line at which the parser failed.
     """
 
     def __init__(self, tag: str, lineno: int, found: str | None, found_line: int) -> None:
@@ -34,7 +34,7 @@ class UnclosedStatement(TemplateSyntaxError):
 
 
 class UnknownStatement(TemplateSyntaxError):
-    """A statement that does not exist, or an end without an open statement."""
+    """A statement does not exist, or the end of a statement was found without its beginning."""
 
     def __init__(self, tag: str, lineno: int) -> None:
         super().__init__(tag, lineno)
@@ -42,7 +42,7 @@ class UnknownStatement(TemplateSyntaxError):
 
 
 class TracingParser(Parser):
-    """Jinja's parser with `do`, `break` and `continue`; it remembers open statements for messages."""
+    """Jinja's parser with `do`, `break` and `continue`; it records open statements for error messages."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -51,7 +51,7 @@ class TracingParser(Parser):
         self.extensions.update({"do": self._parse_do, "break": self._parse_jump, "continue": self._parse_jump})
 
     def parse(self) -> nodes.Template:
-        """Parses the template; a literal that it cannot parse is stored in the error."""
+        """Returns the tree of the template; if a literal cannot be parsed, the error has its text as `literal`."""
         try:
             return super().parse()
         except TemplateSyntaxError as error:
@@ -61,7 +61,7 @@ class TracingParser(Parser):
             raise
 
     def parse_statement(self) -> nodes.Node | list[nodes.Node]:
-        """Parses one statement, which is open until its end is parsed."""
+        """Returns the node of one statement, which counts as open until its end has been parsed."""
         token = self.stream.current
         if token.type == "name" and token.value == "autoescape":
             # It would escape quotes and brackets of YAML as HTML.
@@ -72,7 +72,7 @@ class TracingParser(Parser):
         return parsed
 
     def parse_block(self) -> nodes.Block:
-        """Parses a block, and remembers the line of its end."""
+        """Returns the node of a block, with the line of its end as `fg_end_line`."""
         block = super().parse_block()
         block.__dict__["fg_end_line"] = self.stream.current.lineno
         return block
@@ -106,11 +106,11 @@ _BLOCK_TAG = re.compile(r"\{%[-+]?\s*(block|endblock)\b\s*(\w*)")
 
 
 def open_quote(lines: list[str], failing: int) -> tuple[str, int] | None:
-    """Returns an unclosed quote and the line of its statement, if it explains why parsing failed at a line.
+    """Returns an unclosed quote and the line of its statement; None if no unclosed quote explains a parse error.
 
     Args:
-        lines: the source.
-        failing: the line at which parsing failed.
+        lines: the lines of the source.
+        failing: the line at which parsing failed, counted from 1.
     """
     for number in range(min(failing, len(lines)), 0, -1):
         quote = unclosed_quote(lines[number - 1])
@@ -121,7 +121,7 @@ def open_quote(lines: list[str], failing: int) -> tuple[str, int] | None:
 
 
 def open_tag(source: str) -> tuple[str, int] | None:
-    """Returns the mark and the line of the last tag of a source, if it is not closed."""
+    """Returns the opening mark and the line of the last tag in a source if the tag is not closed; otherwise None."""
     mark, begin = max(("{{", source.rfind("{{")), ("{%", source.rfind("{%")), key=lambda item: item[1])
     if begin < 0 or source.find("}}" if mark == "{{" else "%}", begin) >= 0:
         return None
@@ -129,7 +129,7 @@ def open_tag(source: str) -> tuple[str, int] | None:
 
 
 def open_block(source: str) -> tuple[str, int] | None:
-    """Returns the name and the line of a block that contains the end of another block."""
+    """Returns the name and the line of a block that contains the end of a block around it; None if there is none."""
     opened: list[tuple[str, int]] = []
     for tag in _BLOCK_TAG.finditer(source):
         if tag[1] == "block":

@@ -1,9 +1,9 @@
 """Renders one config: compiles its templates, with a cache of compiled code, and runs them.
 
-Takes the environment of a load and the name or text of a config; gives a `RenderedText`. Invariants: a render raises
-located errors only, and leaves nothing behind except compiled code. Equal template text gives equal code under one
-Python, one Jinja and one version of this package. A cache entry on disk is used only if it belongs to this user, nobody
-else can write it and its digest matches; a cache folder that cannot be written costs speed and nothing else.
+Takes the environment of a load and the name or text of a config; gives a `RenderedText`. Invariants: every error of a
+render has a place in the user's files; a render leaves nothing behind except compiled code. Equal template text gives
+equal code for one version each of Python, Jinja and this package. A cache entry on disk is used only if this user owns
+it, nobody else can write it, and its digest matches. If the cache folder cannot be written, only speed is lost.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def cached_code(text: str, build: Callable[[str], CodeType], folder: str | None)
 
     Args:
         text: the text of the template.
-        build: compiles it.
-        folder: the cache folder; None for memory only.
+        build: a function that compiles the text.
+        folder: the cache folder; if it is None, code is cached in memory only.
     """
     code = _memory.get(text)
     if code is None:
@@ -68,7 +68,7 @@ def cached_code(text: str, build: Callable[[str], CodeType], folder: str | None)
 
 
 def clear_memory() -> None:
-    """Empties the cache in memory; the next render reads the disk."""
+    """Empties the cache in memory; the next render reads compiled code from the disk."""
     _memory.clear()
 
 
@@ -88,7 +88,7 @@ _COMPILING = (
 @cache
 # Marshalled code is valid only for the Python that made it, and its helpers only for the same release of this package.
 def _fingerprint() -> bytes:
-    """Returns a digest of all that compiled code depends on besides the text: Python, Jinja, and our own source."""
+    """Returns a digest of what compiled code depends on besides the text: Python, Jinja and this package's source."""
     digest = hashlib.sha256(sys.version.encode())
     digest.update(str(jinja2.__dict__.get("__version__")).encode())
     here = os.path.dirname(os.path.abspath(__file__))
@@ -108,7 +108,7 @@ def _entry_name(text: str) -> str:
 
 
 def _is_private_folder(folder: str) -> bool:
-    """Returns whether only this user can write to the folder, which is created if it does not exist."""
+    """Returns whether only this user can write to a folder, which is created if it does not exist."""
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         facts = os.lstat(folder)
@@ -179,7 +179,7 @@ class Render:
     """One load of a config.
 
     Args:
-        environment: search path, variables and limits of the load.
+        environment: the search path, the variables and the limits of the load.
     """
 
     def __init__(self, environment: ConfigEnvironment) -> None:
@@ -194,14 +194,14 @@ class Render:
         )
 
     def file(self, name: str, variables: Mapping[str, object]) -> RenderedText:
-        """Renders a template of the search path.
+        """Returns the rendered text of a template on the search path.
 
         Args:
             name: the name of the template.
-            variables: values of names that the templates read.
+            variables: the values of variables that the templates read, by name.
 
         Raises:
-            ForgatherError: the template does not exist, cannot be compiled, or fails; at the user's line.
+            ForgatherError: if the template does not exist, cannot be compiled, or fails; its span is the user's line.
         """
         found = self.library.find(name)
         if found is None:
@@ -209,16 +209,16 @@ class Render:
         return self._text(found, variables)
 
     def string(self, text: str, name: str, file: str, variables: Mapping[str, object]) -> RenderedText:
-        """Renders a text that is not on the search path.
+        """Returns the rendered text of a config that is not on the search path.
 
         Args:
             text: the text of the config.
-            name: its name in messages.
-            file: its file, or a pseudo name, for origins.
-            variables: values of names that the templates read.
+            name: the name of the config in messages.
+            file: the path of the config's file, or a pseudo name, for origins.
+            variables: the values of variables that the templates read, by name.
 
         Raises:
-            ForgatherError: as for `file`.
+            ForgatherError: if the text or a template that it uses cannot be compiled, or fails.
         """
         return self._text(self.library.add_text(name, file, text), variables)
 
@@ -293,7 +293,7 @@ def _refuse_huge(source: str, found: Definition) -> None:
 
 
 def source_map(text: Traced) -> SourceMap:
-    """Returns the source map of a rendered text: one `Origin` per part."""
+    """Returns the source map of a rendered text, which has one `Origin` for each part."""
     sites: dict[Place, Site] = {}
     origins: dict[Trail, Origin] = {}
     starts: list[int] = []

@@ -1,7 +1,7 @@
-"""Jinja's runtime types, extended by places: undefined values, namespaces, `super()` and the context.
+"""Jinja's runtime types with records of template lines: undefined values, namespaces, `super()`, context.
 
-Takes the values that Jinja makes of names, namespaces and `super()`; gives the same values with the lines that made
-them. Invariant: in a template, each behaves like Jinja's own.
+Takes the arguments of Jinja's own types; gives objects that also record template lines. Invariant: in a template, each
+object behaves like one of Jinja's own type.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PlacedMessage(str):
 
 
 class UndefinedValue(StrictUndefined):
-    """A name or attribute that does not exist; it remembers the line that read it."""
+    """The value of a name or attribute that does not exist; it records the line that read it."""
 
     __slots__ = ("_fg_code_line", "_fg_template")
 
@@ -44,7 +44,7 @@ class UndefinedValue(StrictUndefined):
         self._fg_code_line = frame.f_lineno if frame else 0
 
     def __repr__(self) -> str:
-        """Fails as printing does, so that a list with an undefined item is not printed as "[Undefined]"."""
+        """Raises the error of printing, so that a list with an undefined item is not printed as "[Undefined]"."""
         return str(self)
 
     @property
@@ -59,7 +59,7 @@ class UndefinedValue(StrictUndefined):
 
 
 class TracedNamespace(Namespace):
-    """`namespace()` that remembers the line that set each attribute."""
+    """The object of `namespace()`, which records the line that set each attribute."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -73,11 +73,11 @@ class TracedNamespace(Namespace):
 
 
 class SuperReference(BlockReference):
-    """`super()`, whose text keeps its own sites: the line that prints it is not added."""
+    """The object behind `super()`; the line that prints its text is not added to the origins of the text."""
 
     @property
     def super(self) -> BlockReference | Undefined:
-        """The next block outward."""
+        """The block of the next parent, for `super.super()`."""
         outer = super().super
         if isinstance(outer, BlockReference):
             return SuperReference(self.name, self._context, self._stack, self._depth + 1)
@@ -89,21 +89,21 @@ class SuperReference(BlockReference):
 
 
 class RunContext(Context):
-    """Jinja's context, with the line of the last executed `set` of each name."""
+    """Jinja's context, which also has the line of the last executed `set` of each name."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fg_sets: dict[str, tuple[Place, ...]] = {}
 
     def super(self, name: str, current: Callable[[Context], Any]) -> BlockReference | Undefined:
-        """Returns the parent's block."""
+        """Returns the block of the parent, or an undefined value if no parent has it."""
         found = super().super(name, current)
         if isinstance(found, BlockReference):
             return SuperReference(name, self, found._stack, found._depth)
         return found
 
     def derived(self, locals: dict[str, Any] | None = None) -> Context:
-        """Returns a context with further local variables."""
+        """Returns a context with further local variables and the same records of `set` lines."""
         made = super().derived(locals)
         # Shared, not copied: a loop body assigns in the same scope.
         made.fg_sets = self.fg_sets  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ class RunContext(Context):
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:
-    """Returns the template's frame from which the macro of `frame` was called."""
+    """Returns the frame of the template code that called the macro running in `frame`."""
     frame = frame.f_back if frame else None
     while frame is not None and "__jinja_template__" not in frame.f_globals:
         frame = frame.f_back
@@ -119,6 +119,6 @@ def _caller(frame: FrameType | None) -> FrameType | None:
 
 
 def note_field(space: Any, field: str, place: tuple[Place, ...]) -> None:
-    """Records the line that set an attribute of a namespace; other values are ignored."""
+    """Records the line that set an attribute of a namespace; does nothing if `space` is another object."""
     if type(space) is TracedNamespace:
         space._fg_sets[field] = place

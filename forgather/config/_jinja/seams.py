@@ -1,8 +1,9 @@
-"""Marks the places where text of one template could join text of another on one line.
+"""Seams: the places where text of one template could end up on the same line as text of another template.
 
 Takes the tokens and the tree of a template; marks on each node with output whether it begins a line of the source, and
-on each include whether text follows it on its line. Invariants: trimming that the user wrote (`-%}`, `{%-`) does not
-count as the end of a line; a seam changes the output only where two templates would share a line that neither wrote.
+on each include whether text follows on the line of the include. Invariants: trimming that the user wrote (`-%}`, `{%-`)
+does not count as the end of a line; a seam changes the output only where two templates would share a line that neither
+wrote.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Token = tuple[int, str, str]
 
 
 class Seam(str):
-    """An empty string that compiled code writes where a line of a template begins."""
+    """An empty string in the output, which compiled code writes where a line of a template begins."""
 
     __slots__ = ("owner",)
 
@@ -40,14 +41,14 @@ class Seam(str):
 
 
 def seam_of(owner: Any) -> Seam:
-    """Returns the seam for the lines of a template."""
+    """Returns the seam that marks lines of a template."""
     made = Seam()
     made.owner = owner
     return made
 
 
 def line_end(before: str) -> Traced:
-    """Returns the missing line end of a text, with the origin of its last part."""
+    """Returns the line end that is missing after a text; its origin is that of the last part of the text."""
     return origins.traced("\n", before.trails[-1] if type(before) is Traced else origins.LOST)
 
 
@@ -55,9 +56,9 @@ def mark_seams(tree: nodes.Template, tokens: Iterable[Token], source: str) -> No
     """Sets `fg_begins`, `fg_ends` and `fg_inline` on the nodes of a template, and `fg_has_seams` on its tree.
 
     Args:
-        tree: its nodes.
-        tokens: the tokens of its source.
-        source: the source.
+        tree: the nodes of the template.
+        tokens: the tokens of the source.
+        source: the Jinja source of the template.
     """
     lines = source.split("\n")
     # Jinja's nodes do not say whether they begin a line, so the tokens are matched with the nodes in order.
@@ -75,7 +76,7 @@ def mark_seams(tree: nodes.Template, tokens: Iterable[Token], source: str) -> No
 
 
 def _writers(tokens: Iterable[Token]) -> Iterator[tuple[bool, str, bool]]:
-    """Yields for each token with output: whether it begins a line, its word, whether text follows on its line."""
+    """Yields, for each token with output: whether it begins a line, its word, and whether text follows it."""
     at_start, word, pending = True, "", None
     for kind, value, name in _tags(tokens):
         if kind in _ENDS:
@@ -111,7 +112,7 @@ def _writers(tokens: Iterable[Token]) -> Iterator[tuple[bool, str, bool]]:
 
 
 def _tags(tokens: Iterable[Token]) -> Iterator[tuple[str, str, str]]:
-    """Yields the kind and the text of each token outside of tags and of each mark of a tag, with a statement's word."""
+    """Yields the kind, text and statement word of each token outside of tags and each mark of a tag."""
     opened = ""
     for _, kind, value in tokens:
         if opened and kind == "name":

@@ -22,7 +22,7 @@ _FOLLOWED = 64
 
 
 def names_in(node: nodes.Node) -> tuple[Names, Fields]:
-    """Returns the names that an expression reads, and the attributes of names, as pairs of name and attribute."""
+    """Returns the names that an expression reads, and the attributes that it reads as pairs (name, attribute)."""
     found = [node, *node.find_all((nodes.Name, nodes.Getattr))]
     names = [item.name for item in found if isinstance(item, nodes.Name) and item.ctx == "load"]
     fields = [
@@ -42,7 +42,10 @@ def bound_names(target: nodes.Node) -> Names:
 
 
 def loop_rows(node: nodes.For) -> tuple[tuple[Bound, ...], ...]:
-    """Returns the names that each variable of a loop depends on: one row per item of a literal list, else one row."""
+    """Returns, for each variable of a loop, the names and attributes on which it depends.
+
+    The result has one row for each item if the loop is over a literal list; otherwise it has one row for all items.
+    """
     names, fields = names_in(node.iter)
     targets = bound_names(node.target)
     whole = (tuple((target, names, fields) for target in targets),)
@@ -66,7 +69,7 @@ def contains_node(node: nodes.Node, kinds: tuple[type[nodes.Node], ...]) -> bool
 
 
 def count_nodes(body: list[nodes.Node]) -> int:
-    """Returns the number of nodes of a body, by which a turn or call of it is charged."""
+    """Returns the number of nodes of a body, which determines the cost of one iteration or call of the body."""
     return sum(1 + sum(1 for _ in node.find_all(nodes.Node)) for node in body)
 
 
@@ -86,16 +89,18 @@ Tables = dict[str, tuple[object, ...]]
 
 
 def name_tables(tree: nodes.Template) -> Tables:
-    """Returns the tables of a template.
+    """Returns the tables of a template, by name.
 
     Returns:
-        fg_fields: pairs of a name and an attribute that is read of it; the name is "" for other expressions.
-        fg_whole: names that are passed as a whole, so that any of their attributes may be read.
-        fg_written: names and attributes that are set.
-        fg_sets: for each `set` of a name that nothing in the template can read: name, line, kind and name of the scope
-            in which it ends, and whether the template reads the name elsewhere. The kind is "" if other templates can
-            see the name.
-        fg_set_fields: name, attribute and line of each `set` of an attribute that the template does not read.
+        fg_fields: the attributes that the template reads, as pairs of the name of the object and the attribute; the
+            name is "" if the object is the value of another expression.
+        fg_whole: the names whose whole value is used, so that any of its attributes may be read.
+        fg_written: the names and the attributes that the template sets.
+        fg_sets: a record of each `set` of a name that nothing in the template can read: the name, the line, the kind
+            and the name of the scope at whose end the name is discarded, and whether the template reads the name
+            elsewhere. The kind is "" if other templates can see the name.
+        fg_set_fields: the name, the attribute and the line of each `set` of an attribute that the template does not
+            read.
     """
     reads, whole = _reads(tree), dict.fromkeys(_whole(tree))
     fields = dict.fromkeys(_fields(tree))
@@ -149,33 +154,33 @@ def _whole(node: nodes.Node) -> Iterator[str]:
 
 
 def _reads_part(around: nodes.Node) -> bool:
-    """Returns whether the node around a name reads only a part of it, or only whether it is defined."""
+    """Returns whether the node around a name reads only one attribute, or only whether the name is defined."""
     if isinstance(around, nodes.Test):
         return around.name in ("defined", "undefined")
     return isinstance(around, nodes.Getattr) or (isinstance(around, nodes.Getitem) and _text(around.arg) is not None)
 
 
 class _Scope:
-    """A scope of a template, in which assignments end; its properties are computed once."""
+    """A scope of a template: assignments inside it are discarded at its end."""
 
     def __init__(self, node: nodes.Node) -> None:
         self._node = node
 
     @cached_property
     def reads(self) -> set[str]:
-        """The names that it reads."""
+        """The names that the scope reads."""
         return _reads(self._node)
 
     @cached_property
     def shows(self) -> bool:
-        """Whether other templates can see its names."""
+        """Whether other templates can see the names of the scope."""
         seen_by = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Block)
         # An include or import with context, and a block, see the names of the scope around them.
         return next(self._node.find_all(seen_by), None) is not None
 
     @property
     def kind(self) -> tuple[str, str]:
-        """Its kind in words, and its name."""
+        """The kind of the scope in words, and the name of the scope."""
         word = next((word for kind, word in _SCOPE_WORDS.items() if isinstance(self._node, kind)), "statement")
         return word, getattr(self._node, "name", "")
 

@@ -1,8 +1,8 @@
 """Translates exceptions of Jinja and Python into located errors in the terms of this language.
 
 Takes an exception and the load in which it was raised; gives a `ForgatherError` with the user's file and line, the
-chain of templates that led there, and a hint. Invariants: no message shows rewritten text, generated code or a line
-number of anything but a file of the user; only names that the failing line could have used are suggested.
+chain of templates that led to the line, and a hint. Invariants: a message shows text and line numbers of the user's
+files only, never rewritten text or generated code; only names that the failing line could have used are suggested.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
 
     Args:
         error: the exception of Jinja or of Python's compiler.
-        found: the template.
+        found: the definition of the template.
     """
     line = getattr(error, "lineno", None) if isinstance(error, TemplateSyntaxError) else None
     span = found.span(line or 1)
@@ -234,10 +234,10 @@ def _reworded(message: str) -> tuple[str, str, str | None]:
 
 
 def render_fault(error: BaseException, library: Library) -> ForgatherError:
-    """Returns the error for a render that failed, with its place and the chain of templates that led there.
+    """Returns the error for a render that failed, with its place and the chain of templates that led to the place.
 
     Args:
-        error: the exception; its traceback gives the templates and lines.
+        error: the exception, whose traceback contains the templates and lines.
         library: the templates of the load.
     """
     frames = list(_template_frames(error.__traceback__))
@@ -375,7 +375,7 @@ def _undefined(message: str, frames: Frames, library: Library) -> RenderError:
 
 
 def _nothing_above(block: str, frames: Frames, library: Library) -> RenderError:
-    """Returns the error for a `super()` that has no parent block, or whose template has no parent."""
+    """Returns the error for a `super()` without a parent block, or in a template without a parent."""
     template = frames[-1][0] if frames else None
     if template is None or any(use.why == "extends" and use.parent == template.use for use in library.uses):
         return RenderError(
@@ -411,7 +411,7 @@ def _first_line(error: BaseException) -> str:
 
 
 Frames = list[tuple[LoadedTemplate, int, dict[str, Any]]]
-"""Templates, the line that each was executing, and their local names, outermost first."""
+"""The templates that were running, outermost first, each with the line that it was executing and its local names."""
 
 _LOCAL = re.compile(r"l_\d+_(.*)", re.S)
 _EXPORT = re.compile(r"^[ \t]*(?:--|<<|>>|\{%[-+]?)[ \t]*(?:macro|set)[ \t]+(\w+)", re.M)
@@ -429,13 +429,13 @@ def near_variable(name: str, frames: Frames) -> str:
 
 
 def near_attribute(name: str, frames: Frames) -> str | None:
-    """Returns a suggestion of an attribute of the namespaces in scope; None if none is close."""
+    """Returns a hint with the closest attribute of the namespaces in scope; None if no attribute is close."""
     spaces = [value for value in _visible(frames).values() if isinstance(value, TracedNamespace)]
     return _close(name, sorted({attribute for space in spaces for attribute in space._Namespace__attrs}))
 
 
 def near_argument(message: str, frames: Frames) -> str | None:
-    """Returns a suggestion for an unknown argument of a macro; None if the message is about something else."""
+    """Returns a hint for an unknown argument of a macro; None if Jinja's message is about something else."""
     match = _NO_ARGUMENT.match(message)
     if match is None:
         return None
@@ -444,7 +444,7 @@ def near_argument(message: str, frames: Frames) -> str | None:
 
 
 def near_export(name: str, template: str, library: Library) -> str | None:
-    """Returns a suggestion of a macro or variable of an imported template."""
+    """Returns a hint with the closest macro or variable of an imported template; None if there is none."""
     texts = [found.text for found in library.used if found.name == template]
     return nearest(name, [exported for text in texts for exported in _EXPORT.findall(text)])
 

@@ -1,8 +1,8 @@
 """Findings about templates whose text has no effect, or replaces more of a parent than was meant.
 
-Takes the templates of a load after they have run; gives diagnostics. Invariants: nothing here stops a render. The
-contents of a block (`BlockContents`) are read from the text of the template without rendering it, so a block may have
-more keys than are known here.
+Takes the templates of a load after they have run; gives diagnostics. Invariants: no finding stops a render. The
+contents of a block (`BlockContents`) are read from the text of the template without rendering it, so a rendered block
+may have more keys.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class BlockContents(NamedTuple):
     """The contents of a block, as far as its text shows them.
 
     Args:
-        keys: keys at its outermost indent.
-        opening: the first word of its text ("!dlist:@callbacks"); "" for a block without text.
-        calls_super: whether it prints the block of its parent.
-        includes: names of the templates that it includes; "" for a name that is not a literal.
-        sets: attributes that it sets, as pairs of name and attribute.
+        keys: the keys at the outermost indent of the block.
+        opening: the first word of the block's text ("!dlist:@callbacks"); "" if the block has no text.
+        calls_super: whether the block prints the block of its parent.
+        includes: the names of the templates that the block includes; "" stands for a name that is not a literal.
+        sets: the attributes that the block sets, as pairs of name and attribute.
     """
 
     keys: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ def block_contents(tree: nodes.Template) -> tuple[tuple[str, tuple[object, ...]]
 
 
 def template_contents(text: str) -> BlockContents:
-    """Returns the contents of a whole template, from its text."""
+    """Returns the contents of a whole template, which are read from its text."""
     lines = [line for line in text.split("\n") if not line.lstrip().startswith(("-- ", "<< ", ">> ", "{%", "=="))]
     return _of_lines(lines)
 
@@ -121,7 +121,7 @@ def _lost_keys(name: str, own: BlockContents, above: BlockContents) -> Found | N
 
 
 def _shape(held: BlockContents) -> str:
-    """Returns the tag that begins a block, without the name of the object; "" for a plain mapping."""
+    """Returns the tag at the beginning of a block, without the name of the object; "" if the block has no tag."""
     if not held.opening.startswith("!"):
         return ""
     return held.opening.split(":@")[0].split("@")[0]
@@ -145,7 +145,7 @@ def _lost_sets(
 
 
 def _above(name: str, parents: Sequence[LoadedTemplate], environment: RunEnvironment) -> tuple[BlockContents, bool]:
-    """Returns the contents of a block in the parents, and whether any of them has the block."""
+    """Returns the contents of a block in the parents, and whether any parent has the block."""
     keys: dict[str, None] = {}
     sets: dict[tuple[str, str], None] = {}
     opening, met = "", False
@@ -195,7 +195,7 @@ def findings(environment: RunEnvironment, given: Collection[str] = ()) -> tuple[
 
     Args:
         environment: the environment in which the templates ran.
-        given: names of the variables that were given from outside.
+        given: the names of the variables that an option or a Python caller has set.
     """
     found: dict[tuple[str, Span | None], Diagnostic] = {}
     by_use = {template.use: template for template in environment.templates}
@@ -252,9 +252,9 @@ def _idle_blocks(
 def _swallowed_blocks(
     template: LoadedTemplate, parents: list[LoadedTemplate], environment: RunEnvironment
 ) -> Iterator[Diagnostic]:
-    """Yields an error for each block inside a bracket block that the parents have in another place.
+    """Yields an error for each block inside a bracket block that the parents have outside that bracket block.
 
-    Such a block replaces the block of the parents in its place, and is printed inside the other block as well.
+    Such a block replaces the block of that name in the parents, and is also printed inside the bracket block.
     """
     blocks: Blocks = template.namespace["fg_blocks"]
     for name, (line, around) in blocks.items():
@@ -288,7 +288,7 @@ def _blocks_hint(known: list[str]) -> str | None:
 def _near_headers(
     template: LoadedTemplate, parents: list[LoadedTemplate], environment: RunEnvironment
 ) -> Iterator[Diagnostic]:
-    """Yields an error for each line that would be the header of a parent's block but for a bracket or a space."""
+    """Yields an error for each line that a wrong bracket or space keeps from being the header of a parent's block."""
     known = {name for parent in parents for name in parent.blocks}
     before = ""
     for number, line in enumerate(template.definition.text.split("\n"), start=1):
@@ -311,7 +311,7 @@ _NEARLY_HEADER = re.compile(
 
 
 def _header_fault(header: re.Match[str]) -> str | None:
-    """Returns why a line is not a block header; None if it is one, or a plain word."""
+    """Returns why a line is not a block header; None if the line is a block header or a plain word."""
     opening, closing = header["open"], header["close"]
     if not opening and not closing:
         return None

@@ -1,7 +1,7 @@
 """Findings about names that are set in templates or given from outside, and that nothing reads.
 
-Takes the templates of a load and their tables of names; gives findings. Invariants: a name that anything in the load
-may read gets no finding; neither does a template from outside the project.
+Takes the templates of a load and their tables of names; gives findings. Invariants: there is no finding about a name
+that anything in the load may read, and none about the `set`s of a template from outside the project.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def names_read(environment: RunEnvironment) -> frozenset[str]:
 
 
 def unread_variables(environment: RunEnvironment, given: Collection[str]) -> Iterator[Diagnostic]:
-    """Yields a warning for each variable from outside that no template reads.
+    """Yields a warning for each variable from an option or a Python caller that no template reads.
 
     Args:
         environment: the environment in which the templates ran.
-        given: names of the variables.
+        given: the names of the variables.
     """
     for name in given:
         if _is_read(name, environment):
@@ -53,7 +53,7 @@ def unread_variables(environment: RunEnvironment, given: Collection[str]) -> Ite
 
 
 def unread_sets(environment: RunEnvironment) -> Iterator[Diagnostic]:
-    """Yields a finding for each `set` of the project's own templates that nothing reads."""
+    """Yields a finding for each `set` in a template of the project whose value nothing reads."""
     project = environment.globals.get("project_dir")
     files = _ProjectFiles(environment)
     for template in environment.templates:
@@ -118,7 +118,7 @@ def finding_in(
 
 
 def _extended_after(line: int, template: LoadedTemplate, environment: RunEnvironment) -> str | None:
-    """Returns the template that the config extends below a line; a `set` above it can only be meant for that one."""
+    """Returns the template that the config extends below a line, for which a `set` on the line is meant."""
     for use in environment.library.uses:
         if use.why == "extends" and use.parent == template.use == 0 and use.by is not None and use.by.line > line:
             return use.name
@@ -135,7 +135,7 @@ def _forgotten(
 
 
 def is_own(template: LoadedTemplate, project: object) -> bool:
-    """Returns whether a template is a file of the project; without a project, all are."""
+    """Returns whether a template is in a file of the project; always true if there is no project."""
     return not isinstance(project, str) or template.definition.file.startswith(os.path.join(project, ""))
 
 
@@ -144,7 +144,7 @@ def _is_read(name: str, environment: RunEnvironment) -> bool:
 
 
 def _is_imported(template: LoadedTemplate, name: str, environment: RunEnvironment) -> bool:
-    """Returns whether a name of an imported template is read as an attribute of the import."""
+    """Returns whether a template was imported and another template may read the name as an attribute of the import."""
     if environment.library.uses[template.use].why != "import":
         return False
     return any(name == field for other in environment.templates for _, field in other.namespace["fg_fields"])
@@ -159,7 +159,7 @@ def is_field_read(base: str, field: str, environment: RunEnvironment) -> bool:
 
 
 def _free_names(environment: RunEnvironment) -> set[str]:
-    """Returns the names that templates read and that are not global: a `set` or a variable must define them."""
+    """Returns the names that templates read and that are not global, which a `set` or a variable must define."""
     return set(names_read(environment) - environment.globals.keys())
 
 
@@ -170,12 +170,12 @@ def _fields_of(base: str, environment: RunEnvironment) -> set[str]:
 
 
 def _near(name: str, known: set[str], own: Collection[str]) -> str | None:
-    """Returns the closest known name; None if there is none, or if the template sets that name as well."""
+    """Returns the closest known name that the template does not set itself; None if no name is close."""
     return next(iter(close_matches(name, sorted(known.difference(own)), n=1, cutoff=_NEAR)), None)
 
 
 class _ProjectFiles:
-    """The words of the template files of a project, which are read once, and only when they are needed."""
+    """The words in the template files of a project; the files are read once, when a word is first searched."""
 
     def __init__(self, environment: RunEnvironment) -> None:
         self._library = environment.library
@@ -183,7 +183,10 @@ class _ProjectFiles:
         self._project = os.path.join(project, "") if isinstance(project, str) else None
 
     def hold(self, name: str, template: LoadedTemplate) -> bool:
-        """Returns whether another file of the project contains a name: a shared template sets names for all configs."""
+        """Returns whether another file of the project contains a name that a template other than the config sets.
+
+        A template that several configs share may set a name for one of the others.
+        """
         file = template.definition.file
         return file != self._library.uses[0].file and any(
             name in words for path, words in self._words.items() if path != file
