@@ -1,10 +1,12 @@
 """Names that other tools use, and suggestions for names that do not exist.
 
-Takes a name and the names that exist; gives a hint. The table is data (`ml/aliases.json`) and is read only when a name
-is not found. The table wins over similarity of spelling, and a deprecated name is never suggested.
+Takes a name and the names that exist; gives a hint. The table of other tools' names is data (`ml/aliases.json`) and is
+read only when a name is not found. A record in the table takes precedence over a name of similar spelling, and a
+deprecated name is never suggested.
 
-Verdicts: "same" (only the name differs), "near" (another setting does it, or it is written in another form),
-"elsewhere" (it is a block, a template or an option), "none" (we have no counterpart; the reason says what to do).
+Each record of a name has one of four verdicts: "same" (our setting has another name only), "near" (a different setting
+has this effect, or the value is written in another form), "elsewhere" (a block, a template or an option takes the place
+of the setting), "none" (Forgather has no counterpart; the reason says what to do).
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from forgather.errors import nearest
 
 KINDS = ("setting", "inner", "block", "template", "constructor", "tag", "option", "variable", "field")
 """The kinds of name that the table has records for. "keyword" is a further kind, with groups of names in place of
-records. A name of kind "inner" includes the mapping that it belongs to, as in `fsdp_config.sharding`."""
+records. A name of kind "inner" includes the mapping that it belongs to, as in `fsdp_config.sharding`.
+"""
 VERDICTS = ("same", "near", "elsewhere", "none")
 _FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "aliases.json")
 
@@ -28,11 +31,11 @@ class Alias(NamedTuple):
     """A name that another tool uses.
 
     Args:
-        word: the name.
-        kind: the kind that it was looked up as, one of `KINDS`.
-        verdict: one of `VERDICTS`.
-        to: our name with its kind, as in "setting:learning_rate"; empty if there is none.
-        why: what to write instead, or why we have no counterpart.
+        word: the name that the other tool uses.
+        kind: the kind under which the name was looked up, one of `KINDS`.
+        verdict: the relation to our names, one of `VERDICTS`.
+        to: our name with its kind, as in "setting:learning_rate"; empty if there is no counterpart.
+        why: an explanation of what to write instead, or of why there is no counterpart.
         tools: the tools that use the name.
     """
 
@@ -56,17 +59,17 @@ class Alias(NamedTuple):
 
 @cache
 def read_aliases() -> Mapping[str, Any]:
-    """Returns the table: a record for each name, by kind. `keyword` and `deprecated` have their own formats."""
+    """Returns the records of all names, by kind; `keyword` and `deprecated` have their own formats."""
     with open(_FILE, encoding="utf-8") as stream:
         found: dict[str, Any] = json.load(stream)
     return found
 
 
 def alias_of(kind: str, word: str) -> Alias | None:
-    """Returns the record of a name under one kind; None if the table has none.
+    """Returns the record of a name under one kind; None if the table has no such record.
 
     Args:
-        kind: one of `KINDS`.
+        kind: the kind of the name, one of `KINDS`.
         word: the name; leading dashes are ignored, and a dash equals an underscore.
     """
     # Options are written with dashes, settings with underscores; the table has one form.
@@ -88,7 +91,7 @@ def aliases_of(word: str) -> list[Alias]:
 
 
 def other_words(setting: str) -> list[str]:
-    """Returns the words that other tools have for a setting, where only the name differs."""
+    """Returns the names that other tools give to a setting which differs from theirs in its name only."""
     aliases = (_alias("setting", word, record) for word, record in read_aliases()["setting"].items())
     return sorted(one.word for one in aliases if one.verdict == "same" and one.to == f"setting:{setting}")
 
@@ -99,9 +102,8 @@ def suggest(kind: str, word: str, candidates: Sequence[str], *, owner: str = "")
     Args:
         kind: the kind of name that was expected: one of `KINDS`, or "keyword".
         word: the name that was written.
-        candidates: names that exist.
-
-        owner: the constructor that has the candidates as parameters.
+        candidates: the names that exist.
+        owner: the constructor that has the candidates as parameters; "" if there is no constructor.
 
     Example:
         >>> suggest("setting", "batch_size", ["per_device_train_batch_size", "eval_batch"])
@@ -129,7 +131,7 @@ def suggest(kind: str, word: str, candidates: Sequence[str], *, owner: str = "")
 
 @lru_cache(maxsize=64)
 def _folded(names: tuple[str, ...]) -> dict[str, str]:
-    """Returns the names by their case-folded form; the first of several names with the same form wins."""
+    """Returns the names by their case-folded form; of several names with the same form, the first one is returned."""
     return {name.casefold(): name for name in reversed(names)}
 
 
@@ -141,9 +143,9 @@ def suggest_inside(
     Args:
         owner: the setting that has the mapping as its value, or the mapping's own key in an outer mapping.
         word: the unknown key.
-        candidates: keys that the mapping accepts.
-        outside: settings on the same level as the mapping.
-        around: the name of the object that those settings belong to.
+        candidates: the keys that the mapping accepts.
+        outside: the settings on the same level as the mapping.
+        around: the name of the object to which the settings in `outside` belong.
 
     Example:
         >>> suggest_inside("fsdp_config", "sharding", ["shard_size", "sharding_strategy"])
@@ -164,11 +166,11 @@ def suggest_inside(
 
 
 def keyword_for(word: str, named: Sequence[str]) -> str | None:
-    """Returns the parameter that another tool calls `word`; None if there is none.
+    """Returns the existing parameter that other tools call `word`; None if there is no such parameter.
 
     Args:
         word: the name that was written.
-        named: the parameters that exist.
+        named: the names of the parameters that exist.
 
     Example:
         >>> keyword_for("n_layer", ["hidden_size", "num_hidden_layers"])
@@ -182,7 +184,7 @@ def keyword_for(word: str, named: Sequence[str]) -> str | None:
 
 
 def suggest_symbol(module: str, symbol: str) -> str | None:
-    """Returns a hint for a symbol that a module does not have; None if the table has no record for it.
+    """Returns a hint for a symbol that a module does not have; None if the table has no record for the symbol.
 
     Example:
         >>> suggest_symbol("transformers", "AdamW")
@@ -195,11 +197,12 @@ def suggest_symbol(module: str, symbol: str) -> str | None:
 
 
 def suggest_module(module: str, symbol: str = "") -> str | None:
-    """Returns a hint for a module that does not exist; None if the table has no record for it or its parent packages.
+    """Returns a hint for a module that does not exist; None if the table has no record for the module or a parent
+    package.
 
     Args:
         module: the dotted name of the module.
-        symbol: the name that was to be imported from it.
+        symbol: the name that was to be imported from the module.
 
     Example:
         >>> suggest_module("forgather.ml.trainer.callbacks", "ProgressCallback")

@@ -1,7 +1,7 @@
 """Reads of files and folders, with limits on size and number.
 
-Takes paths that an untrusted config or folder may name; gives file contents and names. A file that is too large is
-refused by its size before it is read, only regular files are read, and a walk ends after a bounded number of entries.
+Takes paths that an untrusted config or folder may name; gives file contents and names. The size of a file is checked
+before the file is read, only regular files are read, and a walk ends after a bounded number of entries.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ from fnmatch import translate
 from typing import BinaryIO
 
 MAX_CODE_BYTES = 5_000_000
-"""The most bytes of a source file that are read."""
+"""Units: bytes. The largest source file that is read."""
 MAX_RECORD_BYTES = 50_000_000
-"""The most bytes of a record of a run or of a cache that are read."""
+"""Units: bytes. The largest run record or cache record that is read."""
 MAX_ENTRIES = 100_000
-"""The most names that one walk visits."""
+"""The largest number of names that one walk visits."""
 _MAX_DEPTH = 60
 _CHUNK = 1 << 20
 
 
 class TooManyEntriesError(OSError):
-    """A folder holds more than `MAX_ENTRIES` names."""
+    """A folder and its subfolders contain more than `MAX_ENTRIES` names."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(errno.E2BIG, f"more than {MAX_ENTRIES:,} entries", folder)
 
 
 def open_regular(file: str) -> BinaryIO:
-    """Returns a regular file, opened for reading. A pipe or a device is refused, because reading it might never end.
+    """Returns a regular file, opened for reading.
+
+    A pipe or a device is refused, because a read might never end.
 
     Raises:
-        OSError: the file cannot be opened, or is not a regular file.
+        OSError: if the file cannot be opened, or is not a regular file.
     """
     stream = open(file, "rb", buffering=0, opener=_open_nonblocking)  # noqa: SIM115 - the caller closes it
     if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
@@ -54,11 +56,11 @@ def read_bytes(file: str, most: int) -> bytes:
     """Returns the content of a file.
 
     Args:
-        file: the path.
-        most: the limit in bytes; a larger file is refused.
+        file: the path of the file.
+        most: the size limit in bytes; a larger file is refused.
 
     Raises:
-        OSError: the file cannot be read, is not a regular file, or is larger than the limit.
+        OSError: if the file cannot be read, is not a regular file, or is larger than the limit.
     """
     with open_regular(file) as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -76,15 +78,15 @@ def read_bytes(file: str, most: int) -> bytes:
 
 
 def read_text(file: str, most: int) -> str:
-    """Returns a UTF-8 text file with `\\n` line ends.
+    """Returns the text of a UTF-8 file, with `\\n` line ends.
 
     Args:
-        file: the path.
-        most: the limit in bytes; a larger file is refused.
+        file: the path of the file.
+        most: the size limit in bytes; a larger file is refused.
 
     Raises:
-        OSError: as `read_bytes` raises it.
-        UnicodeDecodeError: the content is not UTF-8.
+        OSError: if the file cannot be read, is not a regular file, or is larger than the limit.
+        UnicodeDecodeError: if the content is not UTF-8.
     """
     text = read_bytes(file, most).decode()
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
@@ -93,10 +95,10 @@ def read_text(file: str, most: int) -> str:
 def walk_folders(top: str) -> Iterator[tuple[str, list[str], list[str]]]:
     """Yields each folder with its subfolders and files, as `os.walk` does; symbolic links are not followed.
 
-    The caller may remove names from the list of subfolders to skip them.
+    The caller may remove names from the list of subfolders; these subfolders are then skipped.
 
     Raises:
-        TooManyEntriesError: after `MAX_ENTRIES` names.
+        TooManyEntriesError: if the walk finds more than `MAX_ENTRIES` names.
     """
     count, todo = 0, [(top, 0)]
     while todo:
@@ -126,7 +128,7 @@ def matching_files(pattern: str) -> Iterator[str]:
     """Yields the files that match a pattern, as `glob.iglob(pattern, recursive=True)` does.
 
     Raises:
-        TooManyEntriesError: after `MAX_ENTRIES` names.
+        TooManyEntriesError: if the search visits more than `MAX_ENTRIES` names.
     """
     parts = pattern.split(os.sep)
     # The walk starts at the last folder before a wildcard: from further up it could reach the limit in unrelated

@@ -1,7 +1,7 @@
-"""Cache files: facts as plain data, stored between commands.
+"""Cache files, which store plain data from one command to the next; each file is one cache entry.
 
-An entry that is corrupt, owned or writable by another user, or of another format counts as missing. Two processes may
-write one entry at the same time. If a file cannot be written, nothing is cached and no error is raised.
+An entry that is corrupt, that another user owns or can write, or that has another format is treated as missing. Two
+processes may write one entry at the same time. If a file cannot be written, nothing is cached and no error is raised.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Digests:
     """Content digests of files; each file is read once.
 
     Args:
-        most: the limit in bytes; a larger file has no digest.
+        most: the size limit in bytes; None is returned as the digest of a larger file.
     """
 
     def __init__(self, most: int = MAX_RECORD_BYTES) -> None:
@@ -33,7 +33,7 @@ class Digests:
         self._known: dict[str, str | None] = {}
 
     def __call__(self, file: str) -> str | None:
-        """Returns the digest of a file's content; None if it cannot be read."""
+        """Returns the digest of a file's content; None if the file cannot be read."""
         if file not in self._known:
             try:
                 with open_regular(file) as stream:
@@ -45,7 +45,7 @@ class Digests:
 
 
 def digest_of_stream(stream: BinaryIO) -> str:
-    """Returns the digest of a stream's content, which is read in chunks."""
+    """Returns the digest of the content of a stream, which is read in chunks."""
     digest = hashlib.blake2b(digest_size=20)
     while part := stream.read(_CHUNK):
         digest.update(part)
@@ -58,14 +58,15 @@ def digest_of(content: bytes) -> str:
 
 
 def with_digest(body: bytes) -> bytes:
-    """Returns the body of an entry, preceded by its digest."""
+    """Returns the body of a cache entry, preceded by the digest of the body."""
     return digest_of(body).encode() + b"\n" + body
 
 
 @cache
 def code_fingerprint(*folders: str) -> str:
-    """Returns a text that changes whenever the code in these folders changes; the version alone is not enough in a
-    checkout.
+    """Returns a text that changes whenever the code in these folders changes.
+
+    The version number is not enough: in a checkout, code changes without a new version.
     """
     states: list[tuple[str, int]] = []
     for folder in folders:
@@ -75,11 +76,11 @@ def code_fingerprint(*folders: str) -> str:
 
 
 def read_cached(file: str, form: int) -> dict[str, Any] | None:
-    """Returns the facts that are stored in a file; None without an intact entry of that format.
+    """Returns the facts that are stored in a cache file; None if the file is not an intact entry of that format.
 
     Args:
-        file: the path of the entry.
-        form: the number of the format.
+        file: the path of the cache file.
+        form: the number of the expected format.
     """
     try:
         with open_regular(file) as stream:
@@ -98,12 +99,12 @@ def read_cached(file: str, form: int) -> dict[str, Any] | None:
 
 
 def write_cached(file: str, form: int, facts: dict[str, Any]) -> None:
-    """Stores facts in a file of a private folder; does nothing if it cannot be written.
+    """Stores facts in a cache file; does nothing if the file cannot be written.
 
     Args:
-        file: the path of the entry.
+        file: the path of the cache file, in a folder that only this user can write.
         form: the number of the format.
-        facts: plain data that JSON can hold.
+        facts: the data, which JSON must be able to represent.
     """
     with suppress(OSError):
         content = json.dumps({"form": form, "facts": facts}).encode()

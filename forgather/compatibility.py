@@ -2,7 +2,7 @@
 
 Takes the settings of a trainer's arguments; gives the value of each axis of the matrix, and the verdict for a
 combination from `ml/matrix.json`. The check before a run, the trainers and the documentation all read this one table. A
-combination that is not in the table gives the same result as one process.
+combination that is not in the table gives the same training result as a run with one process.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ class Cell(NamedTuple):
     """The verdict for a set of axis values.
 
     Args:
-        where: the values, by axis.
-        verdict: "refused"; "setting": equal to one process if torch is given one setting, which we make; "near": equal
-            except for rounding; "not tested"; "none": the combination does not exist.
-        reason: why.
-        instead: the closest combination that works; for "setting", the setting.
-        arguments: the settings to point at; the first that is given is used. Settings of the arguments are `args.name`.
+        where: the axis values to which the verdict applies, by axis.
+        verdict: one of five words. "refused": the combination is an error. "setting": the result equals that of one
+            process because the trainer changes one setting of torch. "near": the result equals that of one process
+            except for rounding. "not tested": the result was not compared. "none": the combination does not exist.
+        reason: the reason for the verdict.
+        instead: the closest combination that works; for the verdict "setting", the changed setting.
+        arguments: the settings to which the error may point; it points to the first one that the config gives. A
+            setting of the training arguments is written as `args.name`.
     """
 
     where: Mapping[str, tuple[str, ...]]
@@ -51,11 +53,12 @@ class Axis(NamedTuple):
     """One axis of the matrix.
 
     Args:
-        title: its heading.
-        decided: what determines its value: "arguments", "trainer" (by the objects that it receives) or "model" (when it
-            is built).
-        values: its values, each with a description.
-        when: for an axis with `decided="trainer"`, the condition on those objects for each value.
+        title: the heading of the axis.
+        decided: the source of the axis value: "arguments" (the settings), "trainer" (the objects that the trainer
+            receives) or "model" (the model, once it is built).
+        values: the values of the axis, each with a description.
+        when: for an axis with `decided="trainer"`, the condition on the received objects under which each value
+            applies.
     """
 
     title: str
@@ -65,29 +68,31 @@ class Axis(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """The matrix.
+    """The compatibility matrix.
 
     Args:
-        axes: the axes by name.
-        cells: combinations that are not simply equal to one process; the first match counts.
+        axes: the axes, by name.
+        cells: the combinations with a verdict other than "equal to one process". If several cells match, the first one
+            applies.
     """
 
     axes: Mapping[str, Axis]
     cells: tuple[Cell, ...]
 
     def cell(self, values: Mapping[str, str]) -> Cell | None:
-        """Returns the first cell that matches; None means equal to one process.
+        """Returns the first cell that matches; None if the combination gives the result of one process.
 
         Args:
-            values: the value of each axis. A cell that names an axis which is missing here does not match.
+            values: the value of each axis. A cell that names another axis does not match.
         """
         return next((cell for cell in self.cells if _fits(cell, values)), None)
 
     def refusals(self, decided: str) -> Iterator[dict[str, Any]]:
-        """Yields the refused cells as rules of a rules file.
+        """Yields the refused cells as conflict rules, in the form of a rules file (see `rules.Rules`).
 
         Args:
-            decided: "arguments" for the cells that the arguments alone determine, "trainer" for the others.
+            decided: "arguments" for the cells whose axes depend on settings only, "trainer" for the cells with an axis
+                that depends on objects which the trainer receives.
         """
         prefix = "" if decided == "arguments" else "args."
         for cell in self.cells:
@@ -115,7 +120,7 @@ def _fits(cell: Cell, values: Mapping[str, str]) -> bool:
 
 @functools.cache
 def read_matrix() -> Matrix:
-    """Returns the matrix of `matrix.json`."""
+    """Returns the compatibility matrix of `ml/matrix.json`."""
     with open(_FILE, encoding="utf-8") as stream:
         facts = with_schedules(json.load(stream))
     cells = [
@@ -130,10 +135,11 @@ def read_matrix() -> Matrix:
 
 
 def combination_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the value of each axis that arguments decide; None for an axis that they leave open.
+    """Returns the value of each axis that depends on settings; None as the value of an axis that the settings leave
+    open.
 
     Args:
-        settings: the settings by name, and the kind of trainer as `trainer`.
+        settings: the settings by name, with the kind of trainer under the name `trainer`.
 
     Example:
         >>> facts = combination_facts({"trainer": "accel", "fsdp": "FULL_SHARD", "tensor_parallel_size": 1})
@@ -163,7 +169,7 @@ _DDP = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffer
 
 
 def _weight_sharding(fsdp: bool | str | None, config: Mapping[str, Any] | None, replicas: int | None) -> str:
-    """Returns how data-parallel ranks hold the weights: all-reduce over replicas, or a form of FSDP2."""
+    """Returns how the data-parallel ranks share the weights: replicated ("all-reduce") or by a form of FSDP2."""
     if not fsdp or replicas == 1:
         # With one replica, all forms of FSDP2 are the same: nothing is sharded.
         return "all-reduce" if not fsdp else "fsdp2"

@@ -1,8 +1,8 @@
 """The exception classes, and the `Diagnostic` record.
 
-An error is data first (code, message, span, path, hint, expected, found). It survives pickling, because it crosses
-process boundaries, and it prints as one line plus a hint. `cli/output.py` draws the framed report with the source line.
-Every code has a page in `docs/errors/`.
+The facts of an error are fields (code, message, span, path, hint, expected, found). Pickling preserves them, because
+errors cross process boundaries. `str(error)` is one line plus a hint; `cli/output.py` prints the report with the source
+line. Every code has a page in `docs/errors/`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Diagnostic:
     """One finding about a configuration.
 
     Args:
-        code: the stable code, as in "FG204".
-        message: what was found, on one line.
-        severity: error, warning, note (nothing is wrong) or lint.
+        code: the error code, as in "FG204", which does not change between releases.
+        message: a description of what was found, on one line.
+        severity: the severity: error, warning, note (nothing is wrong) or lint.
         span: the place in the user's file.
-        path: the graph path, if there is one.
-        hint: what the user can do.
-        context: lines that say how the place was reached ("config tiny.yaml, extends project.yaml").
+        path: the path in the object graph of the config; None if the finding has no such path.
+        hint: a suggestion of what the user can do.
+        context: lines with the statements that led to the place ("config tiny.yaml, extends project.yaml").
     """
 
     code: str
@@ -57,21 +57,22 @@ class ForgatherError(Exception):
     """Base class of every error that Forgather raises. All arguments except the message are optional keywords.
 
     Args:
-        message: what was found, on one line.
-        code: the stable code; each class has a default.
+        message: a description of what was found, on one line.
+        code: the error code; each class has a default.
         span: the place in the user's file.
-        path: the graph path.
-        hint: what the user can do.
-        expected: what would have been accepted.
+        path: the path in the object graph of the config.
+        hint: a suggestion of what the user can do.
+        expected: the value or values that would have been accepted.
         found: the value that was found.
-        context: how the place was reached.
-        others: further findings that belong into the same report.
+        context: lines with the statements that led to the place.
+        others: further findings that belong in the same report.
     """
 
     code = "FG000"
     argument: str | None = None
     """The keyword argument that the error is about, if a constructor raised it; the report points at the line that
-    gives it. `args.lr` is the keyword `lr` of the call that is given as `args`."""
+    gives it. `args.lr` is the keyword `lr` of the call that is given as `args`.
+    """
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class ForgatherError(Exception):
 
     @property
     def diagnostic(self) -> Diagnostic:
-        """The same facts as a `Diagnostic`."""
+        """The fields of this error as a `Diagnostic`."""
         return Diagnostic(
             code=self.code,
             message=self.message,
@@ -222,8 +223,8 @@ class BuildNote(str):
     """A note on an exception that says which call of the configuration raised it.
 
     Args:
-        constructor: the constructor as the config names it.
-        path: the graph path of the call, as text.
+        constructor: the name of the constructor in the config.
+        path: the path of the call in the object graph, as text.
         span: the place of the call in the user's file.
     """
 
@@ -232,7 +233,7 @@ class BuildNote(str):
     span: Span | None
 
     def __new__(cls, constructor: str, path: str, span: Span | None, *, act: str = "calling") -> BuildNote:
-        """Returns the note; `act` is the verb phrase of its text."""
+        """Returns the note; `act` is the verb phrase in its text, such as "calling"."""
         note = super().__new__(cls, f"while {act} {constructor} at {path} ({span or 'no source'})")
         note.constructor, note.path, note.span = constructor, path, span
         return note
@@ -243,13 +244,13 @@ class BuildNote(str):
 
 
 def nearest(name: str, candidates: Sequence[str], *, first: Sequence[str] = (), prefix: str = "") -> str | None:
-    """Returns "did you mean 'x'?" for the closest candidate, a short list if none is close, or None.
+    """Returns "did you mean 'x'?" for the closest candidate; if no candidate is close, a short list of them, or None.
 
     Args:
         name: the name that was written.
-        candidates: names that exist.
-        first: names that are preferred to the other candidates if one of them is close.
-        prefix: text that the message puts before each name.
+        candidates: the names that exist.
+        first: the names that are preferred to the other candidates if one of them is close.
+        prefix: a text that is written before each name in the result.
 
     Example:
         >>> nearest("weigth_decay", ["lr", "weight_decay"])
@@ -274,7 +275,7 @@ def closest(name: str, candidates: Sequence[str], *, cutoff: float = 0.6) -> str
 
     Args:
         name: the name that was written.
-        candidates: names that exist.
-        cutoff: the least similarity, from 0 to 1, as in `difflib`.
+        candidates: the names that exist.
+        cutoff: the minimum similarity, from 0 to 1, as in `difflib.get_close_matches`.
     """
     return same_letters(name, candidates) or next(iter(close_matches(name, candidates, n=1, cutoff=cutoff)), None)

@@ -1,9 +1,9 @@
 """Handling of SIGINT, SIGTERM, SIGUSR1 and SIGHUP: when a signal ends a command or a run.
 
-Gives a flag that the training loop reads at the end of a step, or an exception. Until something is trained, the first
-signal ends the command at once. After that the first signal is only recorded, so that the step and the checkpoint are
-completed, and the second one ends the run at once. A process whose main thread is stuck in native code is ended by a
-second thread. The previous handlers are restored at the end.
+A signal raises an exception or sets a flag that the training loop reads at the end of a step. Before the first training
+step, the first signal ends the command at once. Later the first signal is only recorded, so that the step and the
+checkpoint are completed, and a second signal ends the run at once. If the main thread is stuck in native code, a second
+thread ends the process. The previous handlers are restored at the end.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ _DEFAULT_HANDLERS: dict[signal.Signals, Any] = {
     signal.SIGHUP: signal.SIG_DFL,  # nohup sets SIG_IGN before the program starts, and then it stays ignored
 }
 STATUS = 128 + signal.SIGTERM
-"""The exit status of a run that a signal other than SIGINT ended, whichever it was."""
+"""The exit status of a run that ended by SIGTERM, SIGUSR1 or SIGHUP."""
 DEAF_SECONDS, LEAVING_SECONDS = 1.0, 8.0
-"""Units: seconds. Time that the main thread has to react to a signal, and time that it then has to end, before the
-process is ended from the second thread."""
+"""Units: seconds. The time that the main thread has to react to a signal, and the time that it then has to end. After
+that the second thread ends the process.
+"""
 SAME_SECONDS, SAME_OF_SEVERAL_SECONDS = 0.1, 1.0
 """Units: seconds. A further signal within this time counts as a repeat of the first: a scheduler signals a job and its
 process group at the same moment, and a launcher forwards to its processes what the terminal has already sent to all
-of them."""
+of them.
+"""
 NOTHING_TRAINED = "interrupted; nothing was trained yet, so there is nothing to save"
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, SIGUSR1 or SIGHUP ended the run, as Ctrl-C does; the state was saved if saving is enabled."""
+    """SIGTERM, SIGUSR1 or SIGHUP ended the run in the way of Ctrl-C; the state was saved if saving is enabled."""
 
     signal_number = signal.SIGTERM
 
@@ -60,18 +62,19 @@ def status_of(stop: BaseException) -> int:
 
 
 class Interrupt:
-    """Handles the signals that end a run, as a context manager. Outside the main thread it changes no handler.
+    """Context manager that handles the signals which end a run. In a thread other than the main one, no handler
+    changes.
 
     Args:
-        same_within: seconds within which a second signal counts as a repeat of the first.
-        insists: end the process if the main thread does not, because it is stuck in native code.
-        speaks: log and print messages; with several processes, only one of them does.
+        same_within: the number of seconds within which a second signal is treated as a repeat of the first.
+        insists: whether a second thread ends the process if the main thread is stuck in native code.
+        speaks: whether messages are logged and printed; in a run of several processes, only one process should.
     """
 
     def __init__(self, *, same_within: float = SAME_SECONDS, insists: bool = False, speaks: bool = True) -> None:
         self.requested = False
         self.began = False
-        """True once something was trained that an immediate end would lose."""
+        """True once there is training progress that an immediate end would lose."""
         self.has_trainer = False
         """True once a trainer has taken over and will call `begin`."""
         self.defers = False
@@ -120,19 +123,19 @@ class Interrupt:
         self._previous.clear()
 
     def forget(self) -> None:
-        """Removes the handlers in a forked child, so that it ends as any other process does."""
+        """Removes the handlers in a forked child process, so that signals have their default effect in the child."""
         # The pipe is shared with the parent: a signal to the child would wake the parent's thread.
         if self._wakeup is not None:
             signal.set_wakeup_fd(-1)
         self._restore()
 
     def begin(self) -> None:
-        """Notes that from here on an immediate end would lose training progress: the first signal is only recorded."""
+        """Records that training has begun: from now on, the first signal is recorded and the step is completed."""
         self.began = self.defers = True
 
     @property
     def error(self) -> KeyboardInterrupt:
-        """The exception to raise at the end of the step."""
+        """The exception to raise at the end of the step that received a signal."""
         return KeyboardInterrupt() if self._number == signal.SIGINT else Terminated()
 
     @property
@@ -250,7 +253,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 @contextmanager
 def _ended_by(interrupt: Interrupt) -> Iterator[None]:
-    """Raises the interrupt's own exception, if native code has turned it into another one on the way."""
+    """Context manager that raises the exception of the interrupt where native code has replaced it by another."""
     try:
         yield
     except Exception as error:
@@ -261,7 +264,7 @@ def _ended_by(interrupt: Interrupt) -> Iterator[None]:
 
 @contextmanager
 def handle_signals(interrupt: Interrupt) -> Iterator[Interrupt]:
-    """Handles the signals of a whole program, from start to end; `signal_handler` finds it."""
+    """Context manager that handles the signals of a whole program; `signal_handler` yields the same handler."""
     with interrupt, _ended_by(interrupt):
         _program_handlers.append(interrupt)
         try:
@@ -272,11 +275,11 @@ def handle_signals(interrupt: Interrupt) -> Iterator[Interrupt]:
 
 @contextmanager
 def signal_handler(*, same_within: float = SAME_SECONDS, speaks: bool = True) -> Iterator[Interrupt]:
-    """Yields the handler that is active in this process: that of the program, or one for this block.
+    """Context manager that yields the handler of the program; if there is none, a new `Interrupt` for the block.
 
     Args:
-        same_within: as for `Interrupt`, if one is made for the block.
-        speaks: as for `Interrupt`, if one is made for the block.
+        same_within: the argument of that name of a new `Interrupt`.
+        speaks: the argument of that name of a new `Interrupt`.
     """
     if not _program_handlers:
         with Interrupt(same_within=same_within, speaks=speaks) as own, _ended_by(own):
@@ -292,23 +295,26 @@ def signal_handler(*, same_within: float = SAME_SECONDS, speaks: bool = True) ->
 
 
 def current_handler() -> Interrupt | None:
-    """Returns the handler of this program; None if only a training run handles signals."""
+    """Returns the handler of the program; None if there is none, also while a training run has a handler of its own."""
     return _program_handlers[-1] if _program_handlers else None
 
 
 def ignore_signals() -> None:
-    """Makes this process ignore further signals except SIGINT: all work is done, and it is about to end."""
+    """Makes this process, which has done its work and is about to end, ignore SIGTERM, SIGUSR1 and SIGHUP."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
 
 def end_promptly(status: int) -> None:
-    """Ends this process after its `atexit` handlers have run, without the interpreter's teardown. Register it with
-    `atexit`.
+    """Ends this process after its `atexit` handlers have run, without the interpreter's teardown.
 
-    The teardown takes seconds for which other processes wait. And threads of process groups outlive their groups: one
-    that releases a tensor during the teardown needs the interpreter's lock, and aborts the process.
+    The function must be registered with `atexit`. It skips the teardown for two reasons: the teardown takes seconds for
+    which other processes wait; and a thread of a process group may release a tensor during the teardown, which needs
+    the interpreter's lock and aborts the process.
+
+    Args:
+        status: the exit status of the process.
     """
     # _run_exitfuncs would call this function again.
     atexit.unregister(end_promptly)
@@ -322,8 +328,8 @@ def end_promptly(status: int) -> None:
 def leave_to_parent() -> None:
     """Makes a forked worker process ignore all signals except a SIGTERM of its parent.
 
-    Ctrl-C reaches every process of a terminal, and a scheduler signals every process of a job: a worker that ended by
-    it would make the step fail that the parent is about to complete.
+    Ctrl-C reaches every process of a terminal, and a scheduler signals every process of a job. If a worker process
+    ended by such a signal, the training step that the parent is about to complete would fail.
     """
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -2,9 +2,10 @@
 
 Reads the variables of torchrun, `accelerate launch`, SLURM, Open MPI and Kubeflow. Gives `ProcessFacts` for a process
 that a launcher started, `NodeFacts` for a machine whose processes are still to be started, and the name of the launcher
-for messages. Nothing is started here. If several launchers have set variables, the innermost one counts.
+for messages. No process is started. If several launchers have set variables, those of the innermost launcher are used.
 
-`requested` and `compared_by_launcher` pass on how many processes a config asks for while it is built.
+While a config is built, the context variables `requested` and `compared_by_launcher` say how many processes the config
+asks for, and whether the launcher compares that number with the processes that it started.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ class ProcessFacts:
     """The position of one process in the run.
 
     Args:
-        rank: position among all processes.
-        local_rank: position among the processes of this machine.
-        world_size: number of processes.
-        local_world_size: number of processes on this machine.
-        master: host and port of the rendezvous; None if no launcher gave them.
-        attempt: which start of the same job this is, under torchrun; None elsewhere.
-        agent_hosts_store: True if torchrun's agent runs the rendezvous store.
-        launcher: the launcher's name for messages; "" without one.
-        attempts_left: how many restarts torchrun would still make.
+        rank: the position of the process among all processes.
+        local_rank: the position of the process among the processes of the machine.
+        world_size: the number of all processes.
+        local_world_size: the number of processes on the machine.
+        master: the host and the port of the rendezvous; None if no launcher gave them.
+        attempt: the number of restarts of the job so far, under torchrun; None under other launchers.
+        agent_hosts_store: whether torchrun's agent runs the rendezvous store.
+        launcher: the name of the launcher in messages; "" if no launcher started the process.
+        attempts_left: the number of restarts that torchrun would still make.
     """
 
     rank: int = 0
@@ -68,10 +69,10 @@ class NodeFacts:
     """One machine of a job with one task on each machine.
 
     Args:
-        num_nodes: number of machines of the job.
-        node_rank: position of this machine.
-        master: host and port where the processes are to meet.
-        source: the scheduler that gave these facts, for messages.
+        num_nodes: the number of machines of the job.
+        node_rank: the position of the machine among them, from 0.
+        master: the host and the port of the rendezvous.
+        source: the name of the scheduler that gave these facts, for messages.
     """
 
     num_nodes: int
@@ -81,13 +82,13 @@ class NodeFacts:
 
 
 def process_facts(environ: Mapping[str, str]) -> ProcessFacts:
-    """Returns the position of this process.
+    """Returns the position of this process in the run.
 
     Args:
-        environ: environment variables.
+        environ: the environment variables of this process.
 
     Raises:
-        DistributedError: FG701 if a variable is not a number, or the numbers contradict each other.
+        DistributedError: FG701 if a variable is not a number, or if the numbers contradict each other.
     """
     launcher, values = _launcher_and_position(environ)
     if not launcher:
@@ -124,13 +125,13 @@ def process_facts(environ: Mapping[str, str]) -> ProcessFacts:
 
 
 def node_facts(environ: Mapping[str, str]) -> NodeFacts | None:
-    """Returns this machine's position in a job with one task on each machine; None if this is not such a job.
+    """Returns this machine's position in a job with one task on each machine; None if the job is of another form.
 
     Args:
-        environ: environment variables.
+        environ: the environment variables of this process.
 
     Raises:
-        DistributedError: FG701 if a variable is not a number, or this pod's number is not below the number of pods.
+        DistributedError: FG701 if a variable is not a number, or if this pod's number is not below the number of pods.
     """
     # A launcher on this machine has already started the processes.
     if "LOCAL_RANK" in environ:
@@ -158,13 +159,13 @@ def node_facts(environ: Mapping[str, str]) -> NodeFacts | None:
 
 
 def is_accelerate(environ: Mapping[str, str]) -> bool:
-    """Returns whether `accelerate launch` started this process, even as the only one."""
+    """Returns whether `accelerate launch` started this process, even if it started no other process."""
     # `accelerate launch` sets this variable for every process, also for a single one.
     return "ACCELERATE_MIXED_PRECISION" in environ
 
 
 def tasks_on_this_machine(environ: Mapping[str, str]) -> int:
-    """Returns the number of tasks of a SLURM step on this machine; 1 outside a step."""
+    """Returns the number of tasks of the current SLURM step on this machine; 1 if there is no SLURM step."""
     return _number(_slurm_values(environ), "LOCAL_WORLD_SIZE", 1) if _is_slurm_step(environ) else 1
 
 
@@ -174,7 +175,7 @@ def is_worker(environ: Mapping[str, str]) -> bool:
 
 
 def _launcher_and_position(environ: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
-    """Returns the launcher, and the position of this process under torchrun's names."""
+    """Returns the name of the launcher, and the variables of this process's position under torchrun's names."""
     # torchrun may run inside a SLURM step, so the innermost launcher is asked first.
     if "TORCHELASTIC_RUN_ID" in environ:
         return "accelerate launch" if is_accelerate(environ) else "torchrun", environ
@@ -271,9 +272,9 @@ class RequestedProcesses:
     """The number of processes that a config asks for.
 
     Args:
-        processes: on this machine: a number, "gpu" or "auto".
-        config: the config's name.
-        project_dir: the project's folder.
+        processes: the number of processes on this machine, or "gpu" or "auto".
+        config: the name of the config.
+        project_dir: the folder of the project.
     """
 
     processes: int | str
@@ -284,7 +285,7 @@ class RequestedProcesses:
 requested: ContextVar[RequestedProcesses | None] = ContextVar("requested", default=None)
 """The request of the config that is being built, if no launcher has started processes for it."""
 compared_by_launcher: ContextVar[bool] = ContextVar("compared_by_launcher", default=False)
-"""True if a launcher of ours compares the number of processes with the config itself."""
+"""True if a launcher of Forgather compares the number of processes with the config; the trainer then need not do so."""
 
 
 def started_by(environ: Mapping[str, str], program: str | None = None, *, parent: Sequence[str] | None = None) -> str:
@@ -293,9 +294,9 @@ def started_by(environ: Mapping[str, str], program: str | None = None, *, parent
     If `accelerate launch` was asked for several processes and started one, the text says so.
 
     Args:
-        environ: environment variables.
-        program: path of the running program; `sys.argv[0]` by default.
-        parent: the command line of the parent process; it is looked up by default.
+        environ: the environment variables of this process.
+        program: the path of the running program; `sys.argv[0]` by default.
+        parent: the command line of the parent process; by default it is read from the system.
 
     Example:
         >>> started_by({}, "/usr/bin/fgcli"), started_by({}, "/home/me/train.py")
@@ -327,7 +328,7 @@ def processes_of_accelerate(environ: Mapping[str, str], parent: Sequence[str]) -
     """Returns how many processes `accelerate launch` was asked for; None if that cannot be determined.
 
     Args:
-        environ: environment variables, which name the folder of its config file.
+        environ: the environment variables, which determine the folder of accelerate's config file.
         parent: the command line of the launcher.
 
     Example:
@@ -353,7 +354,7 @@ def processes_of_accelerate(environ: Mapping[str, str], parent: Sequence[str]) -
 
 
 def accelerate_config(environ: Mapping[str, str]) -> str | None:
-    """Returns the file that `accelerate config` writes on this machine; None if it does not exist.
+    """Returns the path of the file that `accelerate config` writes on this machine; None if the file does not exist.
 
     Source:
         `accelerate.commands.config.config_args.default_yaml_config_file`.

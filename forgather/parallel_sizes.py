@@ -1,7 +1,7 @@
 """Sizes of a parallel run that follow from settings: stages, pipeline ranks, replicas, processes and machines.
 
-Takes the settings of a trainer's arguments; gives further facts that the conditions of rules read (`layout`). A size
-that depends on an unknown setting is `UNKNOWN`, and one that no setting determines is None.
+Takes the settings of a trainer's arguments; gives the sizes, by name, for the conditions of rules (`computed: layout`).
+A size that depends on an unknown setting is `UNKNOWN`, and a size that no setting determines is None.
 """
 
 from __future__ import annotations
@@ -18,14 +18,20 @@ _BLOCK = re.compile(r"(.*)\.([0-9]{1,18})")
 
 
 def layout_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sizes that follow from settings.
+    """Returns the sizes that follow from settings, by name.
 
     Returns:
-        `stages`: pieces that `split_spec` cuts the model into; `ranks`: ranks of one pipeline; `num_stages`: stages in
-            all, from whichever setting determines them; `most_per_rank`: the most stages on one rank; `held` and
-            `held_cuts`: the stages that all ranks hold, and the cuts that these need; `rounds`: rounds in which an
-            interleaved schedule runs the micro-batches; `per_replica`: processes of one replica; `replicas_asked` and
-            `processes`: replicas, and processes in all; `machines`: machines with `nproc_per_node` processes each.
+        stages: the number of pieces into which `split_spec` cuts the model.
+        ranks: the number of ranks of one pipeline.
+        num_stages: the number of stages of the pipeline, from `split_spec` or from the ranks and the stages per rank.
+        most_per_rank: the largest number of stages on one rank.
+        held: the product of `pipeline_parallel_size` and `stages_per_rank`.
+        held_cuts: the number of cuts that `held` stages need.
+        rounds: the number of rounds in which an interleaved schedule runs the micro-batches.
+        per_replica: the number of processes of one replica.
+        replicas_asked: the number of replicas.
+        processes: the number of processes of all replicas.
+        machines: the number of machines with `nproc_per_node` processes each.
 
     Example:
         >>> facts = layout_facts({"split_spec": {"layer.4": "end"}, "schedule_class": "ScheduleGPipe"})
@@ -64,11 +70,11 @@ def layout_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
 def apply_if_known(compute: Callable[..., Any], *values: Any) -> Any:
     """Returns `compute(*values)`; `UNKNOWN` if a value is unknown or of a wrong type.
 
-    A wrong type is reported by the rule about that setting, so that one mistake gives one message.
+    The rule about the setting itself reports a wrong type, so that one mistake gives one message.
 
     Args:
         compute: a function of plain values.
-        *values: its arguments.
+        *values: the arguments of the function.
     """
     if any(value is UNKNOWN or value is SOMETHING for value in values):
         return UNKNOWN
@@ -87,7 +93,7 @@ def _stages(spec: Any) -> int | None:
 
 
 def _cut(name: str, where: Any) -> tuple[str, Any]:
-    """Returns a cut in its canonical form: the end of block 4 is the beginning of block 5."""
+    """Returns a cut in its canonical form, in which the end of block 4 is the beginning of block 5."""
     found = _BLOCK.fullmatch(name)
     return (found[1], int(found[2]) + (where == "end")) if found else (name, where)
 

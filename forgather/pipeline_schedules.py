@@ -1,7 +1,8 @@
-"""The schedules of torch.distributed.pipelining: one table of what each asks for.
+"""The schedules of torch.distributed.pipelining, in one table with the properties of each.
 
-Takes names; gives facts. Keeps true: this is the only list of schedules and of their properties. The rules about
-settings, the compatibility matrix, the placement of stages and the simulation of idle time read it. No torch.
+Takes the name of a schedule; gives its properties. This is the only list of schedules in the package: the rules about
+settings, the compatibility matrix, the placement of stages and the simulation of idle time read it. torch is not
+imported.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from typing import Any, NamedTuple
 
 
 class ScheduleFacts(NamedTuple):
-    """What holds for a schedule.
+    """The properties of a schedule.
 
     Args:
-        one_stage: a rank holds one stage, no more.
-        v_shaped: a rank holds two stages; the second ones are in reverse order, so the last stage is with the first.
-        splits_backward: gradients of weights are computed apart from those of activations.
-        chunk_per_stage: it needs at least as many micro-batches as stages.
-        rounds: micro-batches must split evenly into rounds of about as many as there are ranks.
+        one_stage: whether each rank has exactly one stage.
+        v_shaped: whether each rank has two stages, with the second stages in reverse order of the ranks, so that the
+            first rank has both the first and the last stage.
+        splits_backward: whether the gradients of weights are computed separately from those of activations.
+        chunk_per_stage: whether the schedule needs at least as many micro-batches as stages.
+        rounds: whether the micro-batches must divide evenly into rounds of about one micro-batch for each rank.
     """
 
     one_stage: bool = False
@@ -29,7 +31,7 @@ class ScheduleFacts(NamedTuple):
 
     @property
     def usual_stages(self) -> int:
-        """The number of stages of a rank where no setting gives one."""
+        """The number of stages on a rank if no setting gives it."""
         return 1 if self.one_stage else 2
 
 
@@ -46,7 +48,11 @@ SCHEDULES = {
 
 
 def schedules_with(fact: str) -> tuple[str, ...]:
-    """Returns the schedules for which a fact holds; "not " before it for the others.
+    """Returns the names of the schedules that have a property.
+
+    Args:
+        fact: the name of a field of `ScheduleFacts`. With "not " before the name, the schedules without the property
+            are returned.
 
     Example:
         >>> schedules_with("one_stage")
@@ -57,9 +63,10 @@ def schedules_with(fact: str) -> tuple[str, ...]:
 
 
 def with_schedules(data: Any) -> Any:
-    """Returns data of a rule or of a matrix cell with names in place of "schedules" and "schedules.FACT".
+    """Returns the data of a rule or of a matrix cell, with names of schedules in place of placeholders.
 
-    A text that is nothing else becomes a list; inside a condition it becomes a tuple of names.
+    "schedules" stands for all schedules, "schedules.FACT" for those with a property. A text that consists of a
+    placeholder becomes a list of names; a "schedules.FACT" inside a condition becomes a tuple of names.
     """
     if isinstance(data, dict):
         return {key: with_schedules(value) for key, value in data.items()}

@@ -1,8 +1,9 @@
-"""Operating system limits on CPU time and memory while a config is read: the backstop behind all other budgets.
+"""Operating system limits on CPU time and memory while a config is read, in addition to the rendering and loading
+budgets.
 
-Only `fgcli` enables them, in its own process. They apply to the main thread while one config is read and no other
-thread runs, and the previous limits are restored afterwards. On a system without such limits configs are read without
-them.
+Only `fgcli` enables the limits, in its own process. They are in force while a config is read, unless another thread
+runs in the process, and the previous limits are restored afterwards. A system without such limits reads configs without
+limits.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from forgather.errors import BudgetError
 from forgather.source import Span
 
 MEMORY_BYTES = 400_000_000
-"""Units: bytes that reading may add to the address space."""
+"""Units: bytes. The largest amount by which reading a config may extend the address space."""
 CPU_SECONDS = 10
-"""Units: seconds of processor time that reading one config may take."""
+"""Units: seconds. The processor time that reading one config may take."""
 LISTENER = "forgather-signals"
 """The name of the thread that handles signals; it only waits, so it does not count as another thread."""
 _HINT = "make the config smaller: keep data in files of its own, and compute large values in Python"
@@ -34,7 +35,7 @@ class _Switch:
 
 @contextmanager
 def limits_on() -> Iterator[None]:
-    """Enables the limits within the block. For the process of a command, not for a program that imports Forgather."""
+    """Context manager that enables the limits. Commands use it; a program that imports Forgather is not limited."""
     _Switch.is_on = True
     try:
         yield
@@ -44,14 +45,14 @@ def limits_on() -> Iterator[None]:
 
 @contextmanager
 def limits_while_reading(config: str, file: Callable[[], str | None]) -> Iterator[None]:
-    """Applies the limits while a config is read, if they are enabled.
+    """Context manager that applies the limits while a config is read, if they are enabled.
 
     Args:
-        config: the config's name, for the error.
-        file: returns the config's file, for the place of the error.
+        config: the name of the config, for the error message.
+        file: a function that returns the path of the config's file, for the place of the error.
 
     Raises:
-        BudgetError: FG127, the operating system stopped the reading.
+        BudgetError: FG127 if a limit of the operating system was reached.
     """
     # A config that reads another one is under the limits already, and other threads must not be limited.
     if not _Switch.is_on or _Switch.is_reading or _has_threads():
@@ -89,7 +90,7 @@ def _has_threads() -> bool:
 
 
 class _Limits:
-    """Soft limits of this process, restored at the end."""
+    """Context manager that sets soft limits of this process and restores the previous ones at the end."""
 
     def __init__(self, config: str) -> None:
         self._config = config
@@ -140,7 +141,7 @@ class _Limits:
 
 
 def _address_space(page_bytes: int) -> int | None:
-    """Returns the size of this process's address space in bytes; None on systems without /proc."""
+    """Returns the size of the address space of this process, in bytes; None on systems without /proc."""
     try:
         with open("/proc/self/statm", "rb") as stream:
             return int(stream.read().split()[0]) * page_bytes

@@ -1,8 +1,8 @@
 """Redaction of secrets from texts, data and output streams.
 
-Takes names, values, texts and data; gives them with `(hidden)` in place of each secret. A value is a secret if `!env`
-read it, if its name looks secret, or if it is the secret part of a URL. From then on it is hidden from everything that
-this process writes or prints, also in the escaped spellings of JSON, Python and HTML, and where it was shortened.
+Takes texts and data; gives them with `(hidden)` in place of each secret. A value is a secret if `!env` read it, if its
+name looks secret, or if it is the secret part of a URL. Once a secret is known, it is hidden from everything that this
+process writes or prints, also in the escaped spellings of JSON, Python and HTML, and where it was shortened.
 
 A secret is never shown in part: a longer word that contains a random-looking secret is hidden as a whole. An ordinary
 word that `!env` read (`NAME=baseline`) is hidden only as a whole word, so that `baselines` stays.
@@ -49,12 +49,12 @@ _FAMOUS_BEGINNINGS = ("hf_", "gh", "glpat-", "sk-", "AKIA", "ASIA", "xox", "AIza
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The spellings of a secret, and how it was recognized.
+    """The spellings of a secret, and how the secret was recognized.
 
     Args:
-        spellings: the value as it is, and its escaped forms.
-        is_sure: whether a longer word that contains it is a secret, too.
-        is_named: whether a name made it a secret.
+        spellings: the value itself, and its escaped forms.
+        is_sure: whether a longer word that contains the value is a secret, too.
+        is_named: whether the value was recognized as a secret by its name.
     """
 
     spellings: tuple[str, ...]
@@ -66,12 +66,12 @@ _known: dict[str, _Known] = {}
 
 
 def remember(value: str, name: str = "") -> None:
-    """Hides a value from now on.
+    """Records a value as a secret, so that it is hidden from now on.
 
     Args:
-        value: a value that `!env` read, or one with a name that looks secret. A short word, number or path is hidden
-            only if its name looks secret; otherwise most of every text would be hidden.
-        name: its name.
+        value: a value that `!env` read, or a value with a name that looks secret. A short word, number or path is
+            recorded only if its name looks secret; otherwise most of every text would be hidden.
+        name: the name of the value.
     """
     if value in _known and (_known[value].is_named or not name):
         return
@@ -93,11 +93,11 @@ def remember(value: str, name: str = "") -> None:
 
 
 def note(name: str, value: object) -> None:
-    """Remembers a value if its name makes it a secret.
+    """Records a value as a secret if its name looks secret.
 
     Args:
         name: the name of the value.
-        value: a text, or a mapping or list whose texts are secrets as well.
+        value: a text, or a mapping or list; if its name looks secret, all texts and numbers inside it are secrets.
     """
     if isinstance(value, str):
         if is_secret(name, value):
@@ -112,24 +112,26 @@ def note(name: str, value: object) -> None:
 
 
 def note_secrets(text: str, *, is_code: bool = False) -> None:
-    """Remembers the secrets that a user's text shows, so that they are hidden from all other texts.
+    """Records the secrets that are visible in a user's text, so that they are hidden from all other texts.
 
     Args:
-        text: a text that the user wrote, or a text that was generated from it.
-        is_code: whether it is Python.
+        text: a text that the user wrote, or a text that was generated from such a text.
+        is_code: whether the text is Python code.
     """
     for shown in (*under_names(text, is_code=is_code, is_document=True), *in_records(text), *in_addresses(text)):
         _remember_shown(shown)
 
 
 def hide(text: str, *, is_code: bool = False, is_document: bool = False, is_named: bool = False) -> str:
-    """Returns a text without secrets: those that are known, and those that the text itself shows next to a name.
+    """Returns a text without known secrets, and without the secrets that the text itself shows.
+
+    A text shows a secret after a name that looks secret, in a URL, or in the form of a well-known kind of token.
 
     Args:
-        text: any text.
-        is_code: whether it is Python, in which only quoted texts are values.
-        is_document: whether a user wrote it, so that nested lines below a name belong to it.
-        is_named: as for `hide_known`.
+        text: the text to redact.
+        is_code: whether the text is Python code, in which only quoted texts are values.
+        is_document: whether a user wrote the text, so that nested lines below a name belong to the name.
+        is_named: the argument of that name of `hide_known`.
     """
     text = hide_known(text, is_named=is_named)
     text = _replaced(text, under_names(text, is_code=is_code, is_document=is_document))
@@ -145,11 +147,11 @@ def hide_known(text: str, *, is_named: bool = False, keeps_words: bool = False) 
     """Returns a text without the secrets that are known.
 
     Args:
-        text: any text.
-        is_named: hide only secrets that were recognized by name. For files that programs read: an ordinary value that
-            `!env` gave must stay in them.
-        keeps_words: leave ordinary words and numbers, even if they are secrets. For keys and code, in which `train` and
-            `test` are names.
+        text: the text to redact.
+        is_named: whether only secrets that were recognized by name are hidden. It is set for files that programs read,
+            in which an ordinary value of `!env` must remain.
+        keeps_words: whether ordinary words and numbers remain, even if they are secrets. It is set for keys and code,
+            in which words such as `train` and `test` are names.
     """
     # The longest first: a secret may contain another one.
     for value in sorted(_known, key=len, reverse=True):
@@ -168,11 +170,11 @@ def hide_known(text: str, *, is_named: bool = False, keeps_words: bool = False) 
 
 
 def known_hidden(data: Any, *, is_named: bool = False) -> Any:
-    """Returns plain data with known secrets hidden from its texts; numbers stay, because they are measurements.
+    """Returns plain data without known secrets in its texts; numbers remain, because they are measurements.
 
     Args:
-        data: mappings, lists and plain values; other objects are returned unchanged.
-        is_named: as for `hide_known`.
+        data: the mappings, lists and plain values; other objects are returned unchanged.
+        is_named: the argument of that name of `hide_known`.
     """
     if isinstance(data, Mapping):
         return {_shown_key(key, is_named): known_hidden(value, is_named=is_named) for key, value in data.items()}
@@ -191,7 +193,7 @@ def holds_hidden(data: object) -> bool:
 
 
 def note_words(words: Sequence[str]) -> None:
-    """Remembers the secrets among the words of a command line."""
+    """Records the secrets among the words of a command line, so that they are hidden from now on."""
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         name, has_value, value = word.partition("=")
         if has_value:
@@ -204,19 +206,19 @@ def note_words(words: Sequence[str]) -> None:
 
 
 def hidden(data: Any, name: str = "", *, is_named: bool = False) -> Any:
-    """Returns plain data without secrets, in the same shape.
+    """Returns plain data of the same structure without secrets.
 
     Args:
-        data: mappings, lists and plain values; other objects are returned unchanged.
-        name: the name of the data.
-        is_named: as for `hide_known`.
+        data: the mappings, lists and plain values; other objects are returned unchanged.
+        name: the name of the data, which may mark all of it as secret.
+        is_named: the argument of that name of `hide_known`.
     """
     return _hidden(data, name, is_below=False, is_named=is_named)
 
 
 @contextmanager
 def without_secrets() -> Iterator[None]:
-    """Hides known secrets from everything that this process prints within the block."""
+    """Context manager that hides known secrets from everything that this process prints."""
     before = sys.stdout, sys.stderr
     ours = [stream if stream is None else cast(TextIO, _Stream(stream)) for stream in before]
     sys.stdout, sys.stderr = ours
@@ -231,9 +233,7 @@ def without_secrets() -> Iterator[None]:
 
 
 class _Stream:
-    """A text stream that hides known secrets from what is written; all other attributes are those of the wrapped
-    stream.
-    """
+    """A text stream that hides known secrets from written text, and otherwise behaves as the wrapped stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -330,8 +330,12 @@ def _replaced(text: str, shown: Iterable[Shown]) -> str:
 
 
 def _without(text: str, value: str, *, is_sure: bool) -> str:
-    """Returns a text without a value; a longer word that contains it is hidden as a whole if `is_sure`, and kept
-    otherwise.
+    """Returns a text in which a value is hidden.
+
+    Args:
+        text: the text to redact.
+        value: the value to hide.
+        is_sure: whether a longer word that contains the value is hidden as a whole; if not, such a word is kept.
     """
     parts: list[str] = []
     done = 0
@@ -375,7 +379,7 @@ def _is_word(char: str) -> bool:
 
 
 def _stand_in(text: str, value: str, first: int, end: int) -> str:
-    """Returns the replacement for a value: quoted if it replaces a bare number of JSON, so that the text stays JSON."""
+    """Returns the replacement for a value, quoted if the value is a JSON number, so that the text stays JSON."""
     is_number_of_json = (
         is_number(value)
         and text[:1] in "{["

@@ -1,8 +1,8 @@
-"""Conditions and value constraints of rules: a small closed language, evaluated on known settings.
+"""Conditions and value constraints of rules: a small expression language, evaluated on known settings.
 
-Takes a condition and settings by name; gives True, False or `UNKNOWN`. Also takes a value and its constraint; gives
-what was expected. Nothing is compiled or executed and no attribute of an object is read. A condition that depends on an
-unknown setting is `UNKNOWN`.
+`holds` takes a condition and settings by name; it gives True, False or `UNKNOWN`. `misfit` takes a value and its
+constraint; it gives a description of what was expected. No code is compiled or executed, and no attribute of an object
+is read. A condition that depends on an unknown setting is `UNKNOWN`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Something:
 UNKNOWN: Final = _Unknown()
 """A value that is not known before the run."""
 SOMETHING: Final = _Something()
-"""A value of which only is known that it is not None."""
+"""A value of which nothing is known except that it is not None."""
 
 _BINARY: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -39,17 +39,17 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {"abs": abs, "round": round, "len": 
 
 
 def holds(condition: str, facts: Mapping[str, Any]) -> Any:
-    """Returns whether a condition holds: True, False, or `UNKNOWN` if that depends on an unknown setting.
+    """Returns whether a condition is true: True, False, or `UNKNOWN` if the answer depends on an unknown setting.
 
     A condition is a Python expression of names (also `args.lr`), literals, `and or not`, comparisons, `in`, arithmetic,
-    `abs`, `round` and `len`. `x and y` is False as soon as one of them is False, even if the other one is unknown.
+    `abs`, `round` and `len`. `x and y` is False if one operand is False, even if the other operand is unknown.
 
     Args:
         condition: the expression.
-        facts: the settings by name; a missing one is unknown.
+        facts: the settings, by name; a name that is missing is an unknown setting.
 
     Raises:
-        ValueError: the expression contains another construct.
+        ValueError: if the expression contains another construct.
 
     Example:
         >>> holds("save_steps % eval_steps != 0", {"save_steps": 6, "eval_steps": 4})
@@ -131,7 +131,7 @@ def _apply(operation: ast.operator | ast.cmpop, left: Any, right: Any) -> Any:
 def _strict(compute: Callable[[list[Any]], Any], values: list[Any]) -> Any:
     """Returns the result of a computation on known values; `UNKNOWN` if a value is unknown or of a wrong type.
 
-    A wrong type is reported by the constraint of that setting.
+    The constraint of the setting itself reports a wrong type.
     """
     if any(value is UNKNOWN or value is SOMETHING for value in values):
         return UNKNOWN
@@ -142,10 +142,10 @@ def _strict(compute: Callable[[list[Any]], Any], values: list[Any]) -> Any:
 
 
 def misfit(value: Any, rule: Mapping[str, Any]) -> str | None:
-    """Returns what was expected if a value does not meet its constraint; None if it does.
+    """Returns a description of what was expected if a value violates its constraint; None if the value is accepted.
 
     Args:
-        value: the value that is given.
+        value: the value of the setting.
         rule: the constraint. `type` is "text", "flag", "whole", "number", "steps", "mapping", "word", "texts", "list"
             or "any", or a list of these; `minimum`, `maximum` and `below` limit a number; `choices` lists the accepted
             words (also of "texts"); `also` lists further accepted values; `keys` are the settings of a mapping, `open`
@@ -166,7 +166,7 @@ def misfit(value: Any, rule: Mapping[str, Any]) -> str | None:
 
 
 def accepted_values(rule: Mapping[str, Any]) -> str:
-    """Returns which values a rule accepts, in words.
+    """Returns a description, in words, of the values that a constraint accepts.
 
     Example:
         >>> accepted_values({"type": "whole", "minimum": 1, "also": [-1]})

@@ -30,13 +30,13 @@ class Violation(NamedTuple):
     """A broken rule.
 
     Args:
-        code: the stable error code.
-        message: what was found.
-        argument: the setting to point at; `args.lr` is the setting `lr` of the call that is given as `args`.
-        hint: what the user can do.
-        severity: errors stop a run.
-        expected: what would have been accepted.
-        found: the value.
+        code: the error code.
+        message: a description of what was found.
+        argument: the setting to point at; `args.lr` is the setting `lr` of the call that is the argument `args`.
+        hint: a suggestion of what the user can do.
+        severity: the severity of the report; only errors stop a run.
+        expected: a description of what would have been accepted.
+        found: the value of the setting.
     """
 
     code: str
@@ -52,27 +52,26 @@ class Rules(NamedTuple):
     """The rules for the settings of a constructor.
 
     Args:
-        about: the constructors, as configs name them.
+        about: the names of the constructors, as configs write them.
         settings: the constraint of each setting, with `type`, `minimum`, `choices` and so on; see `misfit`.
-        conflicts: conditions that must not hold, with code, message, hint and the setting to point at. With `after`,
-            the rule applies only if the user wrote that setting, and no config that inherits from it wrote the setting
-            `after`; with `beside`, only if no option of the command line gives the setting `beside`.
-        derived: settings whose value follows from others: `when` and `value`, by name.
-        defaults: values of settings that are not given.
+        conflicts: the conditions that must not be true, with code, message, hint and the setting to point at. A rule
+            with `after` applies only if the user wrote that setting, and no config that inherits from it wrote the
+            setting `after`; a rule with `beside`, only if no command-line option gives the setting `beside`.
+        derived: the settings that take the value of another setting (`value`) under a condition (`when`).
+        defaults: the values of settings that are not given.
         closed: whether a name outside `settings` is an error.
         renamed: the current name of each setting that was renamed.
-        quietly: old names that give no warning.
+        quietly: the old names that give no warning.
         old_values: the constraint of a value under an old name, if the current setting accepts more.
-        former: settings that a library once had, with their defaults; giving the default changes nothing.
-        without_effect: settings that have no effect, with the reason, and the one value (`only`) that is accepted.
-        elsewhere: a constructor with further settings; here these are accepted with their default values only.
-        instead: what to do in place of such a setting.
+        former: the settings that a library once had, with their defaults; giving the default changes nothing.
+        without_effect: the settings that have no effect, with the reason, and the one value (`only`) that is accepted.
+        elsewhere: another constructor, whose further settings are accepted with their default values only.
+        instead: the hints on what to do in place of a setting that is not accepted, by name.
         facts: further names that conditions may read, with their values.
-        computed: further facts that conditions may read, by the name of the function that computes them: "layout" or
-            "combination".
+        computed: the functions whose results conditions may also read: "layout" or "combination".
         needs: a package that the constructor imports when it is called.
-        arguments: what happens to arguments, by name: `called_with` (how many by `positional`, further `keywords`, and
-            the text `as` for messages), `object` (an object is called, so that a class would only be instantiated),
+        arguments: the requirements on arguments, by name: `called_with` (how many by `positional`, further `keywords`,
+            and the text `as` for messages), `object` (an object is called, so that a class would only be instantiated),
             `items` (what a list must contain), `files` (the suffixes that count in a folder), `folder` (texts that are
             not a folder), `installed` (packages by the values that need them), `keywords_of` (a mapping of keywords for
             one of its `callees`, which the setting `chosen_by` selects; the keywords that are `given` anyway, and the
@@ -99,7 +98,7 @@ class Rules(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The constructor's name in messages."""
+        """The name of the constructor in messages."""
         return self.about[0].rpartition(":")[2].rpartition(".")[2]
 
     def names(
@@ -108,8 +107,8 @@ class Rules(NamedTuple):
         """Returns the settings under their current names, and the violations that concern names.
 
         Args:
-            given: settings as the user wrote them.
-            elsewhere: the settings of the constructor `elsewhere`, with their defaults; None if they are not known.
+            given: the settings as the user wrote them.
+            elsewhere: the settings of the constructor `self.elsewhere` with their defaults; None if they are not known.
         """
         settings: dict[str, Any] = {}
         found: list[Violation] = []
@@ -143,9 +142,9 @@ class Rules(NamedTuple):
 
         Args:
             name: the name that the user wrote.
-            value: its value.
-            others: settings of other constructors or releases, with their defaults.
-            is_known: whether `others` is complete.
+            value: the value under that name.
+            others: the settings of other constructors or releases, with their defaults.
+            is_known: whether `others` contains all such settings.
         """
         if name in self.without_effect:
             rule = self.without_effect[name]
@@ -172,7 +171,7 @@ class Rules(NamedTuple):
             yield Violation(code="FG810", message=message, argument=name, hint=hint)
 
     def _in_other_words(self, name: str) -> str | None:
-        """Returns a hint if another tool's name means a setting that only another trainer has."""
+        """Returns a hint if another tool uses the name for a setting that this constructor lacks; otherwise None."""
         alias = alias_of("setting", name)
         if alias is None or alias.verdict != "same" or alias.name in self.settings:
             return None
@@ -180,16 +179,16 @@ class Rules(NamedTuple):
         return f"it is called {alias.name!r}" + (f"; {instead}" if instead else "")
 
     def values(self, settings: Mapping[str, Any]) -> Iterator[Violation]:
-        """Yields a violation for each setting with a wrong value, and for each unknown key of a mapping among the
-        settings.
+        """Yields a violation for each wrong value of a setting, and for each unknown key in a setting that is a
+        mapping.
         """
         for name, rule in self.settings.items():
             yield from _values(name, settings.get(name, UNKNOWN), rule, self)
 
     def complete(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the settings with defaults, derived settings and further facts.
+        """Returns the settings, completed by defaults, derived settings and further facts.
 
-        A setting inside a mapping has the name `outer.inner`; it is None if the mapping does not contain it.
+        A setting inside a mapping gets the name `outer.inner`; its value is None if the mapping does not contain it.
         """
         whole = {**self.facts, **self.defaults, **settings}
         for name, rule in self.derived.items():
@@ -211,14 +210,13 @@ class Rules(NamedTuple):
         main: bool = True,
         stands: Callable[[Mapping[str, Any]], bool] | None = None,
     ) -> Iterator[Violation]:
-        """Yields a violation for each conflict that holds.
+        """Yields a violation for each conflict whose condition is true.
 
         Args:
-            settings: every setting, with defaults; a missing one is unknown.
+            settings: all settings, including defaults; a setting that is missing is unknown.
             given: the names of the settings that the user wrote.
-            main: whether the object is the one that a run executes, which some rules are about.
-            stands: returns whether the user wrote the setting of a rule with `after` or `beside`; without it these
-                rules are skipped.
+            main: whether the object is the one that a run executes; some rules apply to that object only.
+            stands: a function that decides whether a rule with `after` or `beside` applies; None to skip such rules.
         """
         facts = {**settings, "given": tuple(given)}
         for rule in self.conflicts:
@@ -256,7 +254,8 @@ class Rules(NamedTuple):
 
 
 def is_path(text: str) -> bool:
-    """Returns whether a text can only be a local path; a name on the Hub is `name` or `owner/name`.
+    """Returns whether a text can only be a local path, and not the name of a repository on the Hub (`name`,
+    `owner/name`).
 
     Example:
         >>> [is_path(text) for text in ("./model", "~/model", "/model", "a/b/c", "owner/name", "s3://bucket/x")]
@@ -268,9 +267,8 @@ def is_path(text: str) -> bool:
 def read_rules(file: str) -> tuple[Rules, ...]:
     """Returns the rules of a file: a JSON list of objects with the fields of `Rules`.
 
-    An object with `builds_on` ([file, constructor]) inherits the rules about that constructor; its own entries win. An
-    object with `matrix` ("arguments" or "trainer") also refuses the combinations of the compatibility matrix that these
-    decide.
+    An object with `builds_on` ([file, constructor]) inherits the rules about that constructor; its own entries take
+    precedence. An object with `matrix` also has the conflicts of `Matrix.refusals(matrix)`.
     """
     with open(file, encoding="utf-8") as stream:
         return tuple(_rules(facts, os.path.dirname(file)) for facts in with_schedules(json.load(stream)))
@@ -308,7 +306,7 @@ def _joined(name: str, theirs: Any, own: Any) -> Any:
 
 
 def _is_of_origins(rule: Mapping[str, Any]) -> bool:
-    """Returns whether a rule depends on who wrote the setting, which is only known before a run."""
+    """Returns whether a rule depends on the file or option that wrote a setting, which is known only before a run."""
     return "after" in rule or "beside" in rule
 
 
@@ -368,7 +366,7 @@ def _inside_hint(name: str, key: str, rule: Mapping[str, Any], rules: Rules | No
 
 
 def _inside(name: str, value: Any, outer: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings inside a mapping under the names `outer.inner`."""
+    """Returns the settings inside a mapping, under names of the form `outer.inner`."""
     found: dict[str, Any] = {}
     absent = None if value is None else UNKNOWN
     for key, rule in outer["keys"].items():
@@ -387,7 +385,7 @@ _COMPUTED: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 
 def _pointed_at(argument: str | Collection[str], facts: Mapping[str, Any]) -> str:
-    """Returns the setting to point at: of several, the first one whose value is not None or False."""
+    """Returns the setting to point at: of several, the first with a known value other than None and False."""
     if isinstance(argument, str):
         return argument
     asking = (name for name in argument if facts.get(name, UNKNOWN) not in (None, False, UNKNOWN))
@@ -395,5 +393,5 @@ def _pointed_at(argument: str | Collection[str], facts: Mapping[str, Any]) -> st
 
 
 def _filled(message: str, facts: Mapping[str, Any]) -> str:
-    """Returns a message with the values of the settings that it names, as in `{args.lr}`."""
+    """Returns a message in which placeholders such as `{args.lr}` are replaced by the values of the settings."""
     return re.sub(r"\{([\w.]+)\}", lambda found: repr(facts.get(found[1], UNKNOWN)), message)

@@ -1,7 +1,7 @@
-"""Names that mark a value as a secret, and names that only look as if they did.
+"""Names that mark a value as a secret, and similar names that do not.
 
-Takes a name and a value; gives how certain it is that the value is a secret. Names of a vocabulary (`pad_token`), of
-counts (`num_memory_tokens`) and of facts about a secret (`password_file`) are not secret.
+Takes a name and a value; gives how certain it is that the value is a secret. Names of vocabulary items (`pad_token`),
+of counts (`num_memory_tokens`) and of facts about a secret (`password_file`) do not mark a secret.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import IntEnum
 from functools import lru_cache
 
 HIDDEN = "(hidden)"
-"""The replacement for a secret. It is a plain text in YAML, JSON, Python, HTML and URLs."""
+"""The replacement for a secret. It needs no escapes in a string of YAML, JSON or Python, in HTML or in a URL."""
 
 _STRONG = frozenset(
     """password passwords passwd passphrase passcode secret secrets credential credentials apikey apikeys authorization
@@ -99,7 +99,7 @@ def strength_of(name: str) -> Strength:
 
 
 def is_about(name: str) -> bool:
-    """Returns whether a key below a secret's name holds a fact about the secret, as `file` or `user` do."""
+    """Returns whether a key inside a secret mapping, such as `file` or `user`, has a value that is not secret itself."""
     words = [word.lower() for word in _WORDS.findall(name)]
     return bool(words) and words[-1] in _ABOUT
 
@@ -108,8 +108,8 @@ def is_secret(name: str, value: str) -> bool:
     """Returns whether the value of a name is a secret.
 
     Args:
-        name: the name, with dots between the keys of nested mappings.
-        value: the text.
+        name: the name of the value, with dots between the keys of nested mappings.
+        value: the text of the value.
 
     Example:
         >>> is_secret("hub_token", "hf_abcdef"), is_secret("pad_token", "endoftext")
@@ -131,12 +131,13 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def is_secret_in_query(name: str, value: str) -> bool:
-    """Returns whether a value in the query of a URL is a secret; there, short names such as `sig` and `key` are secret,
-    too.
+    """Returns whether a value in the query of a URL is a secret.
+
+    In a query, short names such as `sig` and `key` also mark a secret.
 
     Args:
-        name: the parameter of the query.
-        value: its value.
+        name: the name of the query parameter.
+        value: the value of the query parameter.
     """
     if name.lower() in _IN_QUERIES or strength_of(name) is not Strength.NONE or name.lower().endswith("-signature"):
         return len(value) >= _SHORTEST and value.lower() not in _PLAIN and not value.startswith(("{", "$", "%s"))
@@ -154,7 +155,7 @@ def may_be_secret(value: str) -> bool:
 
 
 def is_variable(value: str) -> bool:
-    """Returns whether a text has the form of an environment variable's name, which says where a secret is stored.
+    """Returns whether a text has the form of an environment variable's name, and so is not a secret itself.
 
     Example:
         >>> is_variable("HF_TOKEN"), is_variable("HFTOKEN")
@@ -169,8 +170,9 @@ def is_number(value: str) -> bool:
 
 
 def is_random(value: str) -> bool:
-    """Returns whether a text looks random, not like a word: it has digits among letters, or capitals after the first
-    letter.
+    """Returns whether a text looks like a random string and not like a word.
+
+    A text looks random if it has digits among letters, or capital letters after the first letter.
 
     Example:
         >>> is_random("k3jd9s0a"), is_random("SECRETtok"), is_random("Baseline"), is_random("out/baseline")

@@ -1,7 +1,7 @@
-"""Secrets in a text, found by the name before them: in YAML, JSON, Python, command lines, headers and URLs.
+"""Search for secrets in a text by the names before them: in YAML, JSON, Python, command lines, headers and URLs.
 
-Takes a text; gives the positions of its secrets. Whether a name makes a value a secret is decided by `secret_names`.
-The time is linear in the length of the text, also for texts that are made to be slow.
+Takes a text; gives the positions of its secrets. `secret_names` decides whether a name marks a value as a secret. The
+time is linear in the length of the text, also for texts that are constructed to be slow.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Shown:
     """A secret in a text.
 
     Args:
-        start: offset of its first character.
-        end: offset behind its last character.
+        start: the offset of the first character of the secret.
+        end: the offset after the last character of the secret.
         values: the secret, and the parts of it that are secrets by themselves.
-        name: the name that marks it as a secret.
-        is_certain: False for words of prose after a name, which need not be a value.
-        needs_quotes: whether a replacement must be quoted, because the secret is a bare value of JSON.
+        name: the name that marks the value as a secret.
+        is_certain: False if the text is prose, in which the words after a name need not be a value.
+        needs_quotes: whether a replacement must be quoted, because the secret is a JSON value without quotes.
     """
 
     start: int
@@ -77,12 +77,12 @@ class Shown:
 
 
 def under_names(text: str, *, is_code: bool = False, is_document: bool = False) -> Iterator[Shown]:
-    """Yields the secrets with a name before them, in order and without overlap.
+    """Yields the secrets that follow a name, in the order of the text and without overlap.
 
     Args:
-        text: any text.
-        is_code: whether it is Python, in which only quoted texts are values.
-        is_document: whether a mapping or list below a name belongs to it, as in a file that a user wrote.
+        text: the text to search.
+        is_code: whether the text is Python code, in which only quoted texts are values.
+        is_document: whether a mapping or list below a name is the value of the name, as in a file that a user wrote.
     """
     reading = _Reading(text, is_code=is_code, is_document=is_document)
     done = 0
@@ -103,7 +103,7 @@ def under_names(text: str, *, is_code: bool = False, is_document: bool = False) 
 
 
 def in_records(text: str) -> Iterator[Shown]:
-    """Yields the values of records such as `name: HF_TOKEN, value: ...`, in which one key holds the name of another."""
+    """Yields the secret values of records such as `name: HF_TOKEN, value: ...`, in which the name is itself a value."""
     if "value" not in text and "default" not in text:
         return
     for found in _compiled(_RECORD).finditer(text):
@@ -135,7 +135,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def parts_of(value: str) -> tuple[str, ...]:
-    """Returns a secret, and the part of it that is a secret by itself: the one after `Bearer`."""
+    """Returns a secret, followed by the part that is a secret by itself: the text after a word such as `Bearer`."""
     scheme = _compiled(_SCHEME).match(value)
     return (value, value[scheme.end() :].strip()) if scheme else (value,)
 
@@ -150,19 +150,19 @@ def _name_around(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 class _Reading:
-    """One pass over a text, which reads the values after names."""
+    """A reader of the values that follow names in one text."""
 
     def __init__(self, text: str, *, is_code: bool, is_document: bool) -> None:
         self.text, self.is_code, self.is_document = text, is_code, is_document
         self._anchors: dict[str, int] | None = None
 
     def after(self, begin: int, end: int, name: str) -> tuple[list[Shown], int]:
-        """Returns the secrets after a name, and the offset at which the search continues.
+        """Returns the secrets that follow a name, and the offset at which the search continues.
 
         Args:
-            begin: offset of the name.
-            end: offset behind the name.
-            name: the name.
+            begin: the offset of the first character of the name.
+            end: the offset after the last character of the name.
+            name: the name that may mark a secret.
         """
         text = self.text
         sign = _compiled(_SIGN_IN_CODE if self.is_code else _SIGN).match(text, end)
@@ -196,7 +196,7 @@ class _Reading:
         return self._bare(begin, position, sign, name)
 
     def _aliased(self, position: int, name: str) -> tuple[list[Shown], int]:
-        """Returns the value of an alias, at the position of its anchor."""
+        """Returns the secret to which a YAML alias refers, at its anchor, and the offset to continue at."""
         if self._anchors is None:
             self._anchors = {found["name"]: found.end() for found in _compiled(_ANCHOR).finditer(self.text)}
         alias = _compiled(_ALIAS).match(self.text, position)
@@ -247,7 +247,7 @@ class _Reading:
         return [Shown(position, end, parts_of(plain), name, not is_prose, quotes)], end
 
     def _line_from(self, position: int) -> str:
-        """Returns a plain scalar of YAML: the rest of its line without the comment."""
+        """Returns the plain YAML scalar at a position: the rest of the line without a comment."""
         end = self.text.find("\n", position)
         line = self.text[position : len(self.text) if end < 0 else end]
         return line.partition(" #")[0].partition("\t#")[0].rstrip()
@@ -261,7 +261,7 @@ class _Reading:
         return [Shown(block.start(), block.end(), (plain, *lines), name)], block.end()
 
     def _children(self, begin: int, position: int, name: str) -> tuple[list[Shown], int]:
-        """Returns the secrets on the more deeply indented lines below a key."""
+        """Returns the secrets on the more deeply indented lines below a key, and the offset to continue at."""
         text = self.text
         line = text.rfind("\n", 0, begin) + 1
         indent = len(text[line:begin]) - len(text[line:begin].lstrip(" \t"))
@@ -298,7 +298,7 @@ class _Reading:
         return self._below(start, min(position, limit), name), min(position, limit)
 
     def _below(self, start: int, end: int, name: str) -> list[Shown]:
-        """Returns the secrets of a mapping or list that belongs to a name."""
+        """Returns the secrets in a mapping or list that is the value of a name."""
         found: list[Shown] = []
         key, tag = "", None
         for part in _compiled(_PART).finditer(self.text, start, end):
@@ -328,7 +328,7 @@ class _Reading:
 
 
 def _closing(text: str, quote: str, start: int) -> int:
-    """Returns the end of a quoted text: its closing quote, or the end of the line."""
+    """Returns the offset at which a quoted text ends: that of the closing quote, or of the end of the line."""
     if len(quote) == 3 and quote[0] == quote[1]:
         end = text.find(quote, start)
         return len(text) if end < 0 else end

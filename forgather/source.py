@@ -1,8 +1,9 @@
 """Places in the user's files, and the source map from rendered text to them.
 
-Defines what every stage passes on: `Span` (a place), `Site` (a place with its template and block), `Origin` (the sites
-that wrote a piece of text) and `SourceMap` (from rendered text to origins). Lines and columns are 1-based, and files
-are absolute paths or `<pseudo>` names. Nothing here depends on templates or YAML.
+Every stage passes on these records: `Span` (a place in a file), `Site` (a place with its template and block), `Origin`
+(the
+sites that wrote a piece of text) and `SourceMap` (the origins of a rendered text). Lines and columns are 1-based. Files
+are absolute paths or pseudo names such as `<command line>`. The module does not depend on templates or YAML.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ class Span:
     """A place in a file that the user wrote.
 
     Args:
-        file: absolute path, or a name in angle brackets (`<command line>`) if there is no file.
-        line: 1-based line.
-        column: 1-based column; 0 if only the line is known.
+        file: the absolute path of the file, or a name in angle brackets (`<command line>`) if there is no file.
+        line: the line, counted from 1.
+        column: the column, counted from 1; 0 if only the line is known.
     """
 
     file: str
@@ -36,10 +37,10 @@ class Site:
     """A line of a template, with the template and block that contain it.
 
     Args:
-        span: the place.
+        span: the place of the line.
         template: the name under which the template was loaded (`trainers/trainer.yaml`, or the name of an inline
             sub-template).
-        block: the innermost block around the line; None outside any block.
+        block: the name of the innermost block around the line; None if the line is outside any block.
     """
 
     span: Span
@@ -48,12 +49,12 @@ class Site:
 
 
 def variable_place(name: str) -> str:
-    """Returns the pseudo file of a template variable that an option of the config, or a Python caller, has set."""
+    """Returns the pseudo file of a template variable that an option or a Python caller has set."""
     return f"<variable {name}>"
 
 
 def variable_of(site: Site) -> str | None:
-    """Returns the template variable that a site stands for; None if it is a line of a template."""
+    """Returns the name of the variable if a site is in the pseudo file of a template variable; otherwise None."""
     file = site.span.file
     return file[10:-1] if file.startswith("<variable ") else None
 
@@ -68,11 +69,11 @@ class Origin:
     """The sites that wrote a piece of rendered text.
 
     Args:
-        sites: outermost first: each include, macro call or print site, and last the line that contains the text itself.
-            `super()` adds no site.
-        sets: for text that an expression printed, the last executed `set` of each name in the expression.
-        approximate: True if a filter has changed the text, so that `sites[-1]` is the line that prints it.
-        parts: the further lines, if several lines wrote the text.
+        sites: the lines that led to the text, outermost first: each include, macro call or printing expression, and at
+            last the line that contains the text itself. `super()` adds no site.
+        sets: the last executed `set` of each name in the expression that printed the text.
+        approximate: whether a filter has changed the text, so that `sites[-1]` is only the line that prints the text.
+        parts: the other lines that wrote a part of the text.
     """
 
     sites: tuple[Site, ...]
@@ -96,15 +97,15 @@ class SourceFile:
     """The text of a file as it was read.
 
     Args:
-        file: absolute path, or a pseudo name.
-        text: decoded text, with `\\n` line ends.
+        file: the absolute path of the file, or a pseudo name.
+        text: the decoded text, with `\\n` line ends.
     """
 
     file: str
     text: str
 
     def line(self, number: int) -> str:
-        """Returns line `number` (1-based) without its line end, or "" outside the file."""
+        """Returns line `number` (1-based) without its line end; "" if the file has no such line."""
         return self._lines[number - 1] if 0 < number <= len(self._lines) else ""
 
     @cached_property
@@ -119,7 +120,7 @@ class SourceMap:
 
     Args:
         text: the rendered text.
-        starts: ascending offsets that begin with 0; segment `i` covers `starts[i]` to `starts[i + 1]`.
+        starts: the offset at which each segment of the text begins, ascending from 0.
         origins: the origin of each segment.
     """
 
@@ -137,7 +138,7 @@ class SourceMap:
         object.__setattr__(self, "_line_starts", offsets)
 
     def at_offset(self, offset: int) -> Origin | None:
-        """Returns the origin of the character at `offset`; None for an empty text."""
+        """Returns the origin of the character at `offset`; None if the text is empty."""
         if not self.starts:
             return None
         # The segment that contains the offset is the last one that starts at or before it.
@@ -147,8 +148,8 @@ class SourceMap:
         """Returns the origin of a place in the rendered text; columns past the end of the line are clamped.
 
         Args:
-            line: 1-based line.
-            column: 1-based column.
+            line: the line, counted from 1.
+            column: the column, counted from 1.
         """
         begin = self._line_starts[min(line, len(self._line_starts)) - 1]
         end = self._line_starts[line] - 1 if line < len(self._line_starts) else len(self.text)
@@ -156,13 +157,13 @@ class SourceMap:
         return self.at_offset(min(begin + column - 1, max(end - 1, begin)))
 
     def between(self, line: int, column: int, end_line: int, end_column: int) -> Origin | None:
-        """Returns the origin of a range of rendered text: the origin of its first place, joined with those of the rest.
+        """Returns the origin of a range of rendered text: the origins of all its characters, joined into one.
 
         Args:
-            line: 1-based line of the first character.
-            column: 1-based column of the first character.
-            end_line: 1-based line of the end.
-            end_column: 1-based column behind the last character.
+            line: the line of the first character, counted from 1.
+            column: the column of the first character, counted from 1.
+            end_line: the line of the last character, counted from 1.
+            end_column: the column after the last character, counted from 1.
         """
         starts, lines = self.starts, self._line_starts
         if not starts:
@@ -184,7 +185,7 @@ class SourceMap:
 
 
 def _joined(origins: Sequence[Origin]) -> Origin:
-    """Returns one origin for a text that has several."""
+    """Returns one origin for a text that several lines wrote: the first origin, with the other lines as `parts`."""
     first = origins[0]
     # By span, because one line may have written several of the segments.
     sites = {origin.site.span: origin.site for origin in origins}

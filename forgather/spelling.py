@@ -13,27 +13,28 @@ from heapq import nlargest
 
 _Letters = tuple[str, int, int, int]
 MOST_COMPARED = 200_000
-"""The most names that are compared for one document: no reader needs a suggestion for the thousandth misspelled name.
+"""The largest number of names that are compared for one document: the thousandth misspelled name needs no suggestion.
 """
 
 _compared = 0
 
 
 def begin_document() -> None:
-    """Resets the count of compared names, at the start of a document."""
+    """Resets the count of compared names; it is called at the start of a document."""
     global _compared
     _compared = 0
 
 
 def close_matches(name: str, possibilities: Iterable[str], n: int = 3, cutoff: float = 0.6) -> list[str]:
-    """Returns the names that are most similar to a name, the best first; an empty list after `MOST_COMPARED`
-    comparisons.
+    """Returns the names that are most similar to a name, the best first.
+
+    After `MOST_COMPARED` comparisons in one document, the list is empty.
 
     Args:
         name: the name that was written.
-        possibilities: names that exist.
-        n: the most names to return.
-        cutoff: the least similarity ratio, from 0 to 1.
+        possibilities: the names that exist.
+        n: the largest number of names to return.
+        cutoff: the minimum similarity ratio, from 0 to 1.
 
     Source:
         `difflib.get_close_matches`: the same names in the same order.
@@ -73,7 +74,7 @@ def close_matches(name: str, possibilities: Iterable[str], n: int = 3, cutoff: f
 
 
 def same_letters(name: str, possibilities: Iterable[str]) -> str | None:
-    """Returns the first name that differs from `name` in upper and lower case only."""
+    """Returns the first name that differs from `name` only in upper and lower case; None if there is none."""
     return _folded(tuple(possibilities)).get(name.casefold())
 
 
@@ -89,7 +90,7 @@ def _table(possibilities: tuple[str, ...]) -> list[_Letters]:
 
 @lru_cache(maxsize=1 << 14)
 def _letters(name: str) -> _Letters:
-    """Returns a name with its length, a bit set of its letters, and a bit set of the letters that occur twice."""
+    """Returns a name, its length, a bit set of its letters, and a bit set of the letters that occur at least twice."""
     once = twice = 0
     for char in name:
         bit = 1 << (ord(char) & 127)

@@ -1,8 +1,8 @@
 """Hooks of transformers' `Trainer` that a subclass of our trainers may override.
 
-Takes the names of methods and of base trainers; gives why each hook is refused. An overridden hook is either called as
-transformers calls it, or refused by name. The check before a run and the trainer itself read the same table,
-`ml/trainer_hooks.json`.
+Takes the names of methods and of base trainers; gives the reason why each hook is refused. An overridden hook is either
+called as transformers calls it, or refused by an error that names it. The check before a run and the trainer itself
+read the same table, `ml/trainer_hooks.json`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ class Hooks(NamedTuple):
     """How each hook is treated.
 
     Args:
-        honored: names that our trainers call or read.
-        instead: names that no trainer of ours calls, with the hint for each.
-        refused_by: for the name of a trainer, hooks that it does not call although others do, with the hint for each.
+        honored: the hooks that our trainers call or read.
+        instead: the hooks that no trainer of ours calls, with a hint for each.
+        refused_by: for the name of each trainer, the hooks that this trainer does not call although others do, with a
+            hint for each.
     """
 
     honored: frozenset[str]
@@ -34,7 +35,7 @@ class Hooks(NamedTuple):
 
 @cache
 def trainer_hooks() -> Hooks:
-    """Returns the table."""
+    """Returns the table of hooks."""
     with open(_FILE, encoding="utf-8") as stream:
         table = json.load(stream)
     return Hooks(
@@ -45,10 +46,10 @@ def trainer_hooks() -> Hooks:
 
 
 def refused_hooks(trainers: Collection[str]) -> dict[str, tuple[str, str]]:
-    """Returns the refused hooks, each with its error code and hint.
+    """Returns the hooks that a class may not override, each with its error code and hint.
 
     Args:
-        trainers: names of our trainers that a class derives from.
+        trainers: the names of our trainers from which the class derives.
     """
     hooks = trainer_hooks()
     refused = {name: ("FG860", hint) for name, hint in hooks.instead.items()}
@@ -61,8 +62,8 @@ def refusal(owner: str, name: str, trainer: str) -> str:
     """Returns the message for a refused hook.
 
     Args:
-        owner: the subclass.
-        name: the hook.
-        trainer: the trainer that does not call it.
+        owner: the name of the subclass.
+        name: the name of the hook.
+        trainer: the name of the trainer that does not call the hook.
     """
     return f"{owner} defines {name!r}, a hook of transformers' Trainer that {trainer} never calls"
