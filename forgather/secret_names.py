@@ -99,7 +99,7 @@ def strength_of(name: str) -> Strength:
 
 
 def is_about(name: str) -> bool:
-    """Returns whether a key inside a secret mapping, such as `file` or `user`, has a value that is not secret itself."""
+    """Returns whether a key inside a secret mapping, such as `file` or `user`, has a value that is not secret."""
     words = [word.lower() for word in _WORDS.findall(name)]
     return bool(words) and words[-1] in _ABOUT
 

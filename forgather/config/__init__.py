@@ -1,5 +1,5 @@
-"""The configuration tower: from the text of a config to objects.
+"""The modules of the config language, which turn the text of a config into objects.
 
-Each stage is a module with a function of its name, which is imported from there (`from forgather.config.render import
-render`): `render`, `load`, `override`, `materialize`.
+Each of the stages `render`, `load`, `override` and `materialize` is a module with a function of the same name
+(`from forgather.config.render import render`).
 """

@@ -1,7 +1,7 @@
 """Anchor names for shared nodes.
 
-Takes a graph; gives a name for each container or call with more than one path. Invariants: names are unique and valid
-in YAML, and are those of the user where possible.
+Takes a graph; gives a name for each container or call that several paths reach. Invariants: names are unique and valid
+in YAML; a name that the user chose is kept if it is unique and valid.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _UNREADABLE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 def anchor_names(graph: Graph, tops: Iterable[tuple[GraphPath, Node]]) -> dict[int, str]:
-    """Returns an anchor name for each shared node that is not a plain scalar, by `id(node)`.
+    """Returns an anchor name for each node that several paths reach and that is not a plain scalar, by `id(node)`.
 
     Args:
-        graph: has the names that the user chose.
+        graph: the graph, which contains the names that the user chose.
         tops: the paths and nodes that will be printed.
     """
     tops = list(tops)

@@ -1,6 +1,6 @@
-"""The functions behind the short names of the language, such as `!call:getitem`; Python's builtins come in addition.
+"""The functions that tags call by a name without a module, such as `!call:getitem`, in addition to Python's builtins.
 
-Invariant: `tags.SHORT_NAMES` lists exactly these names, so a tag can be read without importing them.
+Invariant: `tags.SHORT_NAMES` lists exactly these names, so a tag can be read without importing this module.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ def getitem(container: Any, key: Any) -> Any:
 
 
 def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Returns the result of `function` for the other arguments."""
+    """Returns `function(*args, **kwargs)`."""
     return function(*args, **kwargs)
 
 
 def named_list(*members: Any) -> list[Any]:
-    """Returns its arguments as a list."""
+    """Returns the arguments as a list."""
     return list(members)
 
 
 def named_tuple(*members: Any) -> tuple[Any, ...]:
-    """Returns its arguments as a tuple."""
+    """Returns the arguments as a tuple."""
     return members
 
 
 def named_dict(*pairs: Any, **members: Any) -> dict[Any, Any]:
-    """Returns its pairs and keyword arguments as a dict."""
+    """Returns a dict of the key and value pairs and the keyword arguments."""
     # Positional pairs allow keys that are not names.
     return {**dict(pairs), **members}
 

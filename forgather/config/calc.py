@@ -1,7 +1,8 @@
 """Evaluates `!calc` expressions: bounded arithmetic on names.
 
-Takes an expression and a lookup for names; gives a value. Invariants: no attribute, index or call except
-`min max round int float len abs`; the size of every result is bounded before it is computed; no code is compiled.
+Takes an expression and a function that looks up names; gives a value. Invariants: an expression has no attributes, no
+subscripts, and no calls except of `min max round int float len abs`; the size of every result is bounded before it is
+computed; no code is compiled.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def parse_calc(expression: str) -> ast.expr:
     """Returns the syntax tree of an expression.
 
     Raises:
-        Refusal: FG305, the text is not an expression, is too long, or contains something that is not allowed.
+        Refusal: FG305 if the text is not an expression, is too long, or contains something that is not allowed.
     """
     # Before parsing: Python's parser takes long for a hostile text, and may run out of stack.
     if len(expression) > MAX_CHARS:
@@ -64,7 +65,7 @@ def parse_calc(expression: str) -> ast.expr:
 
 
 def names_in(tree: ast.expr) -> list[str]:
-    """Returns the names that an expression reads, in order, without the functions that it calls."""
+    """Returns the names that an expression reads, in order, without the names of the functions that it calls."""
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called]
     names.sort(key=lambda node: (node.lineno, node.col_offset))
@@ -75,11 +76,11 @@ def evaluate(expression: str, look_up: Callable[[str], Any]) -> Any:
     """Returns the value of an expression.
 
     Args:
-        expression: arithmetic in Python's syntax.
-        look_up: returns the value of a name; its errors are not caught.
+        expression: the arithmetic expression, in Python's syntax.
+        look_up: a function that returns the value of a name; the errors that it raises are not caught.
 
     Raises:
-        Refusal: FG305, the expression contains something that is not allowed, exceeds a bound, or fails.
+        Refusal: FG305 if the expression contains something that is not allowed, exceeds a bound, or fails.
 
     Example:
         >>> evaluate("max(1, total // 4)", {"total": 10}.__getitem__)
@@ -206,7 +207,7 @@ class _Evaluation:
 
 
 def _bits(operation: type[ast.operator], left: int, right: int) -> float:
-    """Returns an upper bound of the bits of the result, for the operations whose result can be much larger."""
+    """Returns an upper bound of the number of bits in the result of an operation that can enlarge its operands much."""
     if operation is ast.Pow:
         return abs(left).bit_length() * float(max(right, 0)) if right.bit_length() < 1_000 else math.inf
     return left.bit_length() + right.bit_length() if operation is ast.Mult else 0

@@ -1,9 +1,9 @@
-"""The list of callables that every config may call, and of those that none may call.
+"""The list of callables that every config may call, and of callables that no config may call.
 
 Takes names ("module:symbol") and objects; gives a `Verdict` by the list in `callables.json`. Invariants: an entry
-applies to itself and all below it, and the longest matching entry decides; of listed packages, the named parts are
-allowed, and the user decides about the rest (`fgcli trust`); an object is judged by the place where it was defined,
-whatever name led to it. Nothing is imported.
+applies to the named module or symbol and to everything inside it, and the longest matching entry decides; the named
+parts of a listed package are allowed, and the user decides about the rest of the package (`fgcli trust`); the verdict
+on an object depends on the module that defines it, not on the name in the config. Nothing is imported.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PRIVATE = "it is a private part of the package"
 
 
 class Standing(StrEnum):
-    """The decision about a constructor: the list allows or denies it, or has no entry, so that the user decides."""
+    """The decision of the list about a constructor: it is allowed, denied, or not listed, so that the user decides."""
 
     ALLOWED = "allowed"
     DENIED = "denied"
@@ -50,8 +50,8 @@ class Verdict(NamedTuple):
 
     Args:
         standing: the decision.
-        name: the name that was judged, as "module:symbol".
-        why: why it is denied.
+        name: the name that was looked up, as "module:symbol".
+        why: the reason why the name is denied; "" if it is not denied.
     """
 
     standing: Standing
@@ -64,9 +64,10 @@ class Required(NamedTuple):
 
     Args:
         name: the name of the argument.
-        value: the required value; `PLAIN` for any number or boolean.
-        why: why other values are refused.
-        deep: whether the rule also applies in mappings inside the arguments, and after a prefix (`encoder_`).
+        value: the required value; `PLAIN` stands for any number, boolean or None.
+        why: the reason why other values are refused.
+        deep: whether the rule also applies to keys of mappings inside the arguments, and to the name after a prefix
+            (`encoder_`).
     """
 
     name: str
@@ -79,7 +80,7 @@ class Required(NamedTuple):
         return name == self.name or (self.deep and isinstance(name, str) and name.endswith(f"_{self.name}"))
 
     def allows(self, given: Any) -> bool:
-        """Returns whether the argument may have a value."""
+        """Returns whether the rule accepts a value of the argument."""
         if self.value == PLAIN:
             values = given.values() if isinstance(given, Mapping) else (given,)
             return all(value is None or isinstance(value, (bool, int, float)) for value in values)
@@ -93,9 +94,9 @@ class _Package:
     """The parts of a package that every config may call.
 
     Args:
-        parts: modules, which include all functions and classes in them and below them (with `:**`, methods too), or
-            symbols. `*` matches any text without a dot, `**` any text.
-        methods: the methods that may be called on classes of these parts.
+        parts: the names of modules and symbols. A module includes the functions and classes in it and in its submodules
+            (with `:**`, their methods too). `*` matches any text without a dot, `**` any text.
+        methods: the names of methods that may be called on the classes of these parts.
     """
 
     def __init__(self, parts: Sequence[str], methods: Sequence[str]) -> None:
@@ -123,7 +124,7 @@ class _Package:
         return re.compile("|".join(map(_pattern, self._methods)))
 
     def has(self, module: str, symbol: str) -> bool:
-        """Returns whether a symbol belongs to these parts; a method of a class only if it is listed itself."""
+        """Returns whether a symbol belongs to these parts; a method does so only if `methods` or a part names it."""
         owner, _, method = symbol.rpartition(".")
         if self._part.fullmatch(f"{module}:{symbol}") is not None:
             return True
@@ -131,7 +132,7 @@ class _Package:
         return is_named and self._part.fullmatch(f"{module}:{owner}") is not None
 
     def may_hold(self, module: str) -> bool:
-        """Returns whether a module, or one below it, may contain something of these parts."""
+        """Returns whether a module or one of its submodules may contain one of these parts."""
         if module in self._around or any(shorter in self._whole for shorter in _shorter(module, "")):
             return True
         words = module.split(".")
@@ -142,7 +143,7 @@ class _Package:
 
 
 class _Table(NamedTuple):
-    """The list: the reason why each entry is denied (None: allowed), the packages, and the rules for arguments."""
+    """The contents of the list: why each entry is denied (None if allowed), the packages, the rules for arguments."""
 
     entries: dict[str, str | None]
     packages: dict[str, _Package]
@@ -192,8 +193,8 @@ def required_of(found: Any) -> list[Required]:
 def judge_name(module: str, symbol: str) -> Verdict:
     """Returns the verdict on a symbol of a module, by its name alone.
 
-    A name at the top of a package, or in a module with allowed parts, may be re-exported from any of its parts: the
-    name is allowed, and `judge_found` decides about the object.
+    A name at the top of a package, or in a module with allowed parts, may have been imported from an allowed part. Such
+    a name is allowed, and `judge_found` decides about the object.
     """
     module = _NAMES.get(module, module)
     name = f"{module}:{symbol}"
@@ -209,7 +210,7 @@ def judge_name(module: str, symbol: str) -> Verdict:
 
 
 def judge_nameless(module: str, symbol: str) -> Verdict:
-    """Returns the verdict on an object without a known place of definition, by the name in the config."""
+    """Returns the verdict on an object whose defining module is not known, by the name in the config."""
     return _listed(_NAMES.get(module, module), symbol)
 
 
@@ -219,7 +220,7 @@ def is_in_parts(module: str) -> bool:
 
 
 def judge_module(module: str) -> Verdict:
-    """Returns the verdict on importing a module: a module with any allowed part may be imported."""
+    """Returns the verdict on importing a module; a module that contains an allowed part may be imported."""
     module = _NAMES.get(module, module)
     if any(_is_inner(word) for word in module.split(".")):
         return Verdict(Standing.DENIED, module, _INNER)
@@ -230,7 +231,7 @@ def judge_module(module: str) -> Verdict:
 
 
 def judge_found(found: Any) -> list[Verdict]:
-    """Returns a verdict for each function that a call of the object would call."""
+    """Returns a verdict for each function that is called if the object is called."""
     return [_listed(module, symbol) for module, _, symbol in (name.partition(":") for name in names_of(found))]
 
 
@@ -269,7 +270,7 @@ def _is_inner(word: str) -> bool:
 
 
 def names_of(found: Any) -> list[str]:
-    """Returns the place of definition of each function that calling an object would call, as "module:symbol".
+    """Returns the module and the name of each function that is called if an object is called, as "module:symbol".
 
     Example:
         >>> import logging
@@ -304,7 +305,7 @@ def names_of(found: Any) -> list[str]:
 
 
 def _has_home(kind: type) -> bool:
-    """Returns whether the module of a type is right: types of some extensions name `builtins`, which lacks them."""
+    """Returns whether a type is in the module that it names; types of some extensions wrongly name `builtins`."""
     return kind.__module__ != "builtins" or not kind.__flags__ & _MADE_LATER or hasattr(builtins, kind.__name__)
 
 

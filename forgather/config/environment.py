@@ -1,7 +1,7 @@
 """The inputs of one load: search path, variables, time, budgets.
 
-The caller of `render` makes one for each load. Invariant: it is plain frozen data, so two loads share nothing except
-compiled code of templates.
+The caller of `render` makes one `ConfigEnvironment` for each load. Invariant: it is plain frozen data, so two loads
+share nothing except the compiled code of templates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Budget:
     """Limits of one load.
 
     Units:
-        output and values in characters, the others in counts.
+        The limits of output and values are numbers of characters; the other limits are counts.
     """
 
     # Far above any real config, and reached within a second: a hostile template fails at once.
@@ -35,13 +35,14 @@ class ConfigEnvironment:
     """Everything outside the templates that one load depends on.
 
     Args:
-        searchpath: absolute folders, in the order of precedence; `..` and links to other places are refused.
-        variables: global variables of every template; values may be lazy mappings.
-        now: the time that all clock functions of the load return; None for the time of the render.
-        budget: limits.
-        cache_dir: private folder for compiled templates; None for no cache on disk.
-        allowed_env: returns patterns (`*` as in file names) of further environment variables that templates may read.
-            A function, because the list is read only if a template uses a variable that is not allowed to all.
+        searchpath: the absolute paths of the folders with templates, in the order of precedence. A template name that
+            leads outside them, by `..` or a symbolic link, is refused.
+        variables: the global variables of every template, by name; values may be lazy mappings.
+        now: the time that all clock functions of the load return; if it is None, the time of the render.
+        budget: the limits of the load.
+        cache_dir: a private folder for compiled templates; if it is None, nothing is cached on disk.
+        allowed_env: a function that returns patterns (`*` as in file names) of further environment variables that
+            templates may read. It is called only if a template reads a variable that is not allowed to every config.
     """
 
     searchpath: tuple[str, ...] = ()
@@ -57,12 +58,12 @@ class TemplateUse:
     """One template that was loaded.
 
     Args:
-        name: the name in the statement that loaded it.
-        file: absolute path of the file that contains it.
-        line: first line of the template in `file`, counted from 1; above 1 for inline sub-templates.
-        why: "config", "extends", "include" or "import".
-        by: place of the statement that loaded it; None for the config itself.
-        parent: index in `RenderedText.templates` of the template with that statement; None for the config.
+        name: the name of the template in the statement that loaded it.
+        file: the absolute path of the file that contains the template.
+        line: the first line of the template in `file`, counted from 1; above 1 for an inline sub-template.
+        why: the kind of the statement ("extends", "include" or "import"), or "config" for the config itself.
+        by: the place of the statement that loaded the template; None for the config itself.
+        parent: the index in `RenderedText.templates` of the template with that statement; None for the config itself.
     """
 
     name: str

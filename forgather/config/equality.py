@@ -1,7 +1,7 @@
-"""Equality of values and graphs: structure and sharing, without origins.
+"""Equality of values and of graphs, by structure and by which paths share a node; origins are ignored.
 
-Takes two nodes or two graphs; gives a boolean. Invariant: two graphs are equal if they would build equal objects with
-equal sharing; where their values were written does not matter.
+Takes two nodes or two graphs; gives a boolean. Invariant: two graphs are equal if construction gives equal objects,
+shared by the same paths; the lines that wrote the values do not matter.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from forgather.config.traverse import children
 
 
 def same_value(a: Node, b: Node) -> bool:
-    """Returns whether two nodes are equal, with sharing inside them ignored."""
+    """Returns whether two nodes are equal; which nodes inside them are shared is ignored."""
     return _Comparison(sharing=False).nodes([(a, b)])
 
 
 def same_graph(a: Graph, b: Graph) -> bool:
-    """Returns whether two graphs have equal targets, definitions, structure and sharing."""
+    """Returns whether two graphs have equal targets and definitions, with the same nodes shared."""
     ours, theirs = _entries(a), _entries(b)
     if list(a.targets) != list(b.targets) or [entry.key for entry in ours] != [entry.key for entry in theirs]:
         return False
@@ -29,10 +29,10 @@ def _entries(graph: Graph) -> list[Entry]:
 
 
 class _Comparison:
-    """One walk over two graphs side by side.
+    """A simultaneous walk over two graphs.
 
-    With `sharing`, each node must have exactly one counterpart. Plain scalars are exempt, because the identity of equal
-    numbers is not visible in Python.
+    If `sharing` is true, each node must have exactly one counterpart. Plain scalars are exempt, because the identity of
+    equal numbers is not visible in Python.
     """
 
     def __init__(self, *, sharing: bool) -> None:

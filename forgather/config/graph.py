@@ -1,8 +1,8 @@
 """The object graph: frozen nodes that describe what to build and where each part was written.
 
-`load` makes the nodes, everything else reads them. Invariants: a node never changes (the state of a construction is
-kept in the construction); nodes compare by identity, because sharing has a meaning; every value, plain scalars
-included, is a node with its origin.
+`load` makes the nodes; the later stages read them. Invariants: a node never changes (a construction has its own state);
+nodes compare by identity, because a node with two paths is built as one object; every value, also a plain scalar, is a
+node with its origin.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LISTED = 30
 
 
 class CallKind(StrEnum):
-    """When a constructor is called: once, at every occurrence, later, or with unconstructed arguments."""
+    """The way in which a constructor is called: once, at every occurrence, later, or with unbuilt arguments."""
 
     SINGLETON = "singleton"
     FACTORY = "factory"
@@ -30,16 +30,16 @@ class CallKind(StrEnum):
 
     @property
     def gives_result(self) -> bool:
-        """Whether construction calls it, so that the object of the node is the result of the call."""
+        """Whether construction makes the call, so that the object of the node is the result of the call."""
         return self not in (CallKind.PARTIAL, CallKind.META)
 
 
 SPREAD = "latent_args"
-"""The key of a `!var` that gives all latent arguments of a call."""
+"""The key of a `!var` whose value gives all latent arguments of a call."""
 
 
 class ContainerKind(StrEnum):
-    """The container forms. `DLIST` is written as a mapping and read as a list."""
+    """The kinds of containers. A `DLIST` is written as a mapping and built as a list."""
 
     LIST = "list"
     TUPLE = "tuple"
@@ -52,7 +52,7 @@ class Node:
     """Base of all nodes.
 
     Args:
-        origin: where the value was written; None for nodes made in Python.
+        origin: the lines that wrote the value; None if the node was made in Python.
     """
 
     origin: Origin | None = None
@@ -64,7 +64,7 @@ class Node:
 
     @property
     def name(self) -> str | None:
-        """The `@name` of its tag; None if it has none."""
+        """The name after `@` in the tag of the node; None if there is no such name."""
         return None
 
 
@@ -73,8 +73,8 @@ class Scalar(Node):
     """A plain value: string, number, boolean or null.
 
     Args:
-        value: the value.
-        written: the text in the document, if the value is not a string (`3e-4`, `0o17`); None for a string.
+        value: the Python value.
+        written: the text in the document (`3e-4`, `0o17`); None if the value is a string.
     """
 
     value: PlainScalar
@@ -86,12 +86,12 @@ class Entry:
     """One key of a mapping, or one keyword argument.
 
     Args:
-        key: the key, a plain scalar or a tuple of plain scalars.
-        value: the node under it.
-        origin: where the key was written.
-        replaced: entries of the same key that this one overrides, nearest first.
-        alias: anchor name of the alias that gives the value (`lr: *lr`), or `<<` for a merged entry; None for a value
-            that is written here.
+        key: the key, which is a plain scalar or a tuple of plain scalars.
+        value: the node under the key.
+        origin: the lines that wrote the key.
+        replaced: the entries of the same key that this entry overrides, nearest first.
+        alias: the anchor name of the alias that gives the value (`lr: *lr`), or `<<` for an entry from a merge key;
+            None if the value is written after the key.
         through: the lines of the aliases and merge keys that lead to the value, nearest first.
     """
 
@@ -113,15 +113,15 @@ class Call(Node):
     """A call of an importable object: `!singleton`, `!factory`, `!partial`, `!meta`.
 
     Args:
-        kind: when it is called.
-        constructor: "module:symbol.path", "path/to/file.py:symbol" or a short name.
-        args: positional arguments.
-        kwargs: keyword arguments, in order.
-        latent_args: keywords that are constructed last and merged last; a `!var` that gives them has the key
-            `latent_args` itself.
-        submodule_searchpath: folders for file imports relative to the constructor's file.
-        name: the `@name` of the tag.
-        marks: entries for positional arguments and the search path that are aliases or replaced other values; their
+        kind: the way in which the constructor is called.
+        constructor: the name of the constructor: "module:symbol.path", "path/to/file.py:symbol" or a builtin.
+        args: the positional arguments.
+        kwargs: the keyword arguments, in order.
+        latent_args: the keyword arguments that are built last and override the others. A `!var` that gives such
+            arguments is an entry with the key `latent_args`.
+        submodule_searchpath: the folders for file imports relative to the constructor's file.
+        name: the name after `@` in the tag.
+        marks: the entries for positional arguments and the search path that are aliases or replaced other values; their
             keys are positions or the name of the search path.
     """
 
@@ -136,12 +136,12 @@ class Call(Node):
 
     @property
     def spread(self) -> Node | None:
-        """The `!var` of `latent_args: !var name`, whose value gives the keywords; None if they are written out."""
+        """The `!var` of `latent_args: !var name`, whose value gives the keywords; None if there is no such `!var`."""
         return next((entry.value for entry in self.latent_args if _is_spread(entry)), None)
 
     @property
     def named_latent_args(self) -> tuple[Entry, ...]:
-        """The keywords of `latent_args` that are written out."""
+        """The keywords of `latent_args` that the config has as entries."""
         return tuple(entry for entry in self.latent_args if not _is_spread(entry))
 
 
@@ -150,9 +150,9 @@ class Container(Node):
     """A sequence or a mapping, with a tag or without.
 
     Args:
-        kind: its form.
-        name: the `@name` of the tag.
-        tagged: False for a plain one without a tag.
+        kind: the kind of the container.
+        name: the name after `@` in the tag.
+        tagged: whether the config writes the container with a tag.
     """
 
     kind: ContainerKind
@@ -161,7 +161,7 @@ class Container(Node):
 
     @property
     def is_plain(self) -> bool:
-        """Whether YAML writes it without a tag."""
+        """Whether YAML writes the container without a tag."""
         return not self.tagged and self.kind in (ContainerKind.LIST, ContainerKind.DICT)
 
 
@@ -171,7 +171,7 @@ class Sequence(Container):
 
     Args:
         items: the values.
-        marks: entries for items that are aliases or replaced other values; their keys are positions.
+        marks: the entries for items that are aliases or replaced other values; their keys are positions.
     """
 
     items: tuple[Node, ...] = ()
@@ -194,16 +194,16 @@ class Lookup(Node):
     """A value that is looked up or computed at construction: `!var`, `!env`, `!calc`.
 
     Args:
-        text: the name or expression after the tag.
-        default: the node of the default; None if there is none.
+        text: the name or the expression after the tag.
+        default: the node of the default value; None if there is no default.
     """
 
     tag: ClassVar[str]
-    """The word of the tag."""
+    """The word of the tag, such as "var"."""
     is_expression: ClassVar[bool] = False
     """Whether the text is an expression, which is written in quotes and has no default."""
     excluded: ClassVar[str] = ""
-    """Characters that the text may not contain."""
+    """The characters that the text may not contain."""
     text: str
     default: Node | None = None
 
@@ -215,14 +215,14 @@ class Lookup(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Var(Lookup):
-    """`!var`: a value given at construction time."""
+    """`!var`: a value that the caller of `materialize` gives."""
 
     tag = "var"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Env(Lookup):
-    """`!env`: an environment variable read at construction."""
+    """`!env`: an environment variable, which is read at construction."""
 
     tag = "env"
     excluded = "=\0"
@@ -230,14 +230,14 @@ class Env(Lookup):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calc(Lookup):
-    """`!calc`: arithmetic on variables and targets, evaluated at construction; without a default."""
+    """`!calc`: arithmetic on variables and targets, which is evaluated at construction; it has no default."""
 
     tag = "calc"
     is_expression = True
 
     @property
     def expression(self) -> str:
-        """The arithmetic."""
+        """The arithmetic expression."""
         return self.text
 
 
@@ -258,7 +258,7 @@ def describe(node: Node) -> str:
 
 
 def label(node: Node) -> tuple[object, ...]:
-    """Returns a key that is equal for nodes that are equal apart from their children."""
+    """Returns a key that is equal for two nodes if they differ in nothing but the contents of their children."""
     # By `repr`, 1 differs from True, and nan equals nan.
     if isinstance(node, Scalar):
         return "scalar", repr(node.value)
@@ -284,11 +284,11 @@ def is_null(node: Node) -> bool:
 
 
 def is_one_object(node: Node, *, is_aliased: bool) -> bool:
-    """Returns whether every alias of a node is one object.
+    """Returns whether construction builds a node once, so that all its aliases are the same object.
 
     Args:
         node: the node.
-        is_aliased: whether the graph contains it more than once, or it is the value of a root key.
+        is_aliased: whether the graph contains the node more than once, or as the value of a root key.
     """
     if isinstance(node, Call):
         return node.kind is not CallKind.FACTORY
@@ -301,11 +301,11 @@ class Graph:
     """A loaded config, before anything is built.
 
     Args:
-        targets: root entries that can be built, by name, in order.
-        definitions: root entries whose key starts with a dot.
-        anchors: anchor name of each anchored node, by `id(node)`; names for printing and code.
-        diagnostics: warnings and lints found while loading.
-        kept: anchored nodes; without a reference to them, an id in `anchors` could be re-used by another object.
+        targets: the root entries that can be built, by name, in order.
+        definitions: the root entries whose keys start with a dot.
+        anchors: the name of each anchored node, by `id(node)`, for printing and generated code.
+        diagnostics: the warnings and lints that were found while loading.
+        kept: the anchored nodes. Without these references, another object could get an id that is in `anchors`.
     """
 
     targets: Mapping[str, Entry]
@@ -318,7 +318,7 @@ class Graph:
         """Returns the target of that name.
 
         Raises:
-            UnknownTargetError: there is none; the hint lists the targets.
+            UnknownTargetError: FG302 if there is no such target; the hint lists the targets.
         """
         if name in self.targets:
             return self.targets[name]
@@ -330,7 +330,7 @@ class Graph:
 
 
 def list_of_targets(names: list[str], wanted: str) -> str:
-    """Returns a hint: the nearest of the names, and the first of them."""
+    """Returns a hint for an unknown target: the nearest name, if one is near, and a list of the first names."""
     if not names:
         return "the config has no targets"
     near = close_matches(wanted, names, n=1)

@@ -30,11 +30,11 @@ def load(rendered: RenderedText) -> Graph:
     """Returns the graph of a rendered config.
 
     Args:
-        rendered: text with origins; its budget limits the document.
+        rendered: the rendered text with its origins and the limits for the document.
 
     Raises:
-        LoadError: FG2xx, the text is not a document of the language.
-        BudgetError: FG220, the document passes a limit.
+        LoadError: FG2xx if the text is not a document of the config language.
+        BudgetError: FG220 if the document exceeds a limit.
     """
     # The number of comparisons for spelling suggestions is limited per document.
     begin_document()
@@ -72,12 +72,12 @@ def load_value(text: str, file: str = COMMAND_LINE, anchors: Mapping[str, Node] 
     """Returns the node of a single YAML value, as on the command line.
 
     Args:
-        text: the value; tags are allowed.
-        file: the pseudo file of its errors and origins.
-        anchors: nodes that its aliases may name.
+        text: the YAML text of the value, which may have tags.
+        file: the pseudo file of the value in errors and origins.
+        anchors: the nodes to which aliases in the value may refer, by anchor name.
 
     Raises:
-        LoadError: the text is not a value of the language.
+        LoadError: FG2xx if the text is not a value of the config language.
     """
     origin = Origin((Site(Span(file, 1), file),))
     rendered = RenderedText(name=file, file=file, text=text, source_map=SourceMap(text, (0,), (origin,)))
@@ -111,7 +111,7 @@ def _compose(
 
 
 def _caused(fault: LoadError, rendered: RenderedText) -> LoadError:
-    """Returns the error of rendering that most likely caused the load error, or the load error itself."""
+    """Returns the rendering error that most likely caused a load error; if there is none, the load error."""
     errors = [found for found in rendered.diagnostics if found.severity is Severity.ERROR]
     if not errors:
         return fault

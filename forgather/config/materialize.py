@@ -1,9 +1,10 @@
 """Builds the objects of a graph.
 
-Takes a graph, target names and values for `!var`; gives the built targets. Invariants: one call is one construction,
-whose state is its own and is never written to a node; within it an alias is one object, and a factory is called again
-at every occurrence; all constructors are imported and their arguments are checked before the first one is called, so a
-misspelt name is found before an hour of loading data; `before_calls` runs before the first call and only then.
+Takes a graph, target names and values for `!var`; gives the built targets. Invariants: each call of `materialize` is
+one construction, with a state of its own that is never written to a node; in one construction, all aliases of a value
+are one object, and a factory is called again at every occurrence; all constructors are imported and their arguments are
+checked before the first constructor is called, so that a misspelt name is found before an hour of loading data;
+`before_calls` runs once, before the first call.
 """
 
 from __future__ import annotations
@@ -74,20 +75,21 @@ def materialize(
 
     Args:
         graph: the config.
-        targets: names of targets; None for all.
-        variables: values for `!var` and for names in `!calc`.
-        project_dir: folder to which file imports are relative.
-        resolver: finds constructors; None for one of `project_dir`.
-        hook: called with each constructor; its result is called instead.
-        before_calls: called once before the first constructor, with a function that returns the object of a node; not
-            called if no constructor is called.
+        targets: the names of the targets to build; None to build all.
+        variables: the values of `!var` and of names in `!calc`, by name.
+        project_dir: the folder to which file imports are relative.
+        resolver: the object that finds constructors; if it is None, a `Resolver` for `project_dir`.
+        hook: a function that is called with each constructor; its result is called in place of the constructor.
+        before_calls: a function that is called once, before the first constructor, with a function that returns the
+            object of a node; it is not called if no constructor is called.
 
     Raises:
-        UnknownTargetError: FG302, the graph does not have a target of that name.
-        UnboundVarError: FG301, FG303, FG306: a `!var`, `!env` or name in `!calc` has neither value nor default.
-        ResolveError: FG32x, a constructor cannot be found, called or trusted.
-        ArgumentError: FG204, FG208, FG209: arguments do not fit a constructor.
-        GraphError: FG304, FG305: a `!calc` cannot be evaluated; FG307: a wrong search path.
+        UnknownTargetError: FG302 if the graph does not have a target of that name.
+        UnboundVarError: FG301, FG303 or FG306 if a `!var`, an `!env` or a name in `!calc` has neither value nor
+            default.
+        ResolveError: FG32x if a constructor cannot be found, called or trusted.
+        ArgumentError: FG204, FG208 or FG209 if arguments do not fit a constructor.
+        GraphError: FG304 or FG305 if a `!calc` cannot be evaluated; FG307 if a search path is wrong.
         Exception: any exception of a constructor, with a `BuildNote`.
     """
     wanted = list(graph.targets) if targets is None else list(targets)
@@ -99,7 +101,7 @@ def materialize(
 
 
 class _Construction:
-    """One construction: its inputs, and the objects that it has built so far."""
+    """The state of one construction: its inputs, and the objects that were built so far."""
 
     def __init__(
         self,
@@ -141,7 +143,7 @@ class _Construction:
         return value
 
     def look_ahead(self, tops: list[tuple[str, Node]]) -> None:
-        """Imports every constructor that will be needed and checks its arguments, without calling any."""
+        """Imports every constructor that will be needed and checks its arguments; no constructor is called."""
         seen: set[int] = set()
         stack: list[tuple[GraphPath, Node]] = [((Key(name),), node) for name, node in reversed(tops)]
         while stack:
@@ -185,7 +187,7 @@ class _Construction:
     # calls
 
     def _latent(self, node: Call, path: GraphPath, of: Callable[[Node, GraphPath], Any]) -> dict[str, Any]:
-        """Returns the keywords that are merged last."""
+        """Returns the keyword arguments of `latent_args`, which are merged last."""
         if node.spread is None:
             return {str(entry.key): of(entry.value, (*path, Key(entry.key))) for entry in node.latent_args}
         return given_keywords(self.build(node.spread, (*path, Key(SPREAD))), node, path)
@@ -335,7 +337,7 @@ class _Construction:
     # values that each call of a partial builds
 
     def _recipe(self, node: Node, path: GraphPath) -> Any:
-        """Returns a recipe for a node that contains a factory, and the object of any other node."""
+        """Returns a recipe if the node contains a factory; otherwise the object of the node."""
         if not self._is_live(node):
             return self.build(node, path)
         # By node, so that a shared container stays one recipe, and one object per call.

@@ -1,8 +1,8 @@
 """Applies `--set path=value` to a graph.
 
-Takes a graph and assignments of path and YAML text; gives a new graph. Invariants: the given graph is unchanged;
+Takes a graph and assignments, each a path and a YAML text; gives a new graph. Invariants: the given graph is unchanged;
 sharing is preserved, so a value inside a shared node changes wherever that node is used, and a finding of the new graph
-reports it; `Entry.replaced` keeps the old value.
+reports this change; `Entry.replaced` keeps the old value.
 
 An assignment does what editing the file would do: at the path of an anchor (`lr: &lr 1e-3`, or a definition) it changes
 the value for every alias; at the path of an alias it changes that path only.
@@ -46,10 +46,10 @@ _ORIGIN = Origin((Site(Span(COMMAND_LINE, 1), COMMAND_LINE),))
 
 
 def split_assignment(text: str) -> tuple[str, str]:
-    """Returns path and value of `path=value`; an `=` inside brackets belongs to the path.
+    """Returns the path and the value of `path=value`; an `=` inside brackets belongs to the path.
 
     Raises:
-        GraphError: FG313, there is no `=`.
+        GraphError: FG313 if there is no `=` outside brackets.
 
     Example:
         >>> split_assignment("optimizer.lr=3e-4")
@@ -73,15 +73,15 @@ def split_assignment(text: str) -> tuple[str, str]:
 
 
 def override(graph: Graph, assignments: Sequence[tuple[str, str]]) -> Graph:
-    """Returns the graph after all assignments, in order.
+    """Returns the graph after all assignments, which are applied in order.
 
     Args:
         graph: the config.
-        assignments: path and YAML text; a path that begins with `+` adds a new value.
+        assignments: the pairs of path and YAML text; a path that begins with `+` adds a new value.
 
     Raises:
-        GraphError: FG311, the path does not exist; FG312, the path with `+` exists.
-        LoadError: the value is not YAML.
+        GraphError: FG311 if the path does not exist; FG312 if a path with `+` exists.
+        LoadError: FG2xx if the value is not YAML of the config language.
     """
     for path, value in assignments:
         graph = _assign(graph, path, value)
@@ -129,7 +129,7 @@ class _Edit:
     alias: str | None = None
 
     def entry(self, key: Any) -> Entry:
-        """Returns the entry that the command line writes."""
+        """Returns the entry that has the assigned value and the command line as its origin."""
         return Entry(key, self.value, _ORIGIN, alias=self.alias, through=(_ORIGIN,) if self.alias else ())
 
     def moved(self, entry: Entry, value: Node) -> Entry:
@@ -144,7 +144,7 @@ class _Edit:
 
 
 def _follow(graph: Graph, edit: _Edit) -> Node:
-    """Returns the node that contains, or will contain, the value at the path."""
+    """Returns the node that contains the value at the path, or that will contain the added value."""
     stops = steps_along(graph, edit.path[:-1])
     if not stops:
         _root_entry(graph, edit)
@@ -170,7 +170,7 @@ def _root_entry(graph: Graph, edit: _Edit) -> Entry:
 
 
 def _elsewhere(graph: Graph, path: GraphPath) -> str | None:
-    """Returns a hint for another tool's name of a setting: `trainer_args.learning_rate` for `lr`."""
+    """Returns a hint if the path ends with another tool's name of a setting, such as `lr` for `learning_rate`."""
     alias = alias_of("setting", str(getattr(path[-1], "name", "")))
     if alias is None:
         return None
@@ -223,7 +223,7 @@ def _is_home(graph: Graph, holder: Node, step: Step, present: Node) -> bool:
 
 
 def _set(holder: Node, step: Step, edit: _Edit) -> Node:
-    """Returns `holder` with the child behind `step` replaced, at this path only."""
+    """Returns `holder` with the child at `step` replaced by the assigned value."""
     if isinstance(holder, Call) and isinstance(step, Key):
         if step.name == SEARCH_PATH and all(entry.key != step.name for entry in entries(holder)):
             # `submodule_searchpath` is a field of the call, unless the call has an argument of that name.
@@ -253,7 +253,7 @@ def _entry_set(entries: tuple[Entry, ...], name: object, edit: _Edit) -> tuple[E
 
 
 def _marked(marks: tuple[Entry, ...], key: int | str, present: Node | None, edit: _Edit) -> tuple[Entry, ...]:
-    """Returns the marks of a node with a new mark for `key`."""
+    """Returns the marks of a node, with a new mark for `key` that keeps the old value."""
     earlier = next((mark for mark in marks if mark.key == key), None)
     if earlier is None and present is not None:
         earlier = Entry(key, present, present.origin)
@@ -307,9 +307,9 @@ def _rebuilt(graph: Graph, swaps: Mapping[int, Node], edit: _Edit, moved: Moved 
 
     Args:
         graph: the config.
-        swaps: new node by id of the old one.
+        swaps: the new nodes, by the id of the old node.
         edit: the assignment, for messages.
-        moved: returns the entry of a value that was replaced.
+        moved: a function that returns the new entry of a replaced value.
     """
     made: dict[int, Node] = {}
     anchors: dict[int, str] = {}
@@ -345,14 +345,14 @@ def _refuse_depth(level: list[Node], edit: _Edit) -> None:
 def _others(graph: Graph, edit: _Edit, changed: Iterable[int], behind: GraphPath = ()) -> list[str]:
     """Returns the other paths whose value changes with an assignment.
 
-    A path through another target is not reported again. Neither is the only use of a target whose value is set, because
-    the change is expected there.
+    A path through another target is not reported again. If the target or definition that the path begins with is used
+    at one place only, that use is not reported either, because the change is expected.
 
     Args:
         graph: the graph before the change.
         edit: the assignment.
-        changed: ids of the nodes that change.
-        behind: the part of each path after such a node.
+        changed: the ids of the nodes that change.
+        behind: the part of the reported paths after the path of a changed node.
     """
     names: dict[int, str] = {}
     for name, entry in graph.targets.items():
@@ -379,7 +379,7 @@ def _others(graph: Graph, edit: _Edit, changed: Iterable[int], behind: GraphPath
 
 
 def _announced(graph: Graph, edit: _Edit, others: list[str]) -> Graph:
-    """Returns the graph with a finding that names the other paths that change, if there are any."""
+    """Returns the graph with a finding that lists the other paths whose values change, if there are any."""
     if not others:
         return graph
     shown = ", ".join(others[:_LISTED])
