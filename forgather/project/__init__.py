@@ -1,4 +1,4 @@
-"""Projects: the stages of the configuration tower, joined for one config of one project folder."""
+"""Projects: the stages that turn a config into objects, joined for one config of one project folder."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The check of a config: every finding that is possible without importing what the config names.
+"""The check of a config: all findings that are possible without importing the objects that the config names.
 
-Takes a project and a reader of signatures; gives all findings, errors first, each with its place. Nothing of the config
-is constructed or imported. A config that cannot be rendered or loaded gives a finding, too, and what could not be
-checked is listed with the reason.
+The input is a project and a reader of signatures; the output is all findings, errors first, each with its location.
+Nothing that the config names is constructed or imported. An error in rendering or loading the config is a finding, too.
+Calls and settings that could not be checked are listed with the reason.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
 
 GIVEN_BY_A_RUN = frozenset({"run_dir", RENDERED})
-"""Construction variables that `train` sets."""
+"""The construction variables that `fgcli train` sets."""
 UNDEFINED_NAME = "FG232"
-"""The code of the finding that a calculation reads an undefined name."""
+"""The error code of a calculation that reads an undefined name."""
 NO_EFFECT = "FG233"
-"""The code of the finding that an override changes nothing."""
+"""The error code of an override that changes nothing."""
 SUSPICIOUS_SCALAR = "FG222"
-"""The code of the finding that a string looks like a number, a boolean or null."""
+"""The error code of a string that looks like a number, a boolean or null."""
 REPORTED_BY_THE_RUN = frozenset({"FG825", "FG440", "FG848"})
-"""Codes of findings that the constructed objects report again, so that a run need not print them twice."""
+"""The error codes that the constructed objects report again, so that a run need not print these findings twice."""
 CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
     check_arguments,
     check_chosen_keywords,
@@ -61,8 +61,7 @@ CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
     check_imports,
     check_trainer_hooks,
 )
-"""The checks beyond calls, settings and other projects. A new check is a function with the same parameter and one entry
-here."""
+"""The checks other than those of calls, settings and other projects; each new check gets an entry here."""
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.LINT: 3}
 
 
@@ -71,7 +70,7 @@ class CheckResult(NamedTuple):
 
     Args:
         findings: all findings without duplicates, errors first.
-        unchecked: what could not be checked, with the reason.
+        unchecked: the calls and settings that could not be checked, with the reason.
     """
 
     findings: tuple[Diagnostic, ...]
@@ -79,7 +78,7 @@ class CheckResult(NamedTuple):
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
-        """The findings that are errors."""
+        """The findings with the severity "error"."""
         return tuple(found for found in self.findings if found.severity is Severity.ERROR)
 
 
@@ -94,10 +93,10 @@ def check_project(
 
     Args:
         project: the config, with its options and overrides.
-        reader: reads signatures; None makes one for the project.
-        for_run: whether `main` is about to be run. Then a variable without a value is an error, and the number of
-            processes is not checked here because the launcher compares it.
-        reserved: option names of the command line, which a config cannot declare.
+        reader: the reader of signatures; None to create one for the project.
+        for_run: whether the target `main` is about to be run. In this case, a variable without a value is an error, and
+            the number of processes is not checked, because the launcher checks it.
+        reserved: the names of the command line's own options, which a config cannot declare.
     """
     try:
         found = [*project.diagnostics]
@@ -138,8 +137,9 @@ def _without_accepted_texts(found: Iterable[Diagnostic], texts: Iterable[Scalar]
 
 
 def _repeats_the_library(found: Diagnostic) -> bool:
-    """Returns whether a line repeats a line of the library: the user may write it down, because another release may
-    differ.
+    """Returns whether a finding says that a line has no effect because it repeats a line of the template library.
+
+    Such a line is not a mistake: it keeps its value if another release of the library has a different one.
     """
     return found.code == NO_EFFECT and f" at {library_dir()}{os.sep}" in found.message
 
@@ -150,7 +150,7 @@ def _written_at(found: Diagnostic) -> tuple[str, int, str] | None:
 
 
 def _known_before(project: Project) -> list[Diagnostic]:
-    """Returns the findings of the stages before the one that failed."""
+    """Returns the findings of the stages that succeeded before another stage failed."""
     known = [*project.meta.diagnostics]
     # `rendered` and `declared_graph` are cached properties: their values are here only if the stage succeeded.
     if "rendered" in project.__dict__:
@@ -190,7 +190,7 @@ def _meta_findings(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def _with_undefined_as_errors(found: Iterable[Diagnostic], graph: Graph) -> list[Diagnostic]:
-    """Returns the findings with undefined names as errors if `main` needs them: a run sets no further variables."""
+    """Returns the findings; an undefined name that `main` needs is an error, as a run sets no further variables."""
     main = graph.targets.get("main")
     needed = [] if main is None else walk([((Key("main"),), main.value)], unbuilt=False)
     places = {node.span for _, node in needed if isinstance(node, Calc) and node.span is not None}

@@ -1,8 +1,8 @@
 """The sides of a comparison for `fgcli diff`, and their differences.
 
-Takes a word of the command line (a config, its file or its project); gives a `Compared`: a graph, with functions that
-name its places. `compare` gives the differences of two sides. Both sides see the same time, so that clock functions
-make no difference. Nothing is imported or constructed.
+The input is a word of the command line (a config, its file or its project); the output is a `Compared`: a graph, with
+functions that name its files. `compare` returns the differences of two sides. Both sides are rendered with the same
+time, so that templates that print the time make no difference. Nothing is imported or constructed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Compared:
     """One side of a comparison.
 
     Args:
-        title: the name that the user would use for it.
-        graph: the graph that it would build, or has built.
-        place: returns the short name of a file of this side.
-        config: the config's name.
+        title: the name that a user would use for this side.
+        graph: the graph that the config would build, or that the past run has built.
+        place: the function that returns the short name of a file of this side.
+        config: the name of the config.
         code: the digest of each Python file of the project that the graph names, by its name in constructors.
-        defaults: the default arguments of the constructors, if they are known and to be compared.
-        notes: findings about this side.
-        declared: a graph that declares the options of the config; None if it is not known.
+        defaults: the default arguments of the constructors; empty if they are unknown or are not to be compared.
+        notes: the findings about this side.
+        declared: a graph that declares the options of the config; None if it is unknown.
     """
 
     title: str
@@ -54,7 +54,7 @@ class Compared:
 
 
 def compare(old: Compared, new: Compared) -> tuple[Difference, ...]:
-    """Returns the differences of two sides: those of the graphs, then changed source files and defaults.
+    """Returns the differences of two sides: those of the graphs, then changed Python files and defaults.
 
     Args:
         old: the first side.
@@ -67,7 +67,7 @@ def compare(old: Compared, new: Compared) -> tuple[Difference, ...]:
 
 
 def code_digests(graph: Graph, project_dir: str) -> dict[str, str]:
-    """Returns the digest of each Python file of the project that a constructor of the graph names.
+    """Returns the digest, by file name, of each Python file of the project that a constructor of the graph names.
 
     Args:
         graph: the graph.
@@ -101,11 +101,11 @@ def _file_of(node: Node) -> str:
 
 
 def open_config(meta: ProjectMeta, config: str, now: datetime) -> Compared:
-    """Returns a config of the working tree.
+    """Returns a config of the working tree as a side of a comparison.
 
     Args:
         meta: the project.
-        config: the config's name.
+        config: the name of the config.
         now: the time that clock functions return.
     """
     project = Project.in_environment(meta, config, environment=replace(project_environment(meta), now=now))
@@ -116,14 +116,14 @@ def open_config(meta: ProjectMeta, config: str, now: datetime) -> Compared:
 
 
 def named_config(word: str, folder: str | None) -> tuple[ProjectMeta, str]:
-    """Returns the project and the config that a word names.
+    """Returns the project and the config that a word of the command line names.
 
     Args:
-        word: a config's name, the path of its file, the folder of a project, or "" for the default config.
-        folder: the project that names are relative to; None for the nearest one above the working folder.
+        word: the name of a config, the path of its file, the folder of a project, or "" for the default config.
+        folder: the project that names are relative to; None for the nearest project above the working folder.
 
     Raises:
-        ProjectError: FG405, FG430, there is no such config; FG400, FG401, there is no such project.
+        ProjectError: FG405 or FG430 if there is no such config; FG400 or FG401 if there is no such project.
     """
     if os.path.isfile(os.path.join(word, META_FILE)) and word:
         meta = load_meta(os.path.abspath(word))
@@ -142,7 +142,10 @@ def named_config(word: str, folder: str | None) -> tuple[ProjectMeta, str]:
 
 
 def _config_of_file(word: str) -> tuple[ProjectMeta, str] | None:
-    """Returns the config of a file; its project is the nearest folder above the file that has this config."""
+    """Returns the project and the config of a file; None if the file is not a config.
+
+    The project is the nearest folder above the file that has this config.
+    """
     if not word.endswith(".yaml") or not os.path.isfile(word):
         return None
     folder = os.path.dirname(os.path.abspath(word))
@@ -158,7 +161,10 @@ def _config_of_file(word: str) -> tuple[ProjectMeta, str] | None:
 
 
 def project_of_path(word: str) -> str | None:
-    """Returns the project that contains a path which need not exist; None if the path names none."""
+    """Returns the project that contains a path; None if the word is not a path, or the path is in no project.
+
+    The path need not exist. The result is None in a project folder, too.
+    """
     if os.sep not in word or os.path.isfile(META_FILE):
         return None
     return project_above(os.path.dirname(word))

@@ -1,8 +1,8 @@
 """Opens both sides of `fgcli diff`: a config, a config at a Git revision, or a past run.
 
-Takes the words of the command line; gives two `Compared`. For a revision the templates are those of the revision, and
-so is the library if it is in the same repository, while variables are those of the working tree: equal configs of two
-revisions give equal graphs. Errors name files at the revision.
+The input is the words of the command line; the output is two `Compared`. At a revision, the templates are read from the
+revision, and so is the template library if it is part of the same repository. The variables of the templates are those
+of the working tree, so that equal configs of two revisions give equal graphs. Errors name files at the revision.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _LAST = "HEAD"
 
 
 def open_revision(word: str, revision: str, folder: str | None, now: datetime) -> Compared:
-    """Returns a config as it was at a revision.
+    """Returns a config at a Git revision as a side of a comparison.
 
     Args:
-        word: a config's name, the path of its file, the folder of a project, or "" for the default config.
-        revision: a revision that Git understands.
-        folder: the project that names are relative to; None for the nearest one above the working folder.
+        word: the name of a config, the path of its file, the folder of a project, or "" for the default config.
+        revision: the Git revision.
+        folder: the project that names are relative to; None for the nearest project above the working folder.
         now: the time that clock functions return.
 
     Raises:
-        ForgatherError: there is no such revision or config, or the config is broken at that revision.
+        ForgatherError: if there is no such revision or config, or the config is broken at that revision.
     """
     is_path = os.sep in word or word.endswith(".yaml") and os.path.isfile(word) or os.path.isdir(word)
     start = os.path.realpath(word) if word and is_path else os.path.realpath(find_project(folder))
@@ -69,7 +69,7 @@ def open_revision(word: str, revision: str, folder: str | None, now: datetime) -
 
 
 def _project_in(tree: Tree, start: str, word: str) -> str:
-    """Returns the project that a name or path means at the revision, as a folder of the working tree."""
+    """Returns the project that a name or path refers to at the revision, as a folder of the working tree."""
     folder = start
     while folder.startswith(tree.top):
         if tree.has(os.path.join(folder, META_FILE)):
@@ -112,7 +112,7 @@ def _meta(tree: Tree, project_dir: str) -> ProjectMeta:
 
 
 def _library(tree: Tree) -> str:
-    """Returns the library of the revision if it is part of the repository, else the installed one."""
+    """Returns the template library at the revision if it is part of the repository, else the installed library."""
     laid = tree.private_path(os.path.realpath(library_dir()))
     return laid if tree.is_folder(laid) else library_dir()
 
@@ -132,7 +132,10 @@ def _config(tree: Tree, meta: ProjectMeta, start: str, name: str | None) -> str:
 
 @contextmanager
 def _places_at_revision(tree: Tree) -> Iterator[None]:
-    """Makes the places in errors name the revision: the file of the working tree may have another text."""
+    """Context manager that changes the locations in errors to name the revision.
+
+    The file in the working tree may have another text than the file at the revision.
+    """
     try:
         yield
     except ForgatherError as error:
@@ -150,10 +153,10 @@ def _places_at_revision(tree: Tree) -> Iterator[None]:
 
 
 def open_past_run(folder: str) -> Compared:
-    """Returns a past run.
+    """Returns a past run as a side of a comparison.
 
     Raises:
-        ProjectError: FG437, the folder is not that of a run; FG438, it is damaged.
+        ProjectError: FG437 if the folder is not that of a run; FG438 if the record of the run is damaged.
     """
     run = open_run(folder)
     return Compared(
@@ -169,10 +172,10 @@ def open_past_run(folder: str) -> Compared:
 
 
 def open_current_config(folder: str) -> Compared:
-    """Returns the graph that the config of a run gives now.
+    """Returns the current state of the config of a run as a side of a comparison.
 
     Raises:
-        ForgatherError: the project or the config is gone, or broken.
+        ForgatherError: if the project or the config does not exist anymore, or is broken.
     """
     run = open_run(folder)
     try:
@@ -204,17 +207,17 @@ _LISTED = 3
 
 
 def open_sides(a: str | None, b: str | None, config: str | None, folder: str | None) -> tuple[Compared, Compared]:
-    """Returns both sides.
+    """Returns both sides of a comparison, the older one first.
 
     Args:
-        a: a config, its file, `CONFIG@REVISION`, or the folder of a run; None for the config that `-t` names, at its
-            last commit.
-        b: the same; None for the current state of `a`.
-        config: the config that a bare `@REVISION` means; None for the default config.
-        folder: the project that names are relative to; None for the nearest one above the working folder.
+        a: the first side: a config, its file, `CONFIG@REVISION`, or the folder of a run; None for the config that
+            `-t` names, at the last commit.
+        b: the second side, named in the same way; None for the current state of `a`.
+        config: the config that a bare `@REVISION` refers to; None for the default config.
+        folder: the project that names are relative to; None for the nearest project above the working folder.
 
     Raises:
-        ForgatherError: one of the sides cannot be opened.
+        ForgatherError: if one of the sides cannot be opened.
     """
     now = datetime.now()
     if a is not None and is_run_folder(a):
@@ -246,11 +249,11 @@ def _sides_of_run(a: str, b: str | None, folder: str | None, now: datetime) -> t
 
 
 def split_revision(word: str, folder: str | None) -> tuple[str, str | None]:
-    """Returns the config and the revision of `CONFIG@REVISION`; the revision is None if the word has none.
+    """Returns the config and the revision of `CONFIG@REVISION`; the revision is None if the word contains none.
 
     Args:
         word: the word of the command line.
-        folder: the project that names are relative to.
+        folder: the project that names are relative to; None for the nearest project above the working folder.
 
     Example:
         >>> split_revision("tiny@HEAD~3", None)
@@ -270,7 +273,7 @@ def split_revision(word: str, folder: str | None) -> tuple[str, str | None]:
 
 
 def _nothing_named(word: str, folder: str | None, error: ProjectError) -> ProjectError:
-    """Returns the error for a word that names neither a config nor a run of the project."""
+    """Returns the error for a word that names neither a config nor a run of the project; other errors are unchanged."""
     if error.code != "FG405" or error.span is not None:
         return error
     from forgather.project.run_reader import runs_of

@@ -1,6 +1,7 @@
 """The config files of a project.
 
-Takes the search folders; gives names and files. No stage is imported, because `fgcli ls` needs this for every project.
+The input is the search folders of the project; the output is the names and files of its configs. The modules that
+render and load configs are not imported, because `fgcli ls` lists the files of every project.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from forgather.source import Span
 
 
 def config_files(searchdir: Iterable[str], prefix: str) -> dict[str, str]:
-    """Returns the file of each config by its name, sorted; the first search folder that contains a name wins.
+    """Returns the file of each config by name, sorted; of equal names, the one in the first search folder is used.
 
     Args:
-        searchdir: absolute folders.
-        prefix: the folder of the configs inside each of them.
+        searchdir: the absolute search folders.
+        prefix: the folder of the configs inside each search folder.
 
     Raises:
-        ProjectError: FG126, a search folder contains too many files.
+        ProjectError: FG126 if a search folder contains too many files.
     """
     found: dict[str, str] = {}
     for folder in searchdir:
@@ -50,14 +51,14 @@ def _yaml_files(top: str) -> Iterator[tuple[str, str]]:
 
 
 def choose_config(meta: ProjectMeta, name: str | None = None) -> str:
-    """Returns the name of a config, with its `.yaml`.
+    """Returns the name of a config, including `.yaml`.
 
     Args:
         meta: the project.
-        name: the value of `-t`, a name or the path of a file; None for the default config.
+        name: the value of `-t`: a name or the path of a file; None for the default config.
 
     Raises:
-        ProjectError: FG405, FG407, there is no such config; FG406, no config was named and none is the default.
+        ProjectError: FG405 or FG407 if there is no such config; FG406 if no config is named and none is the default.
     """
     try:
         available = config_files(meta.searchdir, meta.config_prefix)
@@ -87,7 +88,7 @@ def choose_config(meta: ProjectMeta, name: str | None = None) -> str:
 
 
 def _searchdir(meta: ProjectMeta) -> Span | None:
-    """Returns the place of `searchdir` in meta.yaml."""
+    """Returns the location of `searchdir` in meta.yaml; None if the project has no files."""
     for file in meta.files[:1]:
         lines = read_text(file, MAX_CODE_BYTES).split("\n")
         return Span(file, next((number for number, line in enumerate(lines, 1) if line.startswith("searchdir")), 1))
@@ -95,11 +96,11 @@ def _searchdir(meta: ProjectMeta) -> Span | None:
 
 
 def template_name(meta: ProjectMeta, config_name: str) -> str:
-    """Returns the name under which templates find a config.
+    """Returns the name by which templates refer to a config.
 
     Args:
         meta: the project.
-        config_name: the config's name.
+        config_name: the name of the config.
     """
     return f"{meta.config_prefix}/{config_name}" if meta.config_prefix else config_name
 
@@ -128,7 +129,7 @@ def _existing(name: str, available: dict[str, str], meta: ProjectMeta, *, in_met
 
 
 def _of_file(name: str, available: dict[str, str]) -> str | None:
-    """Returns the config whose file is at a path relative to the working folder."""
+    """Returns the config whose file is at a path relative to the working folder; None if there is none."""
     if not name.endswith(".yaml") or "\0" in name or not os.path.isfile(name):
         return None
     return next((config for config, file in available.items() if os.path.samefile(file, name)), None)

@@ -1,7 +1,7 @@
 """Default arguments of the constructors that a graph calls.
 
-Takes a graph; gives the parameters of each constructor with their defaults as text, and the differences of two such
-tables. Nothing is imported. A constructor without a readable signature is left out.
+The input is a graph; the output is the parameters of each constructor with their defaults as text, and the differences
+of two such tables. Nothing is imported. A constructor whose signature is unknown is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def read_defaults(graph: Graph, meta: ProjectMeta) -> dict[str, dict[str, str | None]]:
-    """Returns the parameters of each constructor in order, with the source text of the default, or None without one.
+    """Returns the parameters of each constructor in order, with the source text of each default.
+
+    The text is None for a parameter without default.
 
     Args:
         graph: the graph.
@@ -47,7 +49,7 @@ def read_defaults(graph: Graph, meta: ProjectMeta) -> dict[str, dict[str, str | 
 
 
 def changed_defaults(old: Graph, new: Graph, then: Defaults, now: Defaults) -> Iterator[Difference]:
-    """Yields the defaults that differ, at the first call of each constructor that does not give the argument.
+    """Yields the defaults that differ, located at the first call of each constructor that does not give the argument.
 
     Args:
         old: the graph of the first side.

@@ -1,7 +1,8 @@
 """The files that a run depends on: Python files of the project, and data.
 
-Takes a graph and the folders it may import from; gives source files, and facts about data files (size, time, digest)
-with what has changed since. Nothing is imported. Imports of installed libraries are not followed.
+The input is a graph and the folders from which it may import modules; the output is source files, and facts about data
+files (size, time, digest), with the changes since the facts were recorded. Nothing is imported. Imports of installed
+libraries are not followed.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _PRIVATE = re.compile(r"secret|credential|passw|api_?key", re.IGNORECASE)
 
 
 def code_files(graph: Graph, project_dir: str, system_path: Iterable[str] = ()) -> list[str]:
-    """Returns the absolute paths of the project's Python files that constructors name, and of those that they import.
+    """Returns the absolute paths of the project's Python files that constructors name, and of files that these import.
 
-    An imported file is left out if its name suggests that it holds secrets.
+    An imported file is left out if its name suggests that it contains secrets.
 
     Args:
         graph: the graph.
@@ -91,12 +92,13 @@ _NAMED = 5
 # Bytes that are read for digests before a run starts; further files are compared by size and time.
 _MAX_TOTAL = 2_000_000_000
 _WRITTEN = ("output_dir", "logging_dir", "log_dir", "run_dir", "resume_from_checkpoint", "cache_dir")
-"""Settings that name what a run writes, not what it reads."""
+"""The settings that name files which a run writes, and does not read as data."""
 
 
 def data_facts(graph: Graph, project_dir: str) -> list[dict[str, Any]]:
-    """Returns the data files that the graph names: for each text its graph path, and for each file size, time and
-    digest.
+    """Returns the data files that the graph names, one item for each text.
+
+    An item contains the text, its path in the graph, and the size, time and digest of each file.
 
     Args:
         graph: the graph.
@@ -122,7 +124,7 @@ def data_facts(graph: Graph, project_dir: str) -> list[dict[str, Any]]:
 
 
 def changed_data(recorded: list[dict[str, Any]], project_dir: str) -> list[tuple[str, str, str]]:
-    """Returns the name, the former and the present state of each recorded piece of data that has changed or is gone.
+    """Returns the recorded data that has changed or is gone, each with its name, its former and its current state.
 
     Args:
         recorded: the result of `data_facts` at the time of the run.
@@ -146,7 +148,7 @@ def changed_data(recorded: list[dict[str, Any]], project_dir: str) -> list[tuple
 
 
 def _changed_names(files: list[str], named: str, project_dir: str) -> str:
-    """Returns the names of files, unless the text that names them is a single file."""
+    """Returns the names of files in parentheses; "" if the text in the config names the only file itself."""
     around = os.path.normpath(os.path.join(project_dir, os.path.expanduser(named)))
     if files == [around]:
         return ""
@@ -157,7 +159,7 @@ def _changed_names(files: list[str], named: str, project_dir: str) -> str:
 
 
 def _possible_paths(graph: Graph) -> Iterator[tuple[GraphPath, str]]:
-    """Yields every text in the arguments of a call that could name a file."""
+    """Yields every text in the arguments of calls that could name a file, with its path in the graph."""
     calls = {id(node) for path, node in all_nodes(graph) if isinstance(node, Call)}
     tops = [(path, node) for path, node in all_nodes(graph) if id(node) in calls]
     for path, node in walk(tops):
@@ -174,7 +176,7 @@ def _possible_paths(graph: Graph) -> Iterator[tuple[GraphPath, str]]:
 
 
 def _files(text: str, project_dir: str) -> list[str]:
-    """Returns the files that a text names: a file, those in a folder, or those that match a pattern; at most 2,000."""
+    """Returns the files that a text names: one file, those in a folder or those that match a pattern; at most 2,000."""
     # A bare word such as `adamw` is not a path, even if a folder of that name exists.
     if os.sep not in text and not os.path.splitext(text)[1]:
         return []
@@ -207,8 +209,9 @@ def _inside(folder: str) -> Iterator[str]:
 
 
 def _file_facts(file: str, left: int) -> dict[str, Any]:
-    """Returns size, time and digest of a file; the digest is None if the file is larger than a limit or than `left`
-    bytes.
+    """Returns size, time and digest of a file.
+
+    The digest is None if the file is too large: larger than a fixed limit, or than the remaining `left` bytes.
     """
     try:
         facts = os.stat(file)

@@ -1,8 +1,9 @@
 """The command-line options that a config declares in its target `dynamic_args`.
 
-Takes a graph; gives `DeclaredOption` records, and the declarations that are malformed. The declaration is plain data
-from a render without options, and nothing in it is constructed. A default belongs to the template; here it is only
-shown in the help. A malformed declaration removes its own option and no other.
+The input is a graph; the output is `DeclaredOption` records, and the declarations that are malformed. The declarations
+are plain data from a render without options, and nothing in them is constructed. The default of an option is set by the
+template; the default in the declaration is only shown in the help. A malformed declaration disables its own option and
+no other.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ TYPES = {"str": str, "string": str, "path": str, "int": int, "integer": int, "fl
          "bool": bool, "boolean": bool, "flag": bool}  # fmt: skip
 FLAG = "flag"
 FAULTS = frozenset({"FG408", "FG409"})
-"""Codes of declarations that are malformed, or whose name is taken."""
+"""The error codes of declarations that are malformed, or whose name is taken."""
 
 
 class Action(StrEnum):
-    """What an option does when it is given, as in `argparse`."""
+    """The action of an option on the command line, as in `argparse`."""
 
     STORE = "store"
     STORE_TRUE = "store_true"
@@ -45,17 +46,18 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredOption:
-    """One option of a config.
+    """One option that a config declares.
 
     Args:
-        names: its names on the command line, with dashes.
+        names: the names of the option on the command line, with dashes.
         variable: the Jinja variable that the option sets.
-        type: the type of its value; an option of type `bool` that is stored gives a pair of flags, `--x` and `--no-x`.
-        action: what the option does when it is given.
-        choices: accepted values; () for any.
-        default: the value that the template uses without the option, for the help.
-        help: one line.
-        span: the place of the declaration.
+        type: the type of the value; an option with the type `bool` and the action "store" becomes a pair of flags,
+            `--x` and `--no-x`.
+        action: the action of the option, as in `argparse`.
+        choices: the accepted values; () if any value is accepted.
+        default: the value that the template uses without the option, shown in the help.
+        help: the description of the option, one line.
+        span: the location of the declaration.
     """
 
     names: tuple[str, ...]
@@ -69,11 +71,11 @@ class DeclaredOption:
 
 
 class Misdeclared(NamedTuple):
-    """A malformed declaration.
+    """A malformed declaration of an option.
 
     Args:
-        names: its names, as far as they can be read and are not taken.
-        error: what is wrong with it.
+        names: the names of the option, as far as they can be read and are not reserved by the command line.
+        error: the error that describes the problem.
     """
 
     names: tuple[str, ...]
@@ -84,8 +86,8 @@ class Declared(NamedTuple):
     """The options that a config declares.
 
     Args:
-        options: well-formed options, in order.
-        faults: malformed declarations.
+        options: the well-formed options, in order.
+        faults: the malformed declarations.
     """
 
     options: list[DeclaredOption]
@@ -96,7 +98,7 @@ class Declared(NamedTuple):
 
         Args:
             words: the words of the command line.
-            unknown: whether one of them is an unknown option, which may then be any of the malformed ones.
+            unknown: whether the command line contains an unknown option, which may be any of the malformed ones.
         """
         given = {_variable((word.split("=")[0],)) for word in words if word.startswith("-")}
         found = [
@@ -112,8 +114,8 @@ def read_options(graph: Graph, *, reserved: frozenset[str] = frozenset()) -> Dec
     """Returns the options that a config declares, and the malformed declarations.
 
     Args:
-        graph: the config, rendered without options.
-        reserved: option names of the command line itself.
+        graph: the graph of the config, rendered without options.
+        reserved: the names of the command line's own options.
     """
     declared = Declared([], [])
     entry = graph.targets.get(TARGET)
@@ -138,7 +140,7 @@ def read_options(graph: Graph, *, reserved: frozenset[str] = frozenset()) -> Dec
 
 
 def without_options(graph: Graph) -> Graph:
-    """Returns a graph without the declaration of options, which had their effect in the templates."""
+    """Returns a graph without the target that declares options; the templates have already used their values."""
     return replace(graph, targets={name: entry for name, entry in graph.targets.items() if name != TARGET})
 
 
@@ -178,14 +180,14 @@ def _records(entry: Entry) -> Iterator[tuple[str | None, Node, Span | None]]:
 
 
 def _no_records(node: Node) -> ProjectError | None:
-    """Returns the error for a target that is neither a list nor a mapping; None if it is one of them, or empty."""
+    """Returns the error for a target that is neither a list nor a mapping; None for a list, a mapping or null."""
     if isinstance(node, Sequence | Mapped) or (isinstance(node, Scalar) and node.value is None):
         return None
     return _malformed(f"{TARGET!r} is neither a list nor a mapping of options", node)
 
 
 def _spelled(key: str | None, node: Node) -> tuple[str, ...]:
-    """Returns the names of a malformed declaration."""
+    """Returns the names of the option in a malformed declaration, as far as they can be read."""
     fields = {entry.key: entry.value for entry in node.entries} if isinstance(node, Mapped) else {}
     given = fields.get("names")
     names = [
@@ -244,7 +246,7 @@ def _action(fields: Mapping[str, object], kind: str, name: str, node: Mapped) ->
 def _values_of(
     fields: Mapping[str, object], kind: str, action: Action, name: str, node: Mapped
 ) -> tuple[tuple[object, ...], object]:
-    """Returns the choices and the default of a declaration, both of its type."""
+    """Returns the choices and the default of a declaration, after checking that they have its type."""
     choices, default = fields.get("choices"), fields.get("default")
     if choices is not None and (not isinstance(choices, list) or action.is_flag):
         where = _field(node, "choices")
@@ -264,7 +266,7 @@ def _values_of(
 
 
 def _field(node: Mapped, field: object) -> Node:
-    """Returns the value of a field, for its place; the whole declaration if the field is missing."""
+    """Returns the node of a field, to locate an error; the whole declaration if the field is missing."""
     return next((entry.value for entry in node.entries if entry.key == field), node)
 
 

@@ -1,7 +1,8 @@
-"""The place at which the user can fix an error whose value a template of the library prints.
+"""The location at which the user can fix an error, if a template of the library prints the wrong value.
 
-Takes places and paths of a project's graph; gives the line of the project, or the option, that the value came from. A
-place inside the project stays unchanged, and so does one whose value came from several places or none.
+The input is a location and a path in the project's graph; the output is the line of the project, or the command-line
+option, that set the value. A location inside the project is returned unchanged, and so is the location of a value that
+several lines set, or none.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from forgather.source import Origin, Site, Span, option_place, variable_of
 
 
 class Writers:
-    """Finds the lines and options that wrote the values of a graph.
+    """Finds the lines and options that set the values of a graph.
 
     Args:
-        project_dir: the project whose files count as the user's.
+        project_dir: the folder of the project; files in it belong to the user.
         graph: the graph that is built.
-        declared: the graph before options and overrides, which declares the options.
+        declared: the graph before overrides, which declares the command-line options.
     """
 
     def __init__(self, project_dir: str, graph: Graph, declared: Graph) -> None:
@@ -36,18 +37,20 @@ class Writers:
         self._own = os.path.join(project_dir, "")
 
     def relocated(self, found: Diagnostic) -> Diagnostic:
-        """Returns a finding at the line that wrote the value, with the line that prints it as context."""
+        """Returns a finding located at the line that set the value, with the line that prints the value as context."""
         span = self.span(found.span, found.path)
         if span is None or span == found.span:
             return found
         return replace(found, span=span, context=(*found.context, f"printed at {found.span}"))
 
     def span(self, span: Span | None, path: str | None) -> Span | None:
-        """Returns the place of a `set` in the project, or of an option; `span` itself if the value came from neither.
+        """Returns the location of a `set` statement in the project, or of an option, that set a value.
+
+        Returns `span` unchanged if there is no such statement or option, or several of them.
 
         Args:
-            span: the line that prints the value.
-            path: the graph path of the value.
+            span: the location of the line that prints the value.
+            path: the path of the value in the graph.
         """
         if span is None or path is None or not os.path.isabs(span.file) or span.file.startswith(self._own):
             return span
@@ -88,15 +91,15 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def locate_error(error: ForgatherError, writers: Writers) -> None:
-    """Sets the place of an error that has none to the place of the setting that the error names.
+    """Sets the location of an error to that of the setting which the error names, if it names one.
 
-    For an error of a constructor the keywords of that call are searched; for an error of the run, all keywords of
-    `main`, where only names with an underscore count, because a single word may be prose. The argument that the error
-    is marked with comes first.
+    For an error of a constructor, the keyword arguments of that call are searched. For an error of the run, all keyword
+    arguments in `main` are searched, but only for names with an underscore, because a single word may be part of the
+    sentence. If the error itself carries the name of an argument, that name is searched first.
 
     Args:
-        error: the error; its `path` and `span` are changed.
-        writers: finds the user's line for a place.
+        error: the error, whose `path` and `span` are set.
+        writers: the finder of the lines that set values.
     """
     notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, BuildNote)]
     settings = dict(_settings(writers.graph, notes[0].path if notes else None))

@@ -1,9 +1,9 @@
-"""A cache of facts about projects and configs, stored between commands.
+"""A cache on disk for facts about projects and configs.
 
-Takes facts as plain data with what they were made from: digests of the files that were read, files that were looked for
-and absent, and environment variables. Gives them back as long as all of that is unchanged. An entry that is corrupt,
-owned or writable by another user, or written by another version of the code counts as missing. Without a cache folder
-nothing is stored.
+Facts are plain data. They are stored with what they depend on: the digests of the files that were read, files that were
+searched but did not exist, and environment variables. The cache returns the facts as long as all of these are
+unchanged. An entry is ignored if it is corrupt, was written by another version of the code, or could have been changed
+by another user. Without a cache folder, nothing is stored.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _CODE = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Dependencies:
-    """What a fact was made from.
+    """The files and environment variables that a fact depends on.
 
     Args:
         files: the digest of each file that was read.
-        absent: files that would have been read instead if they existed.
-        env: environment variables; None for an unset one.
+        absent: the files that would have been read instead if they had existed.
+        env: the values of environment variables; None for a variable that is not set.
     """
 
     files: dict[str, str] = field(default_factory=dict)
@@ -53,11 +53,11 @@ class Dependencies:
 
 
 def is_current(made_from: Dependencies | None, digest: Digests) -> bool:
-    """Returns whether everything that a fact was made from is unchanged.
+    """Returns whether everything that a fact depends on is unchanged.
 
     Args:
-        made_from: the dependencies; None gives False.
-        digest: computes digests of files, each once.
+        made_from: the dependencies of the fact; None if they are unknown, so that the result is False.
+        digest: the function that returns the digest of a file, and computes it once.
     """
     return (
         made_from is not None
@@ -73,10 +73,10 @@ def restore_dependencies(facts: dict[str, Any]) -> Dependencies:
 
 
 def read_entry(part: str, name: str) -> dict[str, Any] | None:
-    """Returns the stored facts; None without an intact entry.
+    """Returns the facts in an entry of the cache; None if there is no intact entry.
 
     Args:
-        part: the part of the cache, which is a folder.
+        part: the folder inside the cache that contains the entry.
         name: the name of the entry.
     """
     file = _entry_file(part, name)
@@ -84,12 +84,12 @@ def read_entry(part: str, name: str) -> dict[str, Any] | None:
 
 
 def write_entry(part: str, name: str, facts: dict[str, Any]) -> None:
-    """Stores facts, if there is a cache folder.
+    """Stores facts in the cache, if there is a cache folder.
 
     Args:
-        part: the part of the cache, which is a folder.
+        part: the folder inside the cache that will contain the entry.
         name: the name of the entry.
-        facts: plain data.
+        facts: the facts as plain data.
     """
     file = _entry_file(part, name)
     if file is not None:
@@ -114,8 +114,8 @@ def dependencies_of(rendered: RenderedText, searchpath: tuple[str, ...]) -> Depe
     """Returns the dependencies of a rendered text; None if they cannot be determined.
 
     Args:
-        rendered: the text with the files that it came from.
-        searchpath: absolute folders of templates, in order.
+        rendered: the text, with the files that it was rendered from.
+        searchpath: the absolute folders of templates, in the order in which they are searched.
     """
     if any(_LOOKS_AROUND.search(source.text) for source in rendered.sources.values()):
         return None

@@ -1,8 +1,8 @@
 """Fault tolerance and resuming: what happens to a run that fails, and which checkpoint a run resumes from.
 
-Takes a graph and the options `--resume`, `--allow-missing` and `--allow-changed`; gives `FaultTolerance`, and
-assignments in the form of `--set`. The changes are ordinary values of the graph, so they are checked and recorded in
-the run's folder.
+The input is a graph and the options `--resume`, `--allow-missing` and `--allow-changed`; the output is
+`FaultTolerance`, and assignments in the form of `--set`. These assignments change ordinary values of the graph, so they
+are checked, and recorded in the run's folder.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class FaultTolerance:
     Args:
         auto_resume: whether a restarted run resumes from its newest intact checkpoint.
         max_retry_attempts: how often the processes are started again.
-        checkpoint_interval: steps between checkpoints, if the trainer's arguments do not save any; None changes
-            nothing.
+        checkpoint_interval: the number of steps between checkpoints if the trainer's arguments do not determine one;
+            None to leave the trainer's arguments unchanged.
     """
 
     auto_resume: bool = True
@@ -50,10 +50,10 @@ class FaultTolerance:
 
 
 def fault_tolerance(graph: Graph) -> FaultTolerance | None:
-    """Returns the `fault_tolerance` of the target `meta`; None without one.
+    """Returns the setting `fault_tolerance` of the target `meta`; None if the config does not have this setting.
 
     Raises:
-        ProjectError: FG640, an unknown setting or a wrong value.
+        ProjectError: FG640 if the setting contains an unknown name or a wrong value.
     """
     meta = graph.targets.get("meta")
     entry = next((entry for entry in string_entries(meta.value) if entry.key == KEY), None) if meta else None
@@ -85,12 +85,12 @@ def _wrong_setting(found: str, span: Any, hint: str | None) -> ProjectError:
 def restart_assignments(
     graph: Graph, tolerance: FaultTolerance | None, *, resumes: bool
 ) -> tuple[tuple[str, str], ...]:
-    """Returns pairs of graph path and YAML text for the trainer's arguments.
+    """Returns the changes of the trainer's arguments for fault tolerance, as pairs of graph path and YAML text.
 
     Args:
         graph: the config's graph.
-        tolerance: the config's fault tolerance; None without one.
-        resumes: whether this is a further attempt that resumes from the newest checkpoint.
+        tolerance: the config's fault tolerance; None if the config has none.
+        resumes: whether the run is a further attempt, which resumes from the newest checkpoint.
     """
     arguments = trainer_arguments(graph)
     if arguments is None:
@@ -119,12 +119,12 @@ _SAYS = {
 
 
 def has_trainer_arguments(graph: Graph) -> bool:
-    """Returns whether `main` has trainer arguments, which can say what a run resumes from."""
+    """Returns whether `main` has trainer arguments, which determine the checkpoint that a run resumes from."""
     return trainer_arguments(graph) is not None
 
 
 def resumes_from(graph: Graph) -> object:
-    """Returns the setting of what the run resumes from; None if the arguments of `main` have none."""
+    """Returns the value of `resume_from_checkpoint`; None if it is not given or is not plain data."""
     arguments = trainer_arguments(graph)
     return arguments.plain(RESUME) if arguments else None
 
@@ -132,18 +132,19 @@ def resumes_from(graph: Graph) -> object:
 def resume_assignments(
     graph: Graph, resume: str | None, allowed: Mapping[str, Sequence[str] | None]
 ) -> tuple[tuple[str, str], ...]:
-    """Returns pairs of graph path and YAML text for the options of resuming.
+    """Returns the assignments for the options of resuming, as pairs of graph path and YAML text.
 
     Args:
         graph: the config's graph.
-        resume: "auto", "never", or a folder; None keeps the config's setting.
-        allowed: parts that a checkpoint may lack (`ALLOW_MISSING`), and facts that may have changed since it was
-            written (`ALLOW_CHANGED`); None keeps the config's setting.
+        resume: the value of `--resume`: "auto", "never", or the folder of a checkpoint; None to keep the
+            config's setting.
+        allowed: the parts that a checkpoint may lack (`ALLOW_MISSING`), and the facts that may have changed since the
+            checkpoint was written (`ALLOW_CHANGED`); None to keep the config's setting.
 
     Raises:
-        ProjectError: FG676, the config has no trainer arguments, or `allowed` is given for a run that resumes from no
-            checkpoint, neither now nor after a failure.
-        CheckpointError: FG601, the folder does not exist.
+        ProjectError: FG676 if the config has no trainer arguments, or if `allowed` is given for a run that resumes from
+            no checkpoint, neither at its start nor after a failure.
+        CheckpointError: FG601 if the folder does not exist.
     """
     wanted: dict[str, str] = {}
     if resume is not None:

@@ -1,9 +1,9 @@
 """Read-only access to Git, and to the files of a revision, in a repository that is not trusted.
 
-Takes a folder and arguments; gives Git's output, or a `Tree` with the files of a revision. Git only reads: it does not
-fetch, prompt, page or refresh the index, and no hook or file system monitor of the repository runs. `git status` and
-`git diff` are not used, because they run filters. The repository is that of the folder, even if the caller's
-environment names another one.
+The input is a folder and arguments; the output is that of Git, or a `Tree` with the files of a revision. Git only
+reads: it does not fetch, prompt, start a pager or refresh the index, and no hook or file system monitor of the
+repository runs. `git status` and `git diff` are not used, because they run filters. Git uses the repository of the
+folder, even if environment variables of the caller name another one.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def run_git(
     """Runs Git in a folder and returns the finished process.
 
     Args:
-        folder: the folder.
+        folder: the folder in which Git runs.
         *arguments: the arguments of Git.
         given: the standard input.
-        seconds: the time limit.
+        seconds: the time limit in seconds.
 
     Raises:
-        OSError: Git is not installed.
-        subprocess.TimeoutExpired: the time limit has passed.
+        OSError: if Git is not installed.
+        subprocess.TimeoutExpired: if Git does not finish within the time limit.
     """
     kept = {name: value for name, value in os.environ.items() if name not in _LOCAL}
     return subprocess.run(
@@ -69,13 +69,13 @@ _LINK, _FILES = "120000", ("100644", "100755", "120000")
 
 
 class Tree:
-    """The files of a revision.
+    """The files of a Git revision.
 
     Args:
-        top: absolute folder of the working tree.
+        top: the absolute folder of the working tree.
         revision: the revision as the user wrote it.
-        commit: the full hash of its commit.
-        folder: private folder into which files are written, at their paths below `top`.
+        commit: the full hash of the revision's commit.
+        folder: the private folder into which files are written, at the same relative paths as in `top`.
     """
 
     def __init__(self, top: str, revision: str, commit: str, folder: str) -> None:
@@ -88,8 +88,9 @@ class Tree:
         return self._inside(file) in self._blobs
 
     def is_folder(self, folder: str) -> bool:
-        """Returns whether a folder exists, and writes its files; a folder outside this tree is looked up in the file
-        system.
+        """Returns whether a folder exists, and writes its files into the private folder if it is part of the revision.
+
+        A folder outside the private folder is looked up in the file system.
         """
         inside = _below(folder, self.folder)
         if inside is None:
@@ -101,10 +102,10 @@ class Tree:
         return os.path.isdir(self._target(inside))
 
     def write_out(self, part: str) -> str:
-        """Writes a file or folder of the revision, and returns its path in the private folder.
+        """Writes a file or folder of the revision into the private folder, and returns its path there.
 
         Args:
-            part: the path below the top; "" is everything.
+            part: the path relative to `top`; "" for all files.
         """
         if not any(part == done or part.startswith(f"{done}/") for done in self._written_out):
             prefix = f"{part}/" if part else ""
@@ -118,14 +119,12 @@ class Tree:
         return self._target(part)
 
     def private_path(self, path: str) -> str:
-        """Returns the path in the private folder for a path of the working tree; a path outside the repository is
-        unchanged.
-        """
+        """Returns the path in the private folder for a path in the working tree; other paths are unchanged."""
         inside = self._inside(path)
         return path if inside is None else self._target(inside)
 
     def real(self, path: str) -> str:
-        """Returns the path of the working tree for a path in the private folder; other paths are unchanged."""
+        """Returns the path in the working tree for a path in the private folder; other paths are unchanged."""
         inside = _below(path, self.folder)
         return path if inside is None else os.path.normpath(os.path.join(self.top, inside))
 
@@ -147,7 +146,7 @@ class Tree:
                 self._link(target, os.fsdecode(content))
 
     def _link(self, target: str, link: str) -> None:
-        """Creates a symbolic link that stays inside the tree, with its target; other links are left out."""
+        """Creates a symbolic link and writes its target; a link that leads out of the private folder is skipped."""
         leads_to = _below(os.path.normpath(os.path.join(os.path.dirname(target), link)), self.folder)
         if leads_to and not os.path.isabs(link):
             os.symlink(link, target)
@@ -156,14 +155,14 @@ class Tree:
 
 @contextmanager
 def open_tree(folder: str, revision: str) -> Iterator[Tree]:
-    """Yields the files of a revision, which are removed after the block.
+    """Context manager that yields the files of a revision, and removes them afterwards.
 
     Args:
         folder: a folder inside the repository.
         revision: a commit, a tag, a branch, or an expression such as `HEAD~3`.
 
     Raises:
-        ProjectError: FG433, there is no repository or no Git; FG434, there is no such revision.
+        ProjectError: FG433 if there is no repository, or Git is not installed; FG434 if there is no such revision.
     """
     top = _toplevel(folder)
     commit = _commit(top, revision)
@@ -220,7 +219,7 @@ def _revisions(top: str, revision: str) -> str:
 
 
 def _listing(top: str, commit: str) -> Iterator[tuple[str, str, str]]:
-    """Yields path, mode and blob of each file; unsafe paths and files that are too large are left out."""
+    """Yields path, mode and blob hash of each file of a commit, without unsafe paths and files that are too large."""
     done = _git(top, "ls-tree", "-r", "-z", "--long", "--full-tree", commit)
     for record in os.fsdecode(done.stdout).split("\0"):
         facts, _, path = record.partition("\t")
@@ -270,8 +269,9 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _below(path: str, folder: str) -> str | None:
-    """Returns the path from `folder` to `path` with slashes; "" if they are equal, None if `path` is not below
-    `folder`.
+    """Returns the path relative to `folder`, with slashes; None if the path is not inside the folder.
+
+    The result is "" if the path is the folder itself.
     """
     if path == folder:
         return ""

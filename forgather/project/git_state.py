@@ -1,8 +1,8 @@
 """The commit of a repository, and whether its working tree has changes, without running a program of the repository.
 
-Takes a folder; gives commit and state. `git status` and `git diff` run filters, which are programs that a repository
-can name. So Git only lists the index and the commit, and files that were touched are hashed here. If a filter would
-change such a file, the state is unknown.
+The input is a folder; the output is commit and state. `git status` and `git diff` run filters, which are programs that
+a repository can name. So Git only lists the index and the commit, and files that may have changed are hashed by this
+module. If a filter would change such a file, the state is unknown.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class _Unknown(Exception):  # it only ends the search
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A file of the index.
+    """A file in Git's index.
 
     Args:
-        mode: its mode, as Git writes it.
-        digest: the hash of its blob.
-        path: its path below the top of the working tree.
-        watched: whether Git is to compare it with the file.
-        seen: size and time of the file when Git last compared it; None if unknown.
+        mode: the mode of the file, as Git writes it.
+        digest: the hash of the file's blob.
+        path: the path relative to the top of the working tree.
+        watched: whether Git compares the index with the file.
+        seen: the size and time of the file when Git last compared it; None if they are unknown.
     """
 
     mode: bytes
@@ -55,11 +55,13 @@ class _Entry:
 
 
 def git_state(folder: str, output_dir: str | None = None) -> dict[str, object] | None:
-    """Returns the commit and whether there are changes (None if unknown); None outside a repository.
+    """Returns the commit of a repository, and whether the working tree has changes; None outside a repository.
+
+    The result has the keys "commit" and "dirty"; the value of "dirty" is None if it cannot be determined.
 
     Args:
-        folder: the project; an untracked file in it counts as a change.
-        output_dir: the folder that runs write to, which does not count.
+        folder: the project's folder; an untracked file in this folder is a change, too.
+        output_dir: the folder that runs write to; untracked files in it are ignored.
     """
     commit, top = _git_line(folder, "rev-parse", "HEAD"), _git_line(folder, "rev-parse", "--show-toplevel")
     if commit is None or top is None:
@@ -91,7 +93,7 @@ def _has_changes(top: str, depth: int = 0) -> bool:
     """Returns whether the index or the files of a working tree differ from its commit.
 
     Raises:
-        _Unknown: it cannot be determined.
+        _Unknown: if this cannot be determined without running a program of the repository.
     """
     entries = list(_index(top))
     if {entry.path: (entry.mode, entry.digest) for entry in entries} != _committed(top):
@@ -127,7 +129,7 @@ def _index(top: str) -> Iterator[_Entry]:
 
 
 def _committed(top: str) -> dict[bytes, tuple[bytes, bytes]]:
-    """Returns mode and blob of each file of the commit."""
+    """Returns mode and blob hash of each file of the commit, by path."""
     found = {}
     for record in _git_output(top, "ls-tree", "-r", "-z", "HEAD").split(b"\0")[:-1]:
         facts, _, path = record.partition(b"\t")
@@ -157,7 +159,7 @@ def _kind(facts: os.stat_result) -> bytes:
 
 
 def _is_another(top: str, entry: _Entry) -> bool:
-    """Returns whether a file is gone, or of another mode or size; Git does not compare contents then, either."""
+    """Returns whether a file is gone or has another mode or size, so that Git reports it without comparing contents."""
     facts = _stat(top, entry)
     if facts is None:
         return True
@@ -174,7 +176,7 @@ def _compares_modes(top: str) -> bool:
 
 
 def _is_untouched(top: str, entry: _Entry, index_time: int) -> bool:
-    """Returns whether a file has the size and time that Git recorded, and was not changed at the time of the index."""
+    """Returns whether a file has the size and time that Git recorded, and is older than the index."""
     facts = _stat(top, entry)
     if facts is None or entry.seen is None or entry.mode != _kind(facts):
         return False
@@ -188,7 +190,7 @@ def _refuse_many_bytes(top: str, entries: Sequence[_Entry]) -> None:
 
 
 def _is_as_stored(top: str, entry: _Entry) -> bool:
-    """Returns whether a file has the bytes of its blob, apart from line ends."""
+    """Returns whether the content of a file has the hash in the index, as it is or with LF as line ends."""
     path = os.path.join(os.fsencode(top), entry.path)
     if entry.mode == _LINK:
         return entry.digest == _blob(os.readlink(path), entry)
@@ -206,7 +208,7 @@ def _blob(content: bytes, entry: _Entry) -> bytes:
 
 
 def _converted(top: str, entries: Sequence[_Entry]) -> set[bytes]:
-    """Returns the paths whose content Git would convert; the conversion is not repeated here."""
+    """Returns the paths whose content Git would convert before hashing it; this module does not do such conversions."""
     if not entries:
         return set()
     given = b"".join(entry.path + b"\0" for entry in entries)
@@ -216,7 +218,7 @@ def _converted(top: str, entries: Sequence[_Entry]) -> set[bytes]:
 
 
 def _has_moved(top: str, entry: _Entry, depth: int) -> bool:
-    """Returns whether a submodule is at another commit, or has changes of its own."""
+    """Returns whether a submodule is at another commit, or its working tree has changes."""
     folder = os.path.join(top, os.fsdecode(entry.path))
     if not os.path.lexists(os.path.join(folder, ".git")):
         return False

@@ -1,8 +1,9 @@
-"""Goldens: the graph of a config as a file that is compared with the config later, on any machine.
+"""Goldens: files that contain the graph of a config, to be compared with the config later, on any machine.
 
-Takes a project; gives its configs in an environment with fixed stand-ins for folders, host, clock, versions and
-environment variables, and graphs whose paths begin with `{project}`. A stand-in is an absolute path, so that templates
-treat it like a real one. A golden contains nothing of the machine that wrote it.
+The input is a project; the output is its configs, rendered with fixed replacements for folders, host, clock, versions
+and environment variables, and their graphs, in which paths begin with names such as `{project}`. The replacement of a
+folder is an absolute path, so that templates treat it like a real one. A golden contains no facts about the machine
+that wrote it.
 `compare_goldens` compares goldens with configs, and `update_golden` writes them.
 """
 
@@ -43,11 +44,11 @@ _NOT_GIVEN = object()
 
 
 def machine_independent_project(meta: ProjectMeta, config_name: str) -> Project:
-    """Returns a config whose templates see no facts of this machine or day.
+    """Returns a config whose templates see fixed replacements for all facts about the machine and the time.
 
     Args:
         meta: the project.
-        config_name: the config's name.
+        config_name: the name of the config.
     """
     environment = ConfigEnvironment(
         searchpath=meta.searchpath, variables=_variables(meta), now=_NOW, cache_dir=cache_dir("templates")
@@ -56,7 +57,7 @@ def machine_independent_project(meta: ProjectMeta, config_name: str) -> Project:
 
 
 def machine_independent_graph(project: Project) -> Graph:
-    """Returns the graph of such a config, with `{project}` and similar names in place of the stand-in folders."""
+    """Returns the graph of a machine-independent config, with names such as `{project}` for its fixed folders."""
     meta = project.meta
     names = {_project_dir(meta): "{project}", _WORKSPACE: "{workspace}", _CWD: "{cwd}", _HOME: "{home}"}
     return replace_nodes(project.graph, lambda node: _with_names(node, names))
@@ -135,12 +136,12 @@ class GoldenCheck:
     """A config and its golden.
 
     Args:
-        config: the config's name.
-        file: absolute path of the golden.
+        config: the name of the config.
+        file: the absolute path of the golden.
         state: the result of the comparison.
-        differences: from the golden to the config.
-        text: the current content for the golden; "" if the config does not exist.
-        error: why the config or the golden cannot be read.
+        differences: the differences from the golden to the config.
+        text: the content that the golden would have now; "" if the config does not exist or is broken.
+        error: the reason why the config or the golden cannot be read; None if both can be read.
     """
 
     config: str
@@ -156,10 +157,10 @@ def compare_goldens(meta: ProjectMeta, names: Sequence[str] = ()) -> list[Golden
 
     Args:
         meta: the project.
-        names: the configs; none means all, followed by goldens whose config is gone.
+        names: the names of the configs; if empty, all configs, followed by goldens whose config does not exist.
 
     Raises:
-        ProjectError: FG405, a config does not exist.
+        ProjectError: FG405 if a named config does not exist.
     """
     available = list(config_files(meta.searchdir, meta.config_prefix))
     chosen = list(dict.fromkeys(choose_config(meta, name) for name in names)) or available
@@ -174,10 +175,10 @@ def compare_goldens(meta: ProjectMeta, names: Sequence[str] = ()) -> list[Golden
 
 
 def update_golden(checked: GoldenCheck) -> bool:
-    """Writes the current graph into a golden, or removes it if its config is gone. Returns whether anything changed.
+    """Writes the current graph into a golden, or removes a golden without config; returns whether anything changed.
 
     Raises:
-        ProjectError: FG431, the file cannot be written, or is not a golden.
+        ProjectError: FG431 if the file cannot be written, or is not a golden.
     """
     if checked.state is GoldenState.LOST:
         _remove(checked.file)
@@ -224,13 +225,13 @@ def golden_file(meta: ProjectMeta, config: str) -> str:
 
     Args:
         meta: the project.
-        config: the config's name.
+        config: the name of the config.
     """
     return os.path.join(meta.project_dir, FOLDER, *config.split("/"))
 
 
 def golden_text(graph: Graph) -> str:
-    """Returns the content of a golden for a graph."""
+    """Returns the text of a golden that contains the graph."""
     return hide(_HEAD + emit_yaml(graph), is_document=True)
 
 
@@ -238,7 +239,7 @@ def read_golden(file: str) -> Graph:
     """Returns the graph of a golden; the origin of each value is its line in the file.
 
     Raises:
-        ProjectError: FG432, the file cannot be read, or is not a golden.
+        ProjectError: FG432 if the file cannot be read, or is not a golden.
     """
     text = _read_golden_text(file)
     if text is None or not text.startswith(_HEAD):

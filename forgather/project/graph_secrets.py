@@ -1,7 +1,7 @@
-"""Registers the secrets of a graph, so that no later text shows them.
+"""Registers the secrets of a graph, so that texts which are shown or written later do not contain them.
 
-A secret is a value whose name looks secret, also if an alias, a merge or an override put it there. Every node is
-visited once.
+A value is a secret if its name suggests it, even if an alias, a merge or an override puts the value there. Every node
+is visited once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forgather.shown_secrets import parts_of
 
 
 def note_graph(graph: Graph) -> None:
-    """Registers the values of a graph whose names look secret."""
+    """Registers the values of a graph whose names suggest that they are secret."""
     seen: set[int] = set()
     stack: list[Node] = []
     for path, node in roots(graph):
@@ -42,7 +42,7 @@ def note_graph(graph: Graph) -> None:
 
 
 def _note_option(record: Mapped) -> None:
-    """Registers the default of an option, or the value of a record, whose name looks secret."""
+    """Registers the default of an option, or the value of a record, whose name suggests that it is secret."""
     found = {entry.key: entry.value for entry in record.entries}
     default = found.get("default") or found.get("value")
     # A declared option has `names`, a record such as an HTTP header one of the others.
@@ -91,7 +91,7 @@ def _note_value(name: str, value: str) -> None:
 
 
 def _note_words(nodes: Iterable[Node]) -> None:
-    """Registers the words that follow an option in a list of words."""
+    """Registers each word that follows an option in a list of words, if the name of the option suggests a secret."""
     option = ""
     for node in nodes:
         word = node.value if isinstance(node, Scalar) and isinstance(node.value, str) else ""

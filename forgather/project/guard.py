@@ -1,7 +1,9 @@
-"""The guard of a construction: only listed or trusted code is imported and called.
+"""The guard of a construction: only code that is listed as allowed, or that the user trusts, is imported and called.
 
-Takes a project and a `Trust`; gives a `Guard` for the resolver. A name is judged before its module is imported, and the
-object that was found is judged again. What the list denies cannot be trusted.
+The input is a project and a `Trust`; the output is a `Guard` for the resolver. The list is `callables.json` in
+`forgather/config`, which contains the callables that every config may call, and those that no config may call. A name
+is checked before its module is imported, and the object that was found is checked again. What the list denies cannot be
+called even if the user trusts it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ _CALLED = (FunctionType, BuiltinFunctionType, MethodType, MethodDescriptorType, 
 
 
 def _exists(module: str) -> bool:
-    """Returns whether a module may exist, as far as that is known without importing unlisted code."""
+    """Returns whether a module may exist, as far as this is known without importing unlisted code."""
     parent, _, leaf = module.rpartition(".")
     if not parent:
         return module in sys.builtin_module_names or PathFinder.find_spec(module, sys.path) is not None
@@ -50,11 +52,11 @@ def _exists(module: str) -> bool:
 
 
 class ProjectGuard(Guard):
-    """Lets a project call what is on the list, and what the user trusts.
+    """Lets a project call what the list of callables allows, and what the user trusts.
 
     Args:
         meta: the project.
-        trust: returns what the user trusts; it is called when something is not on the list.
+        trust: the function that returns what the user trusts; it is called when something is not on the list.
     """
 
     def __init__(self, meta: ProjectMeta, trust: Callable[[], Trust]) -> None:
@@ -62,7 +64,7 @@ class ProjectGuard(Guard):
         self._tell = trust
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for a data loader's worker, which receives partials: what the user trusts now."""
+        """Returns the state for pickling, with the current trust: data loader workers may receive partials."""
         return {"_places": self._places, "_trust": self._trust}
 
     @cached_property
@@ -70,10 +72,10 @@ class ProjectGuard(Guard):
         return self._tell()
 
     def before_import(self, module: str) -> None:
-        """Raises if a module is denied, or if it belongs to a package or folder that is not trusted.
+        """Raises an error if a module is denied, or belongs to a package or folder that the user does not trust.
 
         Raises:
-            ResolveError: FG339, it is denied; FG440, the user has to trust it first.
+            ResolveError: FG339 if the module is denied; FG440 if the user has to trust it first.
         """
         package = module.partition(".")[0]
         home = self._places.home(package)
@@ -90,24 +92,24 @@ class ProjectGuard(Guard):
         return None
 
     def before_files(self, folders: Sequence[str]) -> None:
-        """Raises if the code of a folder is not trusted.
+        """Raises an error if the user does not trust the code in one of the folders.
 
         Raises:
-            ResolveError: FG440.
+            ResolveError: FG440 if the user has to trust a folder first.
         """
         needs = Needs(folders=tuple(self._places.owner(folder) for folder in folders)).beyond(self._trust)
         if needs:
             raise untrusted_error(needs)
 
     def found(self, constructor: str, walked: Sequence[tuple[str, Any]]) -> Any:
-        """Returns the object to call, if neither it nor a module on the way to it is denied or untrusted.
+        """Returns the object to call, if neither the object nor a module on the way to it is denied or untrusted.
 
         Args:
             constructor: the constructor as the config names it.
-            walked: the parts of the name, each with the object that it led to.
+            walked: the parts of the name, each with the object that it refers to.
 
         Raises:
-            ResolveError: FG339, FG440.
+            ResolveError: FG339 if the object or a module is denied; FG440 if the user has to trust it first.
         """
         found = walked[-1][1]
         modules = [at for at, (_, thing) in enumerate(walked[:-1]) if at and isinstance(thing, ModuleType)]
@@ -127,7 +129,7 @@ class ProjectGuard(Guard):
         return self._call if found is SHORT["call"] else found
 
     def _is_own(self, module: str) -> bool:
-        """Returns whether a module is trusted code of the user, which may offer any object."""
+        """Returns whether a module is the user's own, or of a trusted package: all objects in it may be used."""
         if module.startswith(".") or "/" in module or module.endswith(".py"):
             return True
         root = module.partition(".")[0]
@@ -144,7 +146,7 @@ class ProjectGuard(Guard):
                 raise untrusted_error(needs)
 
     def _call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Implements the built-in name `call`: calls an object that passed the guard."""
+        """The implementation of the built-in function `call`: checks an object and its arguments, and calls it."""
         # A partial judges its arguments when it is called.
         if not isinstance(function, PartialObject):
             self._judge_value(function)
@@ -152,7 +154,7 @@ class ProjectGuard(Guard):
         return call(function, *args, **kwargs)
 
     def _judge_value(self, value: Any) -> None:
-        """Raises if a callable that is the result of a call, and not of a node, must not be called."""
+        """Raises an error if a callable that a call has returned, or that is an argument, must not be called."""
         while isinstance(value, partial):
             value = value.func
         if isinstance(value, PartialObject):
@@ -163,15 +165,16 @@ class ProjectGuard(Guard):
             self._admit(verdict, is_own=not (is_plain and is_in_parts(verdict.name.partition(":")[0])))
 
     def arguments(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raises if an argument would make a loader run remote code, or is a callable that no config may call.
+        """Raises an error if an argument would make a loader run remote code, or is a callable that no config may call.
 
         Args:
             function: the object that is called.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
+            args: the positional arguments.
+            kwargs: the keyword arguments.
 
         Raises:
-            ResolveError: FG339, FG340, FG440.
+            ResolveError: FG339 if an argument is denied; FG340 if an argument has a value that is not allowed; FG440 if
+                the user has to trust an argument first.
         """
         inside = list(containers([args, kwargs]))
         for value in (value for container in inside for value in _values(container)):
@@ -181,7 +184,7 @@ class ProjectGuard(Guard):
         refuse_remote_code(function, args, kwargs, lambda folder: not self._needs(folder))
 
     def later(self, function: Any) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], None] | None:
-        """Returns the function that judges a partial's arguments when it is called; None if no argument matters."""
+        """Returns the function that checks a partial's arguments at each call; None if none has to be checked."""
         if may_run_remote_code(function):
             return self._at_call
         return self._rules if required_of(function) else None

@@ -1,7 +1,7 @@
-"""Listings of projects and configs, made by rendering and loading what is not in the cache.
+"""Listings of projects and configs, created by rendering and loading configs that are not in the cache.
 
-Takes a project folder; gives `ProjectListing` and `ConfigListing`. Nothing is constructed. A broken config is listed
-with its error and does not affect the others.
+The input is a project folder; the output is `ProjectListing` and `ConfigListing`. Nothing is constructed. A broken
+config is listed with its error and does not affect the others.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def describe_project(project_dir: str, display: Display) -> ProjectListing:
     """Returns the listing of a project without its configs.
 
     Args:
-        project_dir: absolute folder.
-        display: shortens the paths in messages.
+        project_dir: the absolute folder of the project.
+        display: the object that shortens paths in messages.
     """
     try:
         meta = load_meta(project_dir)
@@ -46,9 +46,9 @@ def describe_config(project_dir: str, name: str, display: Display) -> ConfigList
     """Returns the listing of one config.
 
     Args:
-        project_dir: absolute folder.
-        name: the config's name.
-        display: shortens the paths in messages.
+        project_dir: the absolute folder of the project.
+        name: the name of the config.
+        display: the object that shortens paths in messages.
     """
     try:
         project = Project(name, project_dir)
@@ -72,8 +72,8 @@ def reason(error: ForgatherError, display: Display) -> str:
     """Returns one line that says why a config is broken.
 
     Args:
-        error: the error.
-        display: shortens its path.
+        error: the error of the config.
+        display: the object that shortens the path in the line.
     """
     return _one_line(error.diagnostic, display)
 

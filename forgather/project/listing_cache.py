@@ -1,7 +1,8 @@
-"""The cache of `fgcli ls`: listings of projects and configs, stored between commands.
+"""The cache of `fgcli ls`: listings of projects and configs, stored on disk.
 
-Takes a project folder; gives a `ProjectListing`. A description is known only after rendering, so it is stored with its
-dependencies. A broken config is never stored. A description that contains the time shows that of the last render.
+The input is a project folder; the output is a `ProjectListing`. The description of a config is known only after
+rendering, so it is stored with its dependencies. A broken config is never stored. If a description contains the time,
+the listing shows the time of the last render.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ class ConfigListing:
     """One config in a listing.
 
     Args:
-        name: the name that `-t` takes.
-        title: `config_name` of its `meta`.
-        description: `config_description` of its `meta`.
-        config_class: `config_class` of its `meta`.
-        output_dir: the folder its trainer saves to; "" if that is not a plain value.
-        error: one line that says why it is broken; None for a valid config.
-        dependencies: what the listing was made from; None if it must not be stored.
+        name: the name for `-t`.
+        title: the value of `config_name` in the target `meta`.
+        description: the value of `config_description` in the target `meta`.
+        config_class: the value of `config_class` in the target `meta`.
+        output_dir: the folder that the trainer saves to; "" if it is not a plain value.
+        error: the reason why the config is broken, one line; None if the config is valid.
+        dependencies: what the listing depends on; None if the listing must not be stored.
     """
 
     name: str
@@ -43,16 +44,16 @@ class ProjectListing:
     """A project and its configs.
 
     Args:
-        project_dir: absolute folder.
-        name: the project's name.
-        description: one line.
-        default_config: the config that is used if none is named.
-        searchdir: absolute folders of its configs.
-        config_prefix: folder of the configs inside each search folder.
-        error: one line that says why the project cannot be read; None for a valid one.
-        warnings: one line each.
+        project_dir: the absolute folder of the project.
+        name: the name of the project.
+        description: the description of the project, one line.
+        default_config: the config that is used if none is named; None if there is no default.
+        searchdir: the absolute search folders of the project's configs.
+        config_prefix: the folder of the configs inside each search folder.
+        error: the reason why the project cannot be read, one line; None if it can be read.
+        warnings: the warnings about the project, one line each.
         configs: the configs, in order.
-        dependencies: what the listing was made from; None if it must not be stored.
+        dependencies: what the listing depends on; None if the listing must not be stored.
     """
 
     project_dir: str
@@ -68,7 +69,7 @@ class ProjectListing:
 
 
 def cached_listing(project_dir: str) -> ProjectListing | None:
-    """Returns the stored listing with those configs that are unchanged; None without an intact entry."""
+    """Returns the stored listing, with those configs that are unchanged; None if there is no intact entry."""
     facts = read_entry(_PART, project_dir)
     if facts is None:
         return None
@@ -83,7 +84,7 @@ def cached_listing(project_dir: str) -> ProjectListing | None:
 
 
 def store_listing(listing: ProjectListing) -> None:
-    """Stores a listing, if there is a cache folder."""
+    """Stores a listing in the cache, if there is a cache folder."""
     if listing.error is None and listing.dependencies is not None:
         sound = tuple(one for one in listing.configs if one.error is None and one.dependencies is not None)
         write_entry(_PART, listing.project_dir, asdict(replace(listing, configs=sound)))

@@ -1,7 +1,7 @@
 """Plain data from graph nodes, without constructing anything.
 
-Takes nodes; gives Python values. Nothing is called, imported or read from the environment: a node that would need it
-gives an error with its place.
+The input is nodes; the output is Python values. Nothing is called, imported or read from the environment: a node that
+would require it raises an error with the location of the node.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _KINDS = {ContainerKind.LIST: list, ContainerKind.TUPLE: tuple}
 
 
 def plain_value(node: Node, what: str, *, code: str = "FG403") -> object:
-    """Returns the value of a node that holds plain data.
+    """Returns the value of a node that contains plain data.
 
     Args:
         node: the node.
-        what: what is being read, for the message ("'searchdir' in meta.yaml").
+        what: the description of the node in the error message, such as "'searchdir' in meta.yaml".
         code: the error code.
 
     Raises:
-        ProjectError: with `code`, if the node or one inside it is not plain data.
+        ProjectError: `code` if the node, or a node inside it, is not plain data.
     """
     if isinstance(node, Scalar):
         return node.value
@@ -43,12 +43,12 @@ def plain_value(node: Node, what: str, *, code: str = "FG403") -> object:
 
 
 def plain_entries(node: Node) -> dict[str, PlainScalar]:
-    """Returns the plain scalars of a mapping by their string keys; {} for any other node."""
+    """Returns the plain scalars of a mapping by their string keys; an empty dict for any other node."""
     return {str(entry.key): entry.value.value for entry in string_entries(node) if isinstance(entry.value, Scalar)}
 
 
 def string_entries(node: Node) -> Iterator[Entry]:
-    """Yields the entries of a mapping that have string keys; none for any other node."""
+    """Yields the entries of a mapping that have string keys; nothing for any other node."""
     if isinstance(node, Mapped):
         yield from (entry for entry in node.entries if isinstance(entry.key, str))
 

@@ -1,4 +1,4 @@
-"""Folders outside any project: the packaged library, the error pages, the user's config and cache folders.
+"""Folders outside projects: the packaged template library, the error pages, the user's config and cache folders.
 
 An installed package and a clone that is not installed find the same files, and a cache folder is returned only if it is
 private.
@@ -14,7 +14,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def library_dir() -> str:
-    """Returns the folder of the packaged templates."""
+    """Returns the folder of the packaged template library."""
     return _shipped("templatelib", "templatelib")
 
 
@@ -31,14 +31,14 @@ def _shipped(inside_package: str, next_to_package: str) -> str:
 
 
 def config_dir() -> str:
-    """Returns the user's config folder of Forgather, whether it exists or not."""
+    """Returns Forgather's folder for the user's configuration, whether the folder exists or not."""
     return os.path.join(_user_folder("XDG_CONFIG_HOME", ".config", "user_config_dir"), "forgather")
 
 
 def cache_dir(part: str) -> str | None:
-    """Returns the private cache folder `part`, which is created if missing; None if there cannot be one.
+    """Returns the private cache folder named `part`, which is created if missing; None if it cannot be created.
 
-    The folder belongs to this user and has mode 0700. `FORGATHER_CACHE=off` disables it.
+    The folder belongs to the current user and has mode 0700. `FORGATHER_CACHE=off` disables the cache.
     """
     if os.environ.get("FORGATHER_CACHE", "").lower() in ("off", "0", "no"):
         return None
@@ -66,8 +66,9 @@ def _make_private(folder: str) -> bool:
 
 
 def _user_folder(variable: str, under_home: str, platformdirs_name: str) -> str:
-    """Returns a folder of the user. On Linux the XDG rules are applied here, because importing platformdirs takes
-    longer than `fgcli ls`.
+    """Returns the user's folder for configuration or for caches.
+
+    On Linux, the XDG rules are applied directly, because importing platformdirs takes longer than `fgcli ls`.
     """
     given = os.environ.get(variable, "")
     if os.path.isabs(given):

@@ -1,7 +1,7 @@
-"""The cache of project facts, stored between commands.
+"""The cache of project facts on disk.
 
-Takes a project folder; gives `ProjectMeta`. A project that has not changed is not rendered again, and no stage is
-imported for it.
+The input is a project folder; the output is `ProjectMeta`. For a project that has not changed, meta.yaml is not
+rendered again, and the modules that render and load it are not imported.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _TUPLES = ("searchdir", "system_path", "searchpath", "files", "diagnostics")
 
 
 def load_meta(project_dir: str) -> ProjectMeta:
-    """Returns the facts of a project.
+    """Returns the facts of a project, from the cache if they are unchanged.
 
     Args:
-        project_dir: absolute folder that contains `meta.yaml`.
+        project_dir: the absolute folder that contains `meta.yaml`.
 
     Raises:
-        ForgatherError: `meta.yaml` cannot be rendered or read, or contains a wrong setting.
+        ForgatherError: if `meta.yaml` cannot be rendered or read, or contains a wrong setting.
     """
     facts = read_entry(_PART, project_dir)
     kept = _restore(facts) if facts is not None else None
@@ -46,7 +46,7 @@ def load_meta(project_dir: str) -> ProjectMeta:
 
 
 def _is_allowed(meta: ProjectMeta) -> bool:
-    """Returns whether the search folders are still allowed: the user's list of trusted folders may have changed."""
+    """Returns whether the search folders are still allowed: the user may have removed one from the trusted folders."""
     around = (meta.workspace_root, library_dir())
     return all(is_allowed_root(folder, meta.project_dir, around) for folder in meta.searchdir)
 

@@ -1,8 +1,8 @@
-"""Reads the meta.yaml of a project, and decides which folders the project may take templates from.
+"""Reads the meta.yaml of a project, and decides which folders the project may use templates from.
 
-Takes a project folder; gives `ProjectMeta`. Templates may come from the project, its workspace, the library, the user's
-own templates, the user's Git repository around the project, and folders that the user trusts. Symbolic links are
-resolved first. A config cannot extend this list.
+The input is a project folder; the output is `ProjectMeta`. Templates may be in the project, its workspace, the template
+library, the user's own template folder, the user's Git repository that contains the project, and folders that the user
+trusts. Symbolic links are resolved before the check. A config cannot extend this list.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _MOVING = re.compile(r"\b(?:\w*time|now|utcnow|getcwd|abspath|relpath|versions|(
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbors:
-    """The surroundings of a project that is not in its usual place, such as one of a Git revision.
+    """The surroundings of a project that is not at its usual location, such as a project at a Git revision.
 
     Args:
-        workspace: absolute folder of its workspace; None outside any.
-        library: absolute folder of the template library.
-        repository: absolute folder whose templates belong to the project, too; None looks for the user's repository.
-        is_folder: returns whether a search folder exists.
+        workspace: the absolute folder of the project's workspace; None if the project is in no workspace.
+        library: the absolute folder of the template library.
+        repository: a further absolute folder that may contain templates of the project; None if there is none.
+        is_folder: the function that returns whether a search folder exists.
     """
 
     workspace: str | None
@@ -57,12 +57,13 @@ def read_meta(project_dir: str, neighbors: Neighbors | None = None) -> ProjectMe
     """Returns the facts of a project, read from its `meta.yaml` without the cache.
 
     Args:
-        project_dir: absolute folder of the project.
-        neighbors: the surroundings of the project; None looks them up.
+        project_dir: the absolute folder of the project.
+        neighbors: the surroundings of the project; None to look them up in the file system.
 
     Raises:
-        ProjectError: FG402, an unknown key; FG403, a wrong value; FG407, FG444, a folder outside the allowed ones.
-        ForgatherError: `meta.yaml` cannot be rendered or loaded.
+        ProjectError: FG402 if a key is unknown; FG403 if a value has a wrong type; FG407 or FG444 if a folder is
+            outside the allowed folders.
+        ForgatherError: if `meta.yaml` cannot be rendered or loaded.
     """
     around = neighbors or Neighbors(workspace=find_workspace(project_dir), library=library_dir())
     workspace = around.workspace
@@ -182,7 +183,7 @@ def _refuse_foreign_roots(entry: Entry | None, folders: tuple[str, ...], project
 
 
 def _folders(entry: Entry | None, project_dir: str) -> list[tuple[str, str, Span | None]]:
-    """Returns the folders of a key: as written, as an absolute path, and the place."""
+    """Returns the folders of a key in meta.yaml, each as it is written, as an absolute path, and with its location."""
     if entry is None:
         return []
     nodes = entry.value.items if isinstance(entry.value, Sequence) else [entry.value]

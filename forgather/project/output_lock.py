@@ -1,6 +1,7 @@
-"""The lock of an output folder: one run at a time.
+"""The lock of an output folder, so that only one run at a time uses the folder.
 
-The lock belongs to the process and is released when it ends, however it ends. Files of a run are not touched.
+The lock belongs to the process, and the operating system releases it when the process ends for any reason. Files of a
+run are not touched.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ LOCK_FILE = ".lock"
 
 @contextmanager
 def output_folder_lock(output_dir: str) -> Iterator[None]:
-    """Holds `<output_dir>/runs/.lock` during the block.
+    """Context manager that holds the lock `<output_dir>/runs/.lock`.
 
     Raises:
-        ProjectError: FG420, another run uses the folder.
+        ProjectError: FG420 if another run uses the folder.
     """
     from filelock import FileLock, Timeout  # a late import: commands that only read do not need it
 

@@ -1,7 +1,7 @@
-"""Short names of files in messages: relative to the working folder or the project, or `lib:` for the library.
+"""Short names of files in messages: relative to the working folder or the project, or with `lib:` for the library.
 
-Takes absolute paths; gives a path that can be opened from the working folder, a path inside the project, or a name that
-begins with `lib:`.
+The input is an absolute path; the output is a path relative to the working folder or the project, or a name that begins
+with `lib:`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ class Display:
     """Shortens paths for one project.
 
     Args:
-        project_dir: absolute folder of the project; None outside any.
-        workspace_root: absolute folder of the workspace; None outside any.
-        relative_to_cwd: False gives names that do not depend on the working folder.
-        library: absolute folder of the library; None for the installed one.
+        project_dir: the absolute folder of the project; None outside a project.
+        workspace_root: the absolute folder of the workspace; None outside a workspace.
+        relative_to_cwd: whether names are relative to the working folder; False gives names that do not depend on it.
+        library: the absolute folder of the template library; None for the installed library.
 
     Attributes:
-        named: absolute paths by the short names that were given so far.
+        named: the absolute paths of the files that have been named so far, by short name.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Display:
         self._folders = [folder for folder in (cwd, project_dir, workspace_root) if folder and folder != os.sep]
 
     def __call__(self, file: str) -> str:
-        """Returns the short name of `file`, and keeps it in `named`; names in angle brackets are unchanged."""
+        """Returns the short name of `file` and stores it in `named`; a path that is not absolute is unchanged."""
         if not os.path.isabs(file):
             return file
         name = self._name(file)
@@ -60,14 +60,14 @@ class Display:
         return file
 
     def shorten(self, text: str) -> str:
-        """Returns `text` with shortened paths."""
+        """Returns `text`, with short names in place of absolute paths."""
         text = re.sub(re.escape(self._library) + r"(?:/|\b(?![/\w.-]))", "lib:", text)
         for folder in self._folders:
             text = text.replace(folder + os.sep, "")
         return text
 
     def archive_name(self, file: str) -> str:
-        """Returns a relative path for a copy of `file`, which differs for files of different roots."""
+        """Returns a relative path for a copy of `file`; files in different root folders get different paths."""
         for label, root in (("lib", self._library), ("project", self._project), ("workspace", self._workspace)):
             inside = _inside(file, root) if root else None
             if inside is not None:
@@ -76,13 +76,13 @@ class Display:
 
 
 def near_path(path: str) -> str:
-    """Returns a path as a user would type it: relative if it is below the working folder, else absolute."""
+    """Returns a path as a user would type it: relative if it is inside the working folder, else absolute."""
     relative = os.path.relpath(path)
     return os.path.abspath(path) if relative.startswith(os.pardir) else relative
 
 
 def working_folder() -> str | None:
-    """Returns the working folder; None if it was removed."""
+    """Returns the working folder; None if the folder was removed."""
     try:
         return os.getcwd()
     except OSError:

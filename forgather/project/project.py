@@ -1,9 +1,9 @@
-"""`Project`: the stages of the configuration tower, joined for one config of one project.
+"""`Project`: the stages that turn a config into objects, joined for one config of one project.
 
-Takes a config's name, a project folder, overrides and variables; gives the rendered text, the graph, and objects.
-Rendering and loading happen once, on first use. Every call constructs new objects, and nothing is constructed from a
-config that has errors. The stages after loading are imported by the calls that need them, because `fgcli pp` needs
-none.
+The input is the name of a config, a project folder, overrides and variables; the output is the rendered text, the
+graph, and objects. Rendering and loading happen once, on first use. Every call constructs new objects, and nothing is
+constructed from a config that has errors. The modules of the stages after loading are imported on first use, because
+commands such as `fgcli pp` need none of them.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class Project:
     """One config of one project.
 
     Args:
-        config: the config's name, with or without `.yaml`; None takes the project's default.
-        project_dir: the project's folder; for "." the nearest project above the working folder is found, too.
-        overrides: pairs of graph path and YAML text, as `--set` takes them.
-        trust: True allows all code that this config calls, without the user's list (`fgcli trust`).
-        variables: Jinja variables. `nproc_per_node` also replaces the number of processes that the config asks for, for
-            a trainer that is built here: 1 trains in this process.
+        config: the name of the config, with or without `.yaml`; None for the project's default config.
+        project_dir: the project's folder; "." also finds the nearest project above the working folder.
+        overrides: the pairs of graph path and YAML text, as for `--set`.
+        trust: whether all code that this config calls is allowed, whatever the user's list (`fgcli trust`) contains.
+        variables: the Jinja variables. `nproc_per_node` also replaces the number of processes that the config requests
+            for a trainer that is built by this object; 1 trains in the current process.
 
     Raises:
-        ForgatherError: there is no such project or config. A broken config raises when it is first used.
+        ForgatherError: if there is no such project or config. A broken config raises its error on first use.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Project:
 
         Args:
             meta: the facts of the project.
-            config_name: an existing config, with its `.yaml`.
-            environment: search path, variables and clock of the render.
-            overrides: pairs of graph path and YAML text.
-            variables: Jinja variables.
-            template: the template to render; None for that of the config.
+            config_name: the name of an existing config, including `.yaml`.
+            environment: the search path, variables and clock of the render.
+            overrides: the pairs of graph path and YAML text.
+            variables: the Jinja variables.
+            template: the name of the template to render; None for the template of the config.
         """
         project = cls.__new__(cls)
         project.meta, project.config_name = meta, config_name
@@ -110,7 +110,7 @@ class Project:
 
     @cached_property
     def rendered(self) -> RenderedText:
-        """The config as rendered text, with the origin of every line."""
+        """The rendered text of the config, with the origin of every line."""
         environment = self._environment or project_environment(self.meta)
         variables = {**environment.variables, "config_stem": self.config_stem}
         environment = replace(environment, now=environment.now or datetime.now(), variables=variables)
@@ -127,12 +127,12 @@ class Project:
     def set_clock(self, now: datetime) -> None:
         """Sets the time that the clock functions of the templates return.
 
-        It has to be called before the first render, so that all processes of a run render the same text.
+        This method must be called before the first render, so that all processes of a run render the same text.
         """
         self._environment = replace(project_environment(self.meta), now=now)
 
     def add_overrides(self, assignments: Sequence[tuple[str, str]]) -> None:
-        """Adds overrides after those that were given."""
+        """Adds overrides after the existing ones, so that the new overrides have precedence."""
         if assignments:
             self.overrides = (*self.overrides, *assignments)
             # Both are cached and depend on the overrides.
@@ -158,7 +158,7 @@ class Project:
 
     @cached_property
     def graph(self) -> Graph:
-        """The graph with overrides."""
+        """The graph of the config, with overrides applied."""
         from forgather.project.setting_precedence import settable_paths, without_duplicate_settings
 
         graph = self.declared_graph
@@ -172,14 +172,14 @@ class Project:
 
     @property
     def writers(self) -> Writers:
-        """Finds the lines and options that the values of the graph came from."""
+        """The finder of the lines and options that set the values of the graph."""
         from forgather.project.error_location import Writers
 
         return Writers(self.meta.project_dir, self.graph, self.declared_graph)
 
     @property
     def precedence(self) -> Precedence:
-        """Compares which of two settings was written closer to the config."""
+        """The order of the templates, which decides which of two settings has precedence."""
         from forgather.project.setting_precedence import Precedence
 
         return Precedence(self.meta.project_dir, (use.file for use in self.rendered.templates))
@@ -203,12 +203,12 @@ class Project:
 
     @property
     def config_stem(self) -> str:
-        """The config's path below the configs without suffix, `.` for `/`: the default for the config's name."""
+        """The path of the config without suffix, with `.` for `/`; it is the default for the config's name."""
         return self.config_name.removesuffix(".yaml").replace("/", ".")
 
     @property
     def lineage(self) -> tuple[str, ...]:
-        """The config and the templates that it extends, for messages."""
+        """The config and the templates that it extends, as lines for messages."""
         chain = self.__dict__["rendered"].extends_chain if "rendered" in self.__dict__ else ()
         return (f"config {self.config_name}", *(f"extends {name}" for name in chain))
 
@@ -216,14 +216,14 @@ class Project:
         """Builds targets in one construction.
 
         Args:
-            targets: names; none means `main`. A list of names gives a dict.
-            variables: values for `!var`.
+            targets: the names of the targets; `main` if none is given. A list of names returns a dict.
+            variables: the values for `!var`.
 
         Returns:
-            The object of a single target, a tuple for several, or a dict for a list.
+            The object of a single target, a tuple for several targets, or a dict for a list.
 
         Raises:
-            ForgatherError: the config has errors, or a target or variable is missing.
+            ForgatherError: if the config has errors, or a target or variable is missing.
         """
         if len(targets) == 1 and not isinstance(targets[0], str):
             return self._build(tuple(targets[0]), variables)
@@ -232,18 +232,18 @@ class Project:
         return built[names[0]] if len(names) == 1 else tuple(built[name] for name in names)
 
     def refuse_errors(self) -> None:
-        """Raises if a finding about this config is an error.
+        """Raises an error if the config has a finding of severity "error".
 
         Raises:
-            ProjectError: the first error, with the others attached.
+            ProjectError: the first such finding as an exception, with the other ones attached.
         """
         self.refuse(self.diagnostics)
 
     def refuse(self, findings: Sequence[Diagnostic]) -> None:
-        """Raises if one of these findings about the config is an error.
+        """Raises an error if one of the given findings has the severity "error".
 
         Raises:
-            ProjectError: the first error, with the others attached.
+            ProjectError: the first such finding as an exception, with the other ones attached.
         """
         errors = [found for found in findings if found.severity is Severity.ERROR]
         if errors:
@@ -284,18 +284,18 @@ class Project:
 
     @property
     def _own_variables(self) -> dict[str, object]:
-        """The variables that the config itself supplies; a past run that is repeated has them in its graph."""
+        """The variables that the config itself defines; a repeated run has their values in its graph instead."""
         return {RENDERED: self.rendered.text} if not self._template and reads_rendered(self.graph) else {}
 
     def _trust(self) -> Trust:
-        """Returns what may run: what the user trusts, or everything if the caller said so."""
+        """Returns the code that may run: what the user trusts, or everything if the caller passed `trust=True`."""
         from forgather.project.trust import EVERYTHING, current_trust
 
         return EVERYTHING if self._is_trusted else current_trust()
 
     @contextmanager
     def _requesting_processes(self) -> Iterator[None]:
-        """Passes the number of processes that the config asks for to a trainer, unless the launcher compares it."""
+        """Context manager that passes the requested number of processes to a trainer, unless the launcher checks it."""
         if compared_by_launcher.get():
             yield
             return
@@ -345,7 +345,7 @@ class Project:
         return next((file for file in files if os.path.isfile(file)), None)
 
     def _context(self, context: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the context of a finding, with the config under the name that `-t` takes."""
+        """Returns the context of a finding, in which the config has the name for `-t`."""
         template = f"config {template_name(self.meta, self.config_name)}"
         named = f"config {self.config_name}"
         return tuple(
@@ -355,7 +355,7 @@ class Project:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Adds the place in the config to our errors that leave the block, if they name a setting."""
+        """Context manager that adds the location in the config to Forgather's errors, if they name a setting."""
         try:
             yield
         except ForgatherError as error:
@@ -374,17 +374,17 @@ def from_project(
     pp_kwargs: Mapping[str, Any] | None = None,
     **variables: Any,
 ) -> Any:
-    """Returns targets of another project, for use within a config.
+    """Returns targets of another project; configs call this function.
 
     Args:
         project_dir: the other project's folder, relative to the project of the calling config.
-        config_template: the config's name; None takes the default.
-        targets: one name gives the object, a list gives a dict.
-        pp_kwargs: Jinja variables of the other config.
-        variables: values for its `!var`.
+        config_template: the name of the config; None for the default config.
+        targets: the name of a target, which returns its object, or a list of names, which returns a dict.
+        pp_kwargs: the Jinja variables of the other config.
+        variables: the values for `!var` in the other config.
 
     Raises:
-        ForgatherError: the other config is missing or has errors; FG416, it leads back to the calling config.
+        ForgatherError: if the other config is missing or has errors; FG416 if it builds the calling config again.
     """
     under_way = _RUNNING.get()
     base = under_way[-1][0] if under_way else os.getcwd()

@@ -1,8 +1,8 @@
-"""What a past run depended on, compared with the present.
+"""Compares what a past run depended on with the present.
 
-Takes a `PastRun`; gives rows for files, versions, data, environment variables and so on, each with its state then and
-now. Nothing is imported or constructed. Values of environment variables that construction reads are not compared,
-because no value was recorded.
+The input is a `PastRun`; the output is rows for files, versions, data, environment variables and so on, each with its
+state at the time of the run and its current state. Nothing is imported or constructed. Of environment variables that
+construction reads, only whether they are set is compared, because their values are not recorded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from forgather.redaction import HIDDEN
 
 
 class Status(StrEnum):
-    """What happened to a thing that a run depended on; a lost one certainly changes the result."""
+    """The change of a thing that a run depended on; a lost thing certainly changes the result."""
 
     SAME = "same"
     RESTORED = "restored"
@@ -43,11 +43,11 @@ class Row:
     """One thing that a run depended on.
 
     Args:
-        fate: what happened to it.
-        what: its kind: "version", "data", "code" and so on.
-        name: its name.
-        then: its state at the time of the run.
-        now: its present state.
+        fate: the change since the run.
+        what: the kind of the thing: "version", "data", "code" and so on.
+        name: the name of the thing.
+        then: the state at the time of the run.
+        now: the current state.
     """
 
     fate: Status
@@ -58,10 +58,10 @@ class Row:
 
 
 def verify(run: PastRun, meta: ProjectMeta) -> list[Row]:
-    """Returns a row for each thing that the run depended on, lost ones first.
+    """Returns a row for each thing that the run depended on; lost things come first.
 
     Args:
-        run: the run.
+        run: the past run.
         meta: the project in which the run will be repeated.
     """
     rows = [
@@ -81,7 +81,7 @@ def verify(run: PastRun, meta: ProjectMeta) -> list[Row]:
 
 
 def is_code_unchanged(run: PastRun) -> bool:
-    """Returns whether the project exists and its Python files equal those that the run recorded."""
+    """Returns whether the project exists and its Python files are equal to those that the run recorded."""
     if not os.path.isdir(run.project_dir):
         return False
     return all(row.fate is Status.SAME for row in _sources(run) if row.what == "code")
@@ -182,7 +182,7 @@ def _processors(run: PastRun) -> Iterator[Row]:
 
 
 def _checkpoint(run: PastRun) -> Iterator[Row]:
-    """Yields the checkpoint that the run resumed from: repeating it needs a checkpoint at that path."""
+    """Yields a row for the checkpoint that the run resumed from, which a repeated run needs at the same path."""
     for path, node in all_nodes(run.built):
         for entry in entries(node) if isinstance(node, Call) else ():
             if entry.key == "resume_from_checkpoint" and _names_a_checkpoint(entry):

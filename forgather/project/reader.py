@@ -1,6 +1,7 @@
 """The reader of signatures for a project.
 
-Every use for a project goes through `reader_for`, so that all of them look in the same folders and share one cache.
+All parts of Forgather that read signatures for a project call `reader_for`, so that they search the same folders and
+share one cache.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def reader_for(meta: ProjectMeta) -> Reader:
-    """Returns a reader of signatures for the constructors of a project."""
+    """Returns a reader of the signatures of the constructors that a project's configs can name."""
     from forgather.signatures.reader import Reader
 
     return Reader(meta.project_dir, system_path=meta.system_path, cache_dir=cache_dir("signatures"))

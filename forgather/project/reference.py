@@ -1,7 +1,7 @@
 """The reference of settings and library templates, for `fgcli explain` and the pages in `docs/reference`.
 
-Takes names; gives facts from the source of the package: the classes of training arguments, the rules about them, their
-names in other tools, and the template library. Nothing is imported from the training tower.
+The input is names; the output is facts from the source of the package: the classes of training arguments, the rules
+about the arguments, their names in other tools, and the template library. No module under `forgather/ml` is imported.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Setting:
     """A setting of the training arguments.
 
     Args:
-        name: its key below `trainer_args`.
-        type: its annotation.
-        default: the source of its default.
-        values: a description of the accepted values.
-        meaning: its description in the docstring of the class.
-        trainers: the trainers that accept it.
-        read_by: the modules that read it, relative to the package.
-        other_words: its names in other tools and older releases.
-        set_by: the templates of the library that set it, each with the value.
+        name: the key of the setting in `trainer_args`.
+        type: the source text of the annotation.
+        default: the source text of the default.
+        values: the description of the accepted values.
+        meaning: the description of the setting in the docstring of the class.
+        trainers: the names of the trainers that accept the setting.
+        read_by: the modules that read the setting, relative to the package.
+        other_words: the names of the setting in other tools and older releases.
+        set_by: the templates of the library that set the setting, each with the value.
     """
 
     name: str
@@ -63,16 +63,16 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class LibraryTemplate:
-    """A template of the library.
+    """A template of the template library.
 
     Args:
-        name: its name for `extends` and `include`.
-        about: its first comment.
-        blocks: the blocks that it defines or overrides, each with the comment above it.
-        fills: the block that it is included in; "" for a template that is extended, or included elsewhere.
-        uses: the templates that it extends or includes by name.
-        constructors: the constructors in it.
-        text: its source.
+        name: the name of the template for `extends` and `include`.
+        about: the first comment in the template.
+        blocks: the blocks that the template defines or overrides, each with the comment above it.
+        fills: the block in which the template is included; "" for a template that is extended, or included elsewhere.
+        uses: the templates that this template extends or includes by name.
+        constructors: the constructors in the template.
+        text: the source text of the template.
     """
 
     name: str
@@ -86,7 +86,7 @@ class LibraryTemplate:
 
 @functools.cache
 def settings() -> Mapping[str, Setting]:
-    """Returns the settings of all trainers by name, in the order of their declaration."""
+    """Returns the settings of all trainers by name, in the order of their declarations."""
     rules = _rules_of_arguments()
     found: dict[str, Setting] = {}
     for file in _SOURCES:
@@ -120,14 +120,14 @@ def _settings_of(node: ast.ClassDef, rules: Mapping[str, Mapping[str, object]]) 
 
 
 def _default(value: ast.expr | None) -> str:
-    """Returns the source of a default; for `field(default=...)`, of the argument `default`."""
+    """Returns the source text of a default; for `field(default=...)`, that of its argument `default`."""
     if isinstance(value, ast.Call):
         value = next((keyword.value for keyword in value.keywords if keyword.arg == "default"), value)
     return ast.unparse(value) if value is not None else ""
 
 
 def argument_meanings(docstring: str) -> dict[str, str]:
-    """Returns the descriptions in the section `Args` of a Google-style docstring, by parameter.
+    """Returns the descriptions in the `Args` section of a Google-style docstring, by parameter.
 
     Example:
         >>> argument_meanings("Runs.\\n\\nArgs:\\n    a, b: sizes\\n        in bytes.\\n\\nRaises:\\n    X: y.")
@@ -160,7 +160,7 @@ def _is_ours(constructor: str) -> bool:
 
 @functools.cache
 def _readers() -> Mapping[str, tuple[str, ...]]:
-    """Returns, for each attribute of an object named `args`, the modules of the training tower that read it."""
+    """Returns, by name, the modules under `forgather/ml` that read an attribute of an object called `args`."""
     found: dict[str, dict[str, None]] = {}
     for folder, folders, files in sorted(os.walk(_ML)):
         folders.sort()
@@ -177,7 +177,7 @@ def _readers() -> Mapping[str, tuple[str, ...]]:
 
 @functools.cache
 def templates() -> Mapping[str, LibraryTemplate]:
-    """Returns the templates of the library by name."""
+    """Returns the templates of the template library by name."""
     root = library_dir()
     found: dict[str, LibraryTemplate] = {}
     for folder, folders, files in sorted(os.walk(root)):
@@ -218,7 +218,7 @@ def _length_of_comment(lines: list[str]) -> int:
 
 
 def _blocks(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Yields each block with its comment, which is above the key whose value the block is."""
+    """Yields each block with its comment; the comment is above the key whose value is the block."""
     for number, line in enumerate(lines):
         if found := _BLOCK.match(line):
             above = number
@@ -251,7 +251,7 @@ def setting_page(setting: Setting) -> str:
 
 
 def template_page(template: LibraryTemplate) -> str:
-    """Returns the page of a template as text: its purpose, an example, its blocks and its source."""
+    """Returns the page of a template as text: its description, an example, its blocks and its source."""
     if template.fills:
         example = f"[{template.fills}]\n    -- include '{template.name}'"
     else:

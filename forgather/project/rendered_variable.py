@@ -1,7 +1,8 @@
 """`!var pp_config`: the rendered text of the config as a construction variable.
 
-Takes a graph and its text; gives a graph in which the variable has the text as its default. A graph that does not use
-the variable is returned unchanged. A node that is used several times stays one node.
+The input is a graph and its rendered text; the output is a graph in which the variable has the text as its default. A
+graph that does not use the variable is returned unchanged. A node that is used several times is still one node in the
+result.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from forgather.config.graph import Graph, Node, Scalar, Var
 from forgather.config.traverse import all_nodes, replace_nodes
 
 RENDERED = "pp_config"
-"""The construction variable that every construction of a config has: the rendered text."""
+"""The construction variable whose value is the rendered text of the config; every construction of a config sets it."""
 
 
 def reads_rendered(graph: Graph) -> bool:
-    """Returns whether a graph uses the text of its config."""
+    """Returns whether a graph uses the rendered text of its config."""
     return any(isinstance(node, Var) and node.variable == RENDERED for _, node in all_nodes(graph))
 
 
 def with_rendered(graph: Graph, text: str) -> Graph:
-    """Returns a graph that can be built without its project, for generated code and records of runs.
+    """Returns a graph that can be built without its project, for generated code and for the records of runs.
 
     Args:
         graph: the graph.

@@ -1,8 +1,9 @@
 """Repeats a past run.
 
-Takes a `PastRun` and an output folder; gives a `Project` that builds the recorded graph with its output in that folder,
-completes the record of the repeated run, and compares the losses of both runs. Nothing is written into the folders of
-the first run. The project's own code is used only if it is unchanged.
+The input is a `PastRun` and an output folder; the output is a `Project` that builds the recorded graph and writes to
+that folder, a completed record of the repeated run, and a comparison of the losses of both runs. Nothing is written
+into the folders of the first run. The Python files in the project's folder are used only if they are unchanged;
+otherwise their recorded copies are used.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class Losses:
 
     Args:
         same: whether the files are equal byte for byte.
-        lines: number of lines of the first run; None if it has no such file.
-        first: the first line that differs, from 1; None if the common part is equal.
-        continues: True if the second run wrote everything that the first one did, and more.
+        lines: the number of lines in the file of the first run; None if the first run has no such file.
+        first: the number of the first line that differs, counted from 1; None if the common part is equal.
+        continues: whether the file of the second run contains all lines of the first one, and further lines.
     """
 
     same: bool
@@ -56,8 +57,9 @@ class Losses:
 
     @property
     def differ(self) -> bool:
-        """True if the second run does not repeat the first one. A first run that ended early has a part only, and does
-        not differ.
+        """Whether the second run does not repeat the first one.
+
+        If the first run ended early, its file is only a part of the second one, and the runs do not differ.
         """
         return self.lines is not None and not (self.same or self.continues)
 
@@ -67,11 +69,11 @@ def new_output_dir(run: PastRun, given: str | None, now: datetime) -> str:
 
     Args:
         run: the first run.
-        given: the value of `--output-dir`.
-        now: the time, for the name of the folder.
+        given: the value of `--output-dir`; None if the option is not given.
+        now: the time for the name of the folder.
 
     Raises:
-        ProjectError: FG439, it is the folder of the first run, or inside it.
+        ProjectError: FG439 if the folder is the output folder of the first run, or inside its run folder.
     """
     folder = os.path.abspath(os.path.expanduser(given)) if given else None
     if folder is None:
@@ -88,7 +90,7 @@ def new_output_dir(run: PastRun, given: str | None, now: datetime) -> str:
 
 
 def rerun_meta(run: PastRun) -> ProjectMeta:
-    """Returns the project in which the run is repeated: the real one, or the copy that the run recorded."""
+    """Returns the project in which the run is repeated: if its code has changed, the copy that the run recorded."""
     real = is_code_unchanged(run)
     system = [str(folder) for folder in run.listed("system_path")]
     return ProjectMeta(
@@ -110,12 +112,12 @@ def rerun_meta(run: PastRun) -> ProjectMeta:
 
 
 def rerun_project(run: PastRun, meta: ProjectMeta, output_dir: str) -> Project:
-    """Returns the config that builds the recorded graph, with its output in another folder.
+    """Returns the config that builds the recorded graph, and writes its output to another folder.
 
     Args:
         run: the first run.
-        meta: the project in which it is repeated.
-        output_dir: the other folder.
+        meta: the project in which the run is repeated.
+        output_dir: the output folder of the repeated run.
     """
     environment = ConfigEnvironment(searchpath=(run.folder,), cache_dir=cache_dir("templates"))
     overrides = redirected_outputs(run, output_dir)
@@ -123,11 +125,11 @@ def rerun_project(run: PastRun, meta: ProjectMeta, output_dir: str) -> Project:
 
 
 def redirected_outputs(run: PastRun, output_dir: str) -> list[tuple[str, str]]:
-    """Returns the overrides that redirect the output, for each value that is the run's output folder.
+    """Returns the overrides that replace the output folder of the first run, as pairs of graph path and YAML text.
 
     Args:
         run: the first run.
-        output_dir: the other folder.
+        output_dir: the output folder of the repeated run.
     """
     old = {str(run.facts.get("output_dir", run.output_dir)), run.output_dir}
     found: list[tuple[str, str]] = []
@@ -149,7 +151,7 @@ def _moved(folder: str, path: GraphPath, old: set[str], new: str) -> str | None:
 
 
 def complete_record(folder: str, run: PastRun, project: Project) -> None:
-    """Completes the folder of a repeated run, so that it can be compared and repeated like the first one.
+    """Completes the folder of a repeated run, so that the run can be compared and repeated like the first one.
 
     Args:
         folder: the folder of the repeated run.
@@ -175,7 +177,7 @@ def complete_record(folder: str, run: PastRun, project: Project) -> None:
 
 
 def _pipes(folder: str, names: list[str]) -> list[str]:
-    """Returns the names that cannot be copied: neither files nor folders nor links."""
+    """Returns the names that cannot be copied, because they are neither files nor folders nor links."""
     kinds = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)
     modes = ((name, os.lstat(os.path.join(folder, name)).st_mode) for name in names)
     return [name for name, mode in modes if not any(kind(mode) for kind in kinds)]

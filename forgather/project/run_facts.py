@@ -1,7 +1,7 @@
-"""The facts in `run.json`, validated when they are read back.
+"""The facts in `run.json`, validated when they are read.
 
-Takes the text of the file; gives its object. Every fact that is present has the type that a run writes, so that later
-code need not check it again; a missing fact stays missing.
+The input is the text of the file; the output is a dict. Every fact that is present has the type that a run writes, so
+that later code need not check it; a fact may be missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def read_facts(text: str) -> dict[str, Any]:
     """Returns the facts of a run.
 
     Raises:
-        ValueError: the text is not a JSON object, or a fact has a wrong type.
+        ValueError: if the text is not a JSON object, or a fact has a wrong type.
     """
     try:
         found = dict(json.loads(text).items())

@@ -1,8 +1,8 @@
 """Reads the folder of a past run.
 
-Takes a folder that `run_writer` wrote; gives a `PastRun` with the graph that was built, and the recorded environment.
-The graph is that of `graph.yaml`. Its places are lines of the recorded templates if rendering these again gives the
-same graph, and lines of `graph.yaml` otherwise.
+The input is a folder that `run_writer` wrote; the output is a `PastRun` with the graph that was built, and the recorded
+environment. The graph is read from `graph.yaml`. The recorded templates are rendered, too: if they give the same graph,
+the locations of values are lines of these templates, otherwise lines of `graph.yaml`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PastRun:
     """A past run.
 
     Args:
-        folder: absolute folder of the run.
+        folder: the absolute folder of the run.
         facts: the content of `run.json`.
     """
 
@@ -57,7 +57,7 @@ class PastRun:
 
     @property
     def config(self) -> str:
-        """The config's name."""
+        """The name of the config."""
         return str(self.facts.get("config", GRAPH))
 
     @property
@@ -67,33 +67,33 @@ class PastRun:
 
     @property
     def output_dir(self) -> str:
-        """The absolute output folder, at its present place."""
+        """The absolute output folder, where it is now."""
         return os.path.dirname(os.path.dirname(self.folder))
 
     @property
     def processes(self) -> int:
-        """The number of processes of the run on all machines; 1 if it is not recorded."""
+        """The number of processes of the run on all machines; 1 if the number is not recorded."""
         total = self.table("processes").get("total")
         return total if isinstance(total, int) and total > 0 else 1
 
     @property
     def archive(self) -> str:
-        """The folder of the recorded copy of the project."""
+        """The folder that contains the recorded copy of the project."""
         return os.path.join(self.folder, "templates", "project")
 
     def listed(self, key: str) -> list[Any]:
-        """Returns a list of `run.json`; an empty one if it is missing."""
+        """Returns a list in `run.json`; an empty list if the key is missing."""
         found = self.facts.get(key)
         return found if isinstance(found, list) else []
 
     def table(self, key: str) -> dict[str, Any]:
-        """Returns a mapping of `run.json`; an empty one if it is missing."""
+        """Returns a mapping in `run.json`; an empty dict if the key is missing."""
         found = self.facts.get(key)
         return found if isinstance(found, dict) else {}
 
     @cached_property
     def built(self) -> Graph:
-        """The graph that was built; the place of each value is its line in `graph.yaml`."""
+        """The graph that was built; the location of each value is its line in `graph.yaml`."""
         try:
             return load(render(ConfigEnvironment(searchpath=(self.folder,)), GRAPH))
         except ForgatherError as error:
@@ -101,9 +101,7 @@ class PastRun:
 
     @cached_property
     def graph(self) -> Graph:
-        """The graph that was built; the place of each value is the line of the template that wrote it, if that is
-        known.
-        """
+        """The graph that was built; the location of each value is a line of the recorded templates if that is known."""
         if self.rendered_again is None:
             return self.built
         again = without_options(self.rendered_again)
@@ -111,7 +109,7 @@ class PastRun:
 
     @cached_property
     def changes(self) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
-        """The Jinja variables, and the pairs of graph path and YAML text, that the command line gave."""
+        """The changes by the command line: Jinja variables, and overrides as pairs of graph path and YAML text."""
         if self.form is None and not os.path.lexists(os.path.join(self.folder, OVERRIDES)):
             return {}, ()
         try:
@@ -140,7 +138,7 @@ class PastRun:
 
     @property
     def notes(self) -> tuple[Diagnostic, ...]:
-        """Findings about the format of the folder."""
+        """The findings about the format of the folder."""
         if self.form == FORM:
             return () if self._signatures is not None else (self._no_defaults(),)
         if self.form is None:
@@ -163,7 +161,7 @@ class PastRun:
         )
 
     def environment(self) -> ConfigEnvironment:
-        """Returns the environment that the templates of the run saw, from its folder alone."""
+        """Returns the environment that the templates of the run saw, from facts in the run's folder only."""
         read = self.table("environment_read")
 
         def env(name: str, default: object = None) -> object:
@@ -194,7 +192,7 @@ class PastRun:
         return os.path.join(self.folder, "templates", *self._display.archive_name(path).split("/"))
 
     def original(self, file: str) -> str:
-        """Returns the file that a recorded copy was made from; other files are unchanged."""
+        """Returns the file from which a recorded copy was made; a path that is not a recorded copy is unchanged."""
         inside = os.path.relpath(file, os.path.join(self.folder, "templates")).replace(os.sep, "/")
         label, _, rest = inside.partition("/")
         workspace = str(self.facts.get("workspace_root") or "")
@@ -202,7 +200,7 @@ class PastRun:
         return os.path.join(tops[label], rest) if label in tops and rest else file
 
     def place(self, file: str) -> str:
-        """Returns the short name of a file; for a recorded copy, the name of the original."""
+        """Returns the short name of a file; for a recorded copy, the short name of the original."""
         return Display(self.project_dir, self.facts.get("workspace_root"))(self.original(file))
 
     @property
@@ -217,9 +215,7 @@ class PastRun:
 
     @cached_property
     def rendered_again(self) -> Graph | None:
-        """The graph that the recorded templates give, with the declaration of options; None if rendering or loading
-        fails.
-        """
+        """The graph of the recorded templates, with the declaration of options; None if rendering or loading fails."""
         try:
             variables, overrides = self.changes
             template = str(self.facts.get("template") or f"configs/{self.config}")
@@ -229,7 +225,7 @@ class PastRun:
 
 
 def runs_of(project_dir: str) -> list[str]:
-    """Returns the run folders below a project's default output folders, newest first."""
+    """Returns the run folders in a project's default output folders, newest first."""
     models = _listed(os.path.join(project_dir, "output_models"))
     found = [run for model in models for run in _folders(os.path.join(model, "runs"))]
     return sorted(found, key=os.path.basename, reverse=True)
@@ -239,7 +235,7 @@ def open_run(folder: str) -> PastRun:
     """Returns the run in a folder.
 
     Raises:
-        ProjectError: FG437, it is not the folder of a run; FG438, it is damaged.
+        ProjectError: FG437 if the folder is not that of a run; FG438 if the record of the run is damaged.
     """
     # For a link, the output folder is that of its target.
     path = os.path.realpath(folder)
@@ -278,7 +274,11 @@ def _unrecorded(folder: str) -> ProjectError:
 
 
 def _runs_near(path: str) -> Iterable[str]:
-    """Returns the run folders in, below, next to and around a path, as a user would type them."""
+    """Returns the run folders near a path, relative to the working folder.
+
+    The nearest existing folder is searched: first the folder itself, then its subfolder `runs`, its parent folder, and
+    the `runs` folders in its subfolders. The runs in the first place that contains any are returned.
+    """
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     for folder in (path, os.path.join(path, "runs"), os.path.dirname(path)):
@@ -300,11 +300,11 @@ def _listed(folder: str) -> list[str]:
 
 
 def _read(folder: str, name: str) -> str:
-    """Returns the text of a file of the record.
+    """Returns the text of a file in the record of a run.
 
     Raises:
-        OSError: it is missing, cannot be read, or is too large.
-        ValueError: it is not UTF-8.
+        OSError: if the file is missing, cannot be read, or is too large.
+        ValueError: if the file is not text in UTF-8.
     """
     try:
         return read_bytes(os.path.join(folder, name), _MAX_BYTES).decode()

@@ -1,9 +1,9 @@
-"""Writes the folder of a run: everything that is needed to repeat it, before anything is constructed.
+"""Writes the folder of a run: everything that is needed to repeat the run, before anything is constructed.
 
-Takes a project and the command line; gives a new folder for this run with `config.yaml` (the rendered text),
+The input is a project and the command line; the output is a new folder with `config.yaml` (the rendered text),
 `graph.yaml` (the graph as a config without templates), `templates/` with copies of templates and code,
 `overrides.yaml`, `signatures.json` (the default arguments of constructors) and `run.json`. The folder contains no
-secret: neither values that `!env` reads nor values whose names look secret.
+secrets: neither values that `!env` reads nor values whose names suggest a secret.
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ from forgather.redaction import hidden, hide, note_secrets
 from forgather.source import variable_of
 
 FORM = 2
-"""The number of the format."""
+"""The number of the format of a run folder."""
 _NOT_BUILT = (Key("meta"), Key("dynamic_args"))
 OVERRIDES, SIGNATURES = "overrides.yaml", "signatures.json"
 _RUNTIME = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG")
-"""Environment variables that numerical results can depend on."""
+"""The environment variables that numerical results can depend on."""
 
 
 def make_run_folder(output_dir: str, config_name: str, now: datetime) -> str:
-    """Creates and returns `<output_dir>/runs/<utc time>-<config>/`; a number is added if it exists.
+    """Creates and returns `<output_dir>/runs/<utc time>-<config>/`; a number is added if the folder exists.
 
     Args:
         output_dir: the output folder.
-        config_name: the config's name.
-        now: the time in UTC.
+        config_name: the name of the config.
+        now: the current time in UTC.
 
     Raises:
-        ProjectError: FG413, the folder cannot be created.
+        ProjectError: FG413 if the folder cannot be created.
     """
     return new_folder(run_folder_name(output_dir, config_name, now))
 
 
 def new_folder(folder: str) -> str:
-    """Creates and returns a folder of this name; a number is added if it exists.
+    """Creates and returns a folder of this name; a number is added if the folder exists.
 
     Raises:
-        ProjectError: FG413, it cannot be created.
+        ProjectError: FG413 if the folder cannot be created.
     """
     try:
         os.makedirs(os.path.dirname(folder), exist_ok=True)
@@ -84,28 +84,28 @@ def new_folder(folder: str) -> str:
 
 
 def run_folder_name(output_dir: str, config_name: str, now: datetime) -> str:
-    """Returns the path that `make_run_folder` creates if it is free.
+    """Returns the path that `make_run_folder` creates if no such folder exists.
 
     Args:
         output_dir: the output folder.
-        config_name: the config's name.
-        now: the time in UTC.
+        config_name: the name of the config.
+        now: the current time in UTC.
     """
     stem = config_name.removesuffix(".yaml").replace("/", "-")
     return os.path.join(output_dir, "runs", f"{now:%Y%m%dT%H%M%SZ}-{stem}")
 
 
 def write_record(folder: str, project: Project, *, command: Sequence[str], started: datetime) -> None:
-    """Writes everything into a run folder that is needed to repeat the run.
+    """Writes everything that is needed to repeat the run into a run folder.
 
     Args:
         folder: the run folder.
         project: the config.
         command: the words of the command line.
-        started: the start of the run, in UTC.
+        started: the time at which the run was started, in UTC.
 
     Raises:
-        ProjectError: FG413, a file cannot be written.
+        ProjectError: FG413 if a file cannot be written.
     """
     defaults = read_defaults(project.graph, project.meta)
     files = {
@@ -144,9 +144,9 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
 
 
 def remove_unused_record(folder: str) -> None:
-    """Removes the folder of a run that did not start, if it contains the record of the start and nothing else.
+    """Removes the folder of a run that did not start, if the folder contains only the record of the start.
 
-    A file that was added or changed belongs to the run or to the user; then everything is kept.
+    If a file was added or changed, it belongs to the run or to the user, and the whole folder is kept.
 
     Args:
         folder: the run folder.
@@ -200,7 +200,7 @@ def _graph_text(graph: Graph) -> str:
 
 
 def _code_files(project: Project) -> dict[str, str]:
-    """Returns the project's Python files that the config needs, as entries next to its templates."""
+    """Returns the texts of the project's Python files that the config needs, by their paths in the run folder."""
     display = Display(project.meta.project_dir, project.meta.workspace_root, relative_to_cwd=False)
     texts: dict[str, str] = {}
     for file in code_files(project.graph, project.meta.project_dir, project.meta.system_path):
@@ -217,8 +217,8 @@ def overrides_text(variables: Mapping[str, object], overrides: Sequence[tuple[st
     """Returns the content of `overrides.yaml`.
 
     Args:
-        variables: Jinja variables.
-        overrides: pairs of graph path and YAML text.
+        variables: the Jinja variables.
+        overrides: the pairs of graph path and YAML text.
     """
     lines = ["# What the command line changed: options of the config as variables, then --set as path and YAML text."]
     # Variables that a Python caller passes can be any objects.
@@ -262,9 +262,9 @@ def _run_facts(project: Project, command: Sequence[str], started: datetime, outp
 
 
 def _changes(project: Project) -> dict[str, object]:
-    """Returns the values of the parent that the config or the command line replaces, and those that it adds.
+    """Returns the values that the config or the command line adds, or sets in place of those of the parent template.
 
-    `parent` is the template that the config extends; a config without one has no changes.
+    `parent` is the name of the template that the config extends; it is None for a config that extends none.
     """
     own, *others = project.rendered.templates
     parent = next((use.name for use in others if use.parent == 0 and use.why == "extends"), None)
@@ -287,7 +287,7 @@ def _changes(project: Project) -> dict[str, object]:
 
 
 def _is_own(writing: Writing, file: str | None) -> bool:
-    """Returns whether a value comes from the command line, or from the config's own file."""
+    """Returns whether a value comes from the command line or from the config's own file."""
     if writing.origin is None or writing.alias is not None:
         return False
     # A file that the config includes is a part of it.
@@ -296,21 +296,19 @@ def _is_own(writing: Writing, file: str | None) -> bool:
 
 
 def environment_needed(graph: Graph) -> dict[str, bool]:
-    """Returns the environment variables that construction reads, and whether each is set; never a value."""
+    """Returns the environment variables that construction reads, and whether each is set, but not their values."""
     names = {node.variable for _, node in all_nodes(graph) if isinstance(node, Env)}
     return {name: name in os.environ for name in sorted(names)}
 
 
 def runtime_facts() -> dict[str, object]:
-    """Returns what the order of floating-point sums can depend on: the number of processors, and variables of
-    libraries.
-    """
+    """Returns the number of processors, and the environment variables that numerical results can depend on."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"count": count} | {name: os.environ.get(name) for name in _RUNTIME}
 
 
 def _processes() -> dict[str, int]:
-    """Returns the number of processes of the run, in all and on this machine."""
+    """Returns the number of processes of the run on all machines, and on this machine."""
     facts = process_facts(os.environ) if is_worker(os.environ) else ProcessFacts()
     return {"total": facts.world_size, "per_node": facts.local_world_size}
 

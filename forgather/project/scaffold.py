@@ -1,6 +1,7 @@
-"""The files of a new project and of a new config.
+"""Creates the files of a new project or of a new config.
 
-Takes names; writes files. A new project or config runs as it is, and no existing file is overwritten.
+The input is names; the output is files. A new project or config can be run without changes, and no existing file is
+overwritten.
 """
 
 from __future__ import annotations
@@ -67,10 +68,10 @@ Models, checkpoints and the records of runs go to `output_models/`.
 
 
 def new_project(folder: str) -> list[str]:
-    """Creates a project folder and returns its files.
+    """Creates a project folder and returns the paths of its files.
 
     Raises:
-        ProjectError: FG414, the name is not allowed, or the folder is not empty; FG418, it cannot be written.
+        ProjectError: FG414 if the name is not allowed, or the folder is not empty; FG418 if a file cannot be written.
     """
     name = os.path.basename(os.path.abspath(folder))
     _refuse_name(name, "project")
@@ -89,16 +90,16 @@ def new_project(folder: str) -> list[str]:
 
 
 def new_config(meta: ProjectMeta, name: str, parent: str = DEFAULT_PARENT) -> str:
-    """Creates a config in a project and returns its file.
+    """Creates a config in a project and returns the path of its file.
 
     Args:
         meta: the project.
         name: the name of the config.
-        parent: the template that it extends.
+        parent: the name of the template that the config extends.
 
     Raises:
-        ProjectError: FG414, the name is not allowed, or the config exists; FG418, it cannot be written; FG419, the
-            parent does not exist.
+        ProjectError: FG414 if the name is not allowed, or the config exists; FG418 if the file cannot be written; FG419
+            if the parent template does not exist.
     """
     file = name if name.endswith(".yaml") else f"{name}.yaml"
     for part in file.removesuffix(".yaml").split("/"):
@@ -125,7 +126,7 @@ def _config_text(file: str, title: str, parent: str) -> str:
 
 
 def _near_template(name: str, known: list[str]) -> str:
-    """Returns a hint with the templates of the same file name in other folders, else the closest name."""
+    """Returns a hint with templates of the same file name in other folders, or else with the most similar name."""
     same = [template for template in known if os.path.basename(template) == os.path.basename(name)][:_LISTED]
     same = same or [template for template in known if os.path.basename(template) == f"{os.path.basename(name)}.yaml"]
     if same:

@@ -1,8 +1,8 @@
-"""The seed of a construction: objects are built from random numbers of the trainer's seed.
+"""The seed of a construction: random numbers during the construction are drawn with the trainer's seed.
 
-Takes a graph; gives the function that `materialize` calls before the first constructor. One config builds the same
-objects in every process and at every start. Without a seed, nothing is seeded. After the construction, the caller's
-random states are as they were before.
+The input is a graph; the output is the function that `materialize` calls before the first constructor. The same config
+builds the same objects in every process and at every start. A config without a seed is constructed without seeding.
+After the construction, the random states of the caller are restored.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from forgather.project.reader import reader_for
 from forgather.project.trainer_arguments import keyword, trainer_arguments
 
 USUAL_SEED = 42
-"""The default seed of the trainers' arguments, both of transformers and ours."""
+"""The default seed in the trainer arguments of both transformers and Forgather."""
 
 _BITS = 64
 
 
 @contextmanager
 def seeded_construction(graph: Graph, meta: ProjectMeta) -> Iterator[BeforeCalls]:
-    """Yields a function that seeds Python, NumPy and torch for a construction; their states are restored after the
-    block.
+    """Context manager that yields a function which seeds Python, NumPy and torch, and restores their states afterwards.
 
     Args:
         graph: the graph that is built.
@@ -49,7 +48,9 @@ def seeded_construction(graph: Graph, meta: ProjectMeta) -> Iterator[BeforeCalls
 
 
 def written_seed(graph: Graph, meta: ProjectMeta) -> int | None:
-    """Returns the seed that a graph contains without being built: a plain number, or the default of its arguments.
+    """Returns the seed that a graph contains as a plain number, or the default seed of its trainer arguments.
+
+    Returns None if the trainer arguments have no seed, or if their seed is known only after construction.
 
     Args:
         graph: the graph.
@@ -90,7 +91,7 @@ def _seed(graph: Graph, meta: ProjectMeta, build: Any) -> int | None:
 
 
 def _valid_seed(value: object) -> int | None:
-    """Returns a value that torch accepts as a seed; None for any other."""
+    """Returns the value if torch accepts it as a seed; None otherwise."""
     if not isinstance(value, int) or isinstance(value, bool):
         return None
     return value if 0 <= value < 2**_BITS else None
@@ -105,7 +106,7 @@ def _arguments(graph: Graph) -> Call | None:
 
 
 def _default(call: Call, meta: ProjectMeta) -> int | None:
-    """Returns the default of the seed; None for a call without such a parameter."""
+    """Returns the default of the parameter `seed`; None if the called constructor has no such parameter."""
     from forgather.signatures.results import Callee
 
     try:

@@ -1,8 +1,9 @@
-"""The precedence of settings: which of two was written closer to the config, also under a current and an older name.
+"""The precedence of settings: which of two settings wins if they conflict, or have an old and a new name.
 
-Takes the templates of a config; gives whether a setting counts although another one overrides its effect, and a graph
-in which every setting has one name. A value of the library is a default, and a value of a parent template is a default
-for a child that sets something else.
+The input is the templates of a config. The command line has the highest precedence, followed by the config and then
+each template that it extends. A setting of the library is only a default, and so is a setting of a parent template if a
+child template sets something that conflicts with it. `Precedence` decides whether a setting takes effect, and
+`without_duplicate_settings` gives every setting one name.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _UNKNOWN = 1_000_000
 
 
 class Precedence:
-    """The order of the templates of a config, the closest first.
+    """The order of the templates of a config, from the highest precedence to the lowest.
 
     Args:
-        project_dir: the folder of the user's own templates.
-        files: files of the templates in the order of loading, the config first.
+        project_dir: the project's folder; templates in this folder are the user's own.
+        files: the files of the templates in the order in which they are loaded, the config first.
     """
 
     def __init__(self, project_dir: str, files: Iterable[str]) -> None:
@@ -39,12 +40,12 @@ class Precedence:
             self._ranks.setdefault(file, rank)
 
     def takes_effect(self, setting: Entry, other: Entry | None, *, given_only: bool = False) -> bool:
-        """Returns whether the user wrote a setting, and nothing closer to the config contradicts it.
+        """Returns whether the user wrote a setting, and no setting of higher precedence overrides it.
 
         Args:
             setting: the setting that may have no effect.
-            other: the setting that overrides it; None for a default.
-            given_only: whether only an option of the command line counts as closer.
+            other: the setting that overrides the first one; None if that is a default.
+            given_only: whether only an option of the command line overrides the setting.
         """
         if setting.origin is None or not setting.origin.span.file.startswith((self._own, "<")):
             return False
@@ -52,7 +53,7 @@ class Precedence:
         return theirs != _GIVEN if given_only else self._rank(setting) <= theirs
 
     def is_nearer(self, setting: Entry, other: Entry) -> bool:
-        """Returns whether a setting was written closer to the config than another one."""
+        """Returns whether a setting has a higher precedence than another one."""
         return self._rank(setting) < self._rank(other)
 
     def _rank(self, entry: Entry | None) -> int:
@@ -70,11 +71,11 @@ class Precedence:
 
 
 def without_duplicate_settings(graph: Graph, precedence: Precedence) -> Graph:
-    """Returns a graph in which every setting has one name, if templates use an old and a new name for it.
+    """Returns a graph in which every setting has one name, even if templates use an old and a new name of the setting.
 
     Args:
         graph: the graph.
-        precedence: decides which value counts.
+        precedence: the order of the templates, which decides whose value is used.
     """
     swaps: dict[int, Node] = {}
     for _, node in all_nodes(graph):
@@ -86,11 +87,11 @@ def without_duplicate_settings(graph: Graph, precedence: Precedence) -> Graph:
 
 
 def settable_paths(graph: Graph, assignments: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Returns the assignments of `--set`; an old name gets a `+` if the config uses the new one.
+    """Returns assignments for `--set`, in which an old name has the prefix `+` if the config uses the new name.
 
     Args:
         graph: the graph.
-        assignments: pairs of graph path and YAML text.
+        assignments: the pairs of graph path and YAML text.
     """
     return [(_settable_path(graph, path), value) for path, value in assignments]
 

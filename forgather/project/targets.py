@@ -1,7 +1,7 @@
-"""Facts about the targets of a config: the `meta` target, and a summary of each target.
+"""Facts about the targets of a config: the target `meta`, and a summary of each target.
 
-Takes a graph; gives plain facts without constructing anything. Entries of `meta` that are not plain data are left out;
-only `output_dir` and `nproc_per_node` have to be plain.
+The input is a graph; the output is plain facts, without constructing anything. Entries of `meta` that are not plain
+data are left out, except that `output_dir` and `nproc_per_node` must be plain data.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from forgather.source import Span
 
 @dataclass(frozen=True, kw_only=True)
 class RunMeta:
-    """The `meta` target of a config.
+    """The target `meta` of a config.
 
     Args:
-        name: `config_name`, or "".
-        description: `config_description`.
-        config_class: `config_class`.
-        output_dir: `output_dir`; None if the config has none.
-        nproc_per_node: processes on one machine: a number, "gpu" for one on each accelerator, or "auto" for as many as
-            the sizes in the trainer's arguments need, and like "gpu" if they do not say.
+        name: the value of `config_name`; "" if the config has none.
+        description: the value of `config_description`; "" if the config has none.
+        config_class: the value of `config_class`; "" if the config has none.
+        output_dir: the value of `output_dir`; None if the config has none.
+        nproc_per_node: the number of processes on one machine, "gpu", or "auto". "gpu" starts one process for each
+            accelerator; "auto" starts as many as the parallel sizes in the trainer's arguments need, and is the same as
+            "gpu" if no size is given.
     """
 
     name: str
@@ -49,10 +50,10 @@ class TargetFacts:
     """One target in a listing.
 
     Args:
-        name: the target.
-        kind: "singleton", "dict", "scalar", "var" and so on.
-        summary: the constructor, the value, or a count.
-        span: the place of the target.
+        name: the name of the target.
+        kind: the kind of the target's node: "singleton", "dict", "scalar", "var" and so on.
+        summary: the constructor, the value, or the number of items.
+        span: the location of the target.
     """
 
     name: str
@@ -62,10 +63,10 @@ class TargetFacts:
 
 
 def run_meta(graph: Graph) -> RunMeta:
-    """Returns the facts of the `meta` target.
+    """Returns the facts of the target `meta`.
 
     Raises:
-        ProjectError: FG411, `output_dir` is not a text; FG828, `nproc_per_node` is not a number of processes.
+        ProjectError: FG411 if `output_dir` is not a string; FG828 if `nproc_per_node` is not a number of processes.
     """
     entry = graph.targets.get("meta")
     values = plain_entries(entry.value) if entry else {}
@@ -79,8 +80,9 @@ def run_meta(graph: Graph) -> RunMeta:
 
 
 def known_processes(graph: Graph) -> int | None:
-    """Returns the number of processes on one machine; None if it depends on the machine or on sizes, or is wrong, which
-    `run_meta` reports.
+    """Returns the number of processes on one machine if the config contains the number, else None.
+
+    A wrong number gives None, too; `run_meta` reports it.
     """
     try:
         processes = run_meta(graph).nproc_per_node
@@ -108,7 +110,7 @@ def _output_dir(meta: Node) -> str | None:
 
 
 MOST_PROCESSES = 1024
-"""The most processes on one machine: a larger number is a typing error, and starting them would exhaust the machine."""
+"""The maximum number of processes on one machine. A larger number is a typing error, and would exhaust the machine."""
 
 
 def _processes(meta: Node) -> int | str:
@@ -135,9 +137,9 @@ def _processes(meta: Node) -> int | str:
 
 
 def trainer_output_dir(graph: Graph) -> str | None:
-    """Returns `output_dir` of the arguments of `main`, if both are plain.
+    """Returns `output_dir` in the arguments of `main`; None unless the arguments and the folder are plain data.
 
-    A trainer saves there whatever `meta` says, so a `--set` of it moves the run's folder as well.
+    A trainer saves to this folder whatever `meta` contains, so a `--set` of `output_dir` also moves the run's folder.
     """
     arguments = trainer_arguments(graph)
     folder = arguments.plain("output_dir") if arguments else None
@@ -145,7 +147,7 @@ def trainer_output_dir(graph: Graph) -> str | None:
 
 
 def target_facts(graph: Graph) -> list[TargetFacts]:
-    """Returns the facts of each target, in order."""
+    """Returns the facts of each target, in the order of the config."""
     return [
         TargetFacts(name=name, kind=word_of(entry.value), summary=_summary(entry.value), span=entry.span)
         for name, entry in graph.targets.items()

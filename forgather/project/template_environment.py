@@ -1,7 +1,7 @@
 """The environment of a project's templates: search path, standard variables, template cache.
 
-Takes the folders of a project; gives a new `ConfigEnvironment` for every load. Creating one imports no library and
-starts no process.
+The input is the folders of a project; the output is a new `ConfigEnvironment` for every load. Creating an environment
+imports no library and starts no process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from forgather.project.trust import stored_trust
 from forgather.project.versions import VersionTable
 
 STANDARD_VARIABLES = ("project_dir", "workspace_root", "hostname", "uname", "versions", "config_stem")
-"""The names that every template can read; options of a config cannot replace them."""
+"""The standard variables, which every template can read; options of a config cannot replace them."""
 
 
 def template_environment(
@@ -24,9 +24,10 @@ def template_environment(
     """Returns the environment of one load.
 
     Args:
-        searchpath: absolute folders; the first match wins.
-        project_dir: absolute folder of the project.
-        workspace_root: absolute folder of the workspace; None outside any, and then templates see the project's folder.
+        searchpath: the absolute folders of templates; the first folder that contains a template is used.
+        project_dir: the absolute folder of the project.
+        workspace_root: the absolute folder of the workspace; None outside a workspace, in which case templates see the
+            project's folder in its place.
     """
     system = host_facts()
     variables = {
@@ -42,7 +43,7 @@ def template_environment(
 
 
 def project_environment(meta: ProjectMeta) -> ConfigEnvironment:
-    """Returns the environment of one load of a project in its usual place."""
+    """Returns the environment of one load for a project in the file system."""
     return template_environment(meta.searchpath, project_dir=meta.project_dir, workspace_root=meta.workspace_root)
 
 
@@ -51,7 +52,7 @@ def _allowed_env() -> tuple[str, ...]:
 
 
 def host_facts() -> dict[str, str]:
-    """Returns the facts that templates see as `uname`."""
+    """Returns the facts about the machine that templates see as `uname`."""
     # platform.uname() may start a process for the processor's name; os.uname() never does.
     if hasattr(os, "uname"):
         facts = os.uname()

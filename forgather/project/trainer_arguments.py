@@ -1,7 +1,7 @@
-"""The trainer's arguments: the call that `main` is given as `args`.
+"""The trainer's arguments: the call that is the argument `args` of `main`.
 
-Takes a graph; gives the settings in that call, and their paths for `--set`. Only a call that is written as such counts,
-because any other value is known only after construction.
+The input is a graph; the output is the settings in that call, and their paths for `--set`. Trainer arguments are
+recognized only if the graph contains them as a call, because any other value is known only after construction.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ class TrainerArguments:
     """The arguments of a trainer.
 
     Args:
-        graph: the config's graph.
-        call: the call that constructs them.
+        graph: the graph of the config.
+        call: the call that constructs the trainer's arguments.
     """
 
     graph: Graph
     call: Call
 
     def get(self, name: str) -> Node | None:
-        """Returns the node of a setting; None if it is not given."""
+        """Returns the node of a setting; None if the setting is not given."""
         return keyword(self.call, name)
 
     def entry(self, name: str) -> Entry | None:
-        """Returns the entry of a setting, with its place; None if it is not given."""
+        """Returns the entry of a setting, with its location; None if the setting is not given."""
         return next((entry for entry in self.call.kwargs if entry.key == name), None)
 
     def plain(self, name: str) -> object:
-        """Returns the value of a setting; None if it is not given, or is not plain data."""
+        """Returns the value of a setting; None if the setting is not given, or is not a plain scalar."""
         node = self.get(name)
         return node.value if isinstance(node, Scalar) else None
 
     def path(self, name: str) -> str:
-        """Returns the path of a setting for `--set`, with `+` if it is not given."""
+        """Returns the path of a setting for `--set`, with the prefix `+` if the setting is not given."""
         path = next(path_text(place) for place, node in walk_places(self.graph) if node is self.call)
         return f"{'' if self.get(name) else '+'}{path}.{name}"
 
 
 def trainer_arguments(graph: Graph) -> TrainerArguments | None:
-    """Returns the arguments of `main`; None if it has none."""
+    """Returns the trainer's arguments of `main`; None if `main` has none."""
     main = graph.targets.get("main")
     call = _arguments_of_main(main.value) if main else None
     return TrainerArguments(graph, call) if isinstance(call, Call) else None
@@ -58,11 +58,11 @@ def _arguments_of_main(main: Node) -> Node | None:
 
 
 def keyword(node: Node | None, name: str) -> Node | None:
-    """Returns the node of a keyword argument; None if it is not given, or the node is not a call.
+    """Returns the node of a keyword argument; None if the argument is not given, or the node is not a call.
 
     Args:
         node: the call.
-        name: the keyword.
+        name: the name of the keyword argument.
     """
     entries = node.kwargs if isinstance(node, Call) else ()
     return next((entry.value for entry in entries if entry.key == name), None)

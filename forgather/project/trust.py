@@ -1,8 +1,8 @@
 """What the user trusts: folders whose code may run, packages that configs may call, variables that templates may read.
 
-Takes the user's `trust.json` (in Forgather's config folder) and `FORGATHER_TRUST`; gives a `Trust`, and whether the
-templates of a folder may be loaded for a project. No file of a project can extend the trust. A folder is identified by
-its real path. A file that others can write is refused.
+The input is the user's `trust.json` (in Forgather's config folder) and `FORGATHER_TRUST`; the output is a `Trust`, and
+whether the templates in a folder may be loaded for a project. No file of a project can extend the trust. A folder is
+identified by its real path. A `trust.json` that other users can write is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forgather.errors import ProjectError
 from forgather.project.locations import config_dir
 
 VARIABLE = "FORGATHER_TRUST"
-"""Further trusted folders (with a slash) and packages, separated as in PATH; a run passes it to its processes."""
+"""The environment variable with further trusted folders (written with a slash) and packages, separated as in PATH."""
 _PACKAGE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _KINDS = ("folders", "packages", "variables")
 
@@ -29,9 +29,9 @@ class Trust:
     """What a user trusts.
 
     Args:
-        folders: real paths; their subfolders are trusted, too.
-        packages: names of packages that configs may import; a dotted name is a part of a package.
-        variables: names of environment variables that templates may read, with `*` as a wildcard.
+        folders: the real paths of the trusted folders; their subfolders are trusted, too.
+        packages: the names of packages that configs may import; a dotted name is a part of a package.
+        variables: the names of environment variables that templates may read, with `*` as a wildcard.
     """
 
     folders: tuple[str, ...] = ()
@@ -44,36 +44,36 @@ class Trust:
         return any(is_inside(real, trusted) for trusted in self.folders)
 
     def has_package(self, name: str) -> bool:
-        """Returns whether a package is trusted, or the part of it that a dotted name means."""
+        """Returns whether a package is trusted, or the part of the package that a dotted name refers to."""
         words = name.split(".")
         parents = (".".join(words[:count]) for count in range(1, len(words) + 1))
         return "*" in self.packages or any(parent in self.packages for parent in parents)
 
     def plus(self, other: Trust) -> Trust:
-        """Returns the union with another trust."""
+        """Returns the union of this trust and another one."""
         both = {kind: tuple(dict.fromkeys((*getattr(self, kind), *getattr(other, kind)))) for kind in _KINDS}
         return Trust(**both)
 
     def minus(self, other: Trust) -> Trust:
-        """Returns this trust without the entries of another."""
+        """Returns this trust without the entries of another one."""
         left = {kind: [item for item in getattr(self, kind) if item not in getattr(other, kind)] for kind in _KINDS}
         return Trust(**{kind: tuple(items) for kind, items in left.items()})
 
 
 EVERYTHING = Trust(folders=(os.path.abspath(os.sep),), packages=("*",))
-"""The trust of a Python caller who passes `trust=True`."""
+"""The trust of a Python caller who passes `trust=True`: all folders and packages."""
 
 
 def trust_file() -> str:
-    """Returns the path of the user's file, whether it exists or not."""
+    """Returns the path of the user's `trust.json`, whether the file exists or not."""
     return os.path.join(config_dir(), "trust.json")
 
 
 def current_trust() -> Trust:
-    """Returns what the user trusts now: the file, and the environment of this process.
+    """Returns what the user trusts now, by `trust.json` and the environment variable `FORGATHER_TRUST`.
 
     Raises:
-        ProjectError: FG442, the file is refused; FG443, `FORGATHER_TRUST` has a word that is neither folder nor
+        ProjectError: FG442 if `trust.json` is refused; FG443 if a word in `FORGATHER_TRUST` is neither a folder nor a
             package.
     """
     words = [word for word in os.environ.get(VARIABLE, "").split(os.pathsep) if word]
@@ -81,10 +81,10 @@ def current_trust() -> Trust:
 
 
 def stored_trust() -> Trust:
-    """Returns the content of the user's file.
+    """Returns the content of the user's `trust.json`; an empty trust if there is no such file.
 
     Raises:
-        ProjectError: FG442, others can write it, or it is malformed.
+        ProjectError: FG442 if the file cannot be read, if another user owns it or can write it, or if it is malformed.
     """
     file = trust_file()
     try:
@@ -120,10 +120,10 @@ def _unusable_list(file: str, why: str, hint: str | None = None) -> ProjectError
 
 
 def store_trust(trust: Trust) -> None:
-    """Writes the user's file, readable and writable by this user only.
+    """Writes the user's `trust.json`, readable and writable by this user only.
 
     Raises:
-        ProjectError: FG442, it cannot be written.
+        ProjectError: FG442 if the file cannot be written.
     """
     file = trust_file()
     facts = {kind: sorted(getattr(trust, kind)) for kind in _KINDS}
@@ -139,14 +139,14 @@ def store_trust(trust: Trust) -> None:
 
 
 def parse_trust(words: Iterable[str], is_folder: Callable[[str], bool] = os.path.isdir) -> Trust:
-    """Returns the trust that words stand for.
+    """Returns the trust that a list of words describes.
 
     Args:
-        words: folders and packages, as a user writes them.
-        is_folder: returns whether a word is a folder; other words are names of packages.
+        words: the folders and packages, as a user writes them.
+        is_folder: the function that returns whether a word is a folder; other words are names of packages.
 
     Raises:
-        ProjectError: FG443, a word is neither.
+        ProjectError: FG443 if a word is neither a folder nor the name of a package.
     """
     folders, packages = [], []
     for word in words:
@@ -165,34 +165,35 @@ def parse_trust(words: Iterable[str], is_folder: Callable[[str], bool] = os.path
 
 
 def _is_path(word: str) -> bool:
-    """Returns whether a word is a folder by its spelling: the working folder may contain a folder with the name of a
-    package.
+    """Returns whether a word is written as a folder, with a dot in front or a slash.
+
+    The spelling decides, because the working folder may contain a folder with the name of a package.
     """
     return word.startswith(".") or os.sep in word
 
 
 def pass_to_processes(trust: Trust) -> None:
-    """Passes a trust to the processes that this one starts, in the environment."""
+    """Adds a trust to `FORGATHER_TRUST`, so that processes which are started later trust the same code."""
     words = [*os.environ.get(VARIABLE, "").split(os.pathsep), *trust.folders, *trust.packages]
     os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(word for word in words if word))
 
 
 def add_trust(added: Trust) -> None:
-    """Adds a trust to the user's file.
+    """Adds a trust to the user's `trust.json`.
 
     Raises:
-        ProjectError: FG442, the file is refused or cannot be written.
+        ProjectError: FG442 if the file is refused or cannot be written.
     """
     store_trust(stored_trust().plus(added))
 
 
 def is_allowed_root(folder: str, project_dir: str, around: tuple[str | None, ...]) -> bool:
-    """Returns whether templates of a folder may be loaded for a project.
+    """Returns whether templates in a folder may be loaded for a project.
 
     Args:
-        folder: absolute folder.
-        project_dir: absolute folder of the project.
-        around: further folders whose templates belong to the project: workspace and library.
+        folder: the absolute folder of the templates.
+        project_dir: the absolute folder of the project.
+        around: the further folders that may contain templates of the project, such as workspace and library.
     """
     real = os.path.realpath(folder)
     own = any(is_inside(real, os.path.realpath(root)) for root in _roots(project_dir, around))
@@ -209,7 +210,7 @@ def _roots(project_dir: str, around: tuple[str | None, ...]) -> Iterator[str]:
 
 
 def _own_repository(folder: str) -> str | None:
-    """Returns the nearest Git repository at or above a folder, if it belongs to this user."""
+    """Returns the nearest Git repository at or above a folder; None if there is none, or another user owns it."""
     current = os.path.realpath(folder)
     while not os.path.lexists(os.path.join(current, ".git")):
         if current == os.path.dirname(current):
@@ -221,5 +222,5 @@ def _own_repository(folder: str) -> str | None:
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Returns whether a path is a folder or below it; both are real paths."""
+    """Returns whether a path is a folder or inside it; both must be real paths."""
     return os.path.join(path, "").startswith(os.path.join(folder, ""))

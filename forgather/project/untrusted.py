@@ -1,7 +1,7 @@
 """Untrusted code: where it is stored, and what the user has to trust before a config may run it.
 
-Takes names of packages and folders; gives the folders and packages to trust, and the errors that say so. Nothing is
-imported. The user decides about code in the project, or in a folder that the project names.
+The input is names of packages and folders; the output is the folders and packages to trust, and the errors that name
+them. Nothing is imported. The user decides about code in the project, and in folders that the project names.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _OWN_FUNCTION = "write what you need as a function in a .py file of the project,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a config would run and no list allows.
+    """The code that a config would run and that the list of callables does not allow.
 
     Args:
-        folders: real paths of the folders with the code.
-        packages: names of packages, or dotted names for parts of them.
+        folders: the real paths of the folders that contain the code.
+        packages: the names of packages, or dotted names of their parts.
     """
 
     folders: tuple[str, ...] = ()
@@ -38,13 +38,13 @@ class Needs:
         return bool(self.folders or self.packages)
 
     def beyond(self, trust: Trust) -> Needs:
-        """Returns the part of this that is not trusted."""
+        """Returns the folders and packages in this object that the user does not trust."""
         folders = [folder for folder in self.folders if not trust.has_folder(folder)]
         packages = [name for name in self.packages if not trust.has_package(name)]
         return Needs(folders=tuple(folders), packages=tuple(packages))
 
     def plus(self, other: Needs) -> Needs:
-        """Returns the union; a folder inside another one is left out."""
+        """Returns the union of two `Needs`; a folder inside another one is left out."""
         folders = {*self.folders, *other.folders}
         outer = [one for one in sorted(folders) if folders.isdisjoint(map(str, PurePath(one).parents))]
         return Needs(folders=tuple(outer), packages=tuple(sorted({*self.packages, *other.packages})))
@@ -52,11 +52,11 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where code of a project can be stored.
+    """The folders in which code of a project can be stored.
 
     Args:
         project_dir: the project's folder.
-        system_path: further folders of modules.
+        system_path: the further folders from which modules may be imported.
     """
 
     project_dir: str
@@ -65,18 +65,18 @@ class Places:
     _found: dict[str, str | None] = field(default_factory=dict, compare=False)
 
     def owner(self, folder: str) -> str:
-        """Returns the folder that a user trusts for code in `folder`: the project's folder, if `folder` is inside."""
+        """Returns the folder that a user has to trust for code in `folder`: `folder`, or the project around it."""
         real, project = os.path.realpath(folder), os.path.realpath(self.project_dir)
         return project if is_inside(real, project) else real
 
     def home(self, package: str) -> str | None:
-        """Returns the folder that a user trusts for a top-level package; None for an installed one."""
+        """Returns the folder that a user has to trust for a package; None if the package is installed or missing."""
         if package not in self._homes:
             self._homes[package] = self._home(package)
         return self._homes[package]
 
     def exists(self, module: str) -> bool:
-        """Returns whether a package of that name exists, or a module at that place in one."""
+        """Returns whether a package exists, or the module inside a package to which a dotted name refers."""
         package, *inner = module.split(".")
         where = "forgather" if package == "forgather" else self._where(package)
         if where is None or not inner:
@@ -113,7 +113,7 @@ def _forgather() -> str:
 
 
 def _where(package: str, further: Iterable[str]) -> str | None:
-    """Returns the real path of a package's file or folder without importing it; None if it has none."""
+    """Returns the real path of a package's file or folder without importing the package; None if there is none."""
     if package in sys.builtin_module_names or package == "forgather":
         return None
     path = [*sys.path, *(folder for folder in further if folder not in sys.path)]
@@ -138,14 +138,15 @@ def untrusted_error(needs: Needs) -> ResolveError:
 
 
 def name_to_trust(module: str) -> str:
-    """Returns the name to trust for a module: its package, or the module itself if configs may call parts of the
-    package.
+    """Returns the name to trust for a module: its package, or the module itself if its package is listed in parts.
+
+    A package is listed in parts if every config may call some of its parts.
     """
     return module if is_in_parts(module) else module.partition(".")[0]
 
 
 def untrusted_message(needs: Needs) -> str:
-    """Returns the message that something is not trusted."""
+    """Returns the message that the user does not trust the code yet."""
     what = [f"runs code of {', '.join(map(repr, needs.folders))}"] if needs.folders else []
     what += [f"calls {', '.join(map(_called, needs.packages))}"] if needs.packages else []
     return f"the config {' and '.join(what)}, which you do not trust yet"
@@ -157,7 +158,7 @@ def _called(module: str) -> str:
 
 
 def trust_hint(needs: Needs) -> str:
-    """Returns the hint how the user can trust it."""
+    """Returns the hint how the user can trust the code."""
     import shlex
 
     words = shlex.join([*needs.folders, *needs.packages])

@@ -1,7 +1,7 @@
 """Versions of Python and of libraries, each determined when it is read.
 
-Gives `VersionTable` for templates and `installed_versions` for the record of a run. Creating and listing the table
-imports nothing; reading a value does.
+`VersionTable` is for templates, and `installed_versions` for the record of a run. Creating and listing the table
+imports nothing; reading a version does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RECORD_KEYS = (
 
 
 class VersionTable(Mapping[str, str | None]):
-    """The version of each library that templates can ask for; None for a library that is not installed.
+    """The version of each library that templates can read; None for a library that is not installed.
 
     Example:
         >>> list(VersionTable())
@@ -36,12 +36,12 @@ class VersionTable(Mapping[str, str | None]):
         return len(TEMPLATE_KEYS)
 
     def __repr__(self) -> str:
-        """Returns the whole table as a YAML mapping on one line, for a template that prints it."""
+        """Returns the whole table as a YAML mapping on one line, for templates that print it."""
         return "{" + ", ".join(f"{name}: {_quoted(version)}" for name, version in self.items()) + "}"
 
 
 def installed_versions(names: Iterable[str] = RECORD_KEYS) -> dict[str, str | None]:
-    """Returns the version of Python and of each named distribution; None for one that is not installed."""
+    """Returns the versions of Python and of the named distributions; None for a distribution that is not installed."""
     return {"python": sys.version.split()[0]} | {name: _version(name) for name in names}
 
 

@@ -1,6 +1,7 @@
 """Finds projects and workspaces in the file system.
 
-Takes folders; gives absolute folders. The search goes upward (or downward for `find_projects`), and no file is read.
+The input is folders; the output is absolute folders. The search goes upward (or downward for `find_projects`), and no
+file is read.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ def find_project(folder: str | None = None) -> str:
     """Returns the folder of a project: the named one, or the nearest one at or above the working folder.
 
     Args:
-        folder: the value of `-p`; None searches upward.
+        folder: the value of `-p`; None to search upward from the working folder.
 
     Raises:
-        ProjectError: FG400, no folder above is a project; FG401, the named folder is not one.
+        ProjectError: FG400 if no folder above contains a project; FG401 if the named folder is not a project.
     """
     if folder is not None:
         return _named_project(folder)
@@ -43,12 +44,12 @@ def project_above(folder: str) -> str | None:
 
 
 def find_workspace(project_dir: str) -> str | None:
-    """Returns the nearest folder at or above the project that contains `forgather_workspace/`; None without one."""
+    """Returns the nearest folder at or above the project with a `forgather_workspace/` in it; None if there is none."""
     return _upward(project_dir, WORKSPACE_FOLDER)
 
 
 def find_projects(folder: str) -> Iterator[str]:
-    """Yields every project at or below `folder`, sorted by path; symbolic links are not followed."""
+    """Yields the folder of every project at or below `folder`, sorted by path; symbolic links are not followed."""
     for here, folders, files in os.walk(folder):
         # Changed in place: os.walk descends into what remains.
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _SKIPPED)

@@ -1,6 +1,6 @@
-"""The number of processes that a config asks for, from the sizes in its trainer's arguments.
+"""The number of processes that a config requests, computed from the parallel sizes in its trainer's arguments.
 
-Takes a graph; gives a number, or None if no size determines it. Only plain values and defaults count.
+The input is a graph; the output is a number, or None if no size determines it. Only plain values and defaults are used.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from forgather.rules import shipped_rules
 
 
 def processes_per_machine(graph: Graph) -> int | str:
-    """Returns the number of processes on one machine that a config asks for; for "auto" the sizes of the arguments
-    decide.
+    """Returns the number of processes on one machine that a config requests; "auto" stands for an unknown number.
+
+    If the config requests "auto", the parallel sizes in the trainer's arguments determine the number. The result "gpu"
+    means one process for each accelerator.
 
     Raises:
-        ProjectError: FG411, FG828, the target `meta` has a wrong value.
+        ProjectError: FG411 or FG828 if the target `meta` has a wrong value.
     """
     wished = run_meta(graph).nproc_per_node
     return processes_from_sizes(graph) or wished if wished == "auto" else wished
 
 
 def processes_from_sizes(graph: Graph) -> int | None:
-    """Returns the product of the sizes in the arguments of `main`, which is the number of processes; None if it is
-    open.
-    """
+    """Returns the number of processes that the sizes in the arguments of `main` require; None if it is unknown."""
     arguments = trainer_arguments(graph)
     if arguments is None:
         return None

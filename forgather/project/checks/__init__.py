@@ -1,1 +1,1 @@
-"""Findings about a config, one module for each kind. `project/check.py` calls them all."""
+"""Checks of a config, one module for each kind; `project/check.py` calls all of them."""

@@ -1,7 +1,8 @@
-"""Checks arguments by what their constructors do with them: objects that are called, lists, files and packages.
+"""Checks arguments by how their constructors use them: as objects that are called, as lists, files or packages.
 
-Takes calls and the rules about their arguments (`Rules.arguments`); gives findings. Nothing is imported or opened. A
-partial is reported only for arguments that it certainly never gets, and a file only if its path is written out.
+The input is calls and the rules about their arguments (`Rules.arguments`); the output is findings. Nothing is imported,
+and no file is opened. For a partial, only arguments that it certainly never gets are reported; for a file, only a path
+that is written as a plain string.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _CONSTRUCTOR = re.compile(r"[\w./-]+:[A-Za-z_][\w.]*")
 
 
 def check_arguments(subject: Subject) -> list[Diagnostic]:
-    """Returns the findings about arguments."""
+    """Returns the findings about the arguments of all calls."""
     calls = subject.calls
     findings: list[Diagnostic] = []
     for called in calls.values():
@@ -60,7 +61,7 @@ def _check_call(called: Called, calls: Mapping[int, Called]) -> Iterator[Diagnos
 
 
 class _Place:
-    """An argument: its node, and the place where it is written."""
+    """An argument of a call, with its node and its location."""
 
     def __init__(self, called: Called, name: str, node: Node) -> None:
         self.callee, self.name, self.node = called.node, name, node
@@ -71,14 +72,14 @@ class _Place:
     def finding(
         self, code: str, message: str, hint: str, severity: Severity = Severity.ERROR, inner: Entry | None = None
     ) -> Diagnostic:
-        """Returns a finding about the argument, or about an item of it.
+        """Returns a finding about the argument, or about an item in the argument.
 
         Args:
-            code: the stable code.
-            message: what was found.
-            hint: what the user can do.
-            severity: how bad it is.
-            inner: the item.
+            code: the error code.
+            message: the description of the problem.
+            hint: the action that solves the problem.
+            severity: the severity of the problem.
+            inner: the item that the finding is about; None if it is about the whole argument.
         """
         entry = inner or self._entry
         return Diagnostic(
@@ -117,7 +118,7 @@ def _check_called(place: _Place, use: Mapping[str, Any], calls: Mapping[int, Cal
 
 
 def _never_given(signature: Signature, partial: Call, given: Mapping[str, Any]) -> list[str]:
-    """Returns the required parameters that neither the partial nor its caller gives."""
+    """Returns the required parameters to which neither the partial nor the caller of the partial gives a value."""
     if partial.spread is not None:
         return []
     parameters = signature.parameters.values()
@@ -174,7 +175,7 @@ def _as_object(node: Node, wanted: str) -> str:
 
 
 def _is_meant(use: Mapping[str, Any], arguments: Mapping[str, Node]) -> bool:
-    """Returns whether the files are local, which depends on the value of another argument (`where`)."""
+    """Returns whether the argument names local files; the rule's `where` makes this depend on other arguments."""
     for name, words in use.get("where", {}).items():
         node = arguments.get(name)
         if not isinstance(node, Scalar) or node.value not in words:

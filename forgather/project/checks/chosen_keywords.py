@@ -1,7 +1,7 @@
-"""Checks keyword arguments for a function that another setting selects, as `lr_scheduler_kwargs`.
+"""Checks keyword arguments of a function that another setting selects, such as `lr_scheduler_kwargs`.
 
-Takes calls, the rules about their arguments (`keywords_of`) and a reader of signatures; gives findings. If the function
-is not known, or the setting that selects it is not plain data, nothing is reported.
+The input is calls, the rules about their arguments (`keywords_of`) and a reader of signatures; the output is findings.
+Nothing is reported if the function is unknown, or if the setting that selects the function is not plain data.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ _KEYWORDS = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 def check_chosen_keywords(subject: Subject) -> Iterator[Diagnostic]:
-    """Yields findings about keywords that the selected function does not accept, and about required ones that are
-    missing.
-    """
+    """Yields findings about keywords that the selected function does not accept, and required ones that are missing."""
     calls, reader = subject.calls, subject.reader
     for called in calls.values():
         if called.node.kind in (CallKind.META, CallKind.PARTIAL):
@@ -77,7 +75,7 @@ def _check_keywords(
 
 
 def _keywords(constructor: str | None, reader: Reader) -> dict[str, Parameter] | None:
-    """Returns the parameters that can be given by name; None if the function accepts any, or is not known."""
+    """Returns the parameters that can be given by keyword; None if the function accepts any keyword or is unknown."""
     if constructor is None:
         return None
     try:
@@ -99,7 +97,7 @@ def _suggestion(key: str, names: list[str]) -> str | None:
 
 
 def _taken_elsewhere(key: str, use: Mapping[str, Any], reader: Reader) -> str | None:
-    """Returns which other choices accept a keyword, or what they call it."""
+    """Returns a hint that names the other functions that accept a keyword, or a similar one; None if there is none."""
     known = {word: list(_keywords(constructor, reader) or ()) for word, constructor in use["callees"].items()}
     if words := [word for word, names in known.items() if key in names]:
         return f"{use['chosen_by']}: {' or '.join(words)} takes it"

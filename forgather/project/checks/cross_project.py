@@ -1,7 +1,8 @@
-"""Checks `from_project`: targets of other projects that a config asks for.
+"""Checks calls of `from_project`, by which a config uses targets of other projects.
 
-Takes a graph and its project; gives findings about names that do not exist there, and the calls that could not be
-checked. The other config is rendered and loaded but never built, and only if folder, config and targets are plain data.
+The input is a graph and its project; the output is findings about projects, configs and targets that do not exist, and
+the calls that could not be checked. The other config is rendered and loaded, but nothing in it is constructed. A call
+can only be checked if its folder, config and targets are plain data.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _PARAMETERS = ("project_dir", "config_template", "targets", "pp_kwargs")
 
 
 def check_other_projects(graph: Graph, project: Project) -> tuple[list[Diagnostic], list[Unchecked]]:
-    """Returns the findings about names of other projects, and the calls that are known only when they are built.
+    """Returns the findings about calls of `from_project`, and the calls with arguments that are not plain data.
 
     Args:
-        graph: the graph.
-        project: its project, which folders are relative to.
+        graph: the graph that contains the calls.
+        project: the project of the graph; folders in the calls are relative to it.
     """
     findings: list[Diagnostic] = []
     unchecked: list[Unchecked] = []
@@ -49,11 +50,11 @@ def check_other_projects(graph: Graph, project: Project) -> tuple[list[Diagnosti
 
 
 def projects_named(graph: Graph, project: Project) -> list[Project]:
-    """Returns the configs of other projects that a graph asks for, if they are plain data.
+    """Returns the configs of other projects that a graph uses, as far as the calls contain plain data.
 
     Args:
-        graph: the graph.
-        project: its project, which folders are relative to.
+        graph: the graph that contains the calls.
+        project: the project of the graph; folders in the calls are relative to it.
     """
     loaded: dict[tuple[Any, ...], Project] = {}
     for path, node in all_nodes(graph):
@@ -64,7 +65,7 @@ def projects_named(graph: Graph, project: Project) -> list[Project]:
 
 
 class _NotWritten(Exception):  # it only ends a look-up
-    """An argument that is known only after construction."""
+    """The value of an argument is known only after construction."""
 
 
 def _check_call(

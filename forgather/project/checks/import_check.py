@@ -1,7 +1,8 @@
-"""Checks imports in the project's Python files that certainly fail.
+"""Checks the project's Python files for imports that certainly fail.
 
-Takes the calls of a graph and a reader of signatures; gives findings at lines of Python files. Nothing is imported. An
-import inside a condition, a `try` or a function is ignored, and so is a file that changes where modules are searched.
+The input is the calls of a graph and a reader of signatures; the output is findings at lines of Python files. Nothing
+is imported. An import inside a condition, a `try` or a function is not checked, and neither is a file that changes
+where Python searches modules.
 """
 
 from __future__ import annotations
@@ -71,6 +72,6 @@ def _is_statement(text: str, line: int, name: str) -> bool:
 
 
 def _relative_import_hint(file: str, name: str) -> str | None:
-    """Returns the hint for a module that is a file next to the importing one."""
+    """Returns the hint for a missing module if a file of this name is next to the importing file; None otherwise."""
     there = os.path.join(os.path.dirname(file), *name.split(".")) + ".py"
     return f"for the file next to it, write `from .{name} import ...`" if os.path.isfile(there) else None

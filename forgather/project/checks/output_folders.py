@@ -1,8 +1,8 @@
-"""Checks whether two configs of a project save to one folder, so that a later run would replace the earlier model.
+"""Checks whether two configs of a project save to the same folder, so that a later run would replace the earlier model.
 
-Takes a config; gives a finding. Only a folder that the library derived from the config's name is reported; a folder
-that the config or the command line names may be used by several. Facts about other configs come from the cache of
-listings.
+The input is a config; the output is a finding. Only a folder that the template library derived from the config's name
+is reported; a folder that the config or the command line names may be used by several configs. Facts about the other
+configs come from the cache of `fgcli ls`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check_output_folder(subject: Subject) -> Iterator[Diagnostic]:
 
 
 def _derived_folder(project: Project) -> str | None:
-    """Returns the output folder, if the library derived it from the config's name."""
+    """Returns the output folder if the template library derived it from the config's name; None otherwise."""
     arguments = trainer_arguments(project.graph)
     entry = arguments.entry("output_dir") if arguments else None
     folder = arguments.plain("output_dir") if arguments else None
@@ -69,7 +69,7 @@ def _derived_folder(project: Project) -> str | None:
 
 
 def _other_configs(project: Project) -> list[ConfigListing]:
-    """Returns the facts of the other configs; those that are not in the cache are read and stored."""
+    """Returns the facts about the other configs; those that are not in the cache are read and stored."""
     meta, display = project.meta, Display(project.meta.project_dir)
     names = [name for name in config_files(meta.searchdir, meta.config_prefix) if name != project.config_name]
     if not names:
@@ -84,7 +84,7 @@ def _other_configs(project: Project) -> list[ConfigListing]:
 
 
 def _naming_line(project: Project) -> Span:
-    """Returns the line of the project that names the config; the config's first line if there is none."""
+    """Returns the line of the project that sets the name of the config, or else the first line of the config."""
     entry: Entry | None = project.graph.targets.get("meta")
     own = os.path.join(project.meta.project_dir, "")
     named = string_entries(entry.value) if entry else ()

@@ -1,7 +1,7 @@
-"""Checks packed rows: the model that reads several documents in one row, and the collator before it.
+"""Checks packed rows: whether the collator and the model handle several documents in one row.
 
-Takes calls and a reader of signatures; gives findings. Nothing is imported. A model whose class or family is not known
-is left to the run, which checks it; every error here is refused there, too.
+The input is calls and a reader of signatures; the output is findings. Nothing is imported. A model whose class or
+family is unknown is checked by the run only; the run also refuses every config for which this check reports an error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KIND = re.compile(r"(Config|ForCausalLM|LMHeadModel|LMHead|ForConditionalGenera
 
 
 def check_packed_rows(subject: Subject) -> list[Diagnostic]:
-    """Returns findings about the collators and models that receive rows of `tokenize` and `tokenize_examples`."""
+    """Returns findings about the collators and models that receive the rows of `tokenize` and `tokenize_examples`."""
     calls, reader = subject.calls, subject.reader
     findings: list[Diagnostic] = []
     for called in calls.values():
@@ -112,7 +112,7 @@ def _is_false(call: Call, name: str) -> bool:
 
 
 def _why_mixed(model: Call, calls: Mapping[int, Called], reader: Reader) -> str | None:
-    """Returns why a model attends across documents; None if it does not, or if that is not known."""
+    """Returns why attention of a model crosses document boundaries; None if it does not, or if that is unknown."""
     module, _, name = model.constructor.partition(":")
     if model.constructor in ("forgather.ml.models:from_config", "transformers:AutoModelForCausalLM.from_config"):
         called = calls.get(id(model))
@@ -126,7 +126,7 @@ def _why_mixed(model: Call, calls: Mapping[int, Called], reader: Reader) -> str 
 
 @cache
 def _mixed_kinds() -> frozenset[str]:
-    """Returns the name prefixes of the model families that attend across documents."""
+    """Returns the name prefixes of the model families whose attention crosses document boundaries."""
     with open(_TABLE, encoding="utf-8") as stream:
         families = json.load(stream)["mixed"].values()
     return frozenset(_KIND.sub("", name) for names in families for name in names)

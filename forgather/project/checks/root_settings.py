@@ -1,7 +1,7 @@
-"""Checks root keys of a config that look like settings of the trainer, where nothing reads them.
+"""Checks top-level keys of a config that look like settings of the trainer but that nothing reads.
 
-Takes a graph and its calls; gives findings. A root key that an alias or a calculation uses is not reported. Targets of
-a config without trainer arguments may have any name; such a config is reported as one for another tool only if it has
+The input is a graph and its calls; the output is findings. A top-level key that an alias or a calculation uses is not
+reported. The targets of a config without trainer arguments may have any name; such a config is reported only if it has
 no `main` and at least two of its keys are settings of a trainer.
 """
 
@@ -34,11 +34,11 @@ _MANY = 6
 
 
 def check_root_settings(graph: Graph, calls: Mapping[int, Called]) -> Iterator[Diagnostic]:
-    """Yields a warning for each root key that was meant as a setting of the trainer, or as another target.
+    """Yields a warning for each top-level key that seems to be meant as a trainer setting, or as another target.
 
     Args:
         graph: the graph.
-        calls: its calls, by `id(node)`.
+        calls: the calls of the graph, by `id(node)`.
     """
     arguments = trainer_arguments(graph)
     called = calls.get(id(arguments.call)) if arguments else None
@@ -92,7 +92,10 @@ def _names(node: Calc) -> set[str]:
 
 
 class _ForeignSetting(NamedTuple):
-    """A key of a config for another tool: its path, its entry, and what to write instead; None if the name is ours."""
+    """A key that is a trainer setting of Forgather or of another tool.
+
+    `hint` says what to write instead; it is None for the current name of a setting of Forgather.
+    """
 
     path: tuple[str, ...]
     entry: Entry
@@ -100,12 +103,11 @@ class _ForeignSetting(NamedTuple):
 
 
 def check_missing_run(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:
-    """Yields findings about a config that is not a run: it has no `main`, but keys that look like settings of a
-    trainer.
+    """Yields findings about a config without `main` whose keys look like settings of a trainer.
 
     Args:
         graph: the graph.
-        for_run: whether `main` is about to be run, so that a missing one is an error.
+        for_run: whether `main` is about to be run, so that a missing `main` is an error.
     """
     if _MAIN in graph.targets:
         return
@@ -137,7 +139,7 @@ def check_missing_run(graph: Graph, *, for_run: bool) -> Iterator[Diagnostic]:
 
 
 def _foreign_settings(graph: Graph) -> Iterator[_ForeignSetting]:
-    """Yields the keys of a config that name settings of a trainer, also inside plain mappings."""
+    """Yields the keys of a config that name settings of a trainer, including keys inside plain mappings."""
     rules = shipped_rules()[_ARGUMENTS][0]
     ours = {*rules.settings, *rules.renamed, *rules.without_effect, *rules.former}
     for name, entry in graph.targets.items():

@@ -1,8 +1,8 @@
-"""Checks what a run would otherwise find only at its start: DeepSpeed's config, classes to wrap, missing packages.
+"""Checks what would otherwise stop a run at its start: DeepSpeed's config, classes to wrap, missing packages.
 
-Takes a config and its calls; gives findings. Nothing that the config names is imported. DeepSpeed's config is judged by
-the function that the run uses (`forgather.ml.strategy.deepspeed_config`, which does not import torch). A class is
-looked up in the source of the model's module.
+The input is a config and its calls; the output is findings. Nothing that the config names is imported. DeepSpeed's
+config is checked by the function that the run uses (`forgather.ml.strategy.deepspeed_config`, which does not import
+torch). The class to wrap is looked up in the source of the model's module.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WRAP = "transformer_layer_cls_to_wrap"
 
 
 def check_run_requirements(subject: Subject) -> Iterator[Diagnostic]:
-    """Yields findings about what would keep a run from starting, if it is plain data."""
+    """Yields findings about problems that would stop a run at its start, as far as plain data shows them."""
     graph, calls, reader = subject.graph, subject.calls, subject.reader
     for called in calls.values():
         yield from _missing_package(called)
@@ -45,7 +45,7 @@ def check_run_requirements(subject: Subject) -> Iterator[Diagnostic]:
 
 
 def _missing_package(called: Called) -> Iterator[Diagnostic]:
-    """Yields a finding for a package that a call needs and that is not installed."""
+    """Yields a finding for each package that a call needs and that is not installed."""
     for rules in rules_about(called):
         if rules.needs and find_spec(rules.needs) is None:
             yield Diagnostic(
@@ -97,7 +97,7 @@ def _is_ours(arguments: TrainerArguments, calls: Mapping[int, Called]) -> bool:
 
 
 def _settings(arguments: TrainerArguments, calls: Mapping[int, Called]) -> SimpleNamespace | None:
-    """Returns the arguments that DeepSpeed's config is compared with; None if one of them is not plain data."""
+    """Returns the trainer arguments that DeepSpeed's config must agree with; None if one of them is not plain data."""
     called = calls.get(id(arguments.call))
     rules = rules_about(called) if called else ()
     if not rules:
@@ -112,7 +112,7 @@ def _settings(arguments: TrainerArguments, calls: Mapping[int, Called]) -> Simpl
 
 
 def _place_in(entry: Entry, message: str) -> Any:
-    """Returns the line of the key that a message is about; the line of the setting if there is none."""
+    """Returns the location of the key that a message names, or else the location of the setting."""
     words = message.replace("'", " ").replace(".", " ").split()
     inside, named = [entry], list[Entry]()
     while inside:
@@ -158,7 +158,7 @@ def _missing_class(name: str, module: str, entry: Entry, node: Node, reader: Rea
 
 
 def _module_of_model(graph: Graph) -> str | None:
-    """Returns the module of the model's classes, if the config describes a model of transformers."""
+    """Returns the module of the model's classes; None if the config does not describe a model of transformers."""
     main = graph.targets.get("main")
     config = keyword(keyword(main.value, "model"), "config") if main else None
     constructor = config.constructor if isinstance(config, Call) and config.kind is not CallKind.META else ""
@@ -170,7 +170,7 @@ def _module_of_model(graph: Graph) -> str | None:
 
 
 def _family(config: str) -> str | None:
-    """Returns the folder of transformers that contains a config class, as "gpt_neox" for GPTNeoXConfig."""
+    """Returns the folder of transformers that contains a config class, such as "gpt_neox" for GPTNeoXConfig."""
     spec = find_spec("transformers")
     if spec is None or spec.submodule_search_locations is None:
         return None

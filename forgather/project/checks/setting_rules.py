@@ -1,7 +1,7 @@
-"""Checks the settings of calls by the rules that the ML packages ship as data.
+"""Checks the settings of calls by the rules that the packages under `forgather/ml` ship as data.
 
-Takes calls and rules; gives findings. Only literals and the defaults of signatures are judged; a rule that depends on
-anything else is listed as unchecked.
+The input is calls and rules; the output is findings. Only literals and the defaults of signatures are checked; a rule
+that depends on any other value is listed as unchecked.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ if TYPE_CHECKING:
 def check_settings(
     graph: Graph, judgement: Judgement, reader: Reader, precedence: Precedence, *, processes: int | None = None
 ) -> tuple[list[Diagnostic], list[Unchecked], list[Scalar]]:
-    """Returns the findings about settings of known calls, the rules that were not checked, and strings that a setting
-    accepts.
+    """Returns three lists: findings about settings, rules that were not checked, and strings that a setting accepts.
 
     Args:
         graph: the graph.
-        judgement: its calls.
-        reader: reads signatures.
-        precedence: compares who wrote what.
-        processes: number of processes on one machine; None if it is not known.
+        judgement: the calls of the graph, with their signatures.
+        reader: the reader of signatures.
+        precedence: the order of the templates, which decides which of two settings has precedence.
+        processes: the number of processes on one machine; None if it is unknown.
     """
     judge = _Settings(graph, judgement, reader, precedence, processes)
     findings: list[Diagnostic] = []
@@ -49,7 +48,7 @@ def check_settings(
 
 
 class _Settings:
-    """The check of all calls of one graph."""
+    """The check of the settings of all calls in one graph."""
 
     def __init__(
         self, graph: Graph, judgement: Judgement, reader: Reader, precedence: Precedence, processes: int | None
@@ -86,7 +85,7 @@ class _Settings:
                 self._add_unchecked(called, reason)
 
     def _names_known(self, name: str, value: Any, called: Called, rules: Rules) -> Any:
-        """Returns the value of a setting; for a mapping with unknown values, a mapping of what is known."""
+        """Returns the value of a setting; in a mapping, `SOMETHING` or `UNKNOWN` stands for each unknown value."""
         _, entry = _place_of_setting(called.node, name, rules) if value is SOMETHING else ((), None)
         return value if entry is None else self._partly(entry.value)
 
@@ -96,7 +95,11 @@ class _Settings:
         return self._plain_value(node)
 
     def _takes_effect(self, node: Call, rules: Rules, rule: Mapping[str, Any]) -> bool:
-        """Returns whether the user wrote the setting of a rule, and nothing closer to the config sets the other one."""
+        """Returns whether the user wrote the setting that a rule reports as having no effect.
+
+        The result is False if the setting that overrides it has a higher precedence, because the override is then
+        intended.
+        """
         argument = rule["argument"]
         _, setting = _place_of_setting(node, argument, rules)
         if setting is None or setting.key != argument.rpartition(".")[2]:
@@ -114,7 +117,7 @@ class _Settings:
         return frozenset(given), whole, found
 
     def _inner(self, called: Called, rules: Rules) -> dict[str, Any]:
-        """Returns the settings of calls that are given as arguments, as `args.lr`, if a rule reads them."""
+        """Returns the settings of calls that are arguments of this call, as `args.lr`, if a rule reads them."""
         facts: dict[str, Any] = {}
         for name, node in arguments_of(called).items():
             inner = self._calls.get(id(node))
@@ -130,7 +133,10 @@ class _Settings:
         return facts
 
     def _of_partial(self, called: Called) -> dict[str, Any]:
-        """Returns the facts `calls`, `takes` and `sets` of a partial, and the values that it sets."""
+        """Returns facts about a partial: its arguments by name, and the facts `calls`, `takes` and `sets`.
+
+        `calls` is the constructor, `takes` the names of its parameters, and `sets` the names of the arguments.
+        """
         values = {name: self._plain_value(node) for name, node in arguments_of(called).items()}
         facts = {**values, "calls": called.node.constructor.lower(), "sets": tuple(values)}
         if called.callee is not None and len(called.callee.signatures) == 1:
@@ -159,7 +165,7 @@ class _Settings:
         )
 
     def _plain_value(self, node: Node) -> Any:
-        """Returns a value that is plain data; otherwise `SOMETHING` if it cannot be None, and `UNKNOWN`."""
+        """Returns a value that is plain data; else `SOMETHING` if the value cannot be None, and `UNKNOWN` if it can."""
         if isinstance(node, Scalar):
             return node.value
         if isinstance(node, Sequence):
@@ -179,7 +185,7 @@ class _Settings:
 
 
 def _accepted_texts(called: Called, rules: Rules) -> Iterator[Scalar]:
-    """Yields the strings among the arguments that are an accepted value of their setting, or replace one."""
+    """Yields the strings among the arguments that are an accepted value of their setting."""
     for name, node in arguments_of(called).items():
         present = rules.renamed.get(name, name)
         rule = rules.settings.get(present)
@@ -199,7 +205,7 @@ def _unknown(values: Iterable[Any]) -> bool:
 
 
 def rules_about(called: Called) -> tuple[Rules, ...]:
-    """Returns the rules about a called object, or about the class that it derives from."""
+    """Returns the rules about a called object or its base class; an empty tuple if there are none."""
     rules = shipped_rules()
     if called.node.constructor in rules:
         return rules[called.node.constructor]
@@ -208,7 +214,7 @@ def rules_about(called: Called) -> tuple[Rules, ...]:
 
 
 def arguments_of(called: Called) -> dict[str, Node]:
-    """Returns the arguments of a call by parameter name."""
+    """Returns the arguments of a call by the names of their parameters."""
     values = {str(entry.key): entry.value for entry in (*called.node.kwargs, *called.node.named_latent_args)}
     for signature in called.callee.signatures if called.callee else ():
         # Missing arguments are reported by the check of calls.
@@ -219,7 +225,7 @@ def arguments_of(called: Called) -> dict[str, Node]:
 
 
 def _defaults(callee: Callee | None) -> dict[str, Any]:
-    """Returns the defaults of a call's parameters: literals, and `UNKNOWN` for other defaults."""
+    """Returns the defaults of a callable's parameters: the values of literals, and `UNKNOWN` for other defaults."""
     found: dict[str, Any] = {}
     for parameter in callee.signatures[0].parameters.values() if callee and callee.signatures else ():
         default = parameter.default
@@ -244,7 +250,7 @@ def _finding(violation: Violation, called: Called, rules: Rules) -> Diagnostic:
 
 
 def place_to_fix(entry: Entry | None) -> Span | None:
-    """Returns the place where the user changes the value of an entry; None without an entry."""
+    """Returns the location at which the user changes the value of an entry; None if `entry` is None."""
     if entry is None:
         return None
     # The value of an alias is written at its anchor.
@@ -252,8 +258,10 @@ def place_to_fix(entry: Entry | None) -> Span | None:
 
 
 def _place_of_setting(node: Call, argument: str, rules: Rules) -> tuple[GraphPath, Entry | None]:
-    """Returns the place of a setting, also under an old name; if it has none, the place of the argument that contains
-    it.
+    """Returns the path and the entry of a setting, which may be written under an old name.
+
+    If the setting itself is not written, the result is the path and the entry of the argument that contains the
+    setting.
     """
     first, _, inner = argument.partition(".")
     at = _entries_of(node)
@@ -273,7 +281,10 @@ def _place_of_setting(node: Call, argument: str, rules: Rules) -> tuple[GraphPat
 
 @lru_cache(maxsize=4)
 def _entries_of(node: Call) -> dict[object, tuple[int, Entry]]:
-    """Returns the keywords of a call with their positions; cached, because every finding about the call needs one."""
+    """Returns the keyword arguments of a call with their positions, by name.
+
+    The result is cached, because every finding about the call needs one of them.
+    """
     found: dict[object, tuple[int, Entry]] = {}
     for position, entry in enumerate((*node.kwargs, *node.named_latent_args)):
         found.setdefault(entry.key, (position, entry))
@@ -281,7 +292,7 @@ def _entries_of(node: Call) -> dict[object, tuple[int, Entry]]:
 
 
 def _within(mapping: Mapped, setting: str) -> tuple[GraphPath, Entry | None]:
-    """Returns the place of a setting inside a mapping; None if it is not given."""
+    """Returns the path and the entry of a setting inside a mapping; the entry is None if the setting is not given."""
     # A key may contain dots itself, as the name of a module does.
     entry = next((one for one in mapping.entries if setting == one.key), None)
     if entry is not None:

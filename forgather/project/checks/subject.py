@@ -18,8 +18,8 @@ class Subject:
     Args:
         project: the config, with its options and overrides.
         graph: the graph of the project.
-        calls: every call that does not certainly fail, by `id(node)`.
-        reader: reads signatures.
+        calls: all calls that do not certainly fail, by `id(node)`.
+        reader: the reader of signatures.
     """
 
     project: Project

@@ -1,7 +1,7 @@
-"""Checks the user's trainer classes for hooks of transformers' trainer that our trainers never call.
+"""Checks the user's trainer classes for hooks of transformers' trainer that Forgather's trainers never call.
 
-Takes a graph and a reader of signatures; gives findings at lines of Python files. Nothing is imported. The trainer
-itself refuses the same hooks, from the same table.
+The input is a graph and a reader of signatures; the output is findings at lines of Python files. Nothing is imported.
+The trainer itself refuses the same hooks when it is constructed, by the same table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LIBRARIES = ("forgather", "transformers", "torch", "accelerate", "datasets", "b
 
 
 def check_trainer_hooks(subject: Subject) -> Iterator[Diagnostic]:
-    """Yields an error for each hook that a trainer's class defines and nothing calls."""
+    """Yields an error for each method of a trainer class that only transformers' trainer would call."""
     seen: set[str] = set()
     for _, node in all_nodes(subject.graph):
         if isinstance(node, Call) and node.constructor not in seen and _may_be_a_trainer(node):

@@ -1,7 +1,7 @@
-"""Checks by name what a config would run: what no config may call, and what the user has to trust first.
+"""Checks by name the code that a config would run: what no config may call, and what the user has to trust first.
 
-Takes a graph and its project; gives findings and `Needs`. Nothing is imported. A name says less than the object behind
-it, so the construction judges the object again.
+The input is a graph and its project; the output is findings and `Needs`. Nothing is imported. A name says less than the
+object that it refers to, so the object is checked again during construction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from forgather.project.untrusted import Needs, Places, denied_error, name_to_tru
 
 
 def check_trusted_calls(subject: Subject) -> Iterator[Diagnostic]:
-    """Yields an error for each call that no config may make, and a note if the user has to trust something first."""
+    """Yields an error for each call that no config may make, and a note if the user has to trust code first."""
     project = subject.project
     places = Places(project.meta.project_dir, project.meta.system_path)
     for path, node in all_nodes(project.graph):
@@ -56,7 +56,7 @@ def needs_of(project: Project, targets: Sequence[str] | None = None) -> Needs:
 
     Args:
         project: the config.
-        targets: names of targets; None means all.
+        targets: the names of the targets; None for all targets.
     """
     return _needs(project, targets, set())
 
@@ -87,7 +87,7 @@ def _needs_of_call(node: Call, places: Places) -> Needs:
 
 
 def _own_folders(node: Call, places: Places) -> list[str] | None:
-    """Returns the folders to trust for a call of code that is not installed; None for installed code."""
+    """Returns the folders to trust for a call of code that is not installed; None if the code is installed."""
     module, _ = _module_and_symbol(node.constructor)
     is_file = module.endswith(".py") or "/" in module
     if not is_file and not module.startswith("."):
