@@ -133,7 +133,7 @@ def title(node: Node) -> str:
 
 
 def heading(box: Box, name: str) -> str:
-    """Returns the heading of a box: the symbol of a call, or the name of a container, or else its key.
+    """Returns the heading of a box: the symbol of a call, the name of a container, or else the last step of its path.
 
     Args:
         box: the box.

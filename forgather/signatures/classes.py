@@ -150,7 +150,7 @@ def _returns_its_class(function: Function) -> bool:
 
 
 def _metaclass(names: Names, things: list[Thing]) -> str:
-    """Returns the name of a metaclass that may change how a class is constructed; "" if it does not change that."""
+    """Returns the name of a metaclass that may change how its classes are constructed; "" if it does not."""
     only = things[0] if len(things) == 1 else None
     if isinstance(only, Ref):
         return "" if only.dotted in symbols.CODE_FREE_METACLASSES else only.dotted

@@ -1,7 +1,7 @@
 """Finds the files of modules without importing anything.
 
-Takes a dotted name; gives the file that Python would import. `importlib.util.find_spec` is not used, because it imports
-the parent packages and calls the import hooks of other libraries.
+The input is a dotted name; the output is the file that Python would import. `importlib.util.find_spec` is not used,
+because it imports the parent packages and calls the import hooks of other libraries.
 """
 
 from __future__ import annotations

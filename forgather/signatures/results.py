@@ -62,7 +62,7 @@ class Callee(NamedTuple):
         name: the name of the constructor in messages ("AdamW").
         signatures: the alternative signatures; a call is accepted if it matches one of them. Defaults are of type
             `Default`, annotations of type `Annotation`.
-        kind: "class" or "function".
+        kind: the kind of the constructor: "class" or "function".
         span: the location of the definition; None for a builtin.
         gives: the annotation of the result of a call.
         callable_instance: whether the result of a call is callable; None if this is unknown.
@@ -83,7 +83,7 @@ class Unknown(NamedTuple):
 
     Args:
         constructor: the constructor as the config writes it.
-        reason: why its signature is unknown.
+        reason: the reason why the signature is unknown.
     """
 
     constructor: str

@@ -285,7 +285,7 @@ def _without_none(fact: dict[str, Any]) -> dict[str, Any]:
 
 
 def _canonical_number(node: Node) -> str | None:
-    """Returns a number in canonical notation; None if the user wrote it that way, or if the node is not a number."""
+    """Returns a number in canonical notation; None if the user wrote it so, or if it is no number."""
     if not isinstance(node, Scalar) or not is_number(node) or node.written is None:
         return None
     text = scalar_text(node.value)

@@ -69,7 +69,7 @@ class Part:
         make: the function that builds the expression.
         wanted_name: the name of the variable, if the value is assigned to one.
         expression: the expression, once it has been built.
-        dropped: whether a later value replaces this value, so that only the calls in its expression are needed.
+        dropped: whether a later value with the same key replaces this one, so that only the calls in it are needed.
     """
 
     before: str
@@ -460,7 +460,7 @@ class LoweringContext(ABC):
     # values that construction finds
 
     def environment_value(self, node: Env) -> Expression:
-        """Returns a variable with the value of an environment variable; at run time it is None if that is not set."""
+        """Returns a variable with the value of an environment variable, or with None if that variable is not set."""
         self.imports.use("os")
         read = call(name("os.environ.get"), [("", self.literal(node.variable))])
         return self.bind(read, node.variable.lower())
