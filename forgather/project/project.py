@@ -179,7 +179,7 @@ class Project:
 
     @property
     def precedence(self) -> Precedence:
-        """The order of the templates, which decides which of two settings has precedence."""
+        """The order of the templates, which decides which of two conflicting settings takes effect."""
         from forgather.project.setting_precedence import Precedence
 
         return Precedence(self.meta.project_dir, (use.file for use in self.rendered.templates))

@@ -30,7 +30,7 @@ from forgather.redaction import HIDDEN
 
 
 class Status(StrEnum):
-    """The change of a thing that a run depended on; a lost thing certainly changes the result."""
+    """What happened to a thing that a run depended on; the loss of a thing certainly changes the result."""
 
     SAME = "same"
     RESTORED = "restored"

@@ -67,7 +67,7 @@ class PastRun:
 
     @property
     def output_dir(self) -> str:
-        """The absolute output folder, where it is now."""
+        """The absolute output folder that contains the run folder now, even if both were moved."""
         return os.path.dirname(os.path.dirname(self.folder))
 
     @property

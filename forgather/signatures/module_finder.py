@@ -32,7 +32,7 @@ class Found:
         file: the source file of the module; None for a C extension module or a folder without `__init__.py`.
         folders: the folders that contain the submodules; None if the module is not a package.
         stub: the `.pyi` file of the module; None if there is none.
-        closed: whether its files list everything in the module; False for a C extension module.
+        closed: whether its files show all names in the module; False for a C extension module.
     """
 
     name: str

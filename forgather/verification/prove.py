@@ -259,7 +259,7 @@ def grows(constructor: str) -> bool:
 
 
 def _rounded(number: Any, digits: Any = None) -> Any:
-    """The replacement of `round` in both runs, which refuses numbers of digits that take very long to compute."""
+    """The replacement of `round` in both runs, which refuses to compute very many digits."""
     if isinstance(digits, int) and abs(digits) > _MAX_DIGITS:
         raise ForbiddenAccess(f"round(..., {digits}) computes a number of that many digits")
     return round(number, digits)

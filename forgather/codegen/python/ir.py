@@ -194,7 +194,7 @@ class Statement:
 
     @property
     def quiet(self) -> bool:
-        """Whether running the statement calls nothing."""
+        """Whether running the statement makes no call."""
         if self.expression is not None:
             return self.expression.pure
         return self.is_function or all(statement.quiet for statement in self.body)

@@ -283,7 +283,7 @@ def _place_of_setting(node: Call, argument: str, rules: Rules) -> tuple[GraphPat
 def _entries_of(node: Call) -> dict[object, tuple[int, Entry]]:
     """Returns the keyword arguments of a call with their positions, by name.
 
-    The result is cached, because every finding about the call needs one of them.
+    The result is cached, because every finding about the call looks one of them up.
     """
     found: dict[object, tuple[int, Entry]] = {}
     for position, entry in enumerate((*node.kwargs, *node.named_latent_args)):
