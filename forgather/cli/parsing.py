@@ -243,12 +243,13 @@ def _with_suggestion(parser: Parser, command: str | None, arguments: Sequence[st
         # The value of an unknown option before the command was taken for the command.
         if at and arguments[at - 1].startswith("--") and any(name in COMMANDS for name in arguments[at + 1 :]):
             parser.error(f"unknown argument {arguments[at - 1]!r}: options of a config go after the command")
-        parser.error(f"no command {command!r}: {nearest(command, list(COMMANDS)) or 'one of ' + ', '.join(COMMANDS)}")
+        suggestion = nearest(command, list(COMMANDS))
+        parser.error(f"there is no command {command!r}" + (f": {suggestion}" if suggestion else ""))
     if not {"-h", "--help", "--version"}.isdisjoint(arguments):
         return arguments
     if arguments and arguments[-1] in _VALUED:
         parser.error(f"{arguments[-1]} needs a value, and a command after it")
-    parser.error(f"no command: one of {', '.join(COMMANDS)}")
+    parser.error("a command is missing")
 
 
 def _refuse_unused(namespace: argparse.Namespace, module: ModuleType, chosen: Parser) -> None:

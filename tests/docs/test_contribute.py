@@ -53,6 +53,13 @@ def test_the_callback_of_the_page_warns_of_slow_steps_alone(tmp_path, monkeypatc
     assert 2 == len(warnings_of(made(factor=0.0, warmup_steps=2)))
     assert [] == warnings_of(made(factor=1e9, warmup_steps=2))
 
+    # The test that the page shows passes, under both trainers.
+    monkeypatch.setattr("forgather.ml.callbacks.SlowStepCallback", made, raising=False)
+    names = {}
+    exec(re.findall(r"^```python\n(.*?)^```$", (PAGES / "add_a_callback.md").read_text(), re.M | re.S)[1], names)
+    for kind in ("ours", "transformers"):
+        names["test_each_step_is_timed"](kind, tmp_path / kind)
+
 
 def test_every_page_is_in_the_index():
     index = (ROOT / "docs/index.md").read_text()
