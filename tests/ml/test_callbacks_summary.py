@@ -47,6 +47,15 @@ def test_the_summary_says_how_the_run_ended(tmp_path, step, error, expected):
     assert expected in (tmp_path / "report.html").read_text()
 
 
+def test_a_model_without_a_config_is_listed_as_the_model(tmp_path):
+    (tmp_path / "checkpoint-5").mkdir()
+    callback, screen = begun(tmp_path)
+    callback.on_save(arguments(tmp_path), state(5), control())
+    (tmp_path / "model.safetensors").write_bytes(b"weights of a plain module")
+    callback.on_train_end(arguments(tmp_path), state(10), control())
+    assert f"  model      {tmp_path}\n" in screen.getvalue() and "checkpoint" not in screen.getvalue()
+
+
 def test_the_model_is_named_where_this_run_wrote_it_and_else_its_last_checkpoint(tmp_path):
     for name in ("checkpoint-7", "checkpoint-5"):
         (tmp_path / name).mkdir()

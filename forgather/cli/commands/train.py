@@ -395,4 +395,6 @@ def _print_outcome(outcome: Outcome, staying: str | None, *, as_json: bool) -> N
         note = NOTHING_TRAINED if outcome.nothing_trained else f"interrupted; {saved or 'nothing was saved'}"
         print_note(note)
     if outcome.model_dir and "model" not in ending["places"]:
-        print_note(f"model      {near_path(outcome.model_dir)}")
+        # transformers' trainer saves its model after the summary was printed: the line continues the summary's list.
+        indent = "  " if ending["places"] else ""
+        print_note(f"{indent}model      {near_path(outcome.model_dir)}")

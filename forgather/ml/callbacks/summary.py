@@ -32,6 +32,8 @@ _UNITS = ("tokens", "samples")
 """The units of speed, of which the first one that a run has measured is shown."""
 
 _STATUS_STYLES = {"finished": "bold green", "failed": "bold red"}
+# A plain module is saved without a config, a large model in several files, and adapters under their own name.
+_MODEL_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json", "adapter_config.json")
 _PACKAGES = ("forgather", "torch", "transformers", "datasets", "tokenizers", "accelerate")
 
 
@@ -66,7 +68,7 @@ class RunSummaryCallback(TrainerCallback):
         self._steps: dict[str, int] = {}
         self._speeds: dict[str, list[float]] = {}
         self._begin = (0.0, 0)
-        self._model_before: tuple[int, int] | None = None
+        self._model_before: tuple[tuple[int, int], ...] | None = None
         self._checkpoint: Path | None = None
 
     @report_only
@@ -254,17 +256,17 @@ def _progress_text(summary: Mapping[str, Any]) -> str:
     return f"{own} in {format_duration(summary['seconds'])}{speed_told}{left_out}"
 
 
-def written_model(args: Any) -> tuple[int, int] | None:
-    """Returns the inode and modification time of the model's `config.json` in the output folder, in nanoseconds.
-
-    The value changes whenever a model is saved into the folder. It is None if the folder has no model.
-    """
-    try:
+def written_model(args: Any) -> tuple[tuple[int, int], ...] | None:
+    """Returns a value that changes when a model is written into the output folder; None without a model."""
+    found = []
+    for name in _MODEL_FILES:
+        try:
+            facts = (Path(args.output_dir) / name).stat()
+        except OSError:
+            continue
         # inode and time change with every save, even when the content is equal.
-        facts = (Path(args.output_dir) / "config.json").stat()
-    except OSError:
-        return None
-    return facts.st_ino, facts.st_mtime_ns
+        found.append((facts.st_ino, facts.st_mtime_ns))
+    return tuple(found) or None
 
 
 def model_facts(model: Any) -> dict[str, Any]:
