@@ -1,8 +1,7 @@
-"""The schedules of torch.distributed.pipelining, in one table with the properties of each.
+"""The pipeline schedules of torch.distributed.pipelining, in one table with the properties of each.
 
-Takes the name of a schedule; gives its properties. This is the only list of schedules in the package: the rules about
-settings, the compatibility matrix, the placement of stages and the simulation of idle time read it. torch is not
-imported.
+This is the only list of the schedules and of their properties. The rules about settings, the compatibility matrix, the
+placement of stages on ranks and the simulation of pipeline bubbles read it. The module does not import torch.
 """
 
 from __future__ import annotations
@@ -12,15 +11,16 @@ from typing import Any, NamedTuple
 
 
 class ScheduleFacts(NamedTuple):
-    """The properties of a schedule.
+    """The properties of one pipeline schedule.
 
     Args:
-        one_stage: whether each rank has exactly one stage.
-        v_shaped: whether each rank has two stages, with the second stages in reverse order of the ranks, so that the
+        one_stage: True if each rank has exactly one stage.
+        v_shaped: True if each rank has two stages and the second stages are assigned in reverse rank order, so that the
             first rank has both the first and the last stage.
-        splits_backward: whether the gradients of weights are computed separately from those of activations.
-        chunk_per_stage: whether the schedule needs at least as many micro-batches as stages.
-        rounds: whether the micro-batches must divide evenly into rounds of about one micro-batch for each rank.
+        splits_backward: True if the gradients of weights are computed separately from the gradients of activations.
+        chunk_per_stage: True if the schedule needs at least as many micro-batches as there are stages.
+        rounds: True if the number of micro-batches must be divisible by the number of rounds, which is the number of
+            micro-batches divided by the number of ranks, rounded down, and at least 1.
     """
 
     one_stage: bool = False
@@ -31,7 +31,7 @@ class ScheduleFacts(NamedTuple):
 
     @property
     def usual_stages(self) -> int:
-        """The number of stages on a rank if no setting gives it."""
+        """The number of stages per rank if no setting gives that number."""
         return 1 if self.one_stage else 2
 
 
@@ -44,15 +44,15 @@ SCHEDULES = {
     "ScheduleZBVZeroBubble": ScheduleFacts(v_shaped=True, splits_backward=True),
     "ScheduleDualPipeV": ScheduleFacts(v_shaped=True, splits_backward=True, chunk_per_stage=True),
 }
-"""The schedules that torch ships."""
+"""The properties of each schedule that torch provides, by the name of its class."""
 
 
 def schedules_with(fact: str) -> tuple[str, ...]:
-    """Returns the names of the schedules that have a property.
+    """Returns the names of the schedules that have a property, or of those that do not have it.
 
     Args:
-        fact: the name of a field of `ScheduleFacts`. With "not " before the name, the schedules without the property
-            are returned.
+        fact: the name of a field of `ScheduleFacts`. With the prefix "not ", the schedules without the property are
+            returned.
 
     Example:
         >>> schedules_with("one_stage")
@@ -66,7 +66,10 @@ def with_schedules(data: Any) -> Any:
     """Returns the data of a rule or of a matrix cell, with names of schedules in place of placeholders.
 
     "schedules" stands for all schedules, "schedules.FACT" for those with a property. A text that consists of a
-    placeholder becomes a list of names; a "schedules.FACT" inside a condition becomes a tuple of names.
+    placeholder becomes a list of names. A "schedules.FACT" inside a condition becomes a tuple of names.
+
+    Args:
+        data: a mapping, a list, a string or any other JSON value. The placeholders are replaced at any depth.
     """
     if isinstance(data, dict):
         return {key: with_schedules(value) for key, value in data.items()}

@@ -1,6 +1,7 @@
-"""The ML tower: trainers and their arguments, under the names that configs use.
+"""The trainers and their training arguments, under the names that configs use.
 
-Importing it does not import torch; the first access to a name does. No module below imports the config tower.
+Importing this package does not import torch: torch is imported with the first access to one of the names. No module
+under forgather/ml imports forgather.config.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Activation checkpointing: the backward pass recomputes blocks of a model instead of keeping their activations.
 
-Gradients stay equal and need less memory. Only the `forward` of a block is replaced, so names of parameters do not
-change, and a block without a backward pass runs as before.
+Gradients are equal to those without activation checkpointing, and training needs less memory. Only the `forward` method
+of a block is replaced, so parameter names do not change, and a block runs as before if there is no backward pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ _PRODUCTS = {
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Returns the items with weights of each outermost `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential`."""
+    """Returns the blocks with parameters in each outermost `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential`.
+
+    Args:
+        model: the model whose module tree is searched.
+    """
     blocks: list[nn.Module] = []
     for child in model.children():
         blocks += list(child.children()) if isinstance(child, CONTAINERS) else repeated_blocks(child)
@@ -34,11 +38,12 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def checkpoint_activations(modules: Iterable[nn.Module], recompute: Literal["full", "selective"]) -> None:
-    """Makes the backward pass recompute modules, one at a time: equal gradients with less memory.
+    """Makes the backward pass recompute the activations of each module, one module at a time.
 
     Args:
-        modules: whose forward is replaced.
-        recompute: "full", or "selective" to keep matrix products.
+        modules: the modules whose `forward` methods are replaced.
+        recompute: "full" to recompute every operation, or "selective" to keep the results of matrix products and
+            attention.
     """
     settings: dict[str, Any] = {"use_reentrant": False}
     if recompute == "selective":
@@ -55,8 +60,8 @@ def recompute_forward(module: nn.Module, settings: Mapping[str, Any]) -> None:
     """Makes the backward pass recompute the forward pass of a module.
 
     Args:
-        module: is changed in place.
-        settings: of `torch.utils.checkpoint.checkpoint`.
+        module: the module whose `forward` method is replaced in place.
+        settings: the keyword arguments of `torch.utils.checkpoint.checkpoint`.
     """
     forward: Callable[..., Any] = module.forward
 

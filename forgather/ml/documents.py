@@ -1,8 +1,8 @@
-"""Document boundaries in packed rows, and which models keep the documents of a row apart.
+"""Document boundaries in packed rows, and a check whether a model's attention crosses them.
 
-`Documents` computes boundaries from `position_ids` on the host, only when they are used, and never waits for a device.
-`why_mixed` tells why a model lets tokens attend across documents. A family of models counts as safe only if it was
-measured (`packing_models.json`).
+`Documents` computes the boundaries from `position_ids` on the host when they are first used, and never waits for a
+device. `why_mixed` returns the reason why a model lets tokens attend across document boundaries. A model family counts
+as safe only if a measurement in `packing_models.json` shows that its attention does not cross document boundaries.
 
 Shapes:
     B rows, T positions, D documents.
@@ -27,9 +27,9 @@ from forgather.ml.log import get_logger
 
 _log = get_logger(__name__)
 MIXED = "FG848"
-"""Code of the warning that a model mixes the documents of packed rows."""
+"""The code of the warning that a model's attention may cross the document boundaries in packed rows."""
 TOO_LONG = "FG864"
-"""Code of the warning that rows have more tokens than the model has positions."""
+"""The code of the warning that rows have more tokens than the model has positions."""
 _TABLE = Path(__file__).parent / "packing_models.json"
 _MASKED = frozenset({"eager", "sdpa", "flex_attention"})
 # Weak sets: a warning must not keep a model in memory.
@@ -37,14 +37,16 @@ _WARNED: dict[str, WeakSet[nn.Module]] = {MIXED: WeakSet(), TOO_LONG: WeakSet()}
 
 
 class Documents:
-    """The documents in the rows of a batch; a row without positions, or with a mask, is one document.
+    """The documents in the rows of a batch. Without positions, each row is one document.
 
     Args:
-        positions_BT: position of each token in its document, on the host; grows by one within a document.
-        shape: (B, T) of the batch.
+        positions_BT: the position of each token in its document, on the host. Positions grow by one within a document.
+            None if each row is one document.
+        shape: the shape (B, T) of the batch.
 
     Shapes:
-        positions_BT: (B, T), or (1, T) for all rows; `starts_BT`: (B, T); `lengths`: (D,).
+        positions_BT: (B, T), or (1, T) if all rows have the same positions. The attribute `starts_BT`: (B, T). The
+            attribute `lengths`: (D,).
     """
 
     def __init__(self, positions_BT: Tensor | None, shape: tuple[int, int]) -> None:
@@ -52,10 +54,10 @@ class Documents:
         self.rows, self.row_length = shape
 
     def __getitem__(self, rows: slice) -> Documents:
-        """Returns the documents of some of the rows.
+        """Returns the documents in a slice of the rows.
 
         Args:
-            rows: slice of the rows.
+            rows: the slice of the rows.
         """
         number = len(range(*rows.indices(self.rows)))
         positions_BT = self.positions_BT
@@ -66,7 +68,7 @@ class Documents:
 
     @functools.cached_property
     def starts_BT(self) -> Tensor:
-        """True at the first token of each document; the first token of a row always starts one.
+        """A mask that is True at the first token of each document; the first token of a row always starts a document.
 
         Shapes:
             (B, T).
@@ -79,7 +81,7 @@ class Documents:
 
     @functools.cached_property
     def lengths(self) -> Tensor:
-        """Tokens of each document, row by row, including padding.
+        """The length of each document, including padding, in the order of the rows.
 
         Shapes:
             (D,).
@@ -90,7 +92,7 @@ class Documents:
 
     @property
     def longest(self) -> int:
-        """The length of the longest document, 0 for an empty batch.
+        """The length of the longest document, or 0 for an empty batch.
 
         Units:
             tokens.
@@ -99,21 +101,27 @@ class Documents:
 
     @functools.cached_property
     def are_packed(self) -> bool:
-        """True if a row holds several documents."""
+        """True if at least one row has several documents."""
         return self.positions_BT is not None and int(self.starts_BT.sum()) > self.rows
 
 
 @functools.cache
 def measured_families() -> dict[str, tuple[str, ...]]:
-    """Returns transformers' model families by measured behaviour: those that keep documents "apart", those that mix."""
+    """Returns the measured model families of transformers in two groups, "apart" and "mixed".
+
+    Returns:
+        Under "apart", the families whose attention does not cross document boundaries; under "mixed", those whose
+        attention does.
+    """
     table = json.loads(_TABLE.read_text(encoding="utf-8"))
     return {"apart": tuple(table["apart"]), "mixed": tuple(table["mixed"])}
 
 
 def why_mixed(model: nn.Module) -> str | None:
-    """Returns the reason why a model mixes the documents of a packed row; None if it keeps them apart.
+    """Returns the reason why a model's attention may cross document boundaries, or None if it does not.
 
-    A model of transformers is judged by its family, any other by whether it takes `position_ids`.
+    A model of transformers is judged by its family. Any other model is judged by whether its forward takes
+    `position_ids`. A model that contains a recurrent layer is always reported.
     """
     if not takes_argument(model, "position_ids"):
         return "its forward has no parameter position_ids"
@@ -131,7 +139,7 @@ def why_mixed(model: nn.Module) -> str | None:
 
 
 def _families(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yields (family, class name) for each part of a model that is of transformers."""
+    """Yields (family, class name) for each submodule that is a model of transformers."""
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             # The base classes count too: a subclass of the user is in another module.
@@ -142,44 +150,44 @@ def _families(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def takes_argument(model: nn.Module, name: str) -> bool:
-    """Returns whether a model's forward has a parameter of this name, or accepts any keyword.
+    """Returns whether a model's forward has a parameter with the given name, or accepts any keyword argument.
 
     Args:
-        model: whose forward is inspected.
-        name: of the parameter.
+        model: the model whose forward is inspected.
+        name: the name of the parameter.
     """
     parameters = inspect.signature(model.forward).parameters
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def any_packed(positions: Iterable[Any]) -> bool:
-    """Returns whether the positions of a row restart, which means that it holds several documents.
+    """Returns whether the positions of at least one row restart, which means that the row has several documents.
 
     Args:
-        positions: one sequence per row.
+        positions: one sequence of positions for each row.
 
     Shapes:
-        positions: each (T,); others are ignored.
+        positions: each sequence (T,). Sequences of other shapes are ignored.
     """
     rows = (torch.as_tensor(row) for row in positions)
     return any(row.ndim == 1 and bool((row.diff() != 1).any()) for row in rows)
 
 
 def builds_masks(model: nn.Module) -> bool:
-    """Returns whether the attention of all parts from transformers builds masks from `position_ids`.
+    """Returns whether every submodule from transformers builds its attention mask from `position_ids`.
 
-    Flash attention reads documents from positions only in batches of a single row.
+    Flash attention does not build masks: it reads document boundaries from positions only in batches with a single row.
     """
     configs = (getattr(part, "config", None) for part in model.modules() if isinstance(part, PreTrainedModel))
     return all(getattr(config, "_attn_implementation", None) in (None, *_MASKED) for config in configs)
 
 
 def warn_mixed(model: nn.Module, reason: str) -> None:
-    """Warns, once per model, that it mixes documents.
+    """Warns, once per model, that the attention of the model may cross document boundaries.
 
     Args:
-        model: named in the message.
-        reason: from `why_mixed`.
+        model: the model that the message names.
+        reason: the reason, as returned by `why_mixed`.
     """
     if model not in _WARNED[MIXED]:
         _WARNED[MIXED].add(model)
@@ -194,12 +202,12 @@ def warn_mixed(model: nn.Module, reason: str) -> None:
 
 
 def warn_too_long(model: nn.Module, length: int, limit: int) -> None:
-    """Warns, once per model, of rows with more tokens than it has positions.
+    """Warns, once per model, that a row has more tokens than the model has positions.
 
     Args:
-        model: named in the message.
-        length: tokens of a row.
-        limit: positions of the model.
+        model: the model that the message names.
+        length: the number of tokens in the row.
+        limit: the number of positions of the model.
     """
     if model not in _WARNED[TOO_LONG]:
         _WARNED[TOO_LONG].add(model)

@@ -1,8 +1,9 @@
-"""Dry run of a multi-process training: mesh, parameters per rank, and shapes of one step, without weights.
+"""Dry run of a multi-process training: mesh, parameters per rank, and shapes of one step, without memory for weights.
 
-Takes a function that makes a trainer, and a number of processes; gives a `DryRun`. torch's fake process group stands
-for the other processes, so nothing is sent and nothing waits. Each rank with other layers is built by the strategy
-itself, so its errors appear here too. Weights have shapes and no memory.
+The inputs are a function that makes a trainer, and the number of processes. The result is a `DryRun`. torch's fake
+process group replaces the other processes, so nothing is sent and no collective waits. If the strategy can build on the
+meta device, its own code builds one rank for each pipeline position, so that the errors that it raises while building
+are raised in the dry run too. Weights have shapes but take no memory.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from forgather.ml.trainer.trainer import Trainer
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """What ranks of one kind hold.
+    """The part of the model that a range of ranks holds in memory.
 
     Args:
-        ranks: first and last of them.
-        stages: numbers of the pipeline stages; empty without a pipeline.
-        modules: names of modules, blocks as ranges.
-        parameters: number of elements that one rank keeps; the last ranks of a shard may keep fewer.
-        parameter_bytes: their memory in bytes.
-        of: number of elements of the complete modules.
+        ranks: the first and the last rank of the range.
+        stages: the numbers of the pipeline stages on these ranks. Empty without a pipeline.
+        modules: the names of the modules, with the blocks of a list as a range.
+        parameters: the number of elements on one rank. If a split is uneven, the last ranks may have fewer.
+        parameter_bytes: the memory of these elements in bytes.
+        of: the number of elements of the same modules if they were not sharded.
     """
 
     ranks: tuple[int, int]
@@ -58,14 +59,15 @@ class DryRun:
     """The layout and the sizes of a run on several processes.
 
     Args:
-        world_size: number of processes.
-        strategy: name of the strategy class.
-        mesh: sizes of the axes, by name.
-        parameters: number of elements of the whole model.
-        rows_per_update: rows of one optimizer step, over all data-parallel ranks.
-        holdings: what ranks hold, in the order of ranks.
-        step: shapes of one micro-batch of one data-parallel rank: inputs, between blocks, and outputs.
-        step_problem: why there are no shapes; None if there are.
+        world_size: the number of processes.
+        strategy: the name of the strategy class.
+        mesh: the size of each mesh axis, by name.
+        parameters: the number of elements of the whole model.
+        rows_per_update: the number of rows in one optimizer step, over all data-parallel ranks.
+        holdings: the part of the model on each range of ranks, in the order of the ranks.
+        step: the shapes in one micro-batch of one data-parallel rank: the inputs, the hidden states after each block,
+            and the output.
+        step_problem: the reason why some of these shapes are missing. None if no shape is missing.
     """
 
     world_size: int
@@ -78,20 +80,21 @@ class DryRun:
     step_problem: str | None = None
 
     def as_data(self) -> dict[str, Any]:
-        """Returns the dry run as plain data."""
+        """Returns the dry run as a dict."""
         return asdict(self)
 
 
 def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_size: int) -> dict[str, Any]:
-    """Returns a `DryRun` as plain data.
+    """Returns a `DryRun` as a dict.
 
     Args:
-        make_trainer: makes the trainer of the config.
-        world_size: number of processes.
-        local_world_size: number of them on one machine.
+        make_trainer: a function that returns the trainer of the config.
+        world_size: the number of processes.
+        local_world_size: the number of processes on one machine.
 
     Raises:
-        DistributedError: FG745 for an object that is not a trainer of Forgather; further errors of the strategy.
+        DistributedError: FG745 if the function returns an object that is not a trainer of Forgather. The strategy may
+            raise further errors.
     """
     recipes: list[Recipe] = []
 
@@ -123,7 +126,7 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
                 holdings.append(_holding(strategy, layout, rank))
     finally:
         build_strategy.reset(token)
-        # Accelerate keeps the state of the first strategy for the life of this process.
+        # Accelerate keeps the state of the first strategy until the Python process ends.
         AcceleratorState._reset_state(reset_partial_state=True)
     args = trainer.args
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * layout.data_parallel_size
@@ -140,7 +143,7 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
 
 
 def _as_rank(rank: int, world_size: int, local_world_size: int) -> contextlib.AbstractContextManager[None]:
-    """Makes this process one rank of a fake process group within its body."""
+    """Returns a context manager in which this Python process acts as one rank of a fake process group."""
     local = min(local_world_size, world_size)
     return fake_world(ProcessFacts(rank=rank, local_rank=rank % local, world_size=world_size, local_world_size=local))
 
@@ -149,13 +152,13 @@ def _build(strategy: Strategy, recipe: Recipe) -> None:
     if strategy.builds_on_meta:
         strategy.build(recipe)
     else:
-        # Its engine copies weights that exist. The model alone says which rank holds what.
+        # DeepSpeed's engine needs weights with values. The model on the meta device is enough to count elements.
         strategy.model = strategy.view = meta_model(recipe.make_model)
         strategy.rule = recipe.make_rule(strategy.model)
 
 
 def _holding(strategy: Strategy, layout: Layout, rank: int) -> Holding:
-    # The `view` of a pipeline represents all stages; its `local` holds those of this rank.
+    # The `view` of a pipeline represents all stages; its attribute `local` has the stages of this rank.
     model = getattr(strategy.view, "local", strategy.model)
     weights = dict(model.named_parameters())
     kept = [_local_elements(weight, strategy.slices_per_weight) for weight in weights.values()]
@@ -185,7 +188,7 @@ def _count(model: nn.Module) -> int:
 
 
 def module_ranges(names: list[str]) -> list[str]:
-    """Returns the modules that weights belong to, with the blocks of a list as a range.
+    """Returns the names of the modules that the named weights belong to, with the blocks of a list as a range.
 
     Example:
         >>> module_ranges(["embed.weight", "layers.0.a.weight", "layers.0.b", "layers.1.a.weight"])
@@ -216,7 +219,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _step(trainer: Trainer, recipe: Recipe) -> tuple[dict[str, str], str | None]:
-    """Returns the shapes of one micro-batch through the model, or the reason why there are none."""
+    """Returns the shapes of one micro-batch through the model, and the reason why shapes are missing, or None."""
     if trainer.train_dataset is None:
         return {}, "there is no train_dataset"
     window = next(trainer._train_batches().windows(trainer.strategy.rule))
@@ -253,7 +256,7 @@ def _named_items(batch: Any) -> list[tuple[str, Any]]:
 
 
 def _record_shapes(model: nn.Module, shapes: dict[str, str]) -> None:
-    """Records the shapes after the first block, and of the model's output."""
+    """Registers hooks that record the shape after the first block of a list, and the shape of the model's output."""
 
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -271,7 +274,7 @@ def _record_shapes(model: nn.Module, shapes: dict[str, str]) -> None:
 
 
 def shape_of(tensor: Tensor) -> str:
-    """Returns shape and dtype, as in "(4, 128) int64".
+    """Returns the shape and dtype of a tensor as text, such as "(4, 128) int64".
 
     Shapes:
         tensor: any shape.

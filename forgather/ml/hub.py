@@ -1,7 +1,7 @@
 """Access to the Hugging Face Hub, with a quick fallback to the local cache.
 
-`hub_access` makes the Hugging Face libraries work offline if the Hub cannot be reached: they read their cache at once,
-instead of retrying for most of a minute.
+If the Hub cannot be reached, `hub_access` makes the Hugging Face libraries work offline: they read their cache
+immediately, instead of retrying for most of a minute.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _SECONDS = 5.0
 
 
 def folder_problem(name: str) -> str | None:
-    """Returns what is wrong with a name that can only be a path but is not a folder; None if it can be loaded.
+    """Returns why a name that can only be a path cannot be loaded as a folder, or None if nothing is wrong with it.
 
-    The libraries would treat it as a name on the Hub and report a network error.
+    The Hugging Face libraries would treat such a name as a repository on the Hub and report a network error.
     """
     if not is_path(name) or os.path.isdir(os.path.expanduser(name)):
         return None
@@ -33,7 +33,7 @@ def folder_problem(name: str) -> str | None:
 
 
 def lookup_hint(name: str) -> str:
-    """Returns a hint for a name that could not be loaded."""
+    """Returns a hint for a model or data set name that could not be loaded."""
     if is_path(name):
         return f"name a folder that exists; the working folder is {os.getcwd()!r}"
     return f"check the name and the connection; a folder of that name is not in {os.getcwd()!r} either"
@@ -41,10 +41,10 @@ def lookup_hint(name: str) -> str:
 
 @contextmanager
 def hub_access() -> Iterator[None]:
-    """Runs its body offline if the Hub cannot be reached.
+    """Context manager in which the Hugging Face libraries work offline if the Hub cannot be reached.
 
     Units:
-        Waits at most 5 seconds for a connection.
+        The connection attempt takes at most 5 seconds.
     """
     # `datasets` copies the constant when it is imported, so its module has to be changed too.
     modules: list[Any] = [constants, *(module for name in ("datasets.config",) if (module := sys.modules.get(name)))]

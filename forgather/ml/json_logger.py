@@ -1,4 +1,4 @@
-"""`forgather.ml.json_logger:JsonLogger`: the public name of the JSON lines callback."""
+"""`forgather.ml.json_logger:JsonLogger`: the public name of the callback that writes metrics as JSON lines."""
 
 from forgather.ml.callbacks.metrics import JsonLogger
 

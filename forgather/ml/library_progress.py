@@ -1,4 +1,4 @@
-"""Switches off progress bars of libraries, where callbacks report progress."""
+"""Switching off the progress bars of transformers while a callback reports progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Runs its body without progress bars of transformers, which would overwrite those of callbacks."""
+    """Context manager that switches off the progress bars of transformers, which would overwrite those of callbacks."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

@@ -1,7 +1,7 @@
 """Rank-aware logging.
 
-`get_logger` gives a logger whose lines appear once, on rank 0, unless `all_ranks=True` is passed. Handlers, levels and
-formats are not configured here: they belong to the program, not to a library.
+`get_logger` returns a logger that writes each message once, on rank 0. With `all_ranks=True`, every rank writes the
+message. This module configures no handlers, levels or formats: the program that uses Forgather configures them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class RankLogger(logging.LoggerAdapter[logging.Logger]):
     def log(  # type: ignore[override]
         self, level: int, msg: object, *args: Any, all_ranks: bool = False, **kwargs: Any
     ) -> None:
-        """Logs `msg` on rank 0, or on every rank with its number as a prefix.
+        """Logs `msg` on rank 0, or on every rank with the rank as a prefix.
 
         Args:
-            level: as in `logging`.
-            msg: format string.
-            *args: its values.
-            all_ranks: log on every rank.
-            **kwargs: as in `logging`.
+            level: the log level, as in `logging`.
+            msg: the format string.
+            *args: the values for the format string.
+            all_ranks: True to log on every rank.
+            **kwargs: further keyword arguments of `logging.Logger.log`.
         """
         if not self.isEnabledFor(level):
             return
@@ -38,10 +38,14 @@ class RankLogger(logging.LoggerAdapter[logging.Logger]):
         self.logger.log(level, msg, *args, **{"stacklevel": 2, **kwargs})  # the caller's line, not this one
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Returns message and keyword arguments unchanged."""
+        """Returns the message and the keyword arguments unchanged."""
         return msg, kwargs
 
 
 def get_logger(name: str) -> RankLogger:
-    """Returns the logger of module `name`."""
+    """Returns the rank-aware logger for a module.
+
+    Args:
+        name: the name of the module.
+    """
     return RankLogger(logging.getLogger(name), {})

@@ -1,8 +1,9 @@
 """Conversion of a loss that returns a mean into one that returns a sum, and checks of the result.
 
-Takes a loss of torch.nn, of torch.nn.functional, or of the user; gives a callable that sums, and the kind of count that
-the mean divided by. The given object is not changed. A loss whose divisor cannot be determined is refused. Tensors that
-a loss holds (class weights) are moved to the device of the logits, like buffers of a model.
+`as_sum` takes a loss of torch.nn, of torch.nn.functional, or of the user. It returns a callable that sums, and the kind
+of elements whose number the mean is divided by. The given loss is not changed. A loss whose divisor cannot be
+determined is refused. Like the buffers of a model, the tensors in a loss (such as class weights) are moved to the
+device of the logits.
 """
 
 from __future__ import annotations
@@ -53,16 +54,17 @@ _CAUSAL_LABELS = (
 
 
 def as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]:
-    """Returns the summing form of a loss, whether it divides by itself, and the unit of its mean's divisor.
+    """Returns a callable that sums a loss, whether this callable divides by a given number, and the divisor's unit.
 
     Args:
-        loss_fn: a module, or a function with `reduction` or `num_items_in_batch`.
+        loss_fn: a loss module, or a function with a parameter `reduction` or `num_items_in_batch`.
 
     Returns:
-        The callable; True if it takes `num_items_in_batch` and divides by it; "classes", "elements" or "targets".
+        The callable that sums; True if this callable takes `num_items_in_batch` and divides by it; the unit of the
+        divisor of the loss's mean, which is "classes", "elements" or "targets".
 
     Raises:
-        TrainingError: FG806 for a loss whose sum or divisor is unknown.
+        TrainingError: FG806 if the sum or the divisor of the loss is unknown.
     """
     if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
         if isinstance(loss_fn, _PER_TARGET):
@@ -85,7 +87,10 @@ def as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]:
 
 
 def layers_of(function: Any) -> list[Any]:
-    """Returns a partial, the function that it calls, the one that this calls, and so on; any other callable alone."""
+    """Returns a partial followed by the function inside it, down to the innermost function.
+
+    For any other callable, the list contains only that callable.
+    """
     layers = [function]
     while (inner := getattr(layers[-1], "func", None)) is not None and hasattr(layers[-1], "keywords"):
         layers.append(inner)
@@ -93,7 +98,7 @@ def layers_of(function: Any) -> list[Any]:
 
 
 def takes_labels(loss_fn: Callable[..., Any]) -> bool:
-    """Returns whether a loss has a second required argument."""
+    """Returns whether a loss has at least two required arguments, the second of which is for labels."""
     try:
         parameters = inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn).parameters
     except (TypeError, ValueError):
@@ -103,7 +108,7 @@ def takes_labels(loss_fn: Callable[..., Any]) -> bool:
 
 
 def has_own_mean(loss_fn: Callable[..., Any]) -> bool:
-    """Returns whether only a call shows what a loss's mean divides by: it is not a loss of torch."""
+    """Returns whether only a call can show what a loss's mean is divided by, because the loss is not one of torch's."""
     if isinstance(loss_fn, _PER_TARGET + _PER_ELEMENT):
         return not type(loss_fn).__module__.startswith("torch.")
     if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
@@ -115,12 +120,12 @@ def has_own_mean(loss_fn: Callable[..., Any]) -> bool:
 
 
 def setting_of(loss_fn: Callable[..., Any], name: str, default: Any) -> Any:
-    """Returns a setting of a loss: a keyword of the outermost partial, or an attribute of the module.
+    """Returns the value of a setting of a loss: a keyword argument of a partial, or an attribute of the module.
 
     Args:
         loss_fn: the loss.
-        name: of the setting.
-        default: if it is not set.
+        name: the name of the setting.
+        default: the value to return if the setting is not found or is None.
     """
     for layer in layers_of(loss_fn):
         found = (getattr(layer, "keywords", None) or {}).get(name, getattr(layer, name, None))
@@ -143,13 +148,14 @@ def _summing_copy(loss_fn: nn.Module) -> nn.Module:
 
 
 def on_device(loss_fn: Any, device: torch.device) -> Any:
-    """Returns a loss with its tensors (buffers, attributes, arguments) on a device; tensors in a closure stay.
+    """Returns a loss whose tensors are on a device.
 
-    A module or an object is moved in place; a partial is rebuilt.
+    The buffers and attributes of a module or an object are moved in place. A partial is rebuilt with its arguments on
+    the device. Tensors in a closure are not moved.
 
     Args:
         loss_fn: the loss.
-        device: of the logits.
+        device: the device of the logits.
     """
     if isinstance(loss_fn, nn.Module):
         for module in loss_fn.to(device).modules():
@@ -187,11 +193,11 @@ def _move_attributes(owner: Any, device: torch.device) -> None:
 
 
 def no_labels(batch: Any, hint: str = _CAUSAL_LABELS) -> TrainingError:
-    """Returns the FG808 error for a batch without labels.
+    """Returns the FG808 error, for a batch without labels.
 
     Args:
-        batch: whose entries are listed.
-        hint: what to do.
+        batch: the batch whose keys the message lists.
+        hint: the hint of the error.
     """
     keys = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
     return TrainingError(
@@ -202,11 +208,11 @@ def no_labels(batch: Any, hint: str = _CAUSAL_LABELS) -> TrainingError:
 
 
 def unknown_reduction(loss_fn: Any, reason: str) -> TrainingError:
-    """Returns the FG806 error for a loss that cannot be summed.
+    """Returns the FG806 error, for a loss that cannot be converted to a sum.
 
     Args:
-        loss_fn: named in the message.
-        reason: why not.
+        loss_fn: the loss that the message names.
+        reason: the reason why the loss cannot be converted.
     """
     name, place = _name_and_place(loss_fn)
     function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
@@ -223,7 +229,7 @@ def unknown_reduction(loss_fn: Any, reason: str) -> TrainingError:
 
 
 def _name_and_place(loss_fn: Any) -> tuple[str, str]:
-    """Returns the name of a loss, and the location of its code unless it is torch's."""
+    """Returns the name of a loss, and the location of its code in parentheses, or "" if the code is torch's."""
     inner = layers_of(loss_fn)[-1]
     name = str(getattr(inner, "__name__", type(inner).__name__))
     code = inner if inspect.isroutine(inner) or isinstance(inner, type) else type(inner)
@@ -237,11 +243,11 @@ def _name_and_place(loss_fn: Any) -> tuple[str, str]:
 
 
 def accepts(function: Callable[..., Any], name: str) -> bool:
-    """Returns whether a function has a parameter of this name.
+    """Returns whether a function has a parameter with the given name.
 
     Args:
-        function: whose signature is inspected.
-        name: of the parameter.
+        function: the function whose signature is inspected.
+        name: the name of the parameter.
     """
     try:
         return name in inspect.signature(function).parameters
@@ -256,11 +262,12 @@ _TOLERANCE = 1e-3
 class DivisorCheck:
     """Compares the sum of a loss over a batch with its mean, until four batches agree.
 
-    It catches a loss of the user whose mean divides by another count than assumed, which would scale the gradients.
+    The check finds a user's loss whose mean is divided by another number than the assumed one, which would scale the
+    gradients.
 
     Args:
-        loss_fn: as the user gave it.
-        divides: whether it divides by `num_items_in_batch` itself.
+        loss_fn: the loss, as the user gave it.
+        divides: True if the loss itself divides by `num_items_in_batch`.
     """
 
     def __init__(self, loss_fn: Callable[..., Any], *, divides: bool) -> None:
@@ -270,19 +277,20 @@ class DivisorCheck:
     def __call__(
         self, call: Callable[..., Any], total: Tensor, divisor: Callable[[], Any], given: tuple[Any, ...]
     ) -> None:
-        """Compares a sum with the loss's own mean.
+        """Compares the sum of a loss over a batch with the loss's own mean.
 
         Args:
-            call: the summing form, or the loss that divides by itself.
+            call: the summing form of the loss, or the loss that itself divides by `num_items_in_batch`.
             total: the sum over the batch.
-            divisor: returns the assumed divisor of the mean over the batch, or the one that the loss was given.
-            given: logits, and labels if there are any.
+            divisor: a function that returns the assumed divisor of the mean over the batch. For a loss that divides by
+                `num_items_in_batch`, it returns the number that the loss was called with.
+            given: a tuple of the logits, and of the labels if there are any.
 
         Shapes:
-            total: scalar.
+            total: a scalar tensor.
 
         Raises:
-            TrainingError: FG806 if the mean divides by another number.
+            TrainingError: FG806 if the mean is divided by another number.
         """
         if not self._left or total.device.type == "meta":  # a dry run has no values
             return
@@ -298,7 +306,7 @@ class DivisorCheck:
         self._left -= 1
 
     def _mean(self, call: Callable[..., Any], divisor: Any, given: tuple[Any, ...]) -> tuple[float, float]:
-        """Returns the mean that the loss gives, and the relative tolerance for rounding."""
+        """Returns the mean that the loss computes, and the relative tolerance for rounding."""
         own = _isolated_copy(call)
         if self._divides:  # with twice the divisor a correct loss gives half, one that ignores it the same
             loss = 2 * _with_fixed_seed(functools.partial(own, num_items_in_batch=2 * divisor), given)
@@ -324,13 +332,15 @@ class DivisorCheck:
 
 
 class PairCheck:
-    """Refuses a loss whose broadcasting pairs each logit with every label, where shapes differ by an axis of size one.
+    """Refuses a loss that broadcasts logits and labels against each other, and so pairs each logit with every label.
 
-    A function of the user may reshape by itself. It does if logits of the labels' shape give the same result, or if the
-    sum over a batch equals that over its rows: broadcast, a batch of N rows has N * N pairs.
+    This can happen if the shapes of logits and labels differ by an axis of size one. A user's function may reshape its
+    arguments correctly. It does if logits that are reshaped to the labels' shape give the same result, or if the sum
+    over a batch equals the sum over parts of its rows: with broadcasting, a batch of N rows has N * N pairs.
 
     Args:
-        is_elementwise: the loss is one of torch that needs logits and labels of one shape.
+        is_elementwise: True if the loss is an elementwise loss of torch, which needs logits and labels of the same
+            shape.
     """
 
     def __init__(self, *, is_elementwise: bool) -> None:
@@ -342,13 +352,14 @@ class PairCheck:
 
         Args:
             call: the summing form of the loss.
-            given: logits and labels.
+            given: a tuple of the logits and the labels.
 
         Shapes:
-            logits and labels: N rows, and the same axes apart from axes of size one; other shapes are not judged.
+            logits and labels: N rows, and otherwise the same axes except for axes of size one. Other shapes are not
+                checked, unless the loss is an elementwise loss of torch.
 
         Raises:
-            TrainingError: FG869.
+            TrainingError: FG869 if the loss pairs each logit with every label.
         """
         logits, labels = given
         if logits.device.type == "meta" or not labels.ndim:
@@ -388,13 +399,13 @@ def _broadcast(logits: Tensor, labels: Tensor) -> TrainingError:
 
 
 def _with_fixed_seed(loss_fn: Callable[..., Any], given: tuple[Any, ...]) -> Tensor:
-    """Returns the loss computed with a fixed seed, without gradients; the run's random state stays the same."""
+    """Returns the loss, computed with a fixed seed and without gradients; the random state is not changed."""
     with torch.no_grad(), seeded_random(0):
         loss: Tensor = loss_fn(*given)
         return loss if loss.ndim == 0 else loss.sum()
 
 
 def _isolated_copy(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a copy of a module, so that the check leaves no trace in the one that trains: it may count its calls."""
+    """Returns a copy of a module, so that a check does not change the state of the module that trains."""
     holds_module = isinstance(call, nn.Module) or isinstance(getattr(call, "func", None), nn.Module)
     return copy.deepcopy(call) if holds_module else call

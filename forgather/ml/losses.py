@@ -1,22 +1,22 @@
 """The loss of an optimizer step: a sum over valid targets, divided by their number over all micro-batches and ranks.
 
-Takes a model, optionally the user's loss, and micro-batches. Gives a `LossRule`: the number of targets of a batch, and
-the sum of their losses. Sums of micro-batches can be added without weights, so the result depends neither on the batch
-size nor on gradient accumulation.
+`loss_rule` takes a model and optionally the user's loss, and returns a `LossRule`, which computes the number of valid
+targets in a batch and the sum of their losses. The sums of micro-batches can be added without weights, so the result
+depends neither on the batch size nor on gradient accumulation.
 
-The rule is chosen in this order:
+The first of these rules that applies is used:
 
-1. A `loss_fn` of the user gets (logits, labels). For causal language models labels are shifted (the logits of a
-   position predict the label of the next one) and both are flattened. A loss that returns means is converted to a sum
-   on a copy; one that cannot be converted is refused.
-2. A causal language model of transformers: token cross entropy of float32 logits and shifted labels. The auxiliary loss
-   of a mixture of experts is added, weighted by the targets of its micro-batch.
-3. Any other model returns its own loss (first item of a tuple, "loss" of a mapping, `.loss`, or a scalar tensor), which
-   is taken as the mean over the valid targets of its micro-batch.
+1. If the user gives a `loss_fn`, it is called with (logits, labels). For causal language models, labels are shifted
+   (the logits of a position predict the label of the next position) and both arguments are flattened. If the loss
+   returns a mean, a copy of it is converted to return a sum. A loss that cannot be converted is refused.
+2. For a causal language model of transformers, the loss is the token cross entropy of float32 logits and shifted
+   labels. The auxiliary loss of a mixture of experts is added, weighted by the number of targets in its micro-batch.
+3. Any other model computes its own loss, which is the first item of a tuple, the entry "loss" of a mapping, the
+   attribute `.loss`, or a scalar tensor. It is taken as the mean over the valid targets of the micro-batch.
 
-Labels are shifted once, by `prepared`, before a batch reaches the strategy: the batch then holds "shift_labels", as
-transformers calls them, in place of "labels", and logits need no copy without the last position. Half precision is
-converted to float32 for the loss; float64 stays.
+The method `prepared` shifts labels once, before a batch reaches the strategy. The batch then has the entry
+"shift_labels", as transformers calls it, in place of "labels", so that no copy of the logits without the last position
+is needed. Losses of half-precision logits are computed in float32; those of float64 logits are computed in float64.
 
 Shapes:
     B rows, T positions, V vocabulary, N flattened positions.
@@ -51,49 +51,54 @@ IGNORE_INDEX = -100
 
 
 class LossRule(Protocol):
-    """The loss of a batch as a sum, and the number of targets that its mean divides by.
+    """The loss of a batch as a sum, and the number of targets by which the sum is divided to get the mean.
 
-    `ignore_index` is the label of positions that do not count; None if no label can be ignored.
+    The attribute `ignore_index` is the label of positions that do not contribute to the loss. None if no label is
+    ignored.
     """
 
     ignore_index: int | None
 
     def prepared(self, batch: Any) -> Any:
-        """Returns the batch for a strategy: labels are shifted if the model needs that."""
+        """Returns the batch for a strategy, with shifted labels if the model needs them."""
         ...
 
     def count(self, batch: Any) -> float | Tensor:
-        """Returns the number of valid targets; a Python number if the batch is on the host.
+        """Returns the number of valid targets in a batch, as a Python number if the batch is on the host.
 
         Shapes:
-            Returns a number or scalar.
+            Returns a Python number or a scalar tensor.
         """
         ...
 
     def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
-        """Returns the sum of the losses of the valid targets, in float32 or more.
+        """Returns the sum of the losses of the valid targets, in float32 or float64.
 
         Args:
-            model: called with the inputs; a caller that has the outputs passes a callable that returns them.
-            batch: one micro-batch, prepared or as the collator gave it.
-            denom: what the sum will be divided by; the count of the batch by default.
+            model: the model, which is called with the inputs. A caller that already has the outputs passes a callable
+                that returns them.
+            batch: one micro-batch, as the collator returned it or as `prepared` returned it.
+            denom: the number by which the caller will divide the sum. None for the number of valid targets in the
+                batch.
 
         Shapes:
-            Returns a scalar.
+            Returns a scalar tensor.
         """
         ...
 
 
 def loss_rule(model: nn.Module, loss_fn: Callable[..., Any] | None = None, *, label_smoothing: float = 0.0) -> LossRule:
-    """Returns the loss rule of a model.
+    """Returns the loss rule of a model, which determines how labels are shifted and which label value is ignored.
 
     Args:
-        model: as it will be trained.
-        loss_fn: the user's loss, called with (logits, labels).
-        label_smoothing: of the token loss of causal language models.
+        model: the model that will be trained.
+        loss_fn: the user's loss, which is called with (logits, labels). None for the token loss of causal language
+            models, or the loss that another model returns.
+        label_smoothing: the label smoothing in the token loss of causal language models.
 
     Raises:
-        TrainingError: FG806 for a loss whose sum is unknown, FG807 for label smoothing without the built-in token loss.
+        TrainingError: FG806 if the loss cannot be converted to a sum, FG807 if label smoothing is given and the token
+            loss is not used.
     """
     causal = is_causal_lm(model)
     if label_smoothing and (loss_fn is not None or not causal):
@@ -106,7 +111,11 @@ def loss_rule(model: nn.Module, loss_fn: Callable[..., Any] | None = None, *, la
 
 
 def smoothing_without_token_loss(label_smoothing: float) -> TrainingError:
-    """Returns the FG807 error for label smoothing that no loss would apply."""
+    """Returns the FG807 error, for label smoothing that the loss in use would not apply.
+
+    Args:
+        label_smoothing: the value in the settings.
+    """
     return TrainingError(
         f"label_smoothing_factor is {label_smoothing}, but the token loss of a causal language model is not used",
         code="FG807",
@@ -120,7 +129,7 @@ _CAUSAL_BY_NAME |= {"OpenAIGPTLMHeadModel", "ReformerModelWithLMHead"}
 
 
 def is_causal_lm(model: nn.Module) -> bool:
-    """Returns whether the logits of a position predict the next token's label (transformers' `loss_type`)."""
+    """Returns whether the logits of a position predict the label of the next token (transformers' `loss_type`)."""
     kind = getattr(model, "loss_type", None)
     if kind is None and hasattr(model, "loss_function"):
         return any(part.__name__ in _CAUSAL_BY_NAME for part in type(model).__mro__)
@@ -128,7 +137,9 @@ def is_causal_lm(model: nn.Module) -> bool:
 
 
 def labels_of(batch: Any) -> Tensor | None:
-    """Returns the labels of a batch: "labels", "label", or the last item of a tuple; None if there are none.
+    """Returns the labels in a batch, or None if it has none.
+
+    The labels are the entry "labels" or "label" of a mapping, or the last item of a tuple.
 
     Shapes:
         Returns (B, T) for tokens, (B,) or (B, ...) for other targets.
@@ -142,11 +153,11 @@ def labels_of(batch: Any) -> Tensor | None:
 
 
 def shifted_labels(labels_BT: Tensor, ignore_index: int = IGNORE_INDEX) -> Tensor:
-    """Returns for each position the label of the next one; the last position of a row gets `ignore_index`.
+    """Returns, for each position, the label of the next position; the last position of a row gets `ignore_index`.
 
     Args:
-        labels_BT: of each token.
-        ignore_index: label that does not count.
+        labels_BT: the label of each token.
+        ignore_index: the label of positions that do not contribute to the loss.
 
     Shapes:
         labels_BT: (B, T). Returns (B, T).
@@ -156,7 +167,9 @@ def shifted_labels(labels_BT: Tensor, ignore_index: int = IGNORE_INDEX) -> Tenso
 
 
 def num_rows(batch: Any) -> int:
-    """Returns the number of rows of a batch that count: the first dimension of its first tensor.
+    """Returns the number of rows that contribute to the loss: 0 for a `PaddingBatch`.
+
+    The number of rows of any other batch is the size of the first dimension of its first tensor.
 
     Units:
         rows.
@@ -168,7 +181,7 @@ def num_rows(batch: Any) -> int:
 
 
 def num_tokens(batch: Any) -> int:
-    """Returns the number of input tokens of a batch; the number of rows if its inputs are not token ids.
+    """Returns the number of input tokens in a batch, or the number of rows if its inputs are not token ids.
 
     Units:
         tokens, or rows.
@@ -191,15 +204,15 @@ def _first_tensor(batch: Any) -> Tensor | None:
 
 
 def count_valid(labels: Tensor | None, batch: Any, *, ignore_index: int = IGNORE_INDEX) -> float | Tensor:
-    """Returns the number of targets: labels that are not ignored, or rows if there are no integer labels.
+    """Returns the number of labels that are not ignored, or the number of rows if there are no integer labels.
 
     Args:
-        labels: of the batch; None for none.
-        batch: gives the rows.
-        ignore_index: label that does not count.
+        labels: the labels of the batch. None if the batch has no labels.
+        batch: the batch whose rows are counted if there are no labels.
+        ignore_index: the label of positions that do not contribute to the loss.
 
     Shapes:
-        labels: (B, T) or any other shape. Returns a number or scalar.
+        labels: (B, T) or any other shape. Returns a Python number or a scalar tensor.
     """
     if labels is None:
         return num_rows(batch)
@@ -209,21 +222,21 @@ def count_valid(labels: Tensor | None, batch: Any, *, ignore_index: int = IGNORE
 
 
 def count_items(labels: Tensor, *, ignore_index: int = IGNORE_INDEX) -> int | Tensor:
-    """Returns the number of labels that are not ignored; in a regression, of all elements, as transformers counts.
+    """Returns the number of labels that are not ignored; for a regression, the number of elements, as in transformers.
 
     Args:
-        labels: of the batch.
-        ignore_index: label that does not count.
+        labels: the labels of the batch.
+        ignore_index: the label of positions that do not contribute to the loss.
 
     Shapes:
-        labels: any shape. Returns a number or scalar.
+        labels: any shape. Returns a Python number or a scalar tensor.
     """
     valid = (labels != ignore_index).sum()
     return int(valid) if valid.device.type == "cpu" else valid  # on a device, `int` would wait for it
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """Returns float16 and bfloat16 as float32, and any other dtype unchanged.
+    """Returns a float16 or bfloat16 tensor as float32, and a tensor of any other dtype unchanged.
 
     Shapes:
         values: any shape. Returns the same shape.
@@ -232,7 +245,7 @@ def at_least_float32(values: Tensor) -> Tensor:
 
 
 def flat_logits(logits_BTV: Tensor) -> Tensor:
-    """Returns logits with flattened positions, without a copy.
+    """Returns logits with rows and positions flattened into one dimension, without a copy.
 
     Shapes:
         logits_BTV: (B, T, V). Returns (N, V), with N = B * T.
@@ -241,22 +254,22 @@ def flat_logits(logits_BTV: Tensor) -> Tensor:
 
 
 class _BaseLossRule:
-    """The common part of loss rules: padding batches, and shifted labels.
+    """The base class of loss rules, which handles padding batches and shifted labels.
 
     Args:
-        model: to be called; wrappers may be put around it later.
+        model: the model whose forward is called. It may be wrapped later.
     """
 
     ignore_index: int | None = IGNORE_INDEX
     shifts = False
     is_token_entropy = False
-    """True if the mean is a cross entropy of next tokens in nats, whose exponential is a perplexity."""
+    """True if the mean loss is a next-token cross entropy in nats, whose exponential is a perplexity."""
 
     def __init__(self, model: nn.Module) -> None:
         self._inputs = ModelInputs(model)
 
     def prepared(self, batch: Any) -> Any:
-        """Returns the batch for a strategy: labels are shifted if the model needs that."""
+        """Returns the batch for a strategy, with shifted labels if the model needs them."""
         if isinstance(batch, PaddingBatch):
             return PaddingBatch(self.prepared(batch.batch))
         if not self.shifts or not isinstance(batch, Mapping) or SHIFTED in batch:
@@ -265,14 +278,14 @@ class _BaseLossRule:
         return self._inputs.prepared(batch if targets is None else {**inputs_of(batch), SHIFTED: targets})
 
     def count(self, batch: Any) -> float | Tensor:
-        """Returns the number of valid targets; a Python number if the batch is on the host."""
+        """Returns the number of valid targets in a batch, as a Python number if the batch is on the host."""
         return 0 if isinstance(batch, PaddingBatch) else self._count(batch)
 
     def total(self, model: Callable[..., Any], batch: Any, *, denom: float | Tensor | None = None) -> Tensor:
-        """Returns the sum of the losses of the valid targets, in float32 or more; arguments as in `LossRule.total`.
+        """Returns the sum of the losses of the valid targets, in float32 or float64; see `LossRule.total`.
 
         Shapes:
-            Returns a scalar.
+            Returns a scalar tensor.
         """
         if isinstance(batch, PaddingBatch):
             # Computed, not skipped: FSDP and pipelines need forward and backward of every rank. Times 0, so that
@@ -296,11 +309,11 @@ class _BaseLossRule:
 
 
 class CausalTokenLoss(_BaseLossRule):
-    """Token cross entropy of a causal language model, computed from its logits.
+    """The token cross entropy of a causal language model, computed from its logits.
 
     Args:
         model: a causal language model of transformers.
-        label_smoothing: as in `torch.nn.functional.cross_entropy`.
+        label_smoothing: the label smoothing, as in `torch.nn.functional.cross_entropy`.
 
     Source:
         `transformers.loss.loss_utils.ForCausalLMLoss` with `num_items_in_batch`, and the auxiliary loss of MoE models.
@@ -337,17 +350,17 @@ class CausalTokenLoss(_BaseLossRule):
         )
         auxiliary = getattr(output, "aux_loss", None)
         if auxiliary is not None and torch.is_grad_enabled():
-            # The auxiliary loss is a mean over the micro-batch, and the sum will be divided by targets. Not in
-            # evaluation: its loss would be no token cross entropy.
+            # The auxiliary loss is a mean over the micro-batch, but the sum will be divided by the number of targets.
+            # It is not added in evaluation, where the loss must stay a token cross entropy.
             total = total + self._aux_weight * at_least_float32(auxiliary) * count_valid(targets_BT, batch)
         return total
 
 
 class ModelLoss(_BaseLossRule):
-    """The loss that the model returns, taken as the mean over its valid targets.
+    """The loss that the model itself returns, which is taken as the mean over its valid targets.
 
     Args:
-        model: returns a loss if it gets labels.
+        model: a model that returns a loss if it gets labels.
     """
 
     def _count(self, batch: Any) -> float | Tensor:
@@ -365,14 +378,15 @@ class ModelLoss(_BaseLossRule):
 
 
 class UserLoss(_BaseLossRule):
-    """The user's loss of (logits, labels), as a sum.
+    """The user's loss of (logits, labels), converted to a sum.
 
     Args:
-        model: gives the logits; for a causal language model labels are shifted, and both are flattened.
-        loss_fn: a module of torch.nn, or a function with a parameter `reduction` or `num_items_in_batch`.
+        model: the model that computes the logits. For a causal language model, labels are shifted, and logits and
+            labels are flattened.
+        loss_fn: a loss module of torch.nn, or a function with a parameter `reduction` or `num_items_in_batch`.
 
     Raises:
-        TrainingError: FG806 for a loss that cannot be summed.
+        TrainingError: FG806 if the loss cannot be converted to a sum.
     """
 
     def __init__(self, model: nn.Module, loss_fn: Callable[..., Any]) -> None:
@@ -392,7 +406,7 @@ class UserLoss(_BaseLossRule):
         self.ignore_index = None if self.unit == "elements" else self._ignored
 
     def _count(self, batch: Any) -> float | Tensor:
-        """Returns the divisor of this loss's mean: number of targets, sum of class weights, or number of elements."""
+        """Returns the divisor of the loss's mean: the number of targets or elements, or the sum of class weights."""
         labels = self._targets(batch)
         if labels is None:
             return num_rows(batch)
@@ -439,13 +453,13 @@ class UserLoss(_BaseLossRule):
 
 
 def logits_of(output: Any) -> Tensor:
-    """Returns the logits in a model's output: a tensor, the first item of a tuple, or "logits".
+    """Returns the logits in a model's output: a tensor, the first item of a tuple, or the entry "logits".
 
     Shapes:
         Returns (B, T, V) from a language model, or the shape of the model's output.
 
     Raises:
-        TrainingError: FG809 for an output without logits.
+        TrainingError: FG809 if the output has no logits.
     """
     if isinstance(output, Tensor):
         return output

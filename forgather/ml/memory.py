@@ -1,6 +1,6 @@
-"""Memory in use by this process and memory available on this machine.
+"""The memory that the current process uses, and the memory that is available on this machine.
 
-No function waits for a device.
+No function in this module waits for a device.
 
 Units:
     bytes.
@@ -23,7 +23,13 @@ _MEMINFO = "/proc/meminfo"
 
 
 def memory_facts(device: torch.device) -> dict[str, float]:
-    """Returns the memory in use: of CUDA (with peak and reserve) if the device is CUDA, else of the process.
+    """Returns the CUDA memory in use on a CUDA device, or else the memory that the current process uses.
+
+    Args:
+        device: the device that the rank computes on.
+
+    Returns:
+        "memory_bytes"; for a CUDA device also "memory_peak_bytes" and "memory_reserved_bytes".
 
     Units:
         bytes.
@@ -43,7 +49,7 @@ def memory_facts(device: torch.device) -> dict[str, float]:
 
 
 def _peak_bytes() -> int:
-    """Returns the peak memory of the process, where the system does not report the current one."""
+    """Returns the peak memory of the current process, for systems that do not report the current memory."""
     if resource is None:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -52,7 +58,7 @@ def _peak_bytes() -> int:
 
 
 def available_bytes() -> int | None:
-    """Returns the memory that this machine can still allocate; None if the system does not report it.
+    """Returns the memory that can still be allocated on this machine, or None if the system does not report it.
 
     Units:
         bytes.

@@ -1,8 +1,8 @@
-"""JSON lines files: metrics and samples of a run.
+"""Reading and writing of JSON lines files with the metrics and samples of a run.
 
-`LineWriter` appends records. Each line is written by one call and is strict JSON (numbers that are not finite are the
-strings "nan", "inf" and "-inf"). An incomplete last line is ignored by readers, and removed before the next line is
-written. `resume_lines` brings a file to the step from which a run is resumed.
+`LineWriter` appends records. Each line is written by one system call and is strict JSON: numbers that are not finite
+are written as the strings "nan", "inf" and "-inf". Readers ignore an incomplete last line, and it is removed before the
+next line is written. When a run is resumed, `resume_lines` removes the lines of steps after the resumed step.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class MetricsError(TrainingError, ValueError):
-    """A metrics file with a line that is not a record."""
+    """Raised if a line of a metrics file is not a record."""
 
     code = "FG851"
 
 
 class LineWriter:
-    """Appends records to a JSON lines file.
+    """A writer that appends records to a JSON lines file.
 
-    The file is opened with the first record. A record that cannot be written (disk full) is dropped with one warning: a
-    run does not end because of its log.
+    The file is opened when the first record is written. If a record cannot be written (for example because the disk is
+    full), it is dropped, and the first such failure logs a warning, so that a run does not end because of its log.
 
     Args:
-        file: to append to; its folder is created if needed.
-        warns: False for a second file of the same records, if one warning is enough.
+        file: the file to append to. Its folder is created if it does not exist.
+        warns: False to drop records without a warning, for a second file with the same records.
     """
 
     def __init__(self, file: str | os.PathLike[str], *, warns: bool = True) -> None:
@@ -67,7 +67,7 @@ class LineWriter:
                 logger.warning("%s cannot be written (%s); records are dropped", self.file, error)
 
     def close(self) -> None:
-        """Closes the file; a later record opens it again."""
+        """Closes the file. Writing another record opens it again."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -76,21 +76,21 @@ class LineWriter:
 def resume_lines(
     file: str | os.PathLike[str], records: Sequence[Mapping[str, Any]], begin: int | None, *, name: str | None = None
 ) -> int:
-    """Brings a file to the step from which a run is resumed, and returns the byte at which the run's part begins.
+    """Makes a metrics file match the step from which a run is resumed.
 
-    The run's part then holds `records`, and no line of steps that will be repeated. Existing lines stay unchanged, with
-    their times; missing ones (another file than before, or a machine that lost its last seconds) are written. Lines of
-    earlier runs stay, and so do records without a step or with another name: several runs may write one file at the
-    same time.
+    Afterwards the run's part of the file contains `records`, and no lines of steps that will be repeated. Matching
+    lines that exist stay unchanged, including their times. Records that are missing from the file are written: the file
+    may be a new one, or a crashed machine may have lost the last seconds. Lines of earlier runs stay. Records without a
+    step or with another name stay too, since several runs may write to one file at the same time.
 
     Args:
-        file: of the run; may not exist yet.
-        records: that the run had written.
-        begin: byte at which the run's part begins; None searches for its first record.
-        name: value of "name" in the run's records.
+        file: the metrics file of the run, which may not exist yet.
+        records: the records that the run had written up to the resumed step.
+        begin: the byte offset at which the run's part of the file begins. None to search for the run's first record.
+        name: the value of "name" in the run's records.
 
     Returns:
-        Byte at which the run's part begins.
+        The byte offset at which the run's part of the file begins.
     """
     path = Path(file)
     content = path.read_bytes() if path.exists() else b""
@@ -116,7 +116,7 @@ def resume_lines(
 
 
 def _lines_to_keep(lines: Sequence[bytes], records: Sequence[Any], name: str | None) -> tuple[list[bool], int]:
-    """Returns which lines stay, and how many of the records are among them."""
+    """Returns, for each line, whether it stays in the file, and how many of the first records the file already has."""
     stays, same, is_behind = [], 0, True
     for line in lines:
         record = _parsed(line)
@@ -130,7 +130,7 @@ def _lines_to_keep(lines: Sequence[bytes], records: Sequence[Any], name: str | N
 
 
 def _lines_before(content: bytes, records: Sequence[Mapping[str, Any]]) -> bytes:
-    """Returns the lines before the last line that equals the first record; all complete lines if there is none."""
+    """Returns the lines before the last line that equals the first record, or all complete lines if there is none."""
     lines = content.split(b"\n")[:-1]
     first = _comparable(as_json(records[0])) if records else None
     for number in range(len(lines) - 1, -1, -1):
@@ -140,7 +140,7 @@ def _lines_before(content: bytes, records: Sequence[Mapping[str, Any]]) -> bytes
 
 
 def end_of_lines(file: str | os.PathLike[str]) -> int:
-    """Returns the position after the last complete line; 0 if there is no file.
+    """Returns the byte offset after the last complete line, or 0 if there is no file.
 
     Units:
         bytes.
@@ -155,7 +155,7 @@ def _comparable(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def repeatable_metrics(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the metrics that a repeated run logs again bit by bit: all but times, rates and memory.
+    """Returns the metrics that are bit-identical if a run is repeated: all except times, rates and memory.
 
     Example:
         >>> repeatable_metrics({"loss": 2.5, "epoch": 1.0, "eval_runtime": 3.0, "tokens_per_second": 9.0})
@@ -168,14 +168,14 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the records of a metrics file.
 
     Args:
-        path: the file, or the folder of a run.
+        path: the path of the file, or of the folder of a run.
 
     Returns:
-        One dict per line, in the order of the file; an incomplete last line is left out.
+        One dict per line, in the order of the file. An incomplete last line is left out.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        MetricsError: FG851 if a line before the last one is not a JSON object; it names the line.
+        FileNotFoundError: if the file does not exist.
+        MetricsError: FG851 if a line before the last one is not a JSON object. The error names the line.
     """
     file = Path(path)
     if file.is_dir():
@@ -187,13 +187,13 @@ def read_records(file: str | os.PathLike[str], *, strict: bool = True, begin: in
     """Returns the records of a JSON lines file.
 
     Args:
-        file: to read.
-        strict: raise for a line that is not a record; otherwise leave it out.
-        begin: byte at which to start.
+        file: the path of the file.
+        strict: True to raise an error if a line is not a record; False to leave such lines out.
+        begin: the byte offset at which reading starts.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        MetricsError: FG851 if a line before the last one is not a JSON object.
+        FileNotFoundError: if the file does not exist.
+        MetricsError: FG851 if `strict` is True and a line before the last one is not a JSON object.
     """
     lines = Path(file).read_bytes()[begin:].split(b"\n")
     records = []
@@ -213,7 +213,11 @@ def read_records(file: str | os.PathLike[str], *, strict: bool = True, begin: in
 
 
 def as_json(value: Any) -> Any:
-    """Returns `value` as strict JSON data: tensors and NumPy numbers as numbers, unknown types as strings."""
+    """Returns `value` as strict JSON data.
+
+    Tensors and NumPy values become numbers or lists. Numbers that are not finite become strings. Values of unknown
+    types become their `str`.
+    """
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -246,7 +250,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _open_repaired(file: Path) -> int:
-    """Opens a file for appending; removes an incomplete last line, and completes one that lacks only its line end."""
+    """Opens a file for appending, after removing an incomplete last line or adding a missing final line end."""
     file.parent.mkdir(parents=True, exist_ok=True)
     # With O_APPEND, lines of several runs that write the same file do not overwrite one another.
     descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
@@ -261,7 +265,7 @@ def _open_repaired(file: Path) -> int:
 
 
 def _last_line(descriptor: int) -> tuple[int, bytes]:
-    """Returns the offset of the text after the last line end, and that text."""
+    """Returns the byte offset of the text after the last line end, and that text."""
     begin, last = os.lseek(descriptor, 0, os.SEEK_END), b""
     while begin > 0 and b"\n" not in last:
         length = min(begin, _CHUNK_BYTES)

@@ -1,4 +1,4 @@
-"""The class of a model before FSDP2 changed it."""
+"""The class of a model as the user wrote it: FSDP2 replaces it by a subclass."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def user_class(model: Any) -> type:
-    """Returns the user's class of a model: `fully_shard` puts a subclass of its own, `FSDPNet`, in front of `Net`."""
+    """Returns the user's class of a model, such as `Net`: `fully_shard` replaces it by a subclass, `FSDPNet`."""
     return next(cls for cls in type(model).__mro__ if not _is_of_fully_shard(cls))
 
 
 def class_name(model: Any) -> str:
-    """Returns the name of the user's class."""
+    """Returns the name of the user's class of a model."""
     return user_class(model).__name__
 
 

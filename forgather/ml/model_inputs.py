@@ -1,9 +1,11 @@
-"""The inputs of a model: how batches become calls.
+"""Calls of a model: the conversion of a batch into the arguments of the model's forward.
 
-Every loss, strategy and evaluation calls models through `ModelInputs`. A training step fills no key-value cache. Packed
-rows reach the model with the inputs that keep their documents apart, and without those that would mix them.
+Every loss, strategy and evaluation calls models through `ModelInputs`. The forward pass of a training step does not
+fill a key-value cache. For packed rows, the model gets the inputs that keep attention within document boundaries, and
+does not get an attention mask that would let attention cross them.
 
-A prepared batch holds, under `DOCUMENTS`, the document boundaries of its rows; models do not get this entry.
+A prepared batch has the document boundaries of its rows under the key `DOCUMENTS`. This entry is not passed to the
+model.
 
 Shapes:
     B rows, T positions.
@@ -23,15 +25,15 @@ from forgather.errors import TrainingError
 from forgather.ml.documents import Documents, builds_masks, takes_argument, warn_mixed, warn_too_long, why_mixed
 
 DOCUMENTS = "forgather.documents"
-"""Key of the `Documents` in a prepared batch."""
+"""The key of the `Documents` in a prepared batch."""
 SHIFTED = "shift_labels"
-"""Key of shifted labels: each at the position of the logits that predict it."""
+"""The key of shifted labels: each label is at the position of the logits that predict it."""
 _NO_INPUTS = frozenset({"labels", "label", SHIFTED, DOCUMENTS})
 _NOTHING_TO_DO = contextlib.nullcontext()
 
 
 def inputs_of(batch: Any) -> Any:
-    """Returns a batch without labels: the inputs of a model that returns logits."""
+    """Returns a batch without its labels: the inputs of a model that returns logits."""
     if isinstance(batch, Mapping):
         return {name: value for name, value in batch.items() if name not in _NO_INPUTS}
     if isinstance(batch, tuple | list) and len(batch) > 1:
@@ -40,20 +42,20 @@ def inputs_of(batch: Any) -> Any:
 
 
 def with_labels(batch: Any) -> Any:
-    """Returns a batch with labels, as input of a model, or of a user's method, that computes the loss itself."""
+    """Returns a batch including its labels, for a model or a user's method that computes the loss itself."""
     if isinstance(batch, Mapping):
         return {name: value for name, value in batch.items() if name != DOCUMENTS}
     return batch
 
 
 class NoCache:
-    """Keeps a model from filling a key-value cache; with one, transformers treats packed rows as a single document.
+    """Switches off a model's key-value cache, with which transformers would treat a packed row as a single document.
 
-    `use_cache=False` is passed if the forward takes it; for inner models that it does not reach, the configuration is
-    changed during a call.
+    `use_cache=False` is passed to the model's forward if it takes that argument. For inner models that the argument
+    does not reach, the configuration is changed during a call.
 
     Args:
-        model: to be called.
+        model: the model whose forward will be called.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -68,12 +70,12 @@ class NoCache:
         self._configs = [config for config in configs.values() if getattr(config, "use_cache", False)]
 
     def in_force(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which the configurations turn caches off."""
+        """Returns a context manager in which the configurations of inner models switch the cache off."""
         return self._turned_off() if self._configs else _NOTHING_TO_DO
 
     @contextlib.contextmanager
     def _turned_off(self) -> Iterator[None]:
-        # Restored afterwards: a generation between two steps needs its cache.
+        # The setting is restored afterwards: text generation between two steps needs the cache.
         for config in self._configs:
             config.use_cache = False
         try:
@@ -84,10 +86,10 @@ class NoCache:
 
 
 class ModelInputs:
-    """Prepares batches for one model, and calls it.
+    """Prepares batches for one model, and calls the model.
 
     Args:
-        model: before anything is wrapped around it.
+        model: the model, before it is wrapped for distributed training.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -100,18 +102,20 @@ class ModelInputs:
         self._max_positions = _max_positions(model)
 
     def prepared(self, batch: Any) -> Any:
-        """Returns a batch on the host with its document boundaries, and without a mask that would mix documents.
+        """Returns a batch with its document boundaries, and without a mask that would let attention cross them.
 
         Args:
-            batch: as the collator gave it; one that is not a mapping is returned unchanged.
+            batch: the batch on the host, as the collator returned it. A batch that is not a mapping is returned
+                unchanged.
 
         Shapes:
             input_ids: (B, T); position_ids: (B, T) or (1, T); attention_mask: (B, T).
 
         Raises:
-            TrainingError: FG845 for a mask that hides part of a document, FG857 for attention that mixes documents.
+            TrainingError: FG845 if the mask hides part of a document, FG857 if the batch has several rows and the
+                model's attention keeps documents apart only in a single row.
         """
-        # A batch may be prepared by several callers in turn.
+        # Several callers may prepare the same batch, one after the other.
         if not isinstance(batch, Mapping) or DOCUMENTS in batch:
             return batch
         main = batch.get("input_ids", batch.get("inputs_embeds"))
@@ -132,10 +136,12 @@ class ModelInputs:
         return {**batch, DOCUMENTS: documents}
 
     def keywords(self, batch: Any) -> Any:
-        """Returns keyword arguments for a caller that calls the model itself; packed documents stay apart.
+        """Returns a batch as keyword arguments for a caller that calls the model itself.
+
+        With these arguments, the model's attention does not cross document boundaries, if the model supports that.
 
         Raises:
-            TrainingError: as `prepared`.
+            TrainingError: FG845 or FG857, for the same reasons as in `prepared`.
         """
         prepared = self.prepared(batch)
         if prepared is batch or not prepared[DOCUMENTS].are_packed:
@@ -163,14 +169,14 @@ class ModelInputs:
             warn_too_long(self._model, longest, limit)
 
     def call(self, model: Callable[..., Any], batch: Any, *, labels: bool = False) -> Any:
-        """Returns the output of a model, or a wrapper of it, for a batch.
+        """Returns the output of a model for a batch.
 
         A mapping is passed as keyword arguments, a tuple as positional arguments, and a tensor as the only argument.
 
         Args:
-            model: the model, or a callable in its place.
-            batch: as the collator gave it, or prepared.
-            labels: pass the labels too, to a model that computes its own loss.
+            model: the model, a wrapper around it, or any callable that takes the same inputs.
+            batch: the batch, as the collator returned it or as `prepared` returned it.
+            labels: True to pass the labels too, to a model that computes its own loss.
         """
         inputs = with_labels(batch) if labels else inputs_of(batch)
         with self._no_cache.in_force():
@@ -182,15 +188,15 @@ class ModelInputs:
 
 
 def _without_mask(batch: Mapping[str, Any], mask_BT: Tensor, positions_BT: Tensor) -> Mapping[str, Any]:
-    """Returns a batch of packed rows without its mask; with a mask, transformers does not read positions.
+    """Returns a batch of packed rows without its mask, because transformers ignores positions if there is a mask.
 
-    Masked tokens get position 0, which makes each of them a document of its own.
+    Each masked token gets position 0, which makes it a document of its own.
 
     Shapes:
         mask_BT, positions_BT: (B, T).
 
     Raises:
-        TrainingError: FG845 if a document is masked in part.
+        TrainingError: FG845 if the mask hides only part of a document.
     """
     hidden_BT = mask_BT == 0
     # Where the position does not grow by one, another document begins.
@@ -209,10 +215,10 @@ def _without_mask(batch: Mapping[str, Any], mask_BT: Tensor, positions_BT: Tenso
 
 
 def _max_positions(model: nn.Module) -> int | None:
-    """Returns the largest number of positions that a model was made for; None if that is not certain.
+    """Returns the largest number of positions that a model supports, or None if that number is not certain.
 
-    A table of learned positions ends there. Rotary positions end there if nothing extends them (`rope_type: yarn` and
-    others).
+    A table of learned positions ends at this number. Rotary positions end there too, unless a setting such as
+    `rope_type: yarn` extends them.
     """
     # An adapter of peft has the positions of the model inside it.
     inner: Any = getattr(model, "get_base_model", None)

@@ -1,6 +1,6 @@
 """Builders of causal language models: from a configuration and a seed, or from trained weights.
 
-Weights of `from_config` depend on the configuration and the seed alone. The caller's random state is not changed.
+The weights of `from_config` depend only on the configuration and the seed. The caller's random state is not changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = get_logger(__name__)
 
 
 class ModelSourceError(TrainingError, OSError):
-    """Trained weights that cannot be found or reached."""
+    """Raised if trained weights cannot be found or reached."""
 
     code = "FG840"
 
@@ -34,7 +34,7 @@ class ModelSourceError(TrainingError, OSError):
 
 
 class ModelConfigError(TrainingError, TypeError):
-    """An object that is not the configuration of a causal language model."""
+    """Raised if an object is not the configuration of a causal language model."""
 
     code = "FG842"
 
@@ -50,17 +50,19 @@ def from_config(
     """Returns a causal language model with new weights.
 
     Args:
-        config: as in `transformers.LlamaConfig(...)`; it is copied, not changed.
-        seed: determines the weights; the random states of Python, NumPy and torch stay the same.
-        dtype: of the weights, as in "bfloat16"; None uses torch's default.
-        tokenizer: if given, sets the vocabulary size and the ids of special tokens.
-        **options: for `AutoModelForCausalLM.from_config`, such as `attn_implementation`.
+        config: the model configuration, such as `transformers.LlamaConfig(...)`. It is copied, not changed.
+        seed: the seed of the weights. The caller's random states of Python, NumPy and torch are not changed.
+        dtype: the dtype of the weights, such as "bfloat16". None uses torch's default dtype.
+        tokenizer: a tokenizer whose vocabulary size and special token ids replace those of the configuration. None
+            keeps the values in the configuration.
+        **options: further arguments of `AutoModelForCausalLM.from_config`, such as `attn_implementation`.
 
     Returns:
         The model in training mode, on the CPU.
 
     Raises:
-        ModelConfigError: FG842 if `config` is not the configuration of a causal language model.
+        ModelConfigError: FG842 if `config` is not the configuration of a causal language model, or if `dtype` is not a
+            floating-point dtype.
     """
     if not isinstance(config, PretrainedConfig):
         raise ModelConfigError(
@@ -89,17 +91,17 @@ def from_config(
 
 
 def from_pretrained(pretrained_model_name_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedModel:
-    """Returns a trained causal language model from a folder or the Hub.
+    """Returns a trained causal language model from a folder or the Hugging Face Hub.
 
     Args:
-        pretrained_model_name_or_path: a folder in Hugging Face layout, or a name on the Hub.
-        **options: for `AutoModelForCausalLM.from_pretrained`, such as `revision` or `dtype`.
+        pretrained_model_name_or_path: the path of a folder in the Hugging Face layout, or a name on the Hub.
+        **options: further arguments of `AutoModelForCausalLM.from_pretrained`, such as `revision` or `dtype`.
 
     Returns:
         The model in training mode.
 
     Raises:
-        ModelSourceError: FG840 if the name cannot be loaded, FG841 if the folder has no `config.json`.
+        ModelSourceError: FG840 if the model cannot be loaded, FG841 if the folder has no `config.json`.
     """
     folder = Path(pretrained_model_name_or_path).expanduser()
     if folder.is_dir() and not (folder / "config.json").is_file():
@@ -135,7 +137,7 @@ def _in_training_mode(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _warn_of_unknown_fields(config: PretrainedConfig) -> None:
-    """Warns about fields that the configuration class does not have: transformers stores any keyword, unused."""
+    """Warns about fields that the configuration class does not define: transformers stores them without using them."""
     try:
         known = type(config)().to_dict()
     except (TypeError, ValueError):  # the fields of a class without defaults are not known
@@ -158,7 +160,7 @@ def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """Returns torch's dtype for a name such as "bfloat16" or "torch.bfloat16".
 
     Raises:
-        ModelConfigError: FG842 if torch has no floating-point dtype of that name.
+        ModelConfigError: FG842 if torch has no floating-point dtype with that name.
     """
     found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:

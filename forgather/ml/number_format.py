@@ -1,4 +1,4 @@
-"""Formats numbers for people: in the terminal, the log and the report."""
+"""Formatting of numbers, times and memory sizes as text for the terminal, the log and the report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LARGEST_PERPLEXITY = 1e6
 
 
 def format_number(value: Any) -> str:
-    """Returns a number with four significant digits, in its shortest readable notation.
+    """Returns a number as text with four significant digits, in the shortest readable notation.
 
     Example:
         >>> [format_number(value) for value in (8.31234, 3e-4, 12345678.0, 12, "x")]
@@ -31,7 +31,7 @@ def format_number(value: Any) -> str:
 
 
 def format_count(value: float) -> str:
-    """Returns a count with a suffix for thousands, millions or billions.
+    """Returns a count as text, with a suffix for thousands, millions or billions.
 
     Example:
         >>> format_count(950), format_count(12345), format_count(2.5e6)
@@ -44,7 +44,10 @@ def format_count(value: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Returns a time span as text.
+    """Returns a duration as text.
+
+    Args:
+        seconds: the duration in seconds.
 
     Units:
         seconds.
@@ -77,10 +80,10 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_perplexity(loss: Any) -> str | None:
-    """Returns exp(loss) as text; None if it is not finite, or larger than any vocabulary.
+    """Returns exp(loss) as text, or None if exp(loss) is not finite or is larger than any vocabulary.
 
     Args:
-        loss: mean token cross entropy.
+        loss: the mean token cross entropy.
 
     Units:
         loss: nats per token.
@@ -96,7 +99,10 @@ def format_perplexity(loss: Any) -> str | None:
 
 
 def evaluation_loss_titles(values: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the names of evaluation losses in a log line, each with a title.
+    """Returns a title for each evaluation loss in a log record, by the name of the loss.
+
+    Args:
+        values: the log record, whose keys are names of metrics.
 
     Example:
         >>> evaluation_loss_titles({"loss": 2.0, "eval_loss": 3.0, "eval_code_loss": 1.0, "eval_code_runtime": 9.0})

@@ -1,8 +1,9 @@
 """Optimizers whose weight decay excludes biases and norms, and Muon combined with AdamW.
 
-Takes a model; gives a `torch.optim.Optimizer` of its trainable parameters. One rule decides which parameters decay, for
-every optimizer here and for the `optim` argument. `MuonWithAdamW` has one `state_dict` and one list of parameter
-groups, so schedules and checkpoints treat it like any other optimizer.
+Each function takes a model and returns a `torch.optim.Optimizer` for its trainable parameters. One function,
+`decay_groups`, decides which parameters decay, both for the optimizers in this module and for the `optim` argument.
+`MuonWithAdamW` has one `state_dict` and one list of parameter groups, so schedules and checkpoints treat it like any
+other optimizer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 from forgather.errors import TrainingError, nearest
 
 NO_DECAY = ("bias", "norm")
-"""The kinds of parameters that weight decay excludes, as in transformers."""
+"""The kinds of parameters without weight decay, as in transformers."""
 
 _BIAS = re.compile("bias")
 # Norms that are recognized by the name of a weight; others (`ln_1`) only by their class.
@@ -28,25 +29,26 @@ _NORM_CLASSES = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 _NORM_CLASS_NAME = re.compile(r"Norm(?![a-z])")
 
 NOT_HIDDEN = ("embed", "wte", "wpe", "lm_head", "classifier", "score", "output_layer")
-"""Parts of names that mark two-dimensional weights at the input or output of a model, for which Muon is not meant."""
+"""Substrings of the names of two-dimensional weights at the input or output of a model, which Muon is not meant for."""
 
 
 def decay_groups(model: nn.Module, weight_decay: float, no_decay: Collection[str] = NO_DECAY) -> list[dict[str, Any]]:
     """Returns the trainable parameters as parameter groups: those with weight decay, and those without.
 
     Args:
-        model: its parameter names and module classes decide; a part of a model under the names of the whole gives the
-            corresponding part of the groups.
-        weight_decay: of the first group; 0 gives a single group.
-        no_decay: kinds without decay: "bias" is every parameter with that word in its name; "norm" is every parameter
-            of a normalization layer, recognized by class or name. With [] all parameters decay.
+        model: the model whose parameter names and module classes determine the groups. If a pipeline stage with the
+            parameter names of the whole model is given, its parameters are grouped as they would be in the whole model.
+        weight_decay: the weight decay of the first group. With 0, all parameters are in a single group.
+        no_decay: the kinds of parameters without weight decay. "bias" means every parameter with that word in its name;
+            "norm" means every parameter of a normalization layer, which is recognized by its class or its name. With
+            [], all parameters decay.
 
     Raises:
-        TrainingError: FG867 for an object that is not a model, or an unknown kind.
+        TrainingError: FG867 if `model` is not an `nn.Module`, or if `no_decay` has an unknown kind.
 
     Source:
-        `transformers.Trainer.get_decay_parameter_names`, which recognizes only LayerNorm by its class; here torch's
-        other norms and all classes with a name like LlamaRMSNorm count too.
+        `transformers.Trainer.get_decay_parameter_names`, which recognizes only LayerNorm by its class. This function
+        also recognizes torch's other norms, and all classes with a name like LlamaRMSNorm.
     """
     # By ids: a tied parameter has several names and must be in one group only.
     spared = _without_decay(model, no_decay) if weight_decay else set()
@@ -100,14 +102,14 @@ def adamw(
     no_decay: Collection[str] = NO_DECAY,
     **settings: Any,
 ) -> AdamW:
-    """Returns `torch.optim.AdamW` of the trainable parameters, without weight decay on some kinds of them.
+    """Returns `torch.optim.AdamW` for the trainable parameters, without weight decay for biases and norms.
 
     Args:
-        model: to be trained.
-        lr: learning rate.
-        weight_decay: of the parameters that decay.
-        no_decay: kinds that do not, see `decay_groups`.
-        **settings: betas, eps and further arguments of AdamW.
+        model: the model to train.
+        lr: the learning rate.
+        weight_decay: the weight decay of the parameters that decay.
+        no_decay: the kinds of parameters without weight decay; see `decay_groups`.
+        **settings: further arguments of AdamW, such as `betas` and `eps`.
     """
     return AdamW(decay_groups(model, weight_decay, no_decay), lr=lr, weight_decay=weight_decay, **settings)
 
@@ -120,14 +122,14 @@ def sgd(
     no_decay: Collection[str] = NO_DECAY,
     **settings: Any,
 ) -> SGD:
-    """Returns `torch.optim.SGD` of the trainable parameters, without weight decay on some kinds of them.
+    """Returns `torch.optim.SGD` for the trainable parameters, without weight decay for biases and norms.
 
     Args:
-        model: to be trained.
-        lr: learning rate.
-        weight_decay: of the parameters that decay.
-        no_decay: kinds that do not, see `decay_groups`.
-        **settings: momentum, nesterov and further arguments of SGD.
+        model: the model to train.
+        lr: the learning rate.
+        weight_decay: the weight decay of the parameters that decay.
+        no_decay: the kinds of parameters without weight decay; see `decay_groups`.
+        **settings: further arguments of SGD, such as `momentum` and `nesterov`.
     """
     return SGD(decay_groups(model, weight_decay, no_decay), lr=lr, weight_decay=weight_decay, **settings)
 
@@ -140,40 +142,42 @@ def adafactor(
     no_decay: Collection[str] = NO_DECAY,
     **settings: Any,
 ) -> Adafactor:
-    """Returns `torch.optim.Adafactor` of the trainable parameters, without weight decay on some kinds of them.
+    """Returns `torch.optim.Adafactor` for the trainable parameters, without weight decay for biases and norms.
 
     Args:
-        model: to be trained.
-        lr: learning rate.
-        weight_decay: of the parameters that decay.
-        no_decay: kinds that do not, see `decay_groups`.
-        **settings: beta2_decay, eps, d and further arguments of Adafactor.
+        model: the model to train.
+        lr: the learning rate.
+        weight_decay: the weight decay of the parameters that decay.
+        no_decay: the kinds of parameters without weight decay; see `decay_groups`.
+        **settings: further arguments of Adafactor, such as `beta2_decay`, `eps` and `d`.
     """
     return Adafactor(decay_groups(model, weight_decay, no_decay), lr=lr, weight_decay=weight_decay, **settings)
 
 
 class MuonWithAdamW(Optimizer):
-    """Muon for two-dimensional hidden weights and AdamW for all others, as one optimizer.
+    """One optimizer that uses Muon for two-dimensional hidden weights and AdamW for all other parameters.
 
     Args:
-        model: to be trained.
-        lr: learning rate of Muon.
-        adamw_lr: learning rate of AdamW; that of Muon by default.
-        weight_decay: of the parameters that decay.
-        momentum: of Muon.
-        nesterov: of Muon.
-        ns_steps: Newton-Schulz iterations of Muon.
-        adjust_lr_fn: "match_rms_adamw" (default: one learning rate suits both) or "original".
-        betas: of AdamW.
-        eps: of AdamW.
-        adamw_names: parts of names whose two-dimensional weights AdamW takes.
-        no_decay: kinds of parameters that do not decay, see `decay_groups`.
+        model: the model to train.
+        lr: the learning rate of Muon.
+        adamw_lr: the learning rate of AdamW. None uses the learning rate of Muon.
+        weight_decay: the weight decay of the parameters that decay, under both algorithms.
+        momentum: the momentum of Muon.
+        nesterov: True to use Nesterov momentum in Muon.
+        ns_steps: the number of Newton-Schulz iterations in Muon.
+        adjust_lr_fn: the scaling of Muon's learning rate: "match_rms_adamw" (the default, with which one learning rate
+            suits both algorithms) or "original".
+        betas: the betas of AdamW.
+        eps: the eps of AdamW.
+        adamw_names: substrings of parameter names. AdamW takes the two-dimensional weights whose names contain one of
+            them.
+        no_decay: the kinds of parameters without weight decay; see `decay_groups`.
 
     Raises:
-        TrainingError: FG816 if no weight is left for Muon, FG867 for an unknown kind.
+        TrainingError: FG816 if no weight is left for Muon, FG867 if `no_decay` has an unknown kind.
 
     Source:
-        torch.optim.Muon and torch.optim.AdamW, unchanged, each on its own groups.
+        torch.optim.Muon and torch.optim.AdamW, unchanged, each on its own parameter groups.
     """
 
     def __init__(
@@ -213,7 +217,7 @@ class MuonWithAdamW(Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Makes both inner optimizers use the parameter groups and the state of this one."""
+        """Makes both inner optimizers use the parameter groups and the state of this optimizer."""
         for part in self._parts:
             kind = type(part).__name__.lower()
             part.param_groups = [group for group in self.param_groups if group["algorithm"] == kind]
@@ -222,10 +226,10 @@ class MuonWithAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Does a step of both optimizers; returns the result of `closure`.
+        """Steps both inner optimizers, and returns the result of `closure`.
 
         Args:
-            closure: recomputes the loss; None for none.
+            closure: a function that recomputes the loss. With None, nothing is recomputed and None is returned.
         """
         loss = None
         if closure is not None:
@@ -236,7 +240,7 @@ class MuonWithAdamW(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores groups and state."""
+        """Restores the parameter groups and the state."""
         super().load_state_dict(state_dict)
         self._share()
 

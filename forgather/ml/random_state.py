@@ -1,6 +1,6 @@
-"""Isolated random numbers: contexts in which Python, NumPy and torch draw from a seed.
+"""Context managers in which Python, NumPy and torch draw random numbers from a given seed.
 
-After the context all generators have the state of before, also after an exception.
+At the end of the context, the random generators get back the states that they had before it, even after an exception.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 @contextmanager
 def forked_random(seed: int) -> Iterator[None]:
-    """Runs its body with Python, NumPy and torch's CPU generator seeded, and restores their states."""
+    """Context manager that seeds the CPU generators of Python, NumPy and torch; it restores their states at the end."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(seed)
@@ -31,7 +31,7 @@ def forked_random(seed: int) -> Iterator[None]:
 
 @contextmanager
 def seeded_random(seed: int) -> Iterator[None]:
-    """Runs its body with all generators seeded, including those of accelerators, and restores their states."""
+    """Context manager that seeds all generators, also those of accelerators; it restores their states at the end."""
     give_back = _accelerator_state()
     try:
         with forked_random(seed):

@@ -1,7 +1,7 @@
-"""Folders for the records of runs.
+"""The folder names for the records of runs.
 
-`own_run_folder` gives a path below `runs` that no other run has. It creates no folder, and gives no path twice within
-one process.
+`own_run_folder` returns a path in the folder `runs` that no other run uses. It does not create the folder, and it never
+returns the same path twice within one process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _given: set[Path] = set()
 
 
 def own_run_folder(output_dir: str | Path) -> Path:
-    """Returns `<output_dir>/runs/<utc time>`, with `-2` or the next free number if another run has it."""
+    """Returns the path `<output_dir>/runs/<utc time>`, with `-2` or the next free number appended if it is in use."""
     began = Path(output_dir, "runs", f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     numbered = (began.with_name(f"{began.name}-{number}") for number in itertools.count(2))
     folder = next(

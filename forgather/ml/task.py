@@ -1,7 +1,7 @@
-"""The task of a training, which decides the metrics that are shown.
+"""The task that a model is trained for, which determines the metrics that are shown.
 
-A metric without a known meaning is not shown: tokens are counted for language models only, and a perplexity is the
-exponential of a mean token cross entropy in nats.
+A metric is shown only if it is meaningful for the task: tokens per second are reported for language models only, and a
+perplexity only if the evaluation loss is a mean token cross entropy in nats.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Task:
     """The metrics that are meaningful for a training.
 
     Args:
-        counts_tokens: report tokens per second; otherwise rows.
-        has_perplexity: exp of an evaluation loss is a perplexity.
+        counts_tokens: True if the speed is reported in tokens per second; False if it is reported in rows.
+        has_perplexity: True if the exponential of an evaluation loss is a perplexity.
     """
 
     counts_tokens: bool = False
@@ -29,11 +29,11 @@ class Task:
 
 
 def task_of(model: nn.Module, rule: LossRule) -> Task:
-    """Returns the task of a model with a loss rule.
+    """Returns the task of a model that is trained with a loss rule.
 
     Args:
-        model: as it is trained, or on the meta device.
-        rule: its loss rule.
+        model: the model, which may be on the meta device.
+        rule: the loss rule, which determines how labels are shifted and which label value is ignored.
     """
     # Other loss rules than those of `ml.losses` may lack the attribute.
     entropy = bool(getattr(rule, "is_token_entropy", False))

@@ -1,4 +1,4 @@
-"""Training and evaluation mode of modules."""
+"""Restoring the training and evaluation modes of modules."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import nn
 
 @contextmanager
 def restored_train_modes(model: nn.Module) -> Iterator[None]:
-    """Runs its body, and restores the mode of each module.
+    """Context manager that restores the training or evaluation mode of each module at its end.
 
-    `model.train()` would also change modules that the user put into evaluation mode, such as frozen norms.
+    Calling `model.train()` instead would also change modules that the user put into evaluation mode, such as frozen
+    norms.
     """
     modes = [(module, module.training) for module in model.modules()]
     try:

@@ -1,6 +1,6 @@
-"""Types shared by all layers of the ML tower.
+"""Types that all modules under forgather/ml share.
 
-Nothing of Forgather is imported here, so that callbacks, strategies and the trainer can use these types without
+This module imports no other module of Forgather, so callbacks, strategies and the trainer can use these types without
 depending on one another.
 """
 
@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 Batch = Mapping[str, Any] | Sequence[Any] | Tensor
-"""The result of a collator: a mapping of inputs, a tuple of inputs with the labels last, or a tensor."""
+"""The output of a collator: a mapping of inputs, a tuple of inputs whose last item is the labels, or a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaddingBatch:
-    """A batch that is computed but counts for nothing: its loss and its gradients are zero.
+    """A batch that is computed but does not contribute: its loss and its gradients are zero.
 
-    A process without rows left computes one, because every process must take part in the collectives.
+    A rank without rows left computes such a batch, because every rank must take part in the collectives.
 
     Args:
-        batch: rows that other processes count.
+        batch: the rows to compute. They also belong to the batch of another rank, where they contribute.
     """
 
     batch: Batch
@@ -34,9 +34,9 @@ class TrainOutput(NamedTuple):
     """The result of a training.
 
     Args:
-        global_step: optimizer steps since the run's origin.
-        training_loss: mean of the step losses of the run; NaN if a finished run was resumed.
-        metrics: the final summary by name.
+        global_step: the number of optimizer steps since the start of the run, including the steps before a resume.
+        training_loss: the mean of the step losses of the run. NaN if a finished run was resumed.
+        metrics: the final metrics of the run, by name.
     """
 
     global_step: int
@@ -48,17 +48,18 @@ class TrainOutput(NamedTuple):
 class Window:
     """The micro-batches of one optimizer step.
 
-    The training loop gets windows with the counts of all processes and the batches of this process.
+    In the windows that the training loop gets, the counts are sums over all processes, and the batches are those of
+    this rank.
 
     Args:
-        batches: micro-batches in order; the last window of an epoch may be short.
-        num_valid: targets that count for the loss, over all micro-batches; a Python number if the batches are on the
-            host, so that counting does not wait for a device.
-        num_tokens: input tokens (rows, if the inputs are not token ids).
-        num_rows: rows.
+        batches: the micro-batches in order. The last window of an epoch may have fewer micro-batches.
+        num_valid: the number of targets that contribute to the loss, over all micro-batches. It is a Python number if
+            the batches are on the host, so that counting does not wait for a device.
+        num_tokens: the number of input tokens, or of rows if the inputs are not token ids.
+        num_rows: the number of rows.
 
     Shapes:
-        num_valid: scalar.
+        num_valid: a scalar, if it is a tensor.
     """
 
     batches: list[Any]
@@ -72,11 +73,11 @@ class Update:
     """The result of one optimizer step.
 
     Args:
-        grad_norm: norm of all gradients before clipping; None if it was not requested.
+        grad_norm: the norm of all gradients before clipping. None if the norm was not measured.
         skipped: True if the optimizer step was skipped.
 
     Shapes:
-        grad_norm: scalar.
+        grad_norm: a scalar tensor.
     """
 
     grad_norm: Tensor | None = None
@@ -85,21 +86,21 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The position of this process among all processes.
+    """The position of this rank among all ranks.
 
     Args:
-        rank: of this process.
-        world_size: number of processes.
-        device: on which this process computes.
-        is_writer: True for the main process, which writes files.
-        local_rank: rank among the processes of this machine.
-        dp_rank: data-parallel rank; the ranks of one model replica (pipeline, tensor parallel) have the same one and
-            read the same rows.
-        dp_size: number of data-parallel ranks.
-        has_loss: True if this process computes the loss: in the last stage of a pipeline, and without a pipeline.
-        pp_rank: pipeline rank; 0 without a pipeline.
-        fixed_rows: True if every micro-batch must have as many rows as the first: short ones are padded with rows whose
-            labels are ignored.
+        rank: the global rank.
+        world_size: the number of ranks.
+        device: the device that this rank computes on.
+        is_writer: True on the main process, which writes files.
+        local_rank: the rank among the processes on the same machine.
+        dp_rank: the data-parallel rank. All ranks of one model replica (under pipeline or tensor parallelism) have the
+            same data-parallel rank and read the same rows.
+        dp_size: the number of data-parallel ranks.
+        has_loss: True if this rank computes the loss. With a pipeline, only the ranks with the last stage do.
+        pp_rank: the pipeline rank. 0 without a pipeline.
+        fixed_rows: True if every micro-batch must have as many rows as the first one. A shorter micro-batch is padded
+            with rows whose labels are ignored.
     """
 
     rank: int
