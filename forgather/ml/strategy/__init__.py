@@ -1,7 +1,8 @@
-"""Strategies: how one optimizer step is computed. The training loop holds one strategy and does not know which.
+"""Strategies, which compute the optimizer steps of the training loop on one or several processes.
 
-Importing the package does not import torch; the first access to a name does. A check before a run can therefore read
-what the settings of a strategy mean.
+The training loop has one strategy and does not depend on its kind. Importing this package does not import torch: torch
+is imported with the first access to one of the names. A check before a run can therefore read the settings of a
+strategy without importing torch.
 """
 
 from __future__ import annotations

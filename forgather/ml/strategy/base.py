@@ -1,8 +1,9 @@
 """The protocol between the training loop and a strategy, which computes optimizer steps.
 
-A strategy takes a `Recipe` (how to make the model, the loss rule and the optimizer) and windows of micro-batches. A
-loss is the share of this process in a sum that is divided by the number of valid targets of all processes, so that
-shares can be added. `update` clips, steps and zeroes in one call, after the loss was found to be finite.
+A strategy takes a `Recipe` (how to make the model, the loss rule and the optimizer) and windows, which are the
+micro-batches of one optimizer step. Each rank divides its sum of losses by the number of valid targets on all ranks, so
+the losses of the ranks can be added. After the loss is known to be finite, `update` clips the gradients, steps the
+optimizer and zeroes the gradients in one call.
 """
 
 from __future__ import annotations
@@ -28,15 +29,19 @@ class Recipe:
     """How to make the model, its loss rule and its optimizer.
 
     Args:
-        make_model: returns the model, on any device.
-        make_rule: returns the loss rule of the model.
-        make_optimizer: returns the optimizer of the model, after its weights were placed on devices.
-        prepare: functions applied to the placed model, in order (activation checkpointing, compilation).
-        autocast: dtype of forward passes under autocast; None for the dtype of the weights.
-        model_is_made_anew: True if each call of `make_model` makes a new model, so that it can be made without memory
-            on the meta device and filled later; False if it returns an existing one.
-        model_key: returns a key that covers everything that the initial weights, and the random numbers drawn after
-            them, depend on, so that a later run can read them from the cache; None if such a key is not known.
+        make_model: a function that returns the model, on any device.
+        make_rule: a function that returns the loss rule of the model, which determines how labels are shifted and which
+            label value is ignored.
+        make_optimizer: a function that returns the optimizer of the model. It is called after the weights were placed
+            on devices.
+        prepare: functions that are applied to the placed model in order, such as activation checkpointing and
+            compilation.
+        autocast: the dtype of forward passes under autocast. None to compute in the dtype of the weights.
+        model_is_made_anew: True if each call of `make_model` makes a new model. Such a model can be made on the meta
+            device, without memory, and filled later. False if `make_model` returns an existing model.
+        model_key: a function that returns a cache key for the initial weights, so that a later run can read them from
+            the cache. The key covers everything that the weights, and the random state after making the model, depend
+            on. None, or a function that returns None, if no such key is known.
     """
 
     make_model: Callable[[], nn.Module]
@@ -49,16 +54,17 @@ class Recipe:
 
 
 class Strategy(Protocol):
-    """How one optimizer step is computed.
+    """The computation of optimizer steps on one or several processes.
 
-    `title` is the name of the strategy for people, "" for a single process. `builds_on_meta` is True if `build` makes
-    the model on the meta device first, so that a dry run can call it. `slices_per_weight` is the number of processes
-    over which each weight is split, in addition to the placements of a DTensor.
+    `title` is the name of the strategy in output for users, and "" for a single process. `builds_on_meta` is True if
+    `build` first makes the model on the meta device, so that a dry run can call `build`. `slices_per_weight` is the
+    number of ranks over which each weight is split, in addition to the placements of a DTensor.
 
-    These attributes are valid after `build` (the optimizer after `build_optimizer`): `topology` is the position of this
-    process, `layout` has the sizes of the axes, `model` is the model or its part on this process, `rule` counts and
-    sums losses, `optimizer` has the parameters of this process. `view` is the model that callbacks get: called on every
-    process at once, it computes what the whole model computes, and has its `config`.
+    The following attributes are valid after `build`, except for `optimizer`, which is valid after `build_optimizer`.
+    `topology` is the position of this rank. `layout` has the sizes of the mesh axes. `model` is the model, or the part
+    of the model on this rank. `rule` is the loss rule. `optimizer` updates the parameters on this rank. `view` is the
+    model that callbacks get: if it is called on every rank at the same time, it computes the output of the whole model.
+    `view` also has the `config` of the model.
 
     Shapes:
         Every loss, loss sum and gradient norm is a scalar tensor.
@@ -75,25 +81,26 @@ class Strategy(Protocol):
     optimizer: Optimizer | None
 
     def build(self, recipe: Recipe) -> None:
-        """Makes the model and its loss rule, and places and prepares the model."""
+        """Makes the model and its loss rule, places the model on devices, and applies the recipe's `prepare` steps."""
         ...
 
     def build_optimizer(self) -> Optimizer:
-        """Makes the optimizer of the model after `build`."""
+        """Makes and returns the optimizer of the model. It must be called after `build`."""
         ...
 
     def forward_backward(
         self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
     ) -> Tensor:
-        """Adds the gradients of a window, and returns this process's share of its loss.
+        """Adds the gradients of a window, and returns the part of the loss that comes from the batches of this rank.
 
         Args:
-            window: micro-batches of one optimizer step.
-            denom: number of valid targets over all processes and micro-batches.
-            after_micro_batch: called after each micro-batch except the last.
+            window: the micro-batches of one optimizer step.
+            denom: the number of valid targets on all ranks and in all micro-batches.
+            after_micro_batch: a function that is called after each micro-batch except the last. None if no function is
+                called.
 
         Shapes:
-            Returns a scalar.
+            Returns a scalar tensor.
         """
         ...
 
@@ -105,18 +112,19 @@ class Strategy(Protocol):
         before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
-        """Clips, steps and zeroes in one call, and returns whether the optimizer step was skipped.
+        """Clips the gradients, steps the optimizer and zeroes the gradients; returns whether the step was skipped.
 
         Args:
-            max_norm: clip to this norm; 0 leaves the gradients unchanged.
-            want_norm: measure the norm even if it is not clipped.
-            before_step: called before the weights change, with the norm before clipping (None if only the step itself
-                measures it). If it raises, the weights are unchanged. If it returns True, the gradients are dropped and
-                the step is skipped.
-            after_step: called after the step, and before the gradients are zeroed if these are two acts.
+            max_norm: the largest gradient norm; larger norms are clipped. 0 leaves the gradients unchanged.
+            want_norm: True to measure the norm even if the gradients are not clipped.
+            before_step: a function that is called before the weights change, with the gradient norm before clipping.
+                The norm is None if it is not measured before the step. If the function raises, the weights are
+                unchanged. If it returns True, the gradients are dropped and the step is skipped.
+            after_step: a function that is called after the step. Unless stepping and zeroing are a single operation, it
+                is called before the gradients are zeroed.
 
         Shapes:
-            the norm: scalar.
+            The gradient norm is a scalar tensor.
         """
         ...
 
@@ -125,46 +133,53 @@ class Strategy(Protocol):
         ...
 
     def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
-        """Returns the loss sum and the number of valid targets of a batch, without gradients.
+        """Returns the loss sum and the number of valid targets of a batch, computed without gradients.
 
         Shapes:
-            Returns a scalar, and a number or scalar.
+            Returns a scalar tensor, and a Python number or scalar tensor.
         """
         ...
 
     def reduce(self, value: Any) -> Any:
-        """Returns, on every process, the sum of a value over the processes that compute the loss.
+        """Returns, on every rank, the sum of a value over the ranks that compute the loss.
 
-        The value of a process that does not compute it (the first stages of a pipeline) counts as zero, so a number of
-        targets is counted once, however many processes read the same rows.
+        The value of a rank that does not compute the loss (in an early stage of a pipeline) is treated as zero. So a
+        number of targets is counted only once, even if several ranks read the same rows.
         """
         ...
 
     def capture(self) -> LocalState:
-        """Returns the local state, under names and with shapes that do not depend on the layout of processes.
+        """Returns the local state, whose names and shapes do not depend on the layout of ranks.
 
-        Collective. State that several processes hold may be in the local state of each; together it is complete.
+        Collective: every rank must call it. State that several ranks have may be in the local state of each of them.
+        The local states of all ranks together are complete.
         """
         ...
 
     def restore(self, saved: CheckpointReader) -> None:
-        """Restores the weights of a checkpoint; each process reads its own part. Collective.
+        """Restores the weights of a checkpoint; each rank reads its own part. Collective: every rank must call it.
 
         Raises:
-            CheckpointError: FG605, on every process, for the weights of another model; nothing has changed then.
+            CheckpointError: FG605, on every rank, if the checkpoint has the weights of another model. In this case no
+                weight has changed.
         """
         ...
 
     def restore_optimizer(self, saved: CheckpointReader) -> None:
-        """Restores the optimizer state of a checkpoint, after `restore`. Collective.
+        """Restores the optimizer state of a checkpoint. It must be called after `restore`.
+
+        Collective: every rank must call it.
 
         Raises:
-            CheckpointError: FG605, on every process, for the state of another optimizer.
+            CheckpointError: FG605, on every rank, if the checkpoint has the state of another optimizer.
         """
         ...
 
     def export(self) -> Iterator[tuple[str, Any]]:
-        """Yields (name, value) of the model's state, each weight whole, one at a time. Collective."""
+        """Yields (name, value) for each entry in the model's state, one at a time, and each weight whole.
+
+        Collective: every rank must iterate to the end.
+        """
         ...
 
 
@@ -174,4 +189,4 @@ def _build(strategy: Strategy, recipe: Recipe) -> None:
 
 # Not an argument: the config makes the trainer, and a dry run cannot pass anything to it.
 build_strategy: ContextVar[Callable[[Strategy, Recipe], None]] = ContextVar("build_strategy", default=_build)
-"""The function by which a trainer builds its strategy; a dry run replaces it to build without memory."""
+"""The function that a trainer calls to build its strategy. A dry run replaces it to build without weights in memory."""

@@ -1,8 +1,8 @@
-"""Data parallelism with replicated models: DistributedDataParallel, wrapped by Accelerate.
+"""Data parallelism with replicated models: DistributedDataParallel (DDP), wrapped by Accelerate.
 
-Gradients are those of the sum of losses over the rows of all ranks, divided by the number of valid targets of all
-ranks. They are reduced once per optimizer step, with its last micro-batch. The engine that Accelerate chose is compared
-with the one that was requested; environment variables of Accelerate do not change the run.
+The gradients are those of the sum of losses over the rows of all ranks, divided by the number of valid targets on all
+ranks. They are reduced once per optimizer step, in the backward pass of its last micro-batch. The engine that
+Accelerate chose is compared with the requested one, so that environment variables of Accelerate do not change the run.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ from forgather.ml.strategy.model_strategy import ModelStrategy, topology_of
 
 
 class DataParallel(ModelStrategy):
-    """The strategy of processes that each hold a replica of the whole model.
+    """The strategy for ranks that each have a replica of the whole model.
 
     Args:
-        environment: rank of this process, and the process group.
-        layout: sizes; data parallelism only.
-        ddp: settings of DistributedDataParallel, and its communication hook; None for the defaults.
-        scaling: settings of the loss scale of float16.
-        sync_each_batch: reduce gradients with every micro-batch, which may save memory.
-        use_cpu: compute on the CPU even if there is an accelerator.
+        environment: the rank, the world size and the process group.
+        layout: the sizes of the mesh axes. Only the data-parallel axis may be larger than 1.
+        ddp: the settings of DistributedDataParallel, including its communication hook. None for the defaults.
+        scaling: the settings of the loss scale of float16, as arguments of `torch.amp.GradScaler`. None for the
+            defaults.
+        sync_each_batch: True to reduce gradients after every micro-batch, which may save memory.
+        use_cpu: True to compute on the CPU even if there is an accelerator.
 
     Raises:
         DistributedError: FG722 if Accelerate runs another engine than the requested one.
@@ -74,7 +75,7 @@ class DataParallel(ModelStrategy):
             self._accelerator = make_accelerator(device, environment.world_size, self._ddp)
 
     def build(self, recipe: Recipe) -> None:
-        """Makes the model and its loss rule; places, prepares and wraps the model."""
+        """Makes the model and its loss rule; places the model, applies the `prepare` steps, and wraps it in DDP."""
         super().build(recipe)
         require_equal_weights({name: weight.shape for name, weight in self.model.named_parameters()})
         self._graph_is_known = not self._ddp.static_graph
@@ -85,7 +86,7 @@ class DataParallel(ModelStrategy):
         self.engine = self._wrapped()
 
     def _wrapped(self) -> nn.Module:
-        """Returns the module that forward passes call, so that gradients are reduced."""
+        """Returns the module that forward passes must call, so that DDP reduces the gradients."""
         if self.topology.world_size == 1 or not self._parameters:
             return self.model
         with exported_facts(self._facts), warnings.catch_warnings():
@@ -121,18 +122,18 @@ def data_parallel_strategy(
     sync_each_batch: bool,
     ddp: Callable[[], DistributedDataParallelKwargs],
 ) -> DataParallel:
-    """Returns the strategy of arguments that ask for replicated training.
+    """Returns the strategy for training arguments that request replicated weights.
 
     Args:
-        environment: rank of this process, and the process group.
+        environment: the rank, the world size and the process group.
         args: the training arguments.
-        scaling: settings of the loss scale of float16.
-        sync_each_batch: reduce gradients with every micro-batch.
-        ddp: returns the settings of DistributedDataParallel.
+        scaling: the settings of the loss scale of float16.
+        sync_each_batch: True to reduce gradients after every micro-batch.
+        ddp: a function that returns the settings of DistributedDataParallel.
 
     Raises:
-        DistributedError: FG704 for sizes whose product is not the number of processes, FG722 for another engine of
-            Accelerate.
+        DistributedError: FG704 if the product of the sizes is not the number of processes, FG722 if Accelerate runs
+            another engine than the requested one.
     """
     layout = Layout.for_world(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
     settings: dict[str, Any] = {"ddp": ddp(), "scaling": scaling, "sync_each_batch": sync_each_batch}
@@ -140,15 +141,15 @@ def data_parallel_strategy(
 
 
 def make_accelerator(device: torch.device, world_size: int, ddp: DistributedDataParallelKwargs) -> Accelerator:
-    """Returns an Accelerator with these settings, whatever its environment variables and configuration file say.
+    """Returns an Accelerator that ignores the environment variables and the configuration file of Accelerate.
 
     Args:
-        device: on which this process computes.
-        world_size: number of processes.
-        ddp: settings of DistributedDataParallel.
+        device: the device that this rank computes on.
+        world_size: the number of processes.
+        ddp: the settings of DistributedDataParallel.
 
     Raises:
-        DistributedError: FG722 if it runs another engine than the requested one.
+        DistributedError: FG722 if Accelerate runs another engine than the requested one.
     """
     _forget_earlier_state(device, world_size)
     # Accelerate sets the number of threads in a CPU run of several processes, which the launcher or the user decides.
@@ -171,8 +172,11 @@ def make_accelerator(device: torch.device, world_size: int, ddp: DistributedData
 
 
 def _forget_earlier_state(device: torch.device, world_size: int) -> None:
-    """Drops Accelerate's state of this process if it is not that of this run; earlier Accelerators keep theirs."""
-    # Accelerate keeps one state for the life of a process, and a new Accelerator takes it over without a comparison.
+    """Drops the state that Accelerate keeps in the Python process, if it does not fit this run.
+
+    Accelerators that were made earlier keep their own state.
+    """
+    # Accelerate keeps one state until the Python process ends, and a new Accelerator adopts it without a comparison.
     kept = PartialState._shared_state
     if kept and (kept.get("num_processes") != world_size or kept["device"].type != device.type):
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -184,12 +188,12 @@ def check_engine(accelerator: Accelerator, device: torch.device, world_size: int
     """Compares what Accelerate runs with what was requested.
 
     Args:
-        accelerator: to be checked.
-        device: that was requested.
-        world_size: number of processes that was requested.
+        accelerator: the Accelerator to check.
+        device: the requested device.
+        world_size: the requested number of processes.
 
     Raises:
-        DistributedError: FG722 for another number of processes, another device or another engine.
+        DistributedError: FG722 if the number of processes, the device or the engine differs.
     """
     # Without this check each rank would silently train alone, for example under `accelerate launch --cpu`.
     if accelerator.num_processes != world_size:

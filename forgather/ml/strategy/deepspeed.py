@@ -1,7 +1,7 @@
 """The strategy of DeepSpeed's ZeRO: its engine shards optimizer state, gradients and weights over data-parallel ranks.
 
-Takes a recipe and windows; gives losses and updates that equal those of one process. The engine is always DeepSpeed's;
-there is no fallback to another. The trainer owns optimizer, schedule, accumulation and clipping. A captured state has
+The losses and updates equal those of one process. There is no fallback to another engine. The trainer, and not
+DeepSpeed, controls the optimizer, the learning rate schedule, gradient accumulation and clipping. A captured state has
 the names and shapes of the whole model, so that any other strategy can resume from it.
 """
 
@@ -50,18 +50,18 @@ _SAID_BY_DESIGN = ("Setting accelerator to CPU", "**** You are using ZeRO with a
 
 
 def _is_unexpected(record: logging.LogRecord) -> bool:
-    """Returns whether a line of DeepSpeed's log reports something that was not decided here."""
+    """Returns whether a line in DeepSpeed's log reports something that this module did not choose itself."""
     return not record.getMessage().startswith(_SAID_BY_DESIGN)
 
 
 def import_deepspeed(device_type: str) -> Any:
-    """Returns the module, set up for a device.
+    """Imports and returns the module `deepspeed`, set up for a type of device.
 
     Args:
-        device_type: of the device on which this process computes.
+        device_type: the type of the device that this rank computes on.
 
     Raises:
-        DistributedError: FG740 if it is not installed.
+        DistributedError: FG740 if deepspeed is not installed.
     """
     logging.getLogger("DeepSpeed").addFilter(_is_unexpected)
     warnings.filterwarnings("ignore", message=r".*torch.distributed.\w+_tensor. is deprecated", category=FutureWarning)
@@ -87,15 +87,15 @@ def import_deepspeed(device_type: str) -> Any:
 
 
 def deepspeed_strategy(environment: DistributedEnvironment, args: Any, **accelerator: Any) -> DeepSpeedZero:
-    """Returns the strategy that the training arguments ask for by `deepspeed`.
+    """Returns the strategy for training arguments with the setting `deepspeed`.
 
     Args:
-        environment: rank of this process, and the process group.
+        environment: the rank, the world size and the process group.
         args: the training arguments.
-        **accelerator: settings of other strategies, which are ignored.
+        **accelerator: the settings of other strategies, which are ignored.
 
     Raises:
-        TrainingError: FG741 to FG744 for a config that cannot be used.
+        TrainingError: FG741 to FG744 if the DeepSpeed config cannot be used.
         DistributedError: FG740 if deepspeed is not installed.
     """
     layout = Layout.for_world(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
@@ -119,11 +119,11 @@ class DeepSpeedZero:
     """The strategy of DeepSpeed's ZeRO.
 
     Args:
-        environment: rank of this process, and the process group.
-        layout: sizes; data parallelism only.
-        config: DeepSpeed's config, filled from the arguments.
-        use_cpu: compute on the CPU even if there is an accelerator.
-        record_in: folder for a copy of the config that the engine got; None for no copy.
+        environment: the rank, the world size and the process group.
+        layout: the sizes of the mesh axes. Only the data-parallel axis may be larger than 1.
+        config: the DeepSpeed config, in which missing values were filled in from the training arguments.
+        use_cpu: True to compute on the CPU even if there is an accelerator.
+        record_in: the folder for a copy of the config that the engine gets. None to write no copy.
 
     Raises:
         DistributedError: FG740 if deepspeed is not installed.
@@ -160,7 +160,10 @@ class DeepSpeedZero:
         self._initial: InitialWeights | None = None
 
     def build(self, recipe: Recipe) -> None:
-        """Makes and prepares the model, and makes its loss rule; at stage 3 the engine's start fills the weights."""
+        """Makes the model and its loss rule, and applies the recipe's `prepare` steps.
+
+        At stage 3 the model is on the meta device, and its weights are filled when the engine starts.
+        """
         self._recipe = recipe
         if self.config.stage == 3:
             self._initial = make_initial_weights(recipe, self.topology)
@@ -188,7 +191,7 @@ class DeepSpeedZero:
             )
 
     def build_optimizer(self) -> Optimizer:
-        """Makes the optimizer and the engine; a second training gets an optimizer without state."""
+        """Makes the optimizer and the engine. If they exist from an earlier training, the optimizer state is reset."""
         if self._engine is None:
             self._start_engine()
         elif self._state is not None:
@@ -257,10 +260,10 @@ class DeepSpeedZero:
     def forward_backward(
         self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
     ) -> Tensor:
-        """Adds the gradients of a window, and returns this process's share of its loss; arguments as in `Strategy`.
+        """Adds the gradients of a window, and returns the part of the loss from this rank's batches; see `Strategy`.
 
         Shapes:
-            Returns a scalar.
+            Returns a scalar tensor.
         """
         if not self.model.training:
             self._engine.train()
@@ -285,10 +288,10 @@ class DeepSpeedZero:
         before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
-        """Clips, steps and zeroes in one call of the engine; arguments as in `Strategy.update`.
+        """Clips the gradients, steps and zeroes in one call of the engine; see `Strategy.update` for the arguments.
 
         Shapes:
-            the norm: scalar.
+            The gradient norm is a scalar tensor.
         """
         assert self._state is not None, "build_optimizer comes first"  # noqa: S101
         norm = self._state.norm() if max_norm > 0 or want_norm else None
@@ -311,10 +314,10 @@ class DeepSpeedZero:
 
     @torch.no_grad()
     def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
-        """Returns the loss sum and the number of valid targets of a batch, without gradients.
+        """Returns the loss sum and the number of valid targets of a batch, computed without gradients.
 
         Shapes:
-            Returns a scalar, and a number or scalar.
+            Returns a scalar tensor, and a Python number or scalar tensor.
         """
         self._started_state()
         if self.model.training:
@@ -322,39 +325,49 @@ class DeepSpeedZero:
         return self.rule.total(self._engine, to_device(batch, self.topology.device)), self.rule.count(batch)
 
     def reduce(self, value: Any) -> Any:
-        """Returns the sum of a value over all processes."""
+        """Returns the sum of a value over all ranks."""
         return sum_over_group(value, None, self.topology.device) if self.topology.dp_size > 1 else value
 
     def capture(self) -> LocalState:
-        """Returns the state on the main process, gathered weight by weight, and an empty one elsewhere. Collective."""
+        """Returns the whole state on the main process, and an empty state on all other ranks.
+
+        Collective: every rank must call it. The weights are gathered one by one.
+        """
         keep = self.topology.is_writer
         state = on_host(self.export(), keep=keep)
         optimizer = None if self._state is None else self._state.capture(keep=keep)
         return local_state(state, optimizer if keep else None)
 
     def restore(self, saved: CheckpointReader) -> None:
-        """Restores the weights of a checkpoint; every process reads all of them, one by one. Collective.
+        """Restores the weights of a checkpoint. Every rank reads all of the weights, one by one.
+
+        Collective: every rank must call it.
 
         Raises:
-            CheckpointError: FG605, on every process, for the weights of another model.
+            CheckpointError: FG605, on every rank, if the checkpoint has the weights of another model.
         """
         self._started_state().restore_model(saved)
 
     def restore_optimizer(self, saved: CheckpointReader) -> None:
-        """Restores the optimizer state of a checkpoint, after `restore`. Collective.
+        """Restores the optimizer state of a checkpoint. It must be called after `restore`.
+
+        Collective: every rank must call it.
 
         Raises:
-            CheckpointError: FG605, on every process, for the state of another optimizer.
+            CheckpointError: FG605, on every rank, if the checkpoint has the state of another optimizer.
         """
         if self._state is not None and saved.optimizer is not None:
             self._state.restore_optimizer(saved)
 
     def export(self) -> Iterator[tuple[str, Any]]:
-        """Yields (name, value) of the model's state, each weight whole, one at a time. Collective."""
+        """Yields (name, value) for each entry in the model's state, one at a time, and each weight whole.
+
+        Collective: every rank must iterate to the end.
+        """
         yield from self._started_state().weights()
 
     def _started_state(self) -> EngineState:
-        """Returns the state of the engine, which starts with its first use."""
+        """Returns the state of the engine, after starting the engine if it has not started yet."""
         if self._state is None:
             self._start_engine()
         assert self._state is not None  # noqa: S101 - made by the line above

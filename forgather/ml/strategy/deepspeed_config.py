@@ -1,8 +1,9 @@
-"""DeepSpeed's config: read, converted to current names, filled from the training arguments, and compared with them.
+"""The DeepSpeed config: reading, renaming deprecated keys, and filling values in from the training arguments.
 
-Takes "auto", a JSON file or a mapping, and the training arguments; gives the complete config for the engine. Neither
-torch nor deepspeed is imported. Each setting has one owner, the trainer if both have it, so a config may repeat an
-argument but not differ from it. No setting is dropped without a message.
+`zero_config` takes "auto", the path of a JSON file or a mapping, and the training arguments. It returns the complete
+config for the engine, without importing torch or deepspeed. If both DeepSpeed and the trainer have a setting, the
+training argument determines its value: the config may repeat the argument but must not differ from it. A setting that
+has no effect is reported.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _RENAMED = {
     "max_live_parameters": "stage3_max_live_parameters",
     "max_reuse_distance": "stage3_max_reuse_distance",
 }
-# The schedules of transformers with the same curve.
+# DeepSpeed's schedules, with the schedule of transformers that has the same curve.
 _SCHEDULES = {
     "WarmupLR": "constant_with_warmup",
     "WarmupDecayLR": "linear",
@@ -54,17 +55,18 @@ _SCHEDULES = {
 
 
 def zero_config(asked: Any, args: Any, *, processes: int, on_cpu: bool) -> ZeroConfig:
-    """Returns the config of a run.
+    """Returns the DeepSpeed config of a run.
 
     Args:
-        asked: "auto", the path of a JSON file, or a mapping.
+        asked: the value of the training argument `deepspeed`: "auto", the path of a JSON file, or a mapping.
         args: the training arguments.
-        processes: number of data-parallel processes.
+        processes: the number of data-parallel ranks.
         on_cpu: True if the run computes on the CPU.
 
     Raises:
-        TrainingError: FG741 for a config that cannot be read, FG742 for settings that differ, FG743 for a schedule of
-            DeepSpeed, FG744 for a feature that this trainer does not have.
+        TrainingError: FG741 if the config cannot be read or has an unknown key, FG742 if a setting differs from the
+            training arguments, FG743 if the config has a learning rate schedule, FG744 if it requests a feature that
+            this trainer does not have.
     """
     found = _with_current_names(_read(asked))
     _refuse_unknown(found)
@@ -75,7 +77,10 @@ def zero_config(asked: Any, args: Any, *, processes: int, on_cpu: bool) -> ZeroC
 
 
 def unknown_settings(asked: Any) -> list[Diagnostic]:
-    """Returns the unknown keys in a config of another trainer, which itself refuses a file that cannot be read."""
+    """Returns one diagnostic for each unknown key in the DeepSpeed config of a trainer from another library.
+
+    If the config cannot be read, the list is empty: the other trainer reports that error itself.
+    """
     try:
         found = _read(asked)
     except TrainingError:
@@ -144,7 +149,7 @@ def _plain(value: Any) -> Any:
 
 
 def _with_current_names(found: ZeroConfig) -> ZeroConfig:
-    """Returns the config under the current names of DeepSpeed."""
+    """Returns the config with deprecated keys renamed to DeepSpeed's current names."""
     config, notes = found.config, []
     # Files written for earlier releases of DeepSpeed have other names.
     if "zero_stage" in config:
@@ -172,7 +177,7 @@ def _with_current_names(found: ZeroConfig) -> ZeroConfig:
 
 
 def _offload(zero: dict[str, Any], notes: list[str]) -> None:
-    """Converts all spellings of offloading to mappings with a device."""
+    """Converts every spelling of the offloading settings to a mapping with a device."""
     pin = zero.pop("cpu_offload_use_pin_memory", None)
     for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_params", "offload_param")):
         for name in (old, old.removesuffix("s")):
@@ -198,11 +203,11 @@ def _offload(zero: dict[str, Any], notes: list[str]) -> None:
 
 
 def offloads(config: Mapping[str, Any], what: str) -> bool:
-    """Returns whether a kind of tensors is offloaded from the accelerator.
+    """Returns whether the optimizer state or the parameters are offloaded from the accelerator.
 
     Args:
-        config: with current names.
-        what: "optimizer" or "param".
+        config: the DeepSpeed config, in which deprecated keys have been renamed.
+        what: "optimizer" for the optimizer state, or "param" for the parameters.
     """
     return isinstance(config[ZERO].get(f"offload_{what}"), dict)
 
@@ -300,7 +305,7 @@ def _second_schedule(found: ZeroConfig, args: Any) -> TrainingError:
 
 
 def _filled(found: ZeroConfig, args: Any, processes: int, *, on_cpu: bool) -> ZeroConfig:
-    """Returns the config with missing and "auto" values filled from the arguments."""
+    """Returns the config with missing and "auto" values filled in from the training arguments."""
     config, notes = copy.deepcopy(found.config), list(found.notes)
     for setting in shared_settings(args, processes):
         for depth in range(1, len(setting.keys)):

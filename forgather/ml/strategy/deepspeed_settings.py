@@ -1,9 +1,10 @@
-"""DeepSpeed's config as a value: its keys, and the settings that it has in common with the training arguments.
+"""The DeepSpeed config as a value: its keys, and the settings that it has in common with the training arguments.
 
-Takes a config with DeepSpeed's current names; gives the value and the line of a key, the keys that DeepSpeed does not
-have, and the differences from the training arguments. A difference names both places. An unknown key is refused at the
-outermost level and in the sections whose unknown keys DeepSpeed ignores silently. A key that DeepSpeed itself refuses
-is refused here only if the intended key is known, since another release may have it.
+The functions take a config in which deprecated keys have been renamed. They return the value and the line of a key, the
+keys that DeepSpeed does not have, and the differences from the training arguments. The message about a difference names
+both places. Unknown keys are refused at the outermost level and in the sections in which DeepSpeed silently ignores
+them. In all other sections, where DeepSpeed itself refuses unknown keys, a key is refused only if the intended key can
+be guessed, since another release of DeepSpeed may have the key.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ ZERO = "zero_optimization"
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroConfig:
-    """DeepSpeed's config of a run.
+    """The DeepSpeed config of a run.
 
     Args:
-        config: for the engine; sizes that depend on the model may still be "auto".
-        source: where it was written, for messages.
-        notes: what was translated, one line each.
-        text: of the file it was read from; None for a mapping.
+        config: the config for the engine. Sizes that depend on the model may still be "auto".
+        source: the file or setting that the config was read from, as messages name it.
+        notes: one line for each setting that was converted or has no effect.
+        text: the text of the JSON file that the config was read from. None if the config was given as a mapping.
     """
 
     config: dict[str, Any]
@@ -42,14 +43,14 @@ class ZeroConfig:
 
     @property
     def stage(self) -> int:
-        """What is sharded: 1 optimizer state, 2 gradients too, 3 weights too."""
+        """The ZeRO stage: 1 shards the optimizer state, 2 also the gradients, and 3 also the weights."""
         return int(self.config[ZERO]["stage"])
 
     def line_of(self, *keys: str) -> Span | None:
-        """Returns the line of a key in the file; None for a mapping.
+        """Returns the line of a key in the JSON file, or None if the config was given as a mapping.
 
         Args:
-            *keys: the sections around the key, and the key.
+            *keys: the names of the sections around the key, from the outside in, and then the key.
         """
         if self.text is None:
             return None
@@ -62,16 +63,20 @@ class ZeroConfig:
         return Span(self.source, self.text.count("\n", 0, start) + 1)
 
     def filled_for_model(self, hidden_size: int | None) -> ZeroConfig:
-        """Returns the config without "auto": bucket sizes by the width of the model, others by DeepSpeed's defaults.
+        """Returns the config without the value "auto".
+
+        Bucket sizes with this value are computed from the width of the model. All other keys with this value are
+        removed, so that the defaults of DeepSpeed apply.
 
         Args:
-            hidden_size: width of the model; None if it is unknown.
+            hidden_size: the width of the model. None if it is unknown; then bucket sizes with the value "auto" are
+                removed too.
 
         Units:
             hidden_size: features.
 
         Source:
-            the bucket sizes are those of transformers' `HfTrainerDeepSpeedConfig.trainer_config_finalize`.
+            The bucket sizes are those of transformers' `HfTrainerDeepSpeedConfig.trainer_config_finalize`.
         """
         config = copy.deepcopy(self.config)
         if hidden_size is not None:
@@ -87,12 +92,12 @@ class ZeroConfig:
 
 @dataclass(frozen=True)
 class SharedSetting:
-    """A setting that DeepSpeed's config and the training arguments both have.
+    """A setting that both the DeepSpeed config and the training arguments have.
 
     Args:
-        keys: its keys in DeepSpeed's config.
-        argument: what gives its value, as the training arguments name it.
-        value: of the argument.
+        keys: the keys of the setting in the DeepSpeed config, from the outermost section to the key itself.
+        argument: the name, for messages, of the training argument or the object that determines the value.
+        value: the value of that argument.
     """
 
     keys: tuple[str, ...]
@@ -101,11 +106,11 @@ class SharedSetting:
 
 
 def shared_settings(args: Any, processes: int) -> Iterator[SharedSetting]:
-    """Yields the settings that the training arguments own.
+    """Yields the settings of the DeepSpeed config whose values the training arguments determine.
 
     Args:
         args: the training arguments.
-        processes: number of data-parallel processes.
+        processes: the number of data-parallel ranks.
     """
     rows, steps = args.per_device_train_batch_size, args.gradient_accumulation_steps
     yield SharedSetting(("train_micro_batch_size_per_gpu",), "per_device_train_batch_size", rows)
@@ -119,11 +124,11 @@ def shared_settings(args: Any, processes: int) -> Iterator[SharedSetting]:
 
 
 def optimizer_settings(kind: str, settings: Mapping[str, Any]) -> Iterator[SharedSetting]:
-    """Yields the settings of the optimizer that the trainer made.
+    """Yields the settings of the optimizer that the trainer made, as the DeepSpeed config would name them.
 
     Args:
-        kind: name of its class.
-        settings: its defaults (lr, betas, ...).
+        kind: the name of the optimizer class.
+        settings: the defaults of the optimizer, such as `lr` and `betas`.
     """
     yield SharedSetting(("optimizer", "type"), "the optimizer", kind)
     for name in ("lr", "betas", "eps", "weight_decay", "momentum"):
@@ -135,11 +140,11 @@ ABSENT = object()
 
 
 def value_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
-    """Returns the value of a key in a config, or `ABSENT`.
+    """Returns the value of a key in a config, or `ABSENT` if the config does not have the key.
 
     Args:
-        config: DeepSpeed's config.
-        keys: the sections around the key, and the key.
+        config: the DeepSpeed config.
+        keys: the names of the sections around the key, from the outside in, and then the key.
     """
     value: Any = config
     for key in keys:
@@ -150,11 +155,11 @@ def value_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
 
 
 def set_value(config: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
-    """Sets the value of a key, and creates the sections around it.
+    """Sets the value of a key, and creates the sections around the key if they do not exist.
 
     Args:
-        config: changed in place; sections are copied first.
-        keys: the sections around the key, and the key.
+        config: the DeepSpeed config, which is changed in place. The sections around the key are copied first.
+        keys: the names of the sections around the key, from the outside in, and then the key.
         value: the new value.
     """
     for key in keys[:-1]:
@@ -165,15 +170,15 @@ def set_value(config: dict[str, Any], keys: tuple[str, ...], value: Any) -> None
 
 
 def refuse_differences(found: ZeroConfig, settings: list[SharedSetting], where: str) -> None:
-    """Raises if DeepSpeed's config differs from the arguments; the message names both places.
+    """Raises an error if the DeepSpeed config differs from the given settings; the message names both places.
 
     Args:
-        found: DeepSpeed's config.
-        settings: the settings that both have.
-        where: name of the other place in messages.
+        found: the DeepSpeed config.
+        settings: the settings with the values that the config must have, if it has them at all.
+        where: the name, for messages, of the place that the settings come from, such as "the training arguments".
 
     Raises:
-        TrainingError: FG742, with all differences.
+        TrainingError: FG742 if at least one setting differs. The error reports all differences.
     """
     differences = [
         (setting, written)
@@ -234,7 +239,7 @@ KEYS = tuple(
     train_micro_batch_size_per_gpu wall_clock_breakdown wandb zero_optimization zero_allow_untested_optimizer
     zero_force_ds_cpu_optimizer""".split()
 )
-"""Keys of the outermost level. DeepSpeed silently ignores all others there."""
+"""The keys at the outermost level of the config. DeepSpeed silently ignores any other key at this level."""
 
 ELSEWHERE = {
     "autotuning": "give the values themselves",
@@ -252,7 +257,7 @@ ELSEWHERE = {
     "torch_autocast": "set bf16 or fp16 in the training arguments",
     "weight_quantization": "leave it out",
 }
-"""Features of DeepSpeed that this trainer does not use, or has itself, and what to do instead."""
+"""The DeepSpeed features that this trainer does not use or provides itself, each with what to do instead."""
 
 _SILENT = {
     "activation_checkpointing": """partition_activations number_checkpoints contiguous_memory_optimization
@@ -284,15 +289,22 @@ SECTIONS = {
     "deepspeed": (*KEYS, *ELSEWHERE),
     **{path: tuple(words.split()) for path, words in {**_SILENT, **_REFUSED_BY_DEEPSPEED}.items()},
 }
-"""The keys of each section; those of the outermost level under `deepspeed`."""
-# Similarity from which a name is taken as a misspelling, in sections where DeepSpeed itself refuses unknown keys.
+"""The keys of each section. The keys of the outermost level are under "deepspeed"."""
+# A name that is at least this similar to a known key is treated as a misspelling of the key. Applies to the sections in
+# which DeepSpeed itself refuses unknown keys.
 _SURELY = 0.85
 # JSON has no comments, so files use keys like these instead.
 _COMMENTS = ("_", "#", "comment")
 
 
 class UnknownKey(NamedTuple):
-    """A key that DeepSpeed does not have: its place, the name of the section, and what to write instead."""
+    """A key that DeepSpeed does not have.
+
+    Args:
+        keys: the names of the sections around the key, from the outside in, and then the key.
+        section: the name of the innermost section around the key.
+        hint: what to write instead. None if there is no suggestion.
+    """
 
     keys: tuple[str, ...]
     section: str
@@ -300,7 +312,7 @@ class UnknownKey(NamedTuple):
 
 
 def unknown_keys(config: Mapping[str, Any]) -> Iterator[UnknownKey]:
-    """Yields the keys of a config, sections included, that DeepSpeed does not have."""
+    """Yields the keys in a config and in its sections that DeepSpeed does not have."""
     for path, known in SECTIONS.items():
         keys = () if path == "deepspeed" else tuple(path.split("."))
         section: Any = config

@@ -1,10 +1,11 @@
-"""The state of a ZeRO engine: weights and optimizer state by name, their restoration, and initial weights of stage 3.
+"""The state of a ZeRO engine by parameter name: capturing it, restoring it, and filling the initial weights at stage 3.
 
-Takes DeepSpeed's optimizer, whose state is in flat slices, one per group and process; gives whole weights and optimizer
-state, which every layout can read. Every method is collective and must be called in the same order on all processes.
-Weights are those that the optimizer steps (float32), also if the model computes in a half type. At stage 3 no process
-holds more than one whole weight at a time, weights stay the objects that the optimizer was made with, and tied weights
-stay tied.
+DeepSpeed keeps its state in flat slices, one for each parameter group and rank. `EngineState` converts between these
+slices and whole weights and optimizer states, which every layout can read. Each method that gathers or sets state is
+collective: every rank must call it, in the same order on every rank. The weights are the float32 weights that the
+optimizer steps, even if the model computes in half precision. At stage 3, no rank has more than one whole weight in
+memory at a time (except tied weights), the parameters stay the same objects that the optimizer was made with, and tied
+weights stay tied.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from forgather.ml.strategy.state import LAYOUT_KEYS, names_of, refuse_other_mode
 
 
 class EngineState:
-    """The state of an engine.
+    """The state of a ZeRO engine.
 
     Args:
-        deepspeed: the module.
+        deepspeed: the imported module `deepspeed`.
         model: the model in the engine.
-        zero: the engine's optimizer.
-        stage: of ZeRO.
-        groups: names of the weights of each parameter group, as the optimizer was made.
+        zero: the engine's ZeRO optimizer.
+        stage: the ZeRO stage.
+        groups: the names of the weights in each parameter group, in the order in which the optimizer was made.
     """
 
     def __init__(
@@ -49,17 +50,17 @@ class EngineState:
         return groups
 
     def _slices(self) -> Iterator[tuple[list[nn.Parameter], nn.Parameter]]:
-        """Yields the weights of each flat slice, and the slice."""
+        """Yields the weights in each flat slice, and the slice."""
         if self._stage == 3:
             yield from zip(self._zero.fp16_groups, self._zero.fp32_partitioned_groups_flat, strict=True)
         else:
             yield from zip(self._zero.bit16_groups, self._zero.single_partition_of_fp32_groups, strict=True)
 
     def norm(self) -> Tensor:
-        """Returns the norm of the gradients before clipping; infinity if a gradient is not finite.
+        """Returns the norm of the gradients before clipping, or infinity if a gradient is not finite.
 
         Shapes:
-            Returns a scalar.
+            Returns a scalar tensor.
         """
         if self._stage == 3:
             parts = self._zero._get_norm_groups()
@@ -87,7 +88,7 @@ class EngineState:
                 kept[group] = None
 
     def reset_optimizer(self) -> None:
-        """Resets the optimizer to its first state: the settings of its groups, and zeros."""
+        """Resets the optimizer: its groups get their initial settings back, and its state tensors become zero."""
         for group, initial in zip(self._settings, self._initial, strict=True):
             params = group["params"]
             group.clear()
@@ -98,7 +99,9 @@ class EngineState:
                     value.zero_()
 
     def weights(self) -> Iterator[tuple[str, Any]]:
-        """Yields (name, value) of the model's state, each weight whole; a tied weight is gathered once. Collective.
+        """Yields (name, value) for each entry in the model's state, each weight whole; a tied weight is gathered once.
+
+        Collective: every rank must iterate to the end.
 
         Shapes:
             value: the shape of the whole weight.
@@ -126,10 +129,10 @@ class EngineState:
             return weight.detach().clone()
 
     def restore_model(self, saved: CheckpointReader) -> None:
-        """Restores weights and buffers, one by one. Collective.
+        """Restores weights and buffers, one by one. Collective: every rank must call it.
 
         Raises:
-            CheckpointError: FG605, on every process, for the weights of another model.
+            CheckpointError: FG605, on every rank, if the checkpoint has the weights of another model.
         """
         present = self._model.state_dict(keep_vars=True)
         kind = type(self._model).__name__
@@ -151,7 +154,7 @@ class EngineState:
         return {name: tuple(getattr(value, "ds_shape", value.shape)) for name, value in tensors.items()}
 
     def _set_weight(self, weight: nn.Parameter, value: Tensor) -> None:
-        """Sets a weight, and its float32 copy in the optimizer, from which the next step computes the weight."""
+        """Sets a weight and the optimizer's float32 copy of it, from which the next step computes the weight."""
         if self._stage == 3:
             # Leaving the context broadcasts the value of rank 0 and slices it again.
             with self._deepspeed.zero.GatheredParameters([weight], modifier_rank=0):
@@ -178,10 +181,11 @@ class EngineState:
             utils.safe_set_local_optimizer_state(weight, part, key)
 
     def capture(self, *, keep: bool) -> dict[str, Any]:
-        """Returns the optimizer state by names of weights. Collective.
+        """Returns the optimizer state by parameter name. Collective: every rank must call it.
 
         Args:
-            keep: False returns an empty state, on a process that only takes part.
+            keep: True to return the state. False to return an empty state, on a rank that only takes part in the
+                collectives.
         """
         names = names_of(self._model)
         state: dict[str, Any] = {}
@@ -200,7 +204,7 @@ class EngineState:
         return {"state": state, "param_groups": groups if keep else []}
 
     def _link_states(self) -> None:
-        """Connects the state of each weight with that of its slice, which DeepSpeed does not do by itself."""
+        """Connects the optimizer state of each weight with that of its slice, which DeepSpeed does not do by itself."""
         if self._stage < 3 and any(self._zero.optimizer.state.values()):
             self._zero._hp_optimizer_states_linked = False
             self._zero._lazy_init_hp_params_optimizer_state()
@@ -211,10 +215,10 @@ class EngineState:
         return self._deepspeed.utils.safe_get_full_optimizer_state(weight, key).detach().cpu()
 
     def restore_optimizer(self, saved: CheckpointReader) -> None:
-        """Restores the state of an optimizer, weight by weight. Collective.
+        """Restores the optimizer state, weight by weight. Collective: every rank must call it.
 
         Raises:
-            CheckpointError: FG605, on every process, for the state of another optimizer.
+            CheckpointError: FG605, on every rank, if the checkpoint has the state of another optimizer.
         """
         tree = saved.optimizer or {}
         kind = type(self._zero.optimizer).__name__
@@ -240,7 +244,7 @@ class EngineState:
 
 
 def _empty_slice_state(entry: Mapping[str, Any], weights: Sequence[nn.Parameter], flat: nn.Parameter) -> dict[str, Any]:
-    """Returns an empty state for a slice: zeros for tensors of a weight's shape, and other values unchanged."""
+    """Returns an empty optimizer state for a slice: zeros for tensors of a weight's shape, other values unchanged."""
     shapes = {torch.Size(getattr(weight, "ds_shape", weight.shape)) for weight in weights}
     room: dict[str, Any] = {}
     for key, value in entry.items():
@@ -252,12 +256,12 @@ def _empty_slice_state(entry: Mapping[str, Any], weights: Sequence[nn.Parameter]
 
 
 def _has_slice_shape(value: Any, flat: Tensor) -> bool:
-    """Returns whether an item of an optimizer's state has one element for each element of the slice."""
+    """Returns whether a value in the optimizer state has one element for each element of the slice."""
     return isinstance(value, Tensor) and value.ndim > 0 and value.numel() == flat.numel()
 
 
 def _local_slice(weight: Any, value: Tensor, rank: int) -> Tensor:
-    """Returns the flat part of a weight that a process holds at stage 3; the last parts are padded with zeros."""
+    """Returns the flat slice of a weight that belongs to a rank at stage 3; the last slice is padded with zeros."""
     size = weight.ds_tensor.ds_numel
     rows = value.to(device=weight.ds_tensor.device, dtype=torch.float32).flatten()
     part = rows[size * rank : size * (rank + 1)]
@@ -275,14 +279,16 @@ def _tied_weight_ids(model: nn.Module) -> set[int]:
 def fill_stage_3(
     model: nn.Module, initial: InitialWeights, deepspeed: Any, settings: Mapping[str, Any], device: torch.device
 ) -> None:
-    """Fills each weight of a model and slices it, one at a time, and fills each buffer. Collective.
+    """Fills each weight of a model with its initial value and slices it, one weight at a time, and fills each buffer.
+
+    Collective: every rank must call it.
 
     Args:
-        model: with its tensors on the meta device.
+        model: the model, whose tensors are on the meta device.
         initial: the initial weights.
-        deepspeed: the module.
-        settings: the config of the engine.
-        device: on which this process computes.
+        deepspeed: the imported module `deepspeed`.
+        settings: the DeepSpeed config of the engine.
+        device: the device that this rank computes on.
     """
     # As in `deepspeed.initialize`: slicing uses DeepSpeed's process group, not torch's.
     backend = deepspeed.accelerator.get_accelerator().communication_backend_name()
@@ -312,7 +318,7 @@ def fill_stage_3(
 
 
 def _engine_dtype(settings: Mapping[str, Any]) -> torch.dtype | None:
-    """Returns the dtype in which the engine expects the weights; None for the dtype that they have."""
+    """Returns the dtype in which the engine expects the weights, or None if it accepts the dtype that they have."""
     for section, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         if (settings.get(section) or {}).get("enabled") is True:
             return dtype

@@ -1,7 +1,7 @@
-"""The layout of a run in lines for people.
+"""The layout of a run as lines of text.
 
-Takes a strategy after `build`; gives the sizes of its axes and the lines that are printed when a run starts. Nothing
-is communicated, so a dry run describes its strategy in the same words.
+The functions take a strategy after `build`. They return the sizes of its mesh axes and the lines that are printed when
+a run starts. They do not communicate, so a dry run can print the same lines.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from forgather.ml.strategy.base import Strategy
 
 
 def axes_of(strategy: Strategy) -> dict[str, int]:
-    """Returns the sizes of the axes by name."""
+    """Returns the size of each mesh axis, by name."""
     layout = strategy.layout
     return {
         "pipeline": layout.pipeline_parallel_size,
@@ -23,9 +23,10 @@ def axes_of(strategy: Strategy) -> dict[str, int]:
 
 
 def layout_lines(strategy: Strategy) -> list[str]:
-    """Returns the lines that describe which rank holds which part of the model; none for a single process.
+    """Returns lines that describe which ranks have which part of the model, or an empty list for a single process.
 
-    For example `layout     replicate 2  (DDP)`; a pipeline has one further line per stage.
+    The first line is, for example, `layout     replicate 2  (DDP)`. With a pipeline, there is one further line per
+    stage.
     """
     if strategy.topology.world_size == 1:
         return []

@@ -1,11 +1,11 @@
-"""FSDP2 (weights sharded over data-parallel ranks), tensor parallelism (layers cut into slices), and both together.
+"""The strategy for FSDP2 (weights sharded over data-parallel ranks), for tensor parallelism, and for both together.
 
-Takes a recipe and windows; gives losses and updates of the model, of which each rank holds a part. An update equals
-that of a single process with the rows of all data-parallel ranks. Results are whole (losses, norms, exported weights)
-or have the names and shapes of the whole model. No rank waits for a collective that another one leaves out.
+Each rank has a part of the model. The losses and updates equal those of a single process that trains on the rows of all
+data-parallel ranks. Losses, norms and exported weights are whole; the local state has the names and global shapes of
+the whole model. All ranks call the same collectives in the same order.
 
-Collectives: gathering and scattering by torch's `fully_shard`, the sums of `reduce`, one norm in `update`, and one
-gather per tensor in `export`.
+The collectives are the gathering and scattering of weights by torch's `fully_shard`, the sums in `reduce`, one norm in
+`update`, and one gather per tensor in `export`.
 """
 
 from __future__ import annotations
@@ -38,18 +38,21 @@ from forgather.ml.strategy.tensor_parallel import apply_tensor_parallel
 
 
 class Sharded(ModelStrategy):
-    """The strategy of sharded and sliced weights.
+    """The strategy for weights that are sharded over data-parallel ranks or sliced over tensor-parallel ranks.
 
     Args:
-        environment: rank of this process, and the process group.
-        layout: number of replicas, of ranks that shard one replica, and of slices.
-        sharding: settings of FSDP2; None leaves the weights unsharded if there is a single replica.
-        tp_plan: which layers are sliced, see `tensor_parallel.apply_tensor_parallel`.
-        scaling: settings of the loss scale of float16.
-        use_cpu: compute on the CPU even if there is an accelerator.
+        environment: the rank, the world size and the process group.
+        layout: the sizes of the mesh axes: the number of data-parallel ranks, of ranks that shard one replica, and of
+            tensor-parallel ranks.
+        sharding: the settings of FSDP2. None for the default settings if there are several data-parallel ranks or only
+            one process; otherwise None leaves the weights unsharded.
+        tp_plan: the layers that are sliced; see `tensor_parallel.apply_tensor_parallel`.
+        scaling: the settings of the loss scale of float16, as arguments of `torch.amp.GradScaler`. None for the
+            defaults.
+        use_cpu: True to compute on the CPU even if there is an accelerator.
 
     Raises:
-        DistributedError: FG704 for a layout with pipeline stages.
+        DistributedError: FG704 if the layout has pipeline stages.
     """
 
     builds_on_meta = True  # the initial weights are read after the model was sliced and sharded
@@ -84,7 +87,8 @@ class Sharded(ModelStrategy):
         """Makes the model and its loss rule; slices, prepares, shards and fills the model.
 
         Raises:
-            DistributedError: FG734 for activations that two settings recompute.
+            DistributedError: FG734 if both `gradient_checkpointing` and the FSDP2 settings request activation
+                checkpointing.
         """
         self._recipe = recipe
         weights = make_initial_weights(recipe, self.topology)
@@ -119,10 +123,10 @@ class Sharded(ModelStrategy):
         self._partial_over_slices = [p for module in cut_modules for p in module.parameters() if p.requires_grad]
 
     def build_optimizer(self) -> Optimizer:
-        """Makes the optimizer of the model after `build`.
+        """Makes and returns the optimizer of the model. It must be called after `build`.
 
         Raises:
-            DistributedError: FG738 for Adafactor.
+            DistributedError: FG738 if the optimizer is Adafactor.
         """
         optimizer = super().build_optimizer()
         if isinstance(optimizer, Adafactor | torch.optim.Adafactor):
@@ -145,27 +149,32 @@ class Sharded(ModelStrategy):
         clip_grads(self._parameters, norm, max_norm)
 
     def _reshard(self) -> None:
-        """Frees gathered weights: a forward pass without a backward pass leaves those of the root gathered."""
+        """Frees gathered weights, because a forward pass without a backward pass leaves the root's weights gathered."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
     def capture(self) -> LocalState:
-        """Returns the local state: the shards and slices of this process."""
+        """Returns the local state: the shards and slices on this rank. Collective: every rank must call it."""
         self._reshard()
         return super().capture()
 
     def restore(self, saved: CheckpointReader) -> None:
-        """Restores the weights of a checkpoint; this process reads its own part of each. Collective.
+        """Restores the weights of a checkpoint; this rank reads its own part of each weight.
+
+        Collective: every rank must call it.
 
         Raises:
-            CheckpointError: FG605, on every process, for the weights of another model.
+            CheckpointError: FG605, on every rank, if the checkpoint has the weights of another model.
         """
         self._reshard()
         super().restore(saved)
 
     def export(self) -> Iterator[tuple[str, Any]]:
-        """Yields (name, value) of the model's state, each weight whole, one at a time. Collective."""
+        """Yields (name, value) for each entry in the model's state, one at a time, and each weight whole.
+
+        Collective: every rank must iterate to the end.
+        """
         self._reshard()
         yield from whole_model_state(self.model)
 
@@ -173,16 +182,17 @@ class Sharded(ModelStrategy):
 def fsdp2_strategy(
     environment: DistributedEnvironment, args: Any, *, scaling: Mapping[str, Any] | None = None, **accelerator: Any
 ) -> Sharded:
-    """Returns the strategy that `ParallelArguments` ask for by `fsdp`, `tensor_parallel_size`, or both.
+    """Returns the strategy for training arguments that set `fsdp`, `tensor_parallel_size`, or both.
 
     Args:
-        environment: rank of this process, and the process group.
+        environment: the rank, the world size and the process group.
         args: the training arguments.
-        scaling: settings of the loss scale of float16.
-        **accelerator: settings of other strategies, which are ignored.
+        scaling: the settings of the loss scale of float16.
+        **accelerator: the settings of other strategies, which are ignored.
 
     Raises:
-        DistributedError: FG704 for sizes whose product is not the number of processes, FG734 for unknown settings.
+        DistributedError: FG704 if the product of the sizes is not the number of processes, FG734 if a sharding setting
+            is unknown.
     """
     sharding = Sharding.from_arguments(args.fsdp, args.fsdp_config) if args.fsdp or args.fsdp_config else None
     tensor = args.tensor_parallel_size

@@ -1,7 +1,7 @@
-"""Settings of sharding: the words of configs, and their meaning in FSDP2.
+"""The settings of weight sharding, as configs name them, and their meaning in FSDP2.
 
-Takes `fsdp` and `fsdp_config` of the arguments; gives a `Sharding`. Every key and value is understood or refused. A
-setting of FSDP1 that FSDP2 does not need or no longer has gets a warning of one line.
+`Sharding` is made from the training arguments `fsdp` and `fsdp_config`. An unknown key or value is refused. A setting
+of FSDP1 that FSDP2 does not need or does not have logs a warning.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _KEYS = (
     "forward_prefetch",
     "limit_all_gathers",
 )
-# Settings of FSDP1 and of its wrappers that FSDP2 does not have, with what it does instead.
+# Settings of FSDP1 and of its wrappers that FSDP2 does not have, each with what FSDP2 does instead.
 _IGNORED = {
     "use_orig_params": "FSDP2 always trains the original parameters",
     "sync_module_states": "every rank reads its part of the initial weights from one file",
@@ -61,11 +61,11 @@ _IGNORED = {
 
 
 def shards_weights(fsdp: bool | str | None, config: Mapping[str, Any] | None) -> bool:
-    """Returns whether the arguments ask for sharded weights; NO_SHARD asks for replicated ones.
+    """Returns whether the arguments request sharded weights. NO_SHARD requests replicated weights.
 
     Args:
-        fsdp: the argument `fsdp`.
-        config: the argument `fsdp_config`.
+        fsdp: the training argument `fsdp`.
+        config: the training argument `fsdp_config`.
 
     Example:
         >>> shards_weights("NO_SHARD", None), shards_weights(True, None)
@@ -78,11 +78,11 @@ def shards_weights(fsdp: bool | str | None, config: Mapping[str, Any] | None) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedPrecision:
-    """Dtypes under FSDP2; None for the dtype of the weights.
+    """The dtypes of computation and gradient reduction under FSDP2. None stands for the dtype of the weights.
 
     Args:
-        param_dtype: of gathered weights and of the computation.
-        reduce_dtype: in which gradients are added over ranks.
+        param_dtype: the dtype of gathered weights and of the computation.
+        reduce_dtype: the dtype in which gradients are summed over ranks.
     """
 
     param_dtype: torch.dtype | None = None
@@ -90,32 +90,38 @@ class MixedPrecision:
 
     @property
     def policy(self) -> MixedPrecisionPolicy:
-        """The same settings as a policy of torch."""
+        """The same settings as torch's `MixedPrecisionPolicy`."""
         return MixedPrecisionPolicy(param_dtype=self.param_dtype, reduce_dtype=self.reduce_dtype)
 
 
 BFLOAT16 = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-"""The mixed precision of FSDP2 under `bf16: true`."""
+"""The mixed precision of FSDP2 if the training arguments have `bf16: true`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """Settings of FSDP2.
+    """The settings of FSDP2.
 
     Args:
-        strategy: FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or NO_SHARD.
-        reshard_after_forward: free gathered weights after the forward pass, and gather them again in the backward pass.
-        wrap: what becomes one unit: "blocks" (the layers of a transformer), "size" (modules of at least
-            `min_num_params`), or "none" (the model is one unit).
-        layers: names of classes or modules that become units; by default those that the model names.
-        min_num_params: see `wrap`.
-        cpu_offload: keep weights, gradients and optimizer state on the CPU.
-        precision: dtypes of computation and reduction; None to derive them from the precision of the run, see
+        strategy: the sharding strategy: FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or NO_SHARD.
+        reshard_after_forward: True to free gathered weights after the forward pass and gather them again in the
+            backward pass.
+        wrap: the modules that become FSDP2 units: "blocks" (the layers of a transformer), "size" (modules with at least
+            `min_num_params` elements), or "none" (the whole model is one unit).
+        layers: the names of the classes or modules that become units. If it is empty, the model's own list of such
+            classes is used.
+        min_num_params: the smallest number of elements in a unit, for `wrap` "size".
+        cpu_offload: True to keep weights, gradients and optimizer state on the CPU.
+        precision: the dtypes of computation and reduction. None to derive them from the precision of the run; see
             `with_precision_of`.
-        recompute: what the backward pass recomputes: nothing, whole units, or units without their matrix products.
-        shard_size: number of ranks that shard one replica under HYBRID_SHARD.
-        forward_prefetch: number of units whose weights are requested before the current one computes.
-        backward_prefetch: the same in the backward pass; None for torch's default, the next unit.
+        recompute: the activations that the backward pass recomputes: "none"; "full" for all activations in the units;
+            "selective" for all except the results of matrix products.
+        shard_size: the number of ranks that shard one replica under HYBRID_SHARD. None for the number of data-parallel
+            ranks on one machine.
+        forward_prefetch: the number of units whose weights are requested before the current unit computes its forward
+            pass.
+        backward_prefetch: the same number for the backward pass. None for torch's default, which requests the next
+            unit.
 
     Units:
         min_num_params: elements.
@@ -139,14 +145,14 @@ class Sharding:
 
     @classmethod
     def from_arguments(cls, fsdp: bool | str | None, config: Mapping[str, Any] | None) -> Sharding:
-        """Returns the settings that the arguments ask for.
+        """Returns the settings that the training arguments request.
 
         Args:
-            fsdp: True or a strategy; None if only the config is given.
-            config: `fsdp_config`.
+            fsdp: True, or the name of a sharding strategy. None if only the config is given.
+            config: the training argument `fsdp_config`.
 
         Raises:
-            DistributedError: FG734 for an unknown key or value, or two that contradict each other.
+            DistributedError: FG734 if a key or value is unknown, or if two settings contradict each other.
         """
         config = _known_keys(config or {})
         strategy = _strategy(fsdp, config)
@@ -170,16 +176,19 @@ class Sharding:
     def with_precision_of(
         self, dtype: torch.dtype | None, *, takes_tokens: bool
     ) -> tuple[Sharding, torch.dtype | None]:
-        """Returns the settings for a run in a precision, and the dtype of autocast that it still needs.
+        """Returns the settings for a run in the given precision, and the dtype of autocast that the run still needs.
 
-        With bfloat16 FSDP2 gathers the weights in that dtype and adds gradients in float32. Autocast would gather them
-        in float32, and keep a bfloat16 copy of all of them until the backward pass.
+        With bfloat16, FSDP2 gathers the weights in bfloat16 and sums gradients in float32. Autocast would gather them
+        in float32, and keep a bfloat16 copy of all weights until the backward pass.
 
         Args:
-            dtype: of forward passes; None for the dtype of the weights.
-            takes_tokens: True if the model maps token ids to logits. FSDP2 casts any other input, labels included, to
-                the dtype of the weights, and a loss that the model computes would be rounded: such a model keeps
-                autocast.
+            dtype: the dtype of forward passes. None for the dtype of the weights.
+            takes_tokens: True if the model maps token ids to logits. FSDP2 casts any floating-point input, labels
+                included, to the dtype of the gathered weights, which would round a loss that the model computes. A
+                model with such inputs therefore keeps autocast.
+
+        Returns:
+            The settings, and the dtype of autocast or None.
         """
         half = takes_tokens and dtype is torch.bfloat16
         precision = self.precision
@@ -193,7 +202,8 @@ class Sharding:
 
         Args:
             replicas: the data-parallel size.
-            replicas_of_a_machine: number of them on one machine, over which a hybrid shards by default.
+            replicas_of_a_machine: the number of data-parallel ranks on one machine, which is the default shard size
+                under HYBRID_SHARD.
         """
         if self.strategy == "NO_SHARD":
             return 1
@@ -202,7 +212,11 @@ class Sharding:
         return self.shard_size or min(replicas, max(replicas_of_a_machine, 1))
 
     def offload_policy(self, device_type: str) -> OffloadPolicy:
-        """Returns the placement of sharded weights as a policy of torch."""
+        """Returns torch's offload policy for the sharded weights.
+
+        Args:
+            device_type: the type of the device that this rank computes on.
+        """
         # Without an accelerator torch refuses to pin memory.
         return CPUOffloadPolicy(pin_memory=device_type != "cpu") if self.cpu_offload else OffloadPolicy()
 
@@ -215,7 +229,7 @@ def _refused(message: str, hint: str | None, name: str = "fsdp_config") -> Distr
 
 
 def _known_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the config by plain names: transformers and Accelerate write `fsdp_` in front of them."""
+    """Returns the config with plain key names, without the prefix `fsdp_` that transformers and Accelerate use."""
     known: dict[str, Any] = {}
     for key, value in config.items():
         name = str(key).removeprefix("fsdp_")
@@ -301,7 +315,7 @@ def _count(config: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _prefetch_count(config: Mapping[str, Any], name: str) -> int | None:
-    """Returns how many units a prefetch looks ahead; None for words of FSDP1, which give no number."""
+    """Returns how many units a prefetch looks ahead, or None for a word of FSDP1, which does not give a number."""
     value = config.get(name)
     # True counts as one unit for `forward_prefetch`, as in FSDP1. FSDP1's `backward_prefetch` gives no number.
     if isinstance(value, int) and value >= 0:

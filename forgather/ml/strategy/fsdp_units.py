@@ -1,8 +1,8 @@
-"""FSDP2 units: the modules of a model whose weights are gathered, computed with and freed together.
+"""FSDP2 units: modules whose weights are gathered together before the module computes, and freed together afterwards.
 
-Takes a model (with or without memory) and a `Sharding`; gives the units, shards them, and recomputes their activations
-in the backward pass. Names of parameters do not change. Gradients are summed over replicas, never averaged. The error
-for a class that the model does not have lists those that it has.
+The functions take a model (which may be on the meta device) and a `Sharding`. They find the units, shard them, and make
+the backward pass recompute their activations. Parameter names do not change. Gradients are summed over replicas, not
+averaged. The error about an unknown class lists the classes that the model has.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _LISTS = (nn.ModuleList, nn.ModuleDict)
 
 
 def units_of(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
-    """Returns the modules that become units besides the model itself, inner ones first.
+    """Returns the submodules that become FSDP2 units, inner ones first. The model itself is not in the list.
 
     Args:
-        model: to be sharded.
-        sharding: `wrap`, `layers` and `min_num_params` decide.
+        model: the model to shard.
+        sharding: the settings of FSDP2, of which `wrap`, `layers` and `min_num_params` determine the units.
 
     Raises:
-        DistributedError: FG735 for a class that no module of the model has.
+        DistributedError: FG735 if `layers` has a name that is neither a class nor a module of the model.
     """
     if sharding.wrap == "none":
         return []
@@ -55,13 +55,13 @@ def units_of(model: nn.Module, sharding: Sharding) -> list[nn.Module]:
 
 
 def shard(model: nn.Module, units: list[nn.Module], mesh: DeviceMesh, sharding: Sharding) -> None:
-    """Shards a model over a mesh, in place: unit by unit, and then the rest as the root unit.
+    """Shards a model over a mesh in place: each unit first, and then the remaining weights as the root unit.
 
     Args:
-        model: to be sharded.
-        units: from `units_of`.
-        mesh: of the ranks that shard or replicate the weights.
-        sharding: settings of FSDP2.
+        model: the model to shard.
+        units: the units, as returned by `units_of`.
+        mesh: the mesh of the ranks that shard or replicate the weights.
+        sharding: the settings of FSDP2.
     """
     settings: dict[str, Any] = {
         "mesh": mesh,
@@ -70,8 +70,8 @@ def shard(model: nn.Module, units: list[nn.Module], mesh: DeviceMesh, sharding: 
     }
     for unit in units:
         fully_shard(unit, reshard_after_forward=sharding.reshard_after_forward, **settings)
-    # The backward pass starts with the weights of the root, which therefore stay gathered, unless the root is the only
-    # unit.
+    # The backward pass starts with the weights of the root unit. They therefore stay gathered after the forward pass,
+    # unless the root is the only unit.
     fully_shard(model, reshard_after_forward=sharding.reshard_after_forward and not units, **settings)
     for module in [*units, model]:
         # The losses of ranks are shares of one sum, so gradients are summed. A mean that is multiplied by the number of
@@ -89,11 +89,11 @@ def shard(model: nn.Module, units: list[nn.Module], mesh: DeviceMesh, sharding: 
 
 
 def move_buffers(model: nn.Module, device: torch.device) -> None:
-    """Moves the buffers of a model to a device: FSDP2 offloads and moves only parameters.
+    """Moves the buffers of a model to a device, because FSDP2 offloads and moves only parameters.
 
     Args:
-        model: sharded, or a part of a model.
-        device: on which it computes.
+        model: the sharded model, or a part of it.
+        device: the device that the model computes on.
     """
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -102,12 +102,12 @@ def move_buffers(model: nn.Module, device: torch.device) -> None:
 
 
 def checkpoint_units(model: nn.Module, units: list[nn.Module], sharding: Sharding) -> bool:
-    """Makes the backward pass recompute units as the settings ask; returns whether they do.
+    """Makes the backward pass recompute the units if the settings request it, and returns whether they do.
 
     Args:
-        model: recomputed as a whole if there are no units.
-        units: from `units_of`.
-        sharding: settings of FSDP2.
+        model: the model, which is recomputed as a whole if there are no units.
+        units: the units, as returned by `units_of`.
+        sharding: the settings of FSDP2.
     """
     if sharding.recompute == "none":
         return False
@@ -116,7 +116,7 @@ def checkpoint_units(model: nn.Module, units: list[nn.Module], sharding: Shardin
 
 
 def _untied_units(model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
-    """Returns the units that are not tied to a module outside: the weight of such a unit belongs to the root."""
+    """Returns the units without weights that are tied to a module outside; the root unit takes tied weights."""
     owners: dict[int, set[int]] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -142,9 +142,9 @@ def _inner_first(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _large_modules(model: nn.Module, at_least: int) -> list[nn.Module]:
-    """Returns the innermost modules with at least this many parameters, each counted without those of inner units.
+    """Returns the innermost modules with at least the given number of parameters, not counting those in inner units.
 
-    Single layers are left out: gathering so little at a time costs more than it saves.
+    Modules without children are left out: gathering so few weights at a time costs more than it saves.
     """
     found: list[nn.Module] = []
 

@@ -1,8 +1,9 @@
-"""The global gradient norm, clipping by it, and sums over processes.
+"""The global gradient norm, clipping by this norm, and sums over ranks.
 
-Takes parameters (plain tensors, or DTensors on one or several meshes) and process groups; gives the norm that a single
-process would compute, and sums of gradients, losses and counts. Every rank gets the same number bit for bit. A weight
-that several ranks hold counts once in the norm. A sum does not wait for an accelerator.
+The functions take parameters (plain tensors, or DTensors on one or several meshes) and process groups. They compute the
+norm that a single process would compute, and sums of gradients, losses and counts. Every rank gets bit-identical
+numbers. A weight that several ranks have is counted once in the norm. Summing does not make the host wait for an
+accelerator.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from torch.nn.utils import get_total_norm
 def grad_norm(
     parameters: Iterable[nn.Parameter], *, pp_group: Any = None, weights_counted_once: Collection[nn.Parameter] = ()
 ) -> Tensor:
-    """Returns the 2-norm of all gradients. Collective over the ranks that hold parts of the parameters.
+    """Returns the 2-norm of all gradients. Collective: every rank that has a part of the parameters must call it.
 
     Args:
-        parameters: of this process; each is counted once, also if it is given several times.
-        pp_group: ranks that hold the other stages of a pipeline.
-        weights_counted_once: tied parameters that are left out here, since another stage counts its copy of them.
+        parameters: the parameters on this rank. A parameter that is given several times is counted once.
+        pp_group: the process group of the ranks with the other stages of a pipeline. None without a pipeline.
+        weights_counted_once: the tied parameters that are left out on this rank, since another stage counts its copy of
+            them.
 
     Shapes:
-        Returns a scalar.
+        Returns a scalar tensor.
     """
     left_out = {id(parameter) for parameter in weights_counted_once}
     by_mesh: dict[Any, list[Tensor]] = {}
@@ -59,15 +61,15 @@ def grad_norm(
 
 @torch.no_grad()
 def clip_grads(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float) -> None:
-    """Scales the gradients so that a larger norm becomes `max_norm`.
+    """Scales the gradients so that their norm is at most `max_norm`.
 
     Args:
-        parameters: of this process; each is scaled once.
-        norm: of all gradients.
-        max_norm: the largest norm; infinity leaves the gradients unchanged.
+        parameters: the parameters on this rank. A parameter that is given several times is scaled once.
+        norm: the norm of all gradients.
+        max_norm: the largest norm. Infinity leaves the gradients unchanged.
 
     Shapes:
-        norm: scalar.
+        norm: a scalar tensor.
 
     Source:
         `torch.nn.utils.clip_grads_with_norm_`, which refuses DTensors of different meshes.
@@ -107,14 +109,15 @@ _BUCKET_BYTES = 64 * 2**20
 
 
 def sum_over_group(value: Any, group: Any, device: torch.device) -> Any:
-    """Returns the sum of a number or tensor over a group, in the type of the value.
+    """Returns the sum of a number or tensor over the ranks of a process group.
 
-    A number is returned as a number from the CPU, and as a tensor from an accelerator, so that the host does not wait.
+    If the value is a tensor, a tensor is returned. If it is a Python number, a Python number is returned on the CPU,
+    and a scalar tensor on an accelerator, so that the host does not wait.
 
     Args:
-        value: of this rank.
-        group: to sum over; None for all processes.
-        device: on which the group communicates.
+        value: the value on this rank.
+        group: the process group. None for all ranks.
+        device: the device that the group communicates on.
 
     Shapes:
         value: any shape, the same on every rank. Returns the same shape.
@@ -132,12 +135,12 @@ def sum_over_group(value: Any, group: Any, device: torch.device) -> Any:
 
 
 def sum_bucket_async(gradients: Tensor, group: Any) -> torch.futures.Future[Tensor]:
-    """Starts the sum of a bucket of gradients over a group, and returns its future; DDP itself takes the mean.
+    """Starts summing a bucket of gradients over a process group, and returns the future; DDP itself takes the mean.
 
-    A mean that is multiplied by the number of processes again is rounded, unless that number is a power of two.
+    Multiplying a mean by the number of ranks would round, unless that number is a power of two.
 
     Args:
-        gradients: flat gradients of one DDP bucket, summed in place.
+        gradients: the flat gradients in one DDP bucket, which are summed in place.
         group: the process group of DDP.
 
     Shapes:
@@ -150,12 +153,12 @@ def sum_bucket_async(gradients: Tensor, group: Any) -> torch.futures.Future[Tens
 
 @torch.no_grad()
 def sum_gradients(parameters: Iterable[nn.Parameter], group: Any, device: torch.device) -> None:
-    """Sums the gradients of all ranks of a group, in place; a missing gradient counts as zero.
+    """Sums the gradients over the ranks of a process group in place. A missing gradient is treated as zero.
 
     Args:
-        parameters: the same ones, in the same order, on every rank.
-        group: of data-parallel or tensor-parallel ranks.
-        device: on which the group communicates.
+        parameters: the parameters, which must be the same and in the same order on every rank.
+        group: the process group of data-parallel or tensor-parallel ranks.
+        device: the device that the group communicates on.
     """
     buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for parameter in parameters:
@@ -183,10 +186,10 @@ def _sum_bucket(gradients: Sequence[Tensor], group: Any, device: torch.device) -
 
 
 def local_part(gradient: Tensor | None) -> Tensor:
-    """Returns the local part of a gradient.
+    """Returns the local part of a gradient that is a DTensor, and any other gradient unchanged.
 
     Shapes:
-        gradient: any shape. Returns the local shape of a DTensor, and any other tensor unchanged.
+        gradient: any shape. Returns the local shape of a DTensor, or the same shape.
     """
     assert gradient is not None, "missing gradients were filled in"  # noqa: S101
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient

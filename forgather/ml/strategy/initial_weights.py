@@ -1,13 +1,13 @@
-"""The initial weights of a run: those that a single process would make, for any number of processes.
+"""The initial weights of a run, which equal those that a single process would make, for any number of processes.
 
-Takes a recipe and the position of this process; gives `InitialWeights`: the model on the meta device, each weight by
-name, and filled models or parts of models. One process per machine makes the model on the CPU, before any other use of
-the random state, and writes the weights to a file that the others read. Every process continues with the random state
-that follows. Tied weights stay tied. Files are cached up to a limit; a model that is too large for the cache is written
-to a folder of this run.
+`make_initial_weights` takes a recipe and the position of this rank, and returns `InitialWeights`: the model on the meta
+device, each weight by name, and a method that fills a model or a part of it. One process per machine makes the model on
+the CPU, before the random state is used otherwise, and writes the weights to a file that the other processes read.
+Every process continues with the random state after the model was made. Tied weights stay tied. The files are cached up
+to a size limit. A model that is too large for the cache is written to a temporary folder.
 
-Making the model on the meta device and initializing it on each rank would not give the same weights: most of them would
-come from other random numbers.
+Making the model on the meta device and initializing it on each rank would not give the same weights, because most
+weights would be drawn from other random numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from forgather.ml.types import Topology
 _log = get_logger(__name__)
 
 KIND = "initial"
-# Limits of the cache, in bytes and folders.
+# The limits of the cache, as a number of bytes and a number of folders.
 MAX_BYTES = 8 << 30
 MAX_FOLDERS = 16
 _ALIAS = "alias."
@@ -56,13 +56,13 @@ _WEIGHTS, _RNG = "weights.safetensors", "random"
 
 @dataclass(frozen=True, slots=True)
 class SeedCheckpoint:
-    """The initial weights of a model.
+    """The initial weights of a model, stored in a folder.
 
     Args:
-        folder: of the files.
-        model: on the meta device.
-        rng: random state after the model was made.
-        is_kept: True if the folder is in the cache and stays for later runs.
+        folder: the folder of the files.
+        model: the model, which is on the meta device.
+        rng: the random state after the model was made.
+        is_kept: True if the folder is in the cache and stays for later runs. False if it can be removed.
     """
 
     folder: Path
@@ -72,10 +72,10 @@ class SeedCheckpoint:
 
 
 class SeedWeights:
-    """The weights of a seed checkpoint by name. The file stays open, so the folder may be removed.
+    """The weights in a seed checkpoint, by name. The file stays open, so the folder may be removed.
 
     Args:
-        folder: of the seed checkpoint.
+        folder: the folder of the seed checkpoint.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -89,13 +89,13 @@ class SeedWeights:
         """Returns a weight, whole and on the CPU.
 
         Args:
-            fqn: its name.
+            fqn: the name of the weight.
 
         Shapes:
             Returns the shape of the whole weight.
 
         Raises:
-            KeyError: for an unknown name.
+            KeyError: if there is no weight with this name.
         """
         original = self._aliases.get(fqn, fqn)
         if original not in self._known:
@@ -104,7 +104,7 @@ class SeedWeights:
         return found
 
     def fits(self, model: nn.Module) -> bool:
-        """Returns whether these are the tensors of a model: the same names and shapes."""
+        """Returns whether the weights are those of a model: the same names and shapes."""
         shapes = {fqn: list(tensor.shape) for fqn, _, _, tensor in tensors_of(model) if is_plain(tensor)}
         known = {fqn: self._file.get_slice(self._aliases.get(fqn, fqn)).get_shape() for fqn in self.names}
         return shapes == known
@@ -113,8 +113,11 @@ class SeedWeights:
 def seed_checkpoint(recipe: Recipe) -> SeedCheckpoint:
     """Returns the initial weights of a recipe, from the cache if an earlier run made them.
 
+    Args:
+        recipe: the recipe that makes the model.
+
     Raises:
-        TrainingError: FG733 for a model that does not fit into the memory of this machine.
+        TrainingError: FG733 if the model does not fit into the memory of this machine.
     """
     key = recipe.model_key() if recipe.model_key is not None else None
     if key is not None:
@@ -133,7 +136,7 @@ def seed_checkpoint(recipe: Recipe) -> SeedCheckpoint:
 
 
 def _from_cache(recipe: Recipe, key: str) -> SeedCheckpoint | None:
-    """Returns the initial weights from the cache, made if they are missing; None if the cache cannot hold them."""
+    """Returns the initial weights from the cache, or None if they cannot be cached; makes them if they are missing."""
     made: list[nn.Module] = []
     is_making = False
     before = capture_rng()
@@ -165,7 +168,7 @@ def _from_cache(recipe: Recipe, key: str) -> SeedCheckpoint | None:
 
 
 class _TooLarge(Exception):  # noqa: N818 - no error: the model is made, and not kept
-    """A model that is too large for the cache."""
+    """Raised if a model is too large for the cache."""
 
 
 def _make_model(recipe: Recipe, *, max_bytes: int | None = None) -> nn.Module:
@@ -189,7 +192,9 @@ def _write_weights(folder: Path, model: nn.Module) -> None:
 
 
 def _size_of(make_model: Callable[[], nn.Module]) -> int | None:
-    """Returns the memory of a model; None if only making it would show. The random state is not changed.
+    """Returns the memory that a model needs, or None if the model cannot be made without values.
+
+    The random state is not changed.
 
     Units:
         bytes.
@@ -203,7 +208,14 @@ def _size_of(make_model: Callable[[], nn.Module]) -> int | None:
 
 
 def _refuse_too_large(needed: int) -> None:
-    """Refuses a model that would use up the memory of this machine while it is made."""
+    """Raises an error if a model would use up the memory of this machine while it is made.
+
+    Args:
+        needed: the memory that the model needs, in bytes.
+
+    Raises:
+        TrainingError: FG733 if the model needs more memory than is available.
+    """
     # The system would kill the process without a message.
     available = available_bytes()
     if available is not None and needed > available:
@@ -216,13 +228,14 @@ def _refuse_too_large(needed: int) -> None:
 
 
 class InitialWeights:
-    """Initial weights by name, and the model that they belong to.
+    """The initial weights by name, and the model that they belong to.
 
     Args:
-        find: returns a weight, whole and on the CPU; raises KeyError for an unknown name.
-        names: the known names.
-        make_skeleton: returns the model on the meta device.
-        device: of filled tensors by default.
+        find: a function that returns a weight by name, whole and on the CPU. It raises KeyError if there is no such
+            weight.
+        names: the names of the weights.
+        make_skeleton: a function that returns the model on the meta device.
+        device: the default device of filled tensors.
     """
 
     def __init__(
@@ -238,23 +251,24 @@ class InitialWeights:
         self.names = names
 
     def on_meta(self) -> nn.Module:
-        """Returns the model with every parameter and buffer on the meta device, where it takes no memory.
+        """Returns the model with every parameter and buffer on the meta device, where they take no memory.
 
-        If the recipe gave an existing model, it is that model: its values are kept here until `fill`.
+        If the recipe returns an existing model, that model is moved to the meta device, and its values are kept until
+        `fill`.
         """
         return self._make_skeleton()
 
     def read(self, fqn: str) -> Tensor:
-        """Returns a parameter or buffer, whole and on the CPU; only the used parts of the file are read.
+        """Returns a parameter or buffer, whole and on the CPU. If the weights are in a file, only this tensor is read.
 
         Args:
-            fqn: its name.
+            fqn: the name of the parameter or buffer.
 
         Shapes:
-            Returns the shape of the whole weight.
+            Returns the shape of the whole tensor.
 
         Raises:
-            DistributedError: FG731 for a name that the model does not have.
+            DistributedError: FG731 if there is no initial weight with this name.
         """
         try:
             return self._find(fqn)
@@ -266,17 +280,17 @@ class InitialWeights:
             ) from None
 
     def fill(self, module: nn.Module, *, device: torch.device | str | None = None) -> None:
-        """Sets the value of every parameter and buffer of a model, or of a part that keeps its names.
+        """Sets the values of all parameters and buffers in a model, or in a part of a model.
 
-        A tensor on the meta device is replaced by one on `device`; any other is written in place. Of a DTensor only the
-        local part is read.
+        A tensor on the meta device is replaced by a tensor on `device`. Any other tensor is written in place. For a
+        DTensor, only the local part is copied.
 
         Args:
-            module: the model, or a part of it that keeps the names of its modules.
-            device: of replaced tensors; by default that of this process.
+            module: the model, or a part of the model in which modules keep their names.
+            device: the device of the tensors that replace meta tensors. None for the device of this rank.
 
         Raises:
-            DistributedError: FG731 for a name or a shape that the weights do not have.
+            DistributedError: FG731 if there is no initial weight with a tensor's name, or if its shape differs.
         """
         target = torch.device(device) if device is not None else self._device
         done: dict[int, tuple[Tensor, Tensor]] = {}
@@ -314,16 +328,15 @@ class InitialWeights:
 
 
 def make_initial_weights(recipe: Recipe, topology: Topology) -> InitialWeights:
-    """Returns the initial weights of a recipe, the same on every process. Collective.
+    """Returns the initial weights of a recipe, which are equal on all ranks. Collective: every rank must call it.
 
     Args:
-        recipe: makes the model.
-        topology: position of this process.
+        recipe: the recipe that makes the model.
+        topology: the position of this rank.
 
     Raises:
-        DistributedError: FG730 if another process could not make the model, FG732 if the processes have different
-            models.
-        TrainingError: FG733 for a model that does not fit into the memory of this machine.
+        DistributedError: FG730 if another rank could not make the model, FG732 if the ranks have different models.
+        TrainingError: FG733 if the model does not fit into the memory of this machine.
     """
     if _shapes_only.get():
         return _Shapes(recipe, topology)
@@ -337,7 +350,7 @@ _shapes_only: ContextVar[bool] = ContextVar("shapes_only", default=False)
 
 @contextlib.contextmanager
 def shapes_only() -> Iterator[None]:
-    """Builds models without memory and values within its body; nothing is communicated."""
+    """Context manager in which models are built without memory for weights and without communication."""
     token = _shapes_only.set(True)
     try:
         yield
@@ -346,7 +359,7 @@ def shapes_only() -> Iterator[None]:
 
 
 class _Shapes(InitialWeights):
-    """The model of a recipe without values."""
+    """The model of a recipe, with shapes but without values."""
 
     def __init__(self, recipe: Recipe, topology: Topology) -> None:
         model = meta_model(recipe.make_model)
@@ -354,7 +367,7 @@ class _Shapes(InitialWeights):
         super().__init__(dict[str, Tensor]().__getitem__, names, lambda: model, topology.device)
 
     def fill(self, module: nn.Module, *, device: torch.device | str | None = None) -> None:
-        """Allocates buffers, which are small; parameters stay on the meta device."""
+        """Allocates the buffers, which are small. Parameters stay on the meta device."""
         for _, owner, name, old in list(tensors_of(module)):
             if name in owner._buffers and is_plain(old) and old.is_meta:
                 owner._buffers[name] = torch.zeros_like(old, device=device or self._device)
@@ -399,7 +412,7 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
 
 
 def _pickled(model: nn.Module) -> bytes | None:
-    """Returns a model without values as bytes for other ranks; None for one that cannot be pickled."""
+    """Returns a model without values as bytes for other ranks, or None if it cannot be pickled."""
     try:
         return pickle.dumps(model)
     except Exception as error:  # noqa: BLE001 - anything may be an attribute of a user's model
@@ -421,7 +434,7 @@ def _unpickled(sent: bytes | None) -> nn.Module | None:
 def _from_existing_model(recipe: Recipe, topology: Topology) -> InitialWeights:
     model = recipe.make_model()
     values = {fqn: tensor for fqn, _, _, tensor in tensors_of(model)}
-    # Values are not compared: every process gets those of rank 0.
+    # Values are not compared, because rank 0 broadcasts its values to all ranks below.
     shapes = [(fqn, str(tensor.dtype), tuple(tensor.shape)) for fqn, tensor in values.items()]
     digests = collectives.all_gather(hashlib.sha256(repr(shapes).encode()).hexdigest())
     for rank, digest in enumerate(digests):

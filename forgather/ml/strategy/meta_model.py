@@ -1,7 +1,7 @@
-"""Models without memory: modules, names and shapes are kept, and every tensor is on the meta device.
+"""Models without memory: every tensor is on the meta device, while modules, names and shapes are those of the model.
 
-Takes a model, or a function that makes one; gives the model without values, and its tensors by name. Tied weights stay
-tied, and the random state is not changed.
+The functions take a model, or a function that makes one. They return the model without values, and its tensors by name.
+Tied weights stay tied, and the random state is not changed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 def meta_model(make_model: Callable[[], nn.Module]) -> nn.Module:
-    """Returns the model of `make_model` with every tensor on the meta device; the random state is not changed.
+    """Returns a new model with every tensor on the meta device. The random state is not changed.
 
-    A model whose constructor reads values, and therefore cannot be made without them, is made with values and emptied.
+    If the constructor of the model reads the values of tensors, the model is made with values first, and then moved to
+    the meta device.
+
+    Args:
+        make_model: a function that returns the model.
     """
     # A model that is made with values draws random numbers.
     before = capture_rng()
@@ -38,7 +42,7 @@ def meta_model(make_model: Callable[[], nn.Module]) -> nn.Module:
 
 
 def without_memory(make_model: Callable[[], nn.Module]) -> nn.Module | None:
-    """Returns the model made of fake tensors, which have shapes and no values; None if its constructor needs values."""
+    """Returns a model of fake tensors, which have shapes but no values, or None if it cannot be made without values."""
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             return make_model()
@@ -48,7 +52,9 @@ def without_memory(make_model: Callable[[], nn.Module]) -> nn.Module | None:
 
 
 def tensors_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """Yields (fqn, owner, name, tensor) of each parameter, buffer and tensor attribute, once for each of its names.
+    """Yields (fqn, owner, name, tensor) for each parameter, buffer and tensor attribute of a module and its submodules.
+
+    A tied tensor is yielded once for each of its names.
 
     Shapes:
         tensor: any shape.
@@ -68,7 +74,7 @@ def set_tensor(owner: nn.Module, name: str, value: Tensor) -> None:
 
     Args:
         owner: the module.
-        name: of the attribute.
+        name: the name of the parameter, buffer or attribute.
         value: the new tensor.
 
     Shapes:
@@ -83,7 +89,7 @@ def set_tensor(owner: nn.Module, name: str, value: Tensor) -> None:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Returns whether a tensor is of one of torch's own classes, and not a subclass that wraps several tensors.
+    """Returns whether a tensor is of one of torch's plain classes, and not of a subclass that wraps several tensors.
 
     Shapes:
         tensor: any shape.
@@ -92,10 +98,12 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def move_to_meta(model: nn.Module) -> dict[str, Tensor]:
-    """Moves every tensor of a model to the meta device, and returns the former tensors by each of their names.
+    """Moves every tensor of a model to the meta device, and returns the previous tensors by name.
+
+    A tied tensor is returned under each of its names.
 
     Shapes:
-        Returns tensors of the shapes that the model keeps.
+        The returned tensors have the shapes of the model's tensors.
     """
     values: dict[str, Tensor] = {}
     done: dict[int, tuple[Tensor, Tensor]] = {}

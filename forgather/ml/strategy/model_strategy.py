@@ -1,7 +1,7 @@
-"""The common part of all strategies but DeepSpeed's: passes of a window, update, evaluation and state, over hooks.
+"""The base class of all strategies except DeepSpeed's: gradients of a window, update, evaluation and state.
 
-By default an update equals that of a plain torch loop bit for bit, and no method waits for the device. `update` is
-implemented here only; strategies of several processes replace the hooks that it calls.
+By default, an update is bit-identical to that of a plain torch loop, and no method waits for the device. Only this
+module implements `update`. Strategies for several processes override the methods that `update` calls.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from forgather.ml.types import PaddingBatch, Topology, Update, Window
 class ModelStrategy:
     """The base class of strategies that call `backward` themselves.
 
-    A subclass sets `topology` (and `layout` and `mesh`, if there are several processes) in its constructor. It extends
-    or replaces `build`, and replaces the hooks `_gradient_sync`, `_backward`, `_reduce_gradients`, `_grad_norm` and
-    `_clip_gradients` if its gradients need more than those of one process.
+    A subclass sets `topology` in its constructor, and for several processes also `layout` and `mesh`. It extends or
+    replaces `build`. If its gradients are not complete on one process, it overrides `_gradient_sync`, `_backward`,
+    `_reduce_gradients`, `_grad_norm` and `_clip_gradients` as needed.
     """
 
     title = ""
@@ -46,7 +46,7 @@ class ModelStrategy:
     model: nn.Module
     view: nn.Module
     engine: nn.Module
-    """The module that training calls: the model, or the wrapper around it that reduces gradients over processes."""
+    """The module that training calls: the model, or the wrapper around the model that reduces gradients over ranks."""
     rule: LossRule
     precision: Precision
     optimizer: Optimizer | None = None
@@ -55,7 +55,7 @@ class ModelStrategy:
     _parameters: list[nn.Parameter]
 
     def build(self, recipe: Recipe) -> None:
-        """Makes the model and its loss rule, and places and prepares the model."""
+        """Makes the model and its loss rule, moves the model to the device, and applies the `prepare` steps."""
         self._recipe = recipe
         self.model = self.view = self.engine = recipe.make_model().to(self.topology.device)
         self.rule = recipe.make_rule(self.model)
@@ -64,18 +64,18 @@ class ModelStrategy:
         self._set_precision(recipe.autocast)
 
     def _set_precision(self, autocast: torch.dtype | None, *, overflow_group: Any = None) -> None:
-        """Collects the trainable parameters and makes `precision`; see `Precision` for the arguments."""
+        """Collects the trainable parameters and sets `precision`; see `Precision` for the arguments."""
         self._parameters = [parameter for parameter in self.local.parameters() if parameter.requires_grad]
         self.precision = Precision(self.topology.device, autocast, scaling=self._scaling, overflow_group=overflow_group)
         self.precision.check(self._parameters)
 
     @property
     def local(self) -> nn.Module:
-        """The module whose parameters this process trains: the model, or its stages of a pipeline."""
+        """The module whose parameters this rank trains: the model, or the rank's stages of a pipeline."""
         return self.model
 
     def build_optimizer(self) -> Optimizer:
-        """Makes the optimizer of the model after `build`."""
+        """Makes and returns the optimizer of the model. It must be called after `build`."""
         self.optimizer = self._recipe.make_optimizer(self.local)
         return self.optimizer
 
@@ -84,10 +84,10 @@ class ModelStrategy:
     def forward_backward(
         self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
     ) -> Tensor:
-        """Adds the gradients of a window, and returns this process's share of its loss; arguments as in `Strategy`.
+        """Adds the gradients of a window, and returns the part of the loss from this rank's batches; see `Strategy`.
 
         Shapes:
-            Returns a scalar.
+            Returns a scalar tensor.
         """
         if not self.local.training:
             self.engine.train()
@@ -101,7 +101,7 @@ class ModelStrategy:
         return total
 
     def _micro_step(self, batch: Any, denom: float | Tensor, *, is_last: bool) -> Tensor | None:
-        """Adds the gradients of a micro-batch, and returns its loss; None on a process that does not compute it."""
+        """Adds the gradients of a micro-batch, and returns its loss, or None on a rank that computes no loss."""
         with self._gradient_sync(is_last=is_last):
             try:
                 with self.precision.autocast():
@@ -116,7 +116,7 @@ class ModelStrategy:
         return loss.detach()
 
     def _gradient_sync(self, *, is_last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Returns the context of a micro-batch, which decides whether its backward pass reduces gradients."""
+        """Returns a context manager that determines whether the backward pass of a micro-batch reduces gradients."""
         return contextlib.nullcontext()
 
     def _backward(self, loss: Tensor) -> None:
@@ -130,13 +130,16 @@ class ModelStrategy:
         before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
-        """Clips, steps and zeroes in one call; skips the step after an overflow in float16. Arguments as in `Strategy`.
+        """Clips the gradients, steps and zeroes in one call; see `Strategy.update` for the arguments.
+
+        After an overflow in float16, the step is skipped.
 
         Shapes:
-            the norm: scalar.
+            The gradient norm is a scalar tensor.
         """
         assert self.optimizer is not None, "build_optimizer comes first"  # noqa: S101
-        # Before the norm: it must be that of the complete gradients, and all ranks must reach the same verdict on it.
+        # Before the norm is measured: it must be the norm of the complete gradients, so that it is equal on all ranks
+        # and all of them make the same decision.
         self._reduce_gradients()
         if self.precision.unscale(self.optimizer):
             self.discard()
@@ -156,13 +159,13 @@ class ModelStrategy:
         return Update(grad_norm=norm)
 
     def _reduce_gradients(self) -> None:
-        """Reduces over processes what the backward passes did not reduce."""
+        """Reduces over ranks the gradients that the backward passes did not reduce."""
 
     def _grad_norm(self) -> Tensor:
-        """Returns the norm of all gradients, the same on every process.
+        """Returns the norm of all gradients, which is the same on every rank.
 
         Shapes:
-            Returns a scalar.
+            Returns a scalar tensor.
         """
         # Every process holds the same gradients here, so all compute the same norm and make the same decision.
         return get_total_norm([parameter.grad for parameter in self._parameters if parameter.grad is not None])
@@ -179,58 +182,65 @@ class ModelStrategy:
 
     @torch.no_grad()
     def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
-        """Returns the loss sum and the number of valid targets of this process's batch, without gradients.
+        """Returns the loss sum and the number of valid targets of this rank's batch, computed without gradients.
 
         Shapes:
-            Returns a scalar, and a number or scalar.
+            Returns a scalar tensor, and a Python number or scalar tensor.
         """
         if self.model.training:
             self.model.eval()
         with self.precision.autocast():
-            # The model and not the engine, whose collectives would wait for processes that have fewer batches.
+            # The model is called, not the engine: the engine's collectives would wait for ranks with fewer batches.
             total = self.rule.total(self.model, to_device(batch, self.topology.device))
         return total, self.rule.count(batch)
 
     def reduce(self, value: Any) -> Any:
-        """Returns the sum of a value over the data-parallel ranks, on every process."""
+        """Returns, on every rank, the sum of a value over the data-parallel ranks."""
         return sum_over_group(value, self.mesh.dp_group, self.topology.device) if self.topology.dp_size > 1 else value
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def capture(self) -> LocalState:
-        """Returns the local state: the weights of this process; buffers from the first data-parallel rank only."""
+        """Returns the local state: the weights on this rank, and on the first data-parallel rank also the buffers."""
         optimizer = local_optimizer_state(self.model, self.optimizer, self.precision)
         return local_state(self.model.state_dict(keep_vars=True), optimizer, is_first=self.topology.dp_rank == 0)
 
     def restore(self, saved: CheckpointReader) -> None:
-        """Restores the weights of a checkpoint; this process reads its own part of each. Collective.
+        """Restores the weights of a checkpoint; this rank reads its own part of each weight.
+
+        Collective: every rank must call it.
 
         Raises:
-            CheckpointError: FG605, on every process, for the weights of another model.
+            CheckpointError: FG605, on every rank, if the checkpoint has the weights of another model.
         """
         restore_weights(class_name(self.model), self.model.state_dict(), [self.model], saved)
 
     def restore_optimizer(self, saved: CheckpointReader) -> None:
-        """Restores the optimizer state of a checkpoint; this process reads its own part of it. Collective.
+        """Restores the optimizer state of a checkpoint; this rank reads its own part of the state.
+
+        Collective: every rank must call it.
 
         Raises:
-            CheckpointError: FG605, on every process, for the state of another optimizer.
+            CheckpointError: FG605, on every rank, if the checkpoint has the state of another optimizer.
         """
         restore_optimizer(self.local, self.optimizer, saved, self.precision)
 
     def export(self) -> Iterator[tuple[str, Any]]:
-        """Yields (name, value) of the model's state, each weight whole, one at a time. Collective."""
+        """Yields (name, value) for each entry in the model's state, one at a time, and each weight whole.
+
+        Collective: every rank must iterate to the end.
+        """
         yield from self.model.state_dict().items()
 
 
 def topology_of(environment: DistributedEnvironment, layout: Layout, device: torch.device, **further: Any) -> Topology:
-    """Returns the position of this process in a layout.
+    """Returns the position of this rank in a layout.
 
     Args:
-        environment: rank and world size.
-        layout: sizes of the axes.
-        device: on which this process computes.
-        **further: fields of `Topology` that only some strategies have.
+        environment: the rank and the world size.
+        layout: the sizes of the mesh axes.
+        device: the device that this rank computes on.
+        **further: the fields of `Topology` that only some strategies set.
     """
     return Topology(
         rank=environment.rank,
@@ -245,12 +255,12 @@ def topology_of(environment: DistributedEnvironment, layout: Layout, device: tor
 
 
 def note_sizes(error: IndexError, model: nn.Module, batch: Any) -> None:
-    """Adds to an "index out of range" of an embedding the token ids of the batch and the sizes of the model.
+    """Adds a note to the "index out of range" error of an embedding: the token ids in the batch and the model's sizes.
 
     Args:
-        error: gets the note.
-        model: whose configuration gives the sizes.
-        batch: whose largest token id is named.
+        error: the error that gets the note.
+        model: the model whose configuration has the sizes.
+        batch: the batch whose largest token id is named.
     """
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     config: Any = getattr(model, "config", None)
@@ -263,11 +273,12 @@ def note_sizes(error: IndexError, model: nn.Module, batch: Any) -> None:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Returns the batch with every tensor on `device`; copies from pinned memory do not block the host.
+    """Returns the batch with every tensor on `device`. Copies from pinned memory do not block the host.
 
     Args:
-        batch: a tensor, a mapping or a sequence of batches; other values are kept.
-        device: of the returned tensors.
+        batch: a tensor, or a mapping or sequence of batches. Other values are returned unchanged.
+        device: the device of the returned tensors. If it is the CPU, the batch is returned unchanged, since batches are
+            collated on the CPU.
     """
     if device.type == "cpu":  # where batches are collated
         return batch

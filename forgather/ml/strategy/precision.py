@@ -1,7 +1,7 @@
 """The dtype of forward and backward passes, and the loss scale of float16.
 
-Takes a device and a dtype; gives the autocast context of a forward pass and, for float16, a scaled loss. With bfloat16
-and full precision nothing is scaled. All ranks agree on whether gradients overflowed, so that either all ranks step or
+`Precision` provides the autocast context of a forward pass and, for float16, scales the loss. With bfloat16 and full
+precision, the loss is not scaled. All ranks agree on whether gradients overflowed, so that either all ranks step or
 none.
 """
 
@@ -20,18 +20,18 @@ from torch.optim import Optimizer
 from forgather.errors import TrainingError
 
 LEAST_SCALE = 2.0**-14
-"""If the scale falls below this value, gradients overflow although they are scaled down: the run has diverged."""
+"""The smallest loss scale. If the scale falls below it, gradients overflow although they are scaled down."""
 
 
 class Precision:
-    """The precision of the passes of one process.
+    """The precision of forward and backward passes on one rank.
 
     Args:
-        device: on which passes run.
-        dtype: of autocast; None for the dtype of the weights.
-        scaling: settings of `torch.amp.GradScaler`; used with float16 only.
-        overflow_group: ranks that hold different gradients of one update, and therefore must agree on an overflow; None
-            if all ranks hold the same gradients.
+        device: the device that this rank computes on.
+        dtype: the dtype of autocast. None to compute in the dtype of the weights.
+        scaling: the arguments of `torch.amp.GradScaler`, which is used with float16 only.
+        overflow_group: the process group of the ranks that have different gradients of the same update, and therefore
+            must agree on whether there was an overflow. None if all ranks have the same gradients.
 
     Example:
         >>> Precision(torch.device("cpu"), None).scale(torch.ones(()))
@@ -54,11 +54,11 @@ class Precision:
 
     @property
     def scales(self) -> bool:
-        """True if losses are scaled, so that an update may be skipped."""
+        """True if losses are scaled, in which case an update may be skipped."""
         return self.scaler is not None
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns the context of a forward pass."""
+        """Returns the context manager for a forward pass."""
         if self.dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
@@ -67,7 +67,7 @@ class Precision:
         """Refuses weights whose gradients cannot be unscaled.
 
         Raises:
-            TrainingError: FG720 for trainable weights in float16.
+            TrainingError: FG720 if losses are scaled and a trainable weight is in float16.
         """
         if self.scaler is not None and any(p.requires_grad and p.dtype is torch.float16 for p in parameters):
             raise TrainingError(
@@ -77,15 +77,18 @@ class Precision:
             )
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Returns the loss from which `backward` starts.
+        """Returns the loss, multiplied by the loss scale if losses are scaled.
 
         Shapes:
-            loss: scalar. Returns a scalar.
+            loss: a scalar tensor. Returns a scalar tensor.
         """
         return loss if self.scaler is None else self.scaler.scale(loss)
 
     def unscale(self, optimizer: Optimizer) -> bool:
-        """Unscales the gradients, and returns whether they overflowed, the same on every rank. Waits for the device."""
+        """Unscales the gradients, and returns whether they overflowed on any rank.
+
+        If losses are scaled, the call waits for the device. Otherwise it does nothing and returns False.
+        """
         if self.scaler is None:
             return False
         self.scaler.unscale_(optimizer)
@@ -100,10 +103,10 @@ class Precision:
         return any(bool(flag) for flag in found)
 
     def update_scale(self) -> None:
-        """Updates the scale after an update that was taken or skipped.
+        """Updates the loss scale after an optimizer step that was taken, or that was skipped because of an overflow.
 
         Raises:
-            TrainingError: FG721 if the scale cannot be lowered any further.
+            TrainingError: FG721 if the loss scale falls below `LEAST_SCALE` or is not finite.
         """
         if self.scaler is None:
             return
@@ -117,16 +120,16 @@ class Precision:
             )
 
     def keep_scale(self) -> None:
-        """Keeps the scale of before, for gradients that were dropped for another reason than an overflow."""
+        """Keeps the loss scale unchanged, if gradients were dropped for another reason than an overflow."""
         if self.scaler is not None:
             # `update()` would count a step without an overflow and may raise the scale; a given scale is kept.
             self.scaler.update(self.scaler.get_scale())
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state for a checkpoint; empty if nothing is scaled."""
+        """Returns the state for a checkpoint, which is empty if losses are not scaled."""
         return {} if self.scaler is None else dict(self.scaler.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the state of a checkpoint; that of a run in another precision is ignored."""
+        """Restores the state from a checkpoint. The state of a run in another precision is ignored."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(dict(state))

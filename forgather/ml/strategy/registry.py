@@ -1,7 +1,7 @@
-"""The strategies: one table of the arguments that ask for each, its name in messages, and the function that makes it.
+"""The table of strategies: which training arguments select each strategy, and the function that makes it.
 
-A strategy is named here and in its own module only, so a new one needs a module, a row here and a template. The module
-of a strategy is imported only when the arguments ask for it.
+A strategy is named only in this table and in its own module, so a new strategy needs a module, a row in the table and a
+template. The module of a strategy is imported only if the training arguments select the strategy.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ DDP, FSDP = "DistributedDataParallel", "FSDP2"
 
 
 class StrategyEntry(NamedTuple):
-    """One strategy.
+    """One strategy in the table.
 
     Args:
-        make: "module:function" under `forgather.ml.strategy`; called with the environment, the arguments and the
-            keyword arguments of `make_strategy`.
-        engine: name of the engine in messages.
-        is_asked_by: returns whether arguments ask for it.
-        launcher_variable: set by `accelerate launch` if it asks for this engine; "" for none.
-        hint: how the training arguments ask for it.
+        make: the function that makes the strategy, as "module:function" relative to `forgather.ml.strategy`. It is
+            called with the environment, the training arguments and the keyword arguments of `make_strategy`.
+        engine: the name of the engine in messages.
+        is_asked_by: a function that returns whether training arguments select the strategy.
+        launcher_variable: the environment variable that `accelerate launch` sets if its user selects this engine. "" if
+            there is none.
+        hint: a text that says how to select the strategy in the training arguments.
     """
 
     make: str
@@ -59,24 +60,25 @@ STRATEGIES = (
     # What remains, also for a single process, where DDP wraps nothing.
     StrategyEntry("data_parallel:data_parallel_strategy", DDP, lambda args: True),
 )
-"""The strategies in order of precedence: the first one that the arguments ask for is used."""
+"""The strategies in order of precedence: the first one that the training arguments select is used."""
 
 
 def entry_of(args: Any) -> StrategyEntry:
-    """Returns the entry of the strategy that training arguments ask for."""
+    """Returns the table entry of the strategy that training arguments select."""
     return next(entry for entry in STRATEGIES if entry.is_asked_by(args))
 
 
 def make_strategy(environment: DistributedEnvironment, args: Any, **accelerator: Any) -> Strategy:
-    """Returns the strategy that training arguments ask for.
+    """Returns the strategy that training arguments select.
 
     Args:
-        environment: rank of this process, and the process group.
+        environment: the rank, the world size and the process group.
         args: the training arguments.
-        **accelerator: `scaling`, `sync_each_batch` and `ddp`, a function that returns the settings of DDP.
+        **accelerator: the settings `scaling`, `sync_each_batch` and `ddp`; `ddp` is a function that returns the
+            settings of DistributedDataParallel.
 
     Raises:
-        DistributedError: for sizes or settings that this strategy refuses.
+        DistributedError: an error code of the strategy, if the strategy refuses the sizes or settings.
     """
     # By name, so that DeepSpeed or torch's pipelining are imported only by the runs that use them.
     module, _, function = entry_of(args).make.partition(":")

@@ -16,8 +16,8 @@ class SingleDevice(ModelStrategy):
     """The strategy of a single process.
 
     Args:
-        environment: rank and world size of this process.
-        use_cpu: compute on the CPU even if there is an accelerator.
+        environment: the rank and the world size.
+        use_cpu: True to compute on the CPU even if there is an accelerator.
 
     Raises:
         DistributedError: FG703 if several processes were started.
@@ -36,7 +36,11 @@ class SingleDevice(ModelStrategy):
 
 
 def single_strategy(environment: DistributedEnvironment, args: Any) -> SingleDevice:
-    """Returns the strategy of `TrainingArguments`.
+    """Returns the single-process strategy for `TrainingArguments`.
+
+    Args:
+        environment: the rank and the world size.
+        args: the training arguments.
 
     Raises:
         DistributedError: FG703 if several processes were started.

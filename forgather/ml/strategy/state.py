@@ -1,9 +1,10 @@
-"""Local state of models and optimizers by parameter names, and its restoration from a checkpoint.
+"""The local state of models and optimizers by parameter name, and its restoration from a checkpoint.
 
-Takes modules and optimizers whose tensors may be sharded (DTensors); gives the local state under the names of the whole
-model, and reads the local part of a checkpoint. Names and shapes do not depend on the layout of processes, so one
-layout can read what another wrote. Tied tensors stay one tensor. The optimizer is not stepped to learn the form of its
-state. A checkpoint of another model is refused on every process before anything changes.
+The functions take modules and optimizers whose tensors may be sharded (DTensors). They return the local state under the
+names of the whole model, and read the local part of a checkpoint. Names and shapes do not depend on the layout of
+ranks, so one layout can read a checkpoint that another layout wrote. Tied tensors stay one tensor. The structure of the
+optimizer state is known without stepping the optimizer. If a checkpoint belongs to another model, it is refused on
+every rank before any weight changes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from forgather.ml.strategy.precision import Precision
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Returns a tensor as a single process would hold it. Collective over the mesh of a DTensor.
+    """Returns a tensor as a single process would have it.
+
+    Collective for a DTensor: every rank of its mesh must call it.
 
     Shapes:
         tensor: any shape. Returns the global shape.
@@ -51,7 +54,8 @@ def local_slice(whole: Tensor, like: Tensor) -> Tensor:
 
     Args:
         whole: the whole tensor.
-        like: a tensor of the same global shape, whose placements decide; a plain tensor takes the whole.
+        like: a tensor of the same global shape, whose placements determine the part. If it is not a DTensor, the whole
+            tensor is returned.
 
     Shapes:
         whole: the global shape of `like`. Returns the local shape of `like`.
@@ -63,7 +67,10 @@ def local_slice(whole: Tensor, like: Tensor) -> Tensor:
 
 
 def whole_model_state(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yields (name, value) of a model's state, each tensor whole, one at a time. Collective."""
+    """Yields (name, value) for each entry in a model's state, one at a time, and each tensor whole.
+
+    Collective: every rank must iterate to the end.
+    """
     state = model.state_dict(keep_vars=True)
     # A tied weight is gathered once and kept for its other names; all others are freed by the caller one by one.
     times = Counter(id(value) for value in state.values())
@@ -80,11 +87,11 @@ def whole_model_state(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def on_host(weights: Iterable[tuple[str, Any]], *, keep: bool) -> dict[str, Any]:
-    """Returns weights by name on the CPU; tied weights stay one tensor.
+    """Returns weights on the CPU, by name. Tied weights stay one tensor.
 
     Args:
-        weights: (name, value), from a collective iteration; every process iterates to the end.
-        keep: False returns nothing, on processes that do not write.
+        weights: an iterable of (name, value), whose iteration is collective: every rank iterates to the end.
+        keep: True to return the weights. False to return an empty dict, on a rank that does not write.
     """
     kept: dict[str, Any] = {}
     moved: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], Tensor]] = {}
@@ -109,14 +116,16 @@ def local_state(
     is_first: bool = True,
     aliases: Mapping[str, str] | None = None,
 ) -> LocalState:
-    """Returns the local state as checkpoints store it.
+    """Returns the local state in the form in which checkpoints store it.
 
     Args:
-        state: of the model or of a part of it, by names of the whole model, with local tensors (`keep_vars`).
-        optimizer: as returned by `local_optimizer_state`; None if there is none.
-        is_first: True on the first data-parallel rank: only its buffers are stored, since they may differ between
-            replicas.
-        aliases: further names of tied weights that `state` has under their first name only.
+        state: the state of the model or of a part of it, by the names of the whole model, with local tensors (from
+            `state_dict` with `keep_vars`).
+        optimizer: the optimizer state, as returned by `local_optimizer_state`. None if there is no optimizer.
+        is_first: True on the first data-parallel rank. Only the buffers of this rank are stored, since buffers may
+            differ between replicas.
+        aliases: the further names of tied weights that `state` has under their first names only. None if there are
+            none.
     """
     tensors, shared, extra = split_tensors(state)
     weights = {name: value for name, value in tensors.items() if is_first or isinstance(value, nn.Parameter)}
@@ -131,16 +140,16 @@ def local_state(
 def refuse_other_model(
     kind: str, names: Iterable[str], shapes: Mapping[str, Sequence[int]], saved: CheckpointReader
 ) -> None:
-    """Raises if a checkpoint is that of another model.
+    """Raises an error if a checkpoint has the weights of another model.
 
     Args:
-        kind: name of the model class.
-        names: of the state of the whole model.
-        shapes: global shapes of the weights of this process.
-        saved: the checkpoint.
+        kind: the name of the model class.
+        names: the names of all entries in the whole model's state.
+        shapes: the global shapes of the weights on this rank, by name.
+        saved: the reader of the checkpoint.
 
     Raises:
-        CheckpointError: FG605, with the first weights that are missing, unknown, or of another shape.
+        CheckpointError: FG605 if a weight is missing, unknown or of another shape. The error names the first few.
     """
     expected, present = set(names), saved.weights.keys() | saved.extra.keys()
     wrong = [
@@ -165,16 +174,16 @@ def _first_few(said: Sequence[str], limit: int = 3) -> str:
 
 
 def restore_weights(kind: str, names: Iterable[str], modules: Sequence[nn.Module], saved: CheckpointReader) -> None:
-    """Reads the weights of a checkpoint into the modules of this process. Collective.
+    """Reads the weights of a checkpoint into the modules on this rank. Collective: every rank must call it.
 
     Args:
-        kind: name of the model class.
-        names: of the state of the whole model.
-        modules: the model, or the parts of it on this process, with the names of the whole model.
-        saved: the checkpoint.
+        kind: the name of the model class.
+        names: the names of all entries in the whole model's state.
+        modules: the model, or the parts of the model on this rank, whose parameters have the names of the whole model.
+        saved: the reader of the checkpoint.
 
     Raises:
-        CheckpointError: FG605, on every process, for the weights of another model.
+        CheckpointError: FG605, on every rank, if the checkpoint has the weights of another model.
     """
     states = [module.state_dict(keep_vars=True) for module in modules]
     here = {name: value for state in states for name, value in state.items()}
@@ -201,27 +210,28 @@ def _read_weights(modules: Sequence[nn.Module], states: Sequence[Mapping[str, An
             module.load_state_dict(others, strict=False)
 
 
-# How a step is computed depends on the layout: a fused operation does not take whole and sliced weights together.
+# Settings that depend on the layout and are not restored: a fused operation does not accept whole and sliced weights
+# together.
 LAYOUT_KEYS = ("fused", "foreach")
 
 
 def names_of(model: nn.Module) -> dict[int, str]:
-    """Returns the name of each parameter by its id; for a tied parameter, its first name."""
+    """Returns the name of each parameter of a model by the parameter's id; for a tied parameter, its first name."""
     return {id(parameter): name for name, parameter in model.named_parameters()}
 
 
 def local_optimizer_state(
     model: nn.Module, optimizer: Optimizer | None, precision: Precision | None = None
 ) -> dict[str, Any] | None:
-    """Returns the local optimizer state, {"state": {name: {...}}, "param_groups": [{"params": names, ...}]}.
+    """Returns the local optimizer state by parameter name, or None if there is no optimizer.
 
-    Values that no process has alone (a partial sum over processes) are made whole, which is collective over the mesh of
-    the weight.
+    The result has the form {"state": {name: {...}}, "param_groups": [{"params": names, ...}]}. Values that are partial
+    sums over ranks are made whole, which is collective over the mesh of the weight.
 
     Args:
-        model: gives the names.
-        optimizer: of parameters of the model; None for none.
-        precision: whose loss scale is included as "scaler"; None if nothing is scaled.
+        model: the model, whose parameter names are used.
+        optimizer: the optimizer of the model's parameters. None if there is no optimizer.
+        precision: the precision whose loss scale is included under "scaler". None if losses are not scaled.
     """
     if optimizer is None:
         return None
@@ -252,20 +262,21 @@ def _without_partial_sums(value: Any) -> Any:
 def restore_optimizer(
     model: nn.Module, optimizer: Optimizer | None, saved: CheckpointReader, precision: Precision | None = None
 ) -> None:
-    """Restores the local part of an optimizer state from a checkpoint. Collective.
+    """Restores the local part of an optimizer state from a checkpoint. Collective: every rank must call it.
 
-    The settings of a group are those of the saved group of its first parameter, except `fused` and `foreach`: a fused
-    operation does not accept whole and sliced weights together, so they follow the layout of this run.
+    Each parameter group gets the settings of the saved group that contains the first parameter of the group, except for
+    `fused` and `foreach`. These two keep their values in this run, because whether they can be used depends on the
+    layout: a fused operation does not accept whole and sliced weights together.
 
     Args:
-        model: gives the names.
-        optimizer: of parameters of the model; None for none.
-        saved: the checkpoint.
-        precision: whose loss scale is restored too; None if nothing is scaled.
+        model: the model, whose parameter names are used.
+        optimizer: the optimizer of the model's parameters. If it is None, nothing is restored.
+        saved: the reader of the checkpoint.
+        precision: the precision whose loss scale is restored too. None if losses are not scaled.
 
     Raises:
-        CheckpointError: FG605, on every process, for the state of another optimizer, of other parameters, or of groups
-            with other settings.
+        CheckpointError: FG605, on every rank, if the checkpoint has the state of another optimizer, of other
+            parameters, or of groups with other settings.
     """
     tree = saved.optimizer
     if tree is None or optimizer is None:
@@ -283,18 +294,19 @@ def restore_optimizer(
 def refuse_other_optimizer(
     kind: str, names: Iterable[str], groups: Iterable[Sequence[str]], tree: Mapping[str, Any]
 ) -> None:
-    """Raises if the state of an optimizer is that of other parameters, or of groups with other settings.
+    """Raises an error if an optimizer state belongs to other parameters, or to groups with other settings.
 
-    A checkpoint of fewer groups is accepted: its settings apply to all groups made of its parameters.
+    A checkpoint with fewer groups is accepted: the settings of a saved group then apply to all groups that consist of
+    its parameters.
 
     Args:
-        kind: name of the optimizer class.
-        names: of the trained parameters of all processes.
-        groups: names of the parameters of each group of this process.
-        tree: the state in the checkpoint.
+        kind: the name of the optimizer class.
+        names: the names of the trainable parameters on all ranks.
+        groups: the names of the parameters in each group on this rank.
+        tree: the optimizer state in the checkpoint.
 
     Raises:
-        CheckpointError: FG605.
+        CheckpointError: FG605 if the parameters differ, or if the saved settings differ within one group.
     """
     expected = set(names)
     present = {name for group in tree["param_groups"] for name in group["params"]}
@@ -351,7 +363,7 @@ def _read_optimizer(
 
 
 def _restored_value(value: Any, parameter: nn.Parameter, saved: CheckpointReader) -> Any:
-    """Returns a value of the state as it is stored next to its parameter."""
+    """Returns a value in the optimizer state, placed as the optimizer stores it for its parameter."""
     if isinstance(value, Mapping):
         return {key: _restored_value(item, parameter, saved) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,10 +1,11 @@
-"""Tensor parallelism: layers cut into slices over several ranks.
+"""Tensor parallelism: the weights of layers are cut into slices over several ranks.
 
-Takes a model on the meta device, a plan (names of modules to styles) and the mesh axis of slices; gives the model with
-DTensors as weights, and the modules whose gradients are sums over ranks. If the plan does not fit the model (a name or
-a size), nothing is sliced. Tied weights stay tied. Logits are whole on every rank.
+The model is on the meta device. A plan maps module names to slicing styles. Afterwards the sliced weights are DTensors.
+If a name or a size in the plan does not fit the model, nothing is sliced. Tied weights are not sliced and stay tied.
+Logits are whole on every rank.
 
-Source: the styles are those of `base_model_tp_plan` in transformers; slicing is done by torch's `parallelize_module`.
+Source:
+    The styles are those of `base_model_tp_plan` in transformers. Slicing is done by torch's `parallelize_module`.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ _WORDS = (*_STYLES, _GRAD_ALL_REDUCE, "replicate")
 
 
 def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, plan: str | Mapping[str, Any] | None) -> list[nn.Module]:
-    """Slices the layers of a model in place, and returns the modules whose gradients must be summed over the axis.
+    """Slices the layers of a model in place, and returns the modules whose gradients must be summed over the mesh axis.
 
     Args:
-        model: on the meta device.
-        mesh: the axis of slices.
-        plan: "auto" or None for the model's own plan, or names of modules (`*` for a number) to styles.
+        model: the model, which is on the meta device.
+        mesh: the mesh axis of the tensor-parallel ranks.
+        plan: a mapping of module names (with `*` for a number) to styles. "auto" or None uses the model's own plan.
 
     Raises:
-        DistributedError: FG736 for a model without a plan, or a plan with an unknown name or style; FG737 for sizes
-            that the number of slices does not divide.
+        DistributedError: FG736 if the model has no plan, or if the plan has an unknown name or style; FG737 if a size
+            cannot be divided by the number of ranks.
     """
     # DTensor reports for every gather over two axes that one would suffice; weights sharded over both axes always need
     # two.
@@ -88,7 +89,7 @@ def _plan_of(model: nn.Module, plan: str | Mapping[str, Any] | None) -> Mapping[
 
 
 def _styles_by_module(model: nn.Module, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the style of each module that matches a name of the plan."""
+    """Returns the style of each module that matches a name in the plan."""
     names = [name for name, _ in model.named_modules() if name]
     parameters = {name for name, _ in model.named_parameters()}
     styles: dict[str, Any] = {}
@@ -156,7 +157,7 @@ def _refuse_uneven(name: str, module: nn.Module, style: Any, size: int) -> None:
 
 
 def _keep_tied_whole(model: nn.Module, styles: dict[str, Any]) -> None:
-    """Removes from the plan the modules whose weight is tied to another module: sliced, it would become two weights."""
+    """Removes the modules with tied weights from the plan, since slicing would turn a tied weight into two weights."""
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         for parameter in module._parameters.values():
