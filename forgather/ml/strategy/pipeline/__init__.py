@@ -1,5 +1,5 @@
-"""Pipeline parallelism: a model cut into stages that run under torch's schedules.
+"""Pipeline parallelism: a model is cut into stages that run under torch's pipeline schedules.
 
-Takes a model on the meta device and the cuts; gives the stages of each rank, with the model's own parameter names. The
-chained stages compute what the whole model computes, since each runs the model's own forward.
+A model on the meta device and its cuts determine the stages on each rank. Parameters keep the names that they have in
+the model. The chained stages compute what the whole model computes, since each stage runs the model's own forward.
 """

@@ -1,8 +1,8 @@
-"""The repeated list of blocks of a model, and the modules used before and after it.
+"""The repeated list of blocks in a model, and the modules that are used before and after the blocks.
 
-Takes a model, preferably on the meta device; gives a `BlockList`. The model is not changed. Where modules are used is
-observed in a forward pass on the meta device if one is possible, and otherwise follows from the order of registration.
-A model that cannot be cut is refused by name.
+`find_blocks` takes a model, preferably on the meta device, and returns a `BlockList`. The model is not changed. If
+possible, a forward pass on the meta device shows where modules are used; otherwise the order in which they were
+registered determines it. A model that cannot be cut is refused with an error that names its class.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forgather.ml.strategy.pipeline.trace import Crossing, Observed, observe
 
 
 class Entry(StrEnum):
-    """How hidden states enter a stage that is not the first."""
+    """How hidden states enter the model's forward in a stage that is not the first."""
 
     EMBEDS = "inputs_embeds"  # a keyword of the model's forward, as in transformers
     IDS = "ids"  # the forward takes only token ids: zeros of the right shape are passed
@@ -33,14 +33,14 @@ class BlockList:
     """The places where a model can be cut.
 
     Args:
-        name: the container of the blocks; "" if the model itself is an `nn.Sequential`.
-        keys: names of the blocks in their container, in order.
-        before: modules and parameters that are used before the first block, in order.
-        after: modules and parameters that are used after the last block, in order.
-        entry: how hidden states enter a later stage.
-        num_outputs: length of the tuple that a block returns; None if it returns a tensor.
-        flops: of the modules before, of each block, and of the modules after, for one small batch; None if not
-            measured.
+        name: the name of the module that contains the blocks. "" if the model itself is an `nn.Sequential` of blocks.
+        keys: the names of the blocks in that module, in order.
+        before: the names of the modules and parameters that are used before the first block, in order.
+        after: the names of the modules and parameters that are used after the last block, in order.
+        entry: how hidden states enter the model's forward in a stage that is not the first.
+        num_outputs: the length of the tuple that a block returns. None if a block returns a tensor.
+        flops: the floating-point operations for one small batch: of the modules before the blocks, of each block, and
+            of the modules after the blocks. None if they were not measured.
     """
 
     name: str
@@ -55,21 +55,25 @@ class BlockList:
         return len(self.keys)
 
     def block_name(self, index: int) -> str:
-        """Returns the model's own name of block `index`."""
+        """Returns the name, in the whole model, of the block with the given index."""
         return f"{self.name}.{self.keys[index]}" if self.name else self.keys[index]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The model's own names of the blocks."""
+        """The names of the blocks in the whole model."""
         return tuple(self.block_name(index) for index in range(len(self)))
 
 
 def find_blocks(model: nn.Module) -> BlockList:
-    """Returns the repeated list of blocks of a model.
+    """Returns the repeated list of blocks in a model.
+
+    Args:
+        model: the whole model, preferably on the meta device.
 
     Raises:
-        TrainingError: FG750 for a model without such a list, or with several; FG754 if the blocks pass on more than
-            hidden states.
+        TrainingError: FG750 if the model has no such list or several; FG754 if the blocks pass on more than hidden
+            states, if a module outside the blocks is used inside them, or if it is unknown where a parameter outside
+            the blocks is used.
     """
     kind = type(model).__name__
     config = getattr(model, "config", None)
@@ -114,7 +118,7 @@ def find_blocks(model: nn.Module) -> BlockList:
 
 
 def _is_repeated(module: nn.Module) -> bool:
-    """Returns whether a module is a list in which one class with parameters occurs at least twice."""
+    """Returns whether a module is a list in which at least two children with parameters have the same class."""
     if not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
         return False
     # Only children with parameters count: a list of activations is not a list of blocks.
@@ -123,7 +127,7 @@ def _is_repeated(module: nn.Module) -> bool:
 
 
 def _repeated_lists(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Yields name and length of each outermost repeated list below a module."""
+    """Yields the name and the length of each outermost repeated list in a module."""
     for name, child in module.named_children():
         if _is_repeated(child):
             yield prefix + name, len(list(child.children()))
@@ -155,7 +159,10 @@ def _list_name(model: nn.Module, kind: str) -> str:
 
 
 def _ancestors(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yields (prefix, module, name of the child on the way) from the model down to the container of the blocks."""
+    """Yields (prefix, module, child name) for each module on the path from the model to the container of the blocks.
+
+    The prefix is the start of the names inside the module, and the child name is that of the next module on the path.
+    """
     prefix, module = "", model
     for part in name.split("."):
         yield prefix, module, part
@@ -163,9 +170,10 @@ def _ancestors(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, st
 
 
 def _unit_names(model: nn.Module, name: str) -> Iterator[str]:
-    """Yields the names of modules and parameters outside the blocks, which the stages that use them must hold.
+    """Yields the names of the modules and parameters outside the blocks that only the stages that use them must have.
 
-    Modules without parameters (rotary embeddings) are cheap and may be used by every block, so every stage has them.
+    Modules without parameters, such as rotary embeddings, need little memory and may be used by every block, so every
+    stage has them. Dropout modules are the exception.
     """
     for prefix, module, way in _ancestors(model, name):
         yield from (prefix + own for own, value in module._parameters.items() if value is not None)
@@ -196,12 +204,12 @@ def _registered_after(model: nn.Module, name: str, unit: str) -> bool:
 
 
 def _innermost_first(after: list[str]) -> tuple[str, ...]:
-    """Sorts by depth in the module tree: a module closer to the blocks is used earlier, as a norm before a head."""
+    """Sorts names by depth in the module tree, the deepest first: a norm is used before a head that is further out."""
     return tuple(sorted(after, key=lambda unit: -unit.count(".")))
 
 
 def _by_registration(model: nn.Module, name: str, units: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the units before and after the blocks, by the order in which the modules were registered."""
+    """Returns the modules before and after the blocks, in the order in which they were registered."""
     modules = dict(model.named_modules())
     bare = [unit for unit in units if unit not in modules]
     if bare:
@@ -218,7 +226,10 @@ def _by_registration(model: nn.Module, name: str, units: Sequence[str]) -> tuple
 def _by_use(
     model: nn.Module, name: str, units: Sequence[str], seen: Observed
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the units before and after the blocks, by their use in the forward pass; unused ones by registration."""
+    """Returns the modules and parameters before and after the blocks, according to their use in the forward pass.
+
+    For an unused module, the order of registration determines the side.
+    """
     last = seen.num_blocks
     before, after = [], []
     for unit in units:

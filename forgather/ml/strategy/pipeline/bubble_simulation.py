@@ -1,10 +1,10 @@
-"""Pipeline bubbles: how long ranks wait, by an event simulation of torch's schedules and by the published formulas.
+"""Pipeline bubbles: how long ranks wait, according to a simulation of torch's schedules and to published formulas.
 
-Takes the name of a schedule, sizes, and the times of a micro-batch; gives a `Simulation`: step time, idle share,
-micro-batches in flight. The order of actions is that of torch's schedule object. An action starts when its rank is free
-and its inputs have arrived. No process group is needed.
+`simulate` takes the name of a schedule, sizes, and the times of a micro-batch. It returns a `Simulation` with the step
+time, the share of idle time, and the number of micro-batches in flight. The order of actions is that of torch's
+schedule object. An action starts as soon as its rank is free and its inputs have arrived. No process group is needed.
 
-Letters: p ranks, m micro-batches, v stages per rank.
+Letters in formulas: p is the number of ranks, m the number of micro-batches, v the number of stages per rank.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from forgather.pipeline_schedules import SCHEDULES, ScheduleFacts
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Times of one micro-batch in one stage, in any unit.
+    """The times of one micro-batch in one stage, in any unit of time.
 
     Args:
-        forward: of the forward pass.
-        backward_input: of the backward pass to the inputs.
-        backward_weight: of the backward pass to the weights.
+        forward: the time of the forward pass.
+        backward_input: the time to compute the gradients of the inputs.
+        backward_weight: the time to compute the gradients of the weights.
     """
 
     forward: float = 1.0
@@ -35,11 +35,16 @@ class StageTimes:
 
     @property
     def total(self) -> float:
-        """The sum of all times."""
+        """The sum of the three times."""
         return self.forward + self.backward_input + self.backward_weight
 
     def of(self, kind: str) -> float:
-        """Returns the time of an action: F, I, W, or B for both backward passes."""
+        """Returns the time of an action.
+
+        Args:
+            kind: the kind of action: F for forward, I for the gradients of inputs, W for the gradients of weights, or B
+                for both gradients.
+        """
         if kind == "B":
             return self.backward_input + self.backward_weight
         return {"F": self.forward, "I": self.backward_input, "W": self.backward_weight}[kind]
@@ -47,7 +52,8 @@ class StageTimes:
     def as_first(self) -> StageTimes:
         """Returns the times of the first stage under a schedule that splits backward passes.
 
-        Its inputs need no gradients, so torch runs its whole backward pass as that of the weights.
+        The inputs of the first stage need no gradients, so torch runs the whole backward pass of the stage as the
+        action W.
         """
         return StageTimes(self.forward, 0.0, self.backward_input + self.backward_weight)
 
@@ -57,15 +63,16 @@ class Event:
     """One action of one rank.
 
     Args:
-        rank: that computes.
-        stage: of the action.
-        kind: F, I, W, or B for both backward passes.
-        micro_batch: number of the micro-batch.
-        start: when it begins.
-        end: when it ends.
+        rank: the rank that computes the action.
+        stage: the number of the stage.
+        kind: the kind of action: F for forward, I for the gradients of inputs, W for the gradients of weights, or B for
+            both gradients.
+        micro_batch: the number of the micro-batch.
+        start: the time at which the action begins.
+        end: the time at which the action ends.
 
     Units:
-        that of the given times.
+        The times are in the unit of the given `StageTimes`.
     """
 
     rank: int
@@ -81,13 +88,14 @@ class Simulation:
     """A simulated step of a pipeline.
 
     Args:
-        step_time: from the first action to the end of the last.
-        busy: time in which each rank computes.
-        in_flight: the largest number of micro-batches whose activations each rank holds; a stage counts 1/v.
-        events: all actions, by time.
+        step_time: the time from the first action to the end of the last action.
+        busy: for each rank, the time in which it computes.
+        in_flight: for each rank, the largest number of micro-batches whose activations it keeps at the same time. The
+            activations of one micro-batch in one of the rank's v stages add 1/v.
+        events: all actions, in the order of their start times.
 
     Units:
-        that of the given times.
+        The times are in the unit of the given `StageTimes`.
     """
 
     step_time: float
@@ -97,7 +105,7 @@ class Simulation:
 
     @property
     def idle_share(self) -> float:
-        """The share of the time of all ranks in which they wait."""
+        """The share of the total time of all ranks in which the ranks wait."""
         return 1 - sum(self.busy) / (self.step_time * len(self.busy))
 
 
@@ -115,16 +123,18 @@ def _known_facts(schedule: str) -> ScheduleFacts:
 def actions_of(
     schedule: str, num_ranks: int, num_micro_batches: int, stages_per_rank: int
 ) -> tuple[tuple[tuple[int, str, int], ...], ...]:
-    """Returns (stage, F I W or B, micro-batch) for each rank in order, as in torch's schedule object.
+    """Returns the actions of each rank in order, each as (stage, kind, micro-batch), as in torch's schedule object.
+
+    The kind is F for forward, I for the gradients of inputs, W for the gradients of weights, or B for both gradients.
 
     Args:
-        schedule: name of a schedule.
-        num_ranks: p.
-        num_micro_batches: m.
-        stages_per_rank: v.
+        schedule: the name of a schedule.
+        num_ranks: the number of ranks.
+        num_micro_batches: the number of micro-batches.
+        stages_per_rank: the number of stages per rank.
 
     Raises:
-        TrainingError: FG756 for an unknown schedule, or one that refuses the sizes.
+        TrainingError: FG756 if the schedule is unknown, or if the schedule refuses the sizes.
     """
     _known_facts(schedule)
     try:
@@ -151,7 +161,10 @@ def actions_of(
 
 
 def _counted_from_zero(actions: Sequence[tuple[int, str, int]]) -> tuple[tuple[int, str, int], ...]:
-    """Numbers micro-batches from 0: for the last rank of 1F1B torch 2.13 lists them from 1, and runs them from 0."""
+    """Returns the actions with micro-batches numbered from 0.
+
+    On the last rank of 1F1B, torch 2.13 lists the micro-batches of forward passes from 1, although it runs them from 0.
+    """
     least: dict[tuple[int, str], int] = {}
     for stage, kind, micro_batch in actions:
         # Only the numbers of forward passes are wrong; I and B use the same numbers.
@@ -172,19 +185,19 @@ def simulate(
     """Returns a simulated step of a pipeline.
 
     Args:
-        schedule: name of a schedule of torch, such as "Schedule1F1B".
-        num_ranks: ranks of the pipeline.
-        num_micro_batches: micro-batches of a step.
-        stages_per_rank: stages per rank; by default the schedule's usual number.
-        times: of each stage, or one for all stages.
-        send_time: time between the end of an action and the arrival of its result on another rank.
+        schedule: the name of one of torch's schedules, such as "Schedule1F1B".
+        num_ranks: the number of ranks in the pipeline.
+        num_micro_batches: the number of micro-batches in a step.
+        stages_per_rank: the number of stages per rank. None for the schedule's usual number.
+        times: the times of each stage, or one `StageTimes` for all stages.
+        send_time: the time between the end of an action and the arrival of its result on another rank.
 
     Units:
-        Times are in one unit of the caller's choice.
+        All times are in the same unit, which the caller chooses.
 
     Raises:
-        TrainingError: FG756 for an unknown schedule, or one that refuses the sizes.
-        ValueError: for another number of times than stages.
+        TrainingError: FG756 if the schedule is unknown, or if the schedule refuses the sizes.
+        ValueError: if the number of times is not the number of stages.
     """
     per_rank = stages_per_rank or _known_facts(schedule).usual_stages
     num_stages = per_rank * num_ranks
@@ -226,7 +239,7 @@ def _ready(
     action: tuple[int, str, int],
     send_time: float,
 ) -> float | None:
-    """Returns when the inputs of an action have arrived; None if they are not computed yet."""
+    """Returns the time at which the inputs of an action have arrived, or None if they are not computed yet."""
     stage, kind, micro_batch = action
     if kind == "W" or (kind == "F" and stage == 0):
         return 0.0  # the order of its own rank suffices
@@ -244,7 +257,11 @@ def _ready(
 
 
 def _in_flight(queue: Sequence[tuple[int, str, int]], stages_per_rank: int) -> float:
-    """Returns the most activations held at once: from a forward pass to the end of the backward pass to the inputs."""
+    """Returns the largest number of micro-batches whose activations a rank keeps at the same time.
+
+    The activations of a micro-batch are kept from its forward pass until the gradients of the stage's inputs are
+    computed. A micro-batch adds 1/v for each of the rank's v stages.
+    """
     held = most = 0
     for _, kind, _ in queue:
         held += {"F": 1, "B": -1, "I": -1}.get(kind, 0)
@@ -263,19 +280,21 @@ def idle_formula(
     """Returns the idle share of a step with equal stages and free communication.
 
     Args:
-        schedule: name of a schedule of torch.
-        num_ranks: p.
-        num_micro_batches: m, at least as many as stages.
-        stages_per_rank: v.
-        times: of each stage.
+        schedule: the name of one of torch's schedules.
+        num_ranks: the number of ranks, p.
+        num_micro_batches: the number of micro-batches, m, which must be at least the number of stages.
+        stages_per_rank: the number of stages per rank, v. None for the schedule's usual number.
+        times: the times of each stage.
 
     Raises:
-        TrainingError: FG756 for an unknown schedule.
-        ValueError: for a V schedule with unequal times, which follows no formula: use `simulate`.
+        TrainingError: FG756 if the schedule is unknown.
+        ValueError: if the schedule is V-shaped and the times are unequal. No formula exists for this case; use
+            `simulate`.
 
     Source:
-        GPipe and 1F1B (p-1)/(m+p-1); interleaved (p-1)/(vm+p-1), Narayanan et al. 2021, 2.2; zero bubble, Qi et al.
-        2023, 2.3. torch's V schedules have idle time in a synchronous step: that of filling the pipeline.
+        GPipe and 1F1B: (p-1)/(m+p-1). Interleaved: (p-1)/(vm+p-1), Narayanan et al. 2021, section 2.2. Zero bubble: Qi
+            et al. 2023, section 2.3. In a synchronous step, torch's V-shaped schedules are idle while the pipeline
+            fills.
     """
     facts = _known_facts(schedule)
     v = stages_per_rank or facts.usual_stages

@@ -1,4 +1,4 @@
-"""The dotted name under which scripts know the simulation of schedules."""
+"""The public dotted name of the simulation of pipeline schedules, which scripts use."""
 
 from forgather.ml.strategy.pipeline.bubble_simulation import simulate
 

@@ -1,10 +1,10 @@
-"""Forward passes over all stages without gradients, and the model that callbacks call: it computes over all stages.
+"""Forward passes over all stages without gradients, and the model that callbacks call.
 
-Takes inputs; gives the output of the last stage, on its rank (`ForwardPass`) or on every rank (`PipelineModel`), and
-generated text. Every placement of stages and every shape of inputs works, which torch's own evaluation does not offer
-for V-shaped schedules. No buffer of a schedule changes. Sharded weights are resharded afterwards. A rank continues with
-its next batch while later stages compute. Generation is greedy and uses no key-value cache, so each token is a forward
-pass over the whole text so far.
+`ForwardPass` returns the output of the last stage on the rank of that stage; `PipelineModel` returns it on every rank,
+and generates text. Both work with every placement of stages and with inputs of any shape. torch's own evaluation does
+not support V-shaped schedules. The buffers of the training schedule do not change. Weights that the forward pass
+gathered are resharded afterwards. A rank starts its next batch while later stages still compute the previous one. Text
+generation is greedy and uses no key-value cache, so each token needs a forward pass over the whole text so far.
 
 Shapes:
     B rows, T positions, V vocabulary.
@@ -38,10 +38,10 @@ class ForwardPass:
     """The forward pass over all stages.
 
     Args:
-        stages: the stage modules of this rank by number.
-        placement: of all stages.
+        stages: the stage modules on this rank, by stage number.
+        placement: the placement of all stages on ranks.
         group: the process group of the pipeline.
-        device: on which this rank computes.
+        device: the device that this rank computes on.
     """
 
     def __init__(
@@ -54,10 +54,12 @@ class ForwardPass:
         self._pending_sends: list[tuple[Any, Tensor]] = []
 
     def __call__(self, inputs: StepInputs) -> Any:
-        """Returns the model's output on the rank of the last stage, and None elsewhere. Collective.
+        """Returns the model's output on the rank of the last stage, and None on other ranks.
+
+        Collective: every rank of the pipeline must call it.
 
         Shapes:
-            inputs: (B, T). Returns what the model returns, as (B, T, V) logits.
+            inputs: (B, T). Returns the model's output, such as (B, T, V) logits.
         """
         output: Any = None
         carried: tuple[Tensor, ...] = ()
@@ -78,13 +80,14 @@ class ForwardPass:
         return output
 
     def finish(self) -> None:
-        """Waits until everything that was sent has arrived."""
+        """Waits until everything that this rank sent has arrived."""
         for work, _ in self._pending_sends:
             work.wait()
         self._pending_sends.clear()
 
     def _send(self, tensors: tuple[Tensor, ...], rank: int) -> None:
-        # At most one batch is in transfer: a fast first stage would otherwise fill the memory.
+        # At most one batch is in transfer at a time: otherwise the batches that a fast first stage sends would fill the
+        # memory.
         self.finish()
         header = torch.zeros(_HEADER, dtype=torch.int64)
         header[0] = len(tensors)
@@ -122,12 +125,12 @@ _log = get_logger(__name__)
 
 
 class PipelineModel(nn.Module):
-    """The whole model, computed stage by stage.
+    """The whole model, whose forward runs stage by stage on the ranks of the pipeline.
 
     Args:
-        local: the stages of this rank.
+        local: the stages on this rank.
         run: the forward pass over all stages.
-        model: the whole model on the meta device; gives configuration and generation settings.
+        model: the whole model on the meta device, from which the configuration and the generation settings are taken.
     """
 
     def __init__(self, local: LocalStages, run: ForwardPass, model: nn.Module) -> None:
@@ -143,19 +146,21 @@ class PipelineModel(nn.Module):
 
     @property
     def stands_for(self) -> nn.Module:
-        """The whole model on the meta device: its class is the one that a checkpoint names."""
+        """The whole model on the meta device, whose class is named in checkpoints."""
         return self._whole[0]
 
     @property
     def device(self) -> torch.device:
-        """The device of inputs."""
+        """The device on which the model expects its inputs."""
         return self._run.device
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
-        """Returns the output of the model, the same on every rank, without gradients. Collective.
+        """Returns the output of the model, computed without gradients and the same on every rank.
+
+        Collective: every rank of the pipeline must call it.
 
         Shapes:
-            inputs: (B, T). Returns (B, T, V) logits, or what the model returns.
+            inputs: (B, T). Returns (B, T, V) logits from a language model, or the shape of the model's output.
         """
         batch = inputs if not args else args[0] if not inputs else {self.main_input_name: args[0], **inputs}
         with torch.no_grad():
@@ -165,7 +170,7 @@ class PipelineModel(nn.Module):
         return CausalLMOutput(logits=output) if hasattr(self.config, "vocab_size") else output
 
     def _on_every_rank(self, output: Tensor | None) -> Tensor:
-        """Returns the tensor of the last stage on every rank."""
+        """Returns the output of the last stage on every rank."""
         placement, group = self._run.placement, self._run.group
         if placement.num_ranks == 1 and output is not None:
             return output
@@ -180,19 +185,22 @@ class PipelineModel(nn.Module):
     def generate(
         self, inputs: Tensor, *, attention_mask: Tensor | None = None, generation_config: Any = None, **settings: Any
     ) -> Tensor:
-        """Returns the prompts followed by the text that the model generates greedily. Collective.
+        """Returns the prompts followed by the text that the model generates greedily.
+
+        Collective: every rank of the pipeline must call it.
 
         Args:
-            inputs: token ids of prompts of equal length.
-            attention_mask: of the prompts; no token may be masked.
-            generation_config: its `max_new_tokens`, `eos_token_id` and `pad_token_id` are used.
-            **settings: the same settings by name, which take precedence.
+            inputs: the token ids of prompts of equal length.
+            attention_mask: the attention mask of the prompts, in which no token may be masked.
+            generation_config: a generation config, of which `max_new_tokens`, `eos_token_id` and `pad_token_id` are
+                used.
+            **settings: the same settings as keyword arguments, which have higher precedence.
 
         Shapes:
             inputs: (B, T); attention_mask: (B, T). Returns (B, T + new tokens).
 
         Raises:
-            TrainingError: FG765 for padded prompts.
+            TrainingError: FG765 if the prompts are padded.
         """
         if attention_mask is not None and not bool(attention_mask.all()):
             raise TrainingError(

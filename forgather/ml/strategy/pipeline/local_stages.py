@@ -1,8 +1,8 @@
-"""The stages of one rank as one model, their part of the state, and tied weights between stages.
+"""The stages on one rank as one module, their part of the model's state, and tied weights between stages.
 
-Takes stage modules and names of the whole model; gives one module for optimizers and training mode, the local state,
-whole weights on every rank, and summed gradients of tied weights. Weights have the names of the whole model, tied
-weights their first name. A state does not depend on the stages, so every layout can resume from it.
+Optimizers and training mode need one module, which is `LocalStages`. Its parameters have the names that they have in
+the whole model; a tied weight has its first name. The functions yield the whole state on every rank, and sum the
+gradients of tied weights. A state does not depend on the cuts, so a run with any layout can resume from it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from forgather.ml.strategy.state import whole_tensor
 
 
 class LocalStages(nn.Module):
-    """The stages of this rank.
+    """The stages on this rank, as one module.
 
     Args:
-        stages: the stage modules by number.
-        aliases: further names of tied weights, with their first names.
-        config: of the whole model.
+        stages: the stage modules, by stage number.
+        aliases: a mapping of each further name of a tied weight to its first name.
+        config: the configuration of the whole model.
     """
 
     def __init__(self, stages: Mapping[int, nn.Module], aliases: Mapping[str, str], config: Any) -> None:
@@ -42,7 +42,7 @@ class LocalStages(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yields parameters under the names of the whole model; arguments as in `nn.Module`."""
+        """Yields the parameters under their names in the whole model; see `nn.Module` for the arguments."""
         seen: set[int] = set()
         for stage in self.stages.values():
             for name, parameter in stage.named_parameters(prefix, recurse, remove_duplicate):
@@ -52,7 +52,7 @@ class LocalStages(nn.Module):
                 yield self.aliases.get(name, name), parameter
 
     def named_state(self) -> dict[str, Any]:
-        """Returns the state in these stages by names of the whole model, a tied weight under its first name only."""
+        """Returns the state of these stages by the names of the whole model; a tied weight has its first name only."""
         held: dict[str, Any] = {}
         for stage in self.stages.values():
             for name, value in stage.state_dict(keep_vars=True).items():
@@ -62,11 +62,11 @@ class LocalStages(nn.Module):
 
 
 def optimizer_of(local: LocalStages, make: Callable[[nn.Module], Optimizer]) -> Optimizer:
-    """Returns the optimizer of the stages of this rank; one without parameters if all of them are frozen.
+    """Returns the optimizer of the stages on this rank, or an optimizer without parameters if all of them are frozen.
 
     Args:
-        local: the stages of this rank.
-        make: returns the optimizer of a module.
+        local: the stages on this rank.
+        make: a function that returns the optimizer of a module.
     """
     if any(parameter.requires_grad for parameter in local.parameters()):
         return make(local)
@@ -78,13 +78,15 @@ def optimizer_of(local: LocalStages, make: Callable[[nn.Module], Optimizer]) -> 
 
 
 def whole_state(local: LocalStages, names: Sequence[str], *, group: Any, device: torch.device) -> Iterator[Any]:
-    """Yields (name, value) of the whole model's state in its order, one at a time. Collective.
+    """Yields (name, value) for each entry in the whole model's state, in the order of the names, one at a time.
+
+    Collective: every rank of the pipeline must iterate to the end.
 
     Args:
-        local: the stages of this rank.
-        names: of the state of the whole model.
+        local: the stages on this rank.
+        names: the names of all entries in the whole model's state, in order.
         group: the process group of the pipeline.
-        device: on which the group communicates.
+        device: the device that the group communicates on.
     """
     held = local.named_state()
     everyone = _gather_objects({name: _spec(value) for name, value in held.items()}, group)
@@ -121,7 +123,7 @@ def _gather_objects(value: Any, group: Any) -> list[Any]:
 
 
 def _broadcast(value: Any, facts: Any, *, owner: int, group: Any, device: torch.device) -> Any:
-    """Returns the value of the owner on every rank."""
+    """Broadcasts the owning rank's value; every rank returns it."""
     # Values that are not tensors were gathered with the specs.
     if not isinstance(facts, _TensorSpec):
         return facts
@@ -136,26 +138,26 @@ def _broadcast(value: Any, facts: Any, *, owner: int, group: Any, device: torch.
 
 @dataclass(frozen=True, slots=True)
 class TiedParameter:
-    """One parameter that several stages use, and its copies.
+    """One parameter of the model that several stages have a copy of.
 
     Args:
-        copies: (stage, name in that stage) in the order of stages, one for each stage that holds it.
+        copies: (stage, name in that stage) for each stage that has a copy, in the order of the stages.
     """
 
     copies: tuple[tuple[int, str], ...]
 
     @property
     def first(self) -> tuple[int, str]:
-        """The copy of the earliest stage, which counts in the gradient norm."""
+        """The copy in the earliest stage, which is the one that is counted in the gradient norm."""
         return self.copies[0]
 
 
 def tied_parameters(model: nn.Module, plan: SplitPlan) -> list[TiedParameter]:
-    """Returns the parameters that more than one stage holds, in the order of the model.
+    """Returns the parameters that more than one stage has, in the order of the model.
 
     Args:
         model: the whole model.
-        plan: its cuts.
+        plan: the cuts of the model.
     """
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -177,8 +179,8 @@ class LocalTiedWeight:
     """The copies of a tied weight on this rank.
 
     Args:
-        copies: on this rank, in the order of their stages.
-        ranks: ranks of the pipeline that hold copies.
+        copies: the copies on this rank, in the order of their stages.
+        ranks: the ranks of the pipeline that have copies.
     """
 
     copies: tuple[nn.Parameter, ...]
@@ -186,11 +188,11 @@ class LocalTiedWeight:
 
 
 def tie_local_copies(stages: Mapping[int, nn.Module], tied: Sequence[TiedParameter]) -> None:
-    """Makes the copies of a tied weight on this rank one parameter.
+    """Replaces the copies of a tied weight on this rank by a single parameter.
 
     Args:
-        stages: the stage modules of this rank by number.
-        tied: the parameters that several stages hold.
+        stages: the stage modules on this rank, by stage number.
+        tied: the parameters that several stages have.
     """
     for weight in tied:
         # One parameter: the optimizer steps it once, and its gradients add up in the backward pass.
@@ -203,16 +205,18 @@ def tie_local_copies(stages: Mapping[int, nn.Module], tied: Sequence[TiedParamet
 def tied_weights(
     stages: Mapping[int, nn.Module], tied: Sequence[TiedParameter], placement: Placement, group: Any
 ) -> tuple[list[LocalTiedWeight], set[nn.Parameter]]:
-    """Returns the tied weights with copies on this rank, and the copies that are not counted in a norm. Collective.
+    """Returns the tied weights with copies on this rank, and the copies that this rank must not count in the norm.
+
+    Collective: every rank of the pipeline must call it.
 
     Args:
-        stages: the stage modules of this rank by number.
-        tied: the parameters that several stages hold.
-        placement: of all stages.
+        stages: the stage modules on this rank, by stage number.
+        tied: the parameters that several stages have.
+        placement: the placement of all stages on ranks.
         group: the process group of the pipeline.
 
     Raises:
-        DistributedError: FG766 if the two ends of a tied weight are sliced differently.
+        DistributedError: FG766 if the copies of a tied weight are sliced differently.
     """
     found: list[LocalTiedWeight] = []
     represented: set[nn.Parameter] = set()
@@ -248,13 +252,15 @@ def _layout_of(parameter: nn.Parameter) -> str:
 
 @torch.no_grad()
 def sum_tied(tied: Sequence[LocalTiedWeight], *, rank: int, group: Any, device: torch.device) -> None:
-    """Gives every copy of each tied weight the sum of the gradients of all copies. Collective.
+    """Sets the gradient of each copy of a tied weight to the sum of the gradients of all copies.
+
+    Collective: every rank that has a copy must call it.
 
     Args:
         tied: the tied weights with copies on this rank.
-        rank: position of this rank in the pipeline.
+        rank: the rank in the pipeline.
         group: the process group of the pipeline.
-        device: on which the group communicates.
+        device: the device that the group communicates on.
     """
     for weight in tied:
         for copy in weight.copies:
@@ -278,8 +284,8 @@ def _sum_among(own: Tensor, ranks: Sequence[int], *, rank: int, group: Any) -> T
     operations += [dist.P2POp(dist.irecv, there, group=group, group_peer=other) for other, there in others.items()]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
-    # In the same order on every rank: a sum of floating-point numbers depends on the order, and the copies must stay
-    # equal.
+    # The parts are summed in the same order on every rank: a sum of floating-point numbers depends on the order, and
+    # the copies must stay equal.
     first, *rest = [own if other == rank else others[other] for other in sorted(ranks)]
     total = first.clone()
     for part in rest:

@@ -1,7 +1,8 @@
-"""The split of a batch for a pipeline: inputs of the first stage, inputs of every stage, and parts for the loss.
+"""The split of a batch for a pipeline: inputs of the first stage, inputs of every stage, and rows of each micro-batch.
 
-Takes a batch; gives `StepInputs`, and parts with equal numbers of rows. A batch that cannot be split is refused on
-every rank before a stage runs, since all ranks of a replica get the same batch. Labels are used by the last stage only.
+`step_inputs` takes a batch and returns `StepInputs`; `part_of` returns the rows of one micro-batch. All ranks of a
+replica get the same batch, so a batch that cannot be split is refused on every rank before a stage runs. Only the last
+stage uses the labels.
 
 Shapes:
     B rows, T positions.
@@ -29,8 +30,8 @@ class StepInputs:
     """The inputs of the stages for one batch.
 
     Args:
-        first: positional inputs of the first stage.
-        every: keyword inputs of every stage (positions, masks).
+        first: the positional inputs of the first stage.
+        every: the keyword inputs of every stage, such as positions and masks.
 
     Shapes:
         each tensor: (B, ...).
@@ -53,16 +54,17 @@ class StepInputs:
 
 
 def step_inputs(batch: Any) -> StepInputs:
-    """Returns the inputs of the stages: everything in a batch except the labels.
+    """Returns the inputs of the stages: all entries of a batch except the labels.
 
     Args:
-        batch: as the collator gave it, or prepared.
+        batch: the batch, as the collator returned it or as `LossRule.prepared` returned it.
 
     Shapes:
-        each input of a batch: (B, ...), or (1, ...) for all rows. Each input in the result: (B, ...).
+        each input in the batch: (B, ...), or (1, ...) if one row is used for all rows. Each input in the result: (B,
+            ...).
 
     Raises:
-        TrainingError: FG764 for a batch that a pipeline cannot split by rows.
+        TrainingError: FG764 if a pipeline cannot split the batch by rows.
     """
     if isinstance(batch, PaddingBatch):
         return step_inputs(batch.batch)
@@ -123,12 +125,13 @@ def part_of(batch: Any, index: int, size: int) -> Any:
     """Returns rows `index * size` to `(index + 1) * size` of a batch.
 
     Args:
-        batch: of any form that a strategy gets.
-        index: number of the part.
-        size: rows of a part.
+        batch: a batch of any form that a strategy accepts.
+        index: the number of the part.
+        size: the number of rows in a part.
 
     Shapes:
-        each tensor of the batch: (B, ...); one with a single row stands for all rows. In the result: (size, ...).
+        each tensor in the batch: (B, ...), or (1, ...) if one row is used for all rows. In the result: (size, ...), or
+            (1, ...) unchanged.
     """
     if isinstance(batch, PaddingBatch):
         return PaddingBatch(part_of(batch.batch, index, size))

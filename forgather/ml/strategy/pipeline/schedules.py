@@ -1,11 +1,11 @@
-"""Pipeline schedules of torch: placement of stages on ranks, number of micro-batches, and the steps that they run.
+"""torch's pipeline schedules: placement of stages on ranks, number of micro-batches, and the steps of a schedule.
 
-`Placement` and `num_micro_batches` need no process group: sizes that torch would refuse on one rank while the others
-wait are refused on every rank before anything runs. `ScheduleRunner` runs forward and backward passes over the stages
-of this rank: gradients add up over steps and are never scaled by the schedule. Each shape of inputs has its own
-buffers, since torch fixes shapes in the first step. `StageRNG` gives each stage and each replica its own random
-numbers. The global random state stays equal on all ranks of a replica, since a collator may draw from it; restoring it
-restores the random numbers of every stage.
+`place_stages` and `num_micro_batches` need no process group. They refuse sizes that torch would refuse on one rank
+while the other ranks wait, so that every rank raises the error before anything runs. `ScheduleRunner` runs forward and
+backward passes over the stages on this rank. Gradients add up over steps, and the schedule never scales them. torch
+fixes the shapes of a schedule in its first step, so each shape of inputs has its own schedule and buffers. `StageRNG`
+gives each stage and each replica its own random numbers. The global random state stays equal on all ranks of a replica,
+because a collator may draw from it, and because restoring it must restore the random numbers of every stage.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ from forgather.pipeline_schedules import SCHEDULES, ScheduleFacts
 def facts_of(name: str) -> ScheduleFacts:
     """Returns the properties of a schedule.
 
+    Args:
+        name: the name of the schedule.
+
     Raises:
-        DistributedError: FG760 for a name that torch does not know.
+        DistributedError: FG760 if torch has no schedule with this name.
     """
     if name not in SCHEDULES:
         raise DistributedError(f"no schedule {name!r}", code="FG760", hint=nearest(name, list(SCHEDULES)))
@@ -41,12 +44,13 @@ def facts_of(name: str) -> ScheduleFacts:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The stages that each rank of a pipeline holds.
+    """The placement of stages on the ranks of a pipeline.
 
     Args:
-        num_ranks: ranks of the pipeline.
-        stages_per_rank: stages that each rank holds.
-        v_shaped: the second stages of the ranks are in reverse order, so the first rank holds the last stage.
+        num_ranks: the number of ranks in the pipeline.
+        stages_per_rank: the number of stages on each rank.
+        v_shaped: True if every second round of stages is assigned in reverse rank order, so that with two stages per
+            rank the first rank has the first and the last stage.
 
     Example:
         >>> Placement(2, 2, v_shaped=False).stages_of(0), Placement(2, 2, v_shaped=True).stages_of(0)
@@ -59,35 +63,37 @@ class Placement:
 
     @property
     def num_stages(self) -> int:
-        """Number of stages."""
+        """The number of stages."""
         return self.num_ranks * self.stages_per_rank
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the stages of a rank, in ascending order."""
+        """Returns the numbers of the stages on a rank, in ascending order."""
         return tuple(stage for stage in range(self.num_stages) if self.rank_of(stage) == rank)
 
     def rank_of(self, stage: int) -> int:
-        """Returns the rank that holds a stage."""
+        """Returns the rank of a stage."""
         turn, position = divmod(stage, self.num_ranks)
         return self.num_ranks - 1 - position if self.v_shaped and turn % 2 else position
 
     @property
     def last_rank(self) -> int:
-        """The rank that computes the loss."""
+        """The rank of the last stage, which computes the loss."""
         return self.rank_of(self.num_stages - 1)
 
 
 def place_stages(name: str, num_ranks: int, *, stages_per_rank: int | None, num_stages: int | None) -> Placement:
-    """Returns the stages that each rank holds.
+    """Returns the placement of stages on ranks.
 
     Args:
-        name: the schedule.
-        num_ranks: ranks of the pipeline.
-        stages_per_rank: stages that each rank holds; None to derive it from the number of stages or the schedule.
-        num_stages: stages that the model is cut into; None to derive it from the schedule.
+        name: the name of the schedule.
+        num_ranks: the number of ranks in the pipeline.
+        stages_per_rank: the number of stages on each rank. None to derive it from the number of stages or from the
+            schedule.
+        num_stages: the number of stages that the model is cut into. None to derive it from `stages_per_rank` or from
+            the schedule.
 
     Raises:
-        DistributedError: FG760 if schedule, stages and ranks do not fit together.
+        DistributedError: FG760 if the schedule is unknown, or if schedule, stages and ranks do not fit together.
     """
     facts = facts_of(name)
     if stages_per_rank is None:
@@ -127,16 +133,18 @@ def num_micro_batches(name: str, placement: Placement, rows: int, asked: int | N
     """Returns the number of micro-batches that the rows of one step are split into.
 
     Args:
-        name: the schedule.
-        placement: of the stages.
-        rows: rows of one step of one replica.
-        asked: number in the settings; None for as many as there are stages, if the rows allow it.
+        name: the name of the schedule.
+        placement: the placement of the stages on ranks.
+        rows: the number of rows in one step of one replica.
+        asked: the number of micro-batches in the settings. None for as many micro-batches as there are stages, or for
+            the next larger number that the rows and the schedule allow. If there is none, the largest allowed number is
+            used.
 
     Raises:
-        DistributedError: FG761 if the schedule or the rows do not allow it.
+        DistributedError: FG761 if the schedule or the rows do not allow the number of micro-batches.
     """
     legal = [chunks for chunks in range(1, rows + 1) if _obstacle(name, placement, rows, chunks) is None]
-    # The settings are blamed only if they give the number.
+    # The error names `pipeline_chunks` only if the user set it.
     is_set = asked is not None
     if asked is None:
         enough = [chunks for chunks in legal if chunks >= placement.num_stages]
@@ -158,7 +166,7 @@ def num_micro_batches(name: str, placement: Placement, rows: int, asked: int | N
 
 
 def _obstacle(name: str, placement: Placement, rows: int, chunks: int) -> str | None:
-    """Returns why rows cannot be split into this number of micro-batches; None if they can."""
+    """Returns why the rows cannot be split into the given number of micro-batches, or None if they can."""
     facts = facts_of(name)
     # With uneven parts the last rank would raise and the others would wait for it until the process group times out.
     if rows % chunks:
@@ -174,21 +182,21 @@ def _obstacle(name: str, placement: Placement, rows: int, chunks: int) -> str | 
 
 
 _MAX_SHAPES = 16
-"""Number of input shapes whose buffers are kept; the least recently used ones are dropped."""
+"""The number of input shapes whose buffers are kept. The least recently used ones are dropped."""
 
 MicroBatchLoss = Callable[[Any, int], Tensor]
 
 
 class ScheduleRunner:
-    """Forward and backward passes over the stages of this rank.
+    """Runs forward and backward passes over the stages on this rank.
 
     Args:
-        stages: the stage modules of this rank by number.
-        schedule: name of the schedule.
-        placement: of all stages.
-        parts: number of micro-batches.
+        stages: the stage modules on this rank, by stage number.
+        schedule: the name of the schedule.
+        placement: the placement of all stages on ranks.
+        parts: the number of micro-batches.
         group: the process group of the pipeline.
-        device: on which this rank computes.
+        device: the device that this rank computes on.
     """
 
     def __init__(
@@ -216,17 +224,18 @@ class ScheduleRunner:
             torch._functorch.config.donated_buffer = False
 
     def run(self, inputs: StepInputs, loss: MicroBatchLoss) -> Tensor | None:
-        """Adds the gradients of one step; returns the sum of its losses on the rank of the last stage, None elsewhere.
+        """Adds the gradients of one step, and returns the sum of its losses, or None on a rank without the last stage.
 
         Args:
-            inputs: of the stages; the number of rows is a multiple of `parts`.
-            loss: called with the output of the last stage and the number of the micro-batch.
+            inputs: the inputs of the stages. The number of rows is a multiple of `parts`.
+            loss: a function that returns the loss of a micro-batch. It is called with the output of the last stage and
+                the number of the micro-batch.
 
         Raises:
-            Exception: that of a stage, without torch's RuntimeError around it.
+            Exception: the exception that a stage raised, without the RuntimeError that torch wraps around it.
 
         Shapes:
-            loss: returns a scalar. Returns a scalar.
+            The function `loss` returns a scalar tensor. Returns a scalar tensor or None.
         """
         self._loss = loss
         made, is_new = self._schedule_for(inputs)
@@ -274,7 +283,7 @@ class ScheduleRunner:
         return self._loss(output, int(number))
 
     def _take_gradients(self) -> dict[nn.Parameter, Tensor]:
-        """Removes the gradients and returns them; torch drops those of sharded parameters when it allocates buffers."""
+        """Removes and returns the gradients: torch drops those of sharded parameters when it allocates buffers."""
         found = {}
         for stage in self.stages.values():
             for parameter in stage.parameters():
@@ -285,7 +294,7 @@ class ScheduleRunner:
 
 
 class _Stage(PipelineStage):
-    """A stage that infers its shapes from zeros: torch would pass uninitialized memory, which may hold any values."""
+    """A stage whose shapes are inferred from zeros; torch would use uninitialized memory, which may have any values."""
 
     def _compute_outputs(self, *args: Tensor, module: nn.Module, **kwargs: Any) -> Any:
         if not self.is_first:
@@ -296,19 +305,19 @@ class _Stage(PipelineStage):
 
 
 def _stage_exception(error: BaseException) -> BaseException:
-    """Returns the exception of a stage: torch wraps it in a RuntimeError that prints tensors, once per stage."""
+    """Returns the exception that a stage raised: each stage wraps it in a RuntimeError that prints tensors."""
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 class StageRNG:
-    """The random numbers of the passes on one rank.
+    """The random numbers of forward and backward passes on one rank.
 
     Args:
-        replica: number of the replica.
-        position: of this rank in the pipeline.
-        draws: True if the model draws random numbers; otherwise no state is touched.
+        replica: the number of the model replica that this rank belongs to.
+        position: the rank in the pipeline.
+        draws: True if the model draws random numbers. If it is False, no random state is changed.
     """
 
     def __init__(self, *, replica: int, position: int, draws: bool) -> None:
@@ -318,7 +327,10 @@ class StageRNG:
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
-        """Runs its body with random numbers of this rank; all ranks of a pipeline enter equally often."""
+        """Context manager that seeds torch with random numbers for this rank, and restores the random state at its end.
+
+        All ranks of a pipeline must enter it equally often.
+        """
         if not self.draws:
             yield
             return
@@ -335,11 +347,12 @@ class StageRNG:
 
 
 def draws_random_numbers(model: nn.Module, config: Any = None) -> bool:
-    """Returns whether a model draws random numbers in training: a module or its config has a dropout above zero.
+    """Returns whether a model draws random numbers in training, because of a dropout above zero or a similar setting.
 
     Args:
-        model: whose modules are searched.
-        config: of the model; its floats with "drop", "noise" or "jitter" in their name count.
+        model: the model whose modules are searched for dropout.
+        config: the configuration of the model. A float above zero with "drop", "noise" or "jitter" in its name means
+            that the model draws random numbers. None if there is no configuration.
     """
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:

@@ -1,11 +1,11 @@
-"""The cuts of a model into stages: balanced by cost, or as the settings name them.
+"""The cuts of a model into stages: balanced by cost, or at the places that the settings name.
 
-Takes a model and `split_spec`; gives a `SplitPlan`. Costs are counted on the meta device, not timed, and added in the
-same order everywhere, so every rank finds the same cuts.
+`plan_split` takes a model and the setting `split_spec`, and returns a `SplitPlan`. Costs are counted on the meta device
+instead of being measured, and are summed in the same order on every rank, so every rank finds the same cuts.
 
-The cost of a module is the mean of its share of the computation (floating-point operations of a small batch) and its
-share of the parameters (memory, optimizer, gradient traffic): an embedding computes nothing and still has a cost, a
-head has both.
+The cost of a module is the mean of its share of the computation (the floating-point operations of a small batch) and
+its share of the parameters (which determines memory, optimizer time and gradient traffic). An embedding computes almost
+nothing but has parameters, so it has a cost; a head has both.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class UnitCosts:
     """The costs of the parts of a model, as shares of the whole or in any other unit.
 
     Args:
-        before: of the modules before the blocks.
-        blocks: of each block.
-        after: of the modules after the blocks.
+        before: the cost of the modules before the blocks.
+        blocks: the cost of each block.
+        after: the cost of the modules after the blocks.
     """
 
     before: float
@@ -36,7 +36,11 @@ class UnitCosts:
     after: float
 
     def of_stages(self, cuts: Sequence[int]) -> list[float]:
-        """Returns the cost of each stage."""
+        """Returns the cost of each stage.
+
+        Args:
+            cuts: for each stage except the last, the number of blocks up to its end.
+        """
         edges = (0, *cuts, len(self.blocks))
         costs = [sum(self.blocks[start:stop]) for start, stop in zip(edges, edges[1:], strict=False)]
         costs[0] += self.before
@@ -49,9 +53,9 @@ def unit_costs(model: nn.Module, blocks: BlockList, *, seconds: Sequence[float] 
 
     Args:
         model: the whole model.
-        blocks: its list of blocks.
-        seconds: measured times of the modules before, of each block, and of the modules after, used instead of counted
-            operations.
+        blocks: the list of blocks in the model.
+        seconds: the measured times of the modules before the blocks, of each block, and of the modules after the
+            blocks. They are used instead of counted operations. None to use counted operations.
     """
     sizes = [_parameters(model, blocks.before)]
     sizes += [_parameters(model, [name]) for name in blocks.names]
@@ -65,7 +69,7 @@ def unit_costs(model: nn.Module, blocks: BlockList, *, seconds: Sequence[float] 
 
 
 def _parameters(model: nn.Module, names: Sequence[str]) -> int:
-    """Returns the number of parameters below names; a tied one counts each time, since both ends hold a copy."""
+    """Returns the number of parameters in the named modules. A tied parameter is counted once for each of its names."""
     modules = dict(model.named_modules(remove_duplicate=False))
     total = 0
     for name in names:
@@ -75,14 +79,14 @@ def _parameters(model: nn.Module, names: Sequence[str]) -> int:
 
 
 def balanced_cuts(costs: UnitCosts, num_stages: int) -> tuple[int, ...]:
-    """Returns the cuts with the smallest maximal stage cost; among those, the cuts with the most even costs.
+    """Returns the cuts with the smallest maximal stage cost, and among those, the cuts with the most even stage costs.
 
-    Every stage holds a block if there are enough of them; otherwise the modules before, then the modules after, are a
-    stage of their own.
+    Each stage has at least one block if there are enough blocks. Otherwise the modules before the blocks, and then also
+    the modules after the blocks, become a stage of their own.
 
     Args:
-        costs: of the parts of the model.
-        num_stages: number of stages.
+        costs: the costs of the parts of the model.
+        num_stages: the number of stages.
 
     Example:
         >>> balanced_cuts(UnitCosts(before=1.0, blocks=(1.0,) * 6, after=1.0), 4)
@@ -100,7 +104,11 @@ def balanced_cuts(costs: UnitCosts, num_stages: int) -> tuple[int, ...]:
 def _best_cuts(
     costs: UnitCosts, num_stages: int, first: int, last: int, limit: float | None
 ) -> tuple[float, tuple[int, ...]]:
-    """Returns the best value and its cuts: the smallest maximum, or the smallest sum of squares below a limit."""
+    """Returns the best value and the cuts that have it.
+
+    Without a limit, the value is the largest stage cost. With a limit, which no stage cost may exceed, the value is the
+    sum of the squares of the stage costs.
+    """
     count = len(costs.blocks)
     total = [0.0]
     for cost in costs.blocks:
@@ -146,7 +154,7 @@ class SplitPlan:
     """The cuts of a model.
 
     Args:
-        blocks: the list of blocks, and the modules before and after it.
+        blocks: the list of blocks, and the modules before and after the blocks.
         cuts: for each stage except the last, the number of blocks up to its end.
     """
 
@@ -159,27 +167,31 @@ class SplitPlan:
         return len(self.cuts) + 1
 
     def span(self, index: int) -> range:
-        """Returns the indices of the blocks of stage `index`."""
+        """Returns the indices of the blocks in the stage with the given number."""
         edges = (0, *self.cuts, len(self.blocks))
         return range(edges[index], edges[index + 1])
 
     def held(self, index: int) -> tuple[str, ...]:
-        """Returns the names of what stage `index` holds: modules before the blocks, blocks, modules after them."""
+        """Returns the names of a stage's blocks, and of the stage's modules and parameters outside the blocks.
+
+        Args:
+            index: the number of the stage.
+        """
         before = self.blocks.before if index == 0 else ()
         after = self.blocks.after if index == self.num_stages - 1 else ()
         return (*before, *(self.blocks.block_name(block) for block in self.span(index)), *after)
 
     def holds(self, index: int, fqn: str) -> bool:
-        """Returns whether a stage holds a parameter or buffer.
+        """Returns whether a stage has a parameter or buffer.
 
         Args:
-            index: number of the stage.
-            fqn: name of the parameter or buffer.
+            index: the number of the stage.
+            fqn: the name of the parameter or buffer.
         """
         return any(fqn == name or fqn.startswith(name + ".") for name in self.held(index))
 
     def describe(self) -> list[str]:
-        """Returns one line per stage: its blocks, and its other modules."""
+        """Returns one line per stage, which names the stage's blocks and its other modules."""
         lines = []
         for index in range(self.num_stages):
             span = self.span(index)
@@ -197,14 +209,16 @@ def plan_split(
 
     Args:
         model: the whole model, preferably on the meta device.
-        split_spec: a mapping of names to "end" or "beginning"; "auto" or None for balanced cuts; a number of stages. A
-            name is the model's own name of a block (or of a module next to the list), or a word for blocks with a
-            number (`layer.4`), which means that block of the model's list.
-        num_stages: stages that the ranks hold; None for as many as `split_spec` gives.
+        split_spec: a mapping of names to "end" or "beginning"; or "auto" or None for balanced cuts; or a number of
+            stages, which are balanced. A name in the mapping is that of a block in the whole model, or of a module next
+            to the list of blocks. A word for blocks with a number, such as `layer.4`, stands for the block with this
+            number.
+        num_stages: the number of stages that the ranks have. None if `split_spec` determines the number of stages.
 
     Raises:
-        TrainingError: FG750 and FG754 for a model that cannot be cut, FG751 for an unknown name, FG752 for a number out
-            of range, FG753 for another number of stages than the ranks hold, FG755 for a value without a meaning.
+        TrainingError: FG750 or FG754 if the model cannot be cut, FG751 if a name is unknown, FG752 if a number is out
+            of range, FG753 if the number of stages is not the number that the ranks have, FG755 if `split_spec` has a
+            value without a meaning.
     """
     blocks = find_blocks(model)
     try:
@@ -314,7 +328,15 @@ def _side(name: Any, word: Any) -> str:
 
 
 def _cut_position(model: nn.Module, blocks: BlockList, name: str, side: str, aliases: dict[str, str]) -> int:
-    """Returns the number of blocks before the cut of a name."""
+    """Returns the number of blocks before the cut at the named module.
+
+    Args:
+        model: the whole model.
+        blocks: the list of blocks in the model.
+        name: the name in `split_spec`.
+        side: "end" to cut after the named module, or "beginning" to cut before it.
+        aliases: the names that were resolved to another name of a block. A name is added if it is such a name.
+    """
     index = _index_of(model, blocks, name, aliases)
     if index is None:
         return _cut_next_to_list(blocks, name, side)
@@ -344,7 +366,7 @@ def _cut_next_to_list(blocks: BlockList, name: str, side: str) -> int:
 
 
 def _index_of(model: nn.Module, blocks: BlockList, name: str, aliases: dict[str, str]) -> int | None:
-    """Returns the index of the block of a name; None for a module next to the list."""
+    """Returns the index of the block that a name in `split_spec` means, or None for a module outside the blocks."""
     names = blocks.names
     if name in names:
         return names.index(name)

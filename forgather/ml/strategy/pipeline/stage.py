@@ -1,14 +1,16 @@
 """One stage of a pipeline: the model's module tree without the parts of other stages, under the model's own forward.
 
-Takes a model and its cuts; gives a module with the parameter names of the model, whose forward takes token ids (first
-stage) or hidden states, and the same keywords on every stage, and returns hidden states or logits (last stage). Masks,
-rotary embeddings and document boundaries are computed on every stage by the model's own code, from the keywords and the
-shape of the hidden states. What a later stage computes before its first block is NaN and is discarded.
+`make_stage` takes a model and its cuts. It returns a module whose parameters have the names that they have in the
+model. The forward of this module takes token ids (in the first stage) or hidden states, and the same keyword arguments
+in every stage. It returns hidden states, or logits (in the last stage). Each stage computes masks, rotary embeddings
+and document boundaries with the model's own code, from the keyword arguments and the shape of the hidden states. In a
+later stage, tensors that are computed before its first block are NaN and are discarded.
 
 Placeholders without parameters replace the modules of other stages. The first block of a stage is called with the
-received hidden states, and ignores what the code before it computed. The first block of the next stage ends the forward
-pass with its arguments, so code between two blocks runs once, on the earlier stage. A placeholder that a correct stage
-never reaches raises when it is called.
+received hidden states, instead of the tensors that the code before it computed. The placeholder for the first block of
+the next stage ends the forward pass, and the hidden states that it was called with are sent to the next stage. So code
+between two blocks runs only once, in the earlier stage. A placeholder that is called where a correct stage would not
+call it raises an error.
 
 Shapes:
     B rows, T positions, D features, V vocabulary.
@@ -34,7 +36,11 @@ from forgather.ml.strategy.pipeline.trace import first_tensor, with_first_tensor
 
 
 class StageExit(Exception):  # noqa: N818 - not an error: the way out of a forward pass
-    """Ends the forward pass of a stage, with the hidden states that it sends on."""
+    """Ends the forward pass of a stage, and carries the hidden states that the stage sends to the next one.
+
+    Args:
+        states: the hidden states.
+    """
 
     def __init__(self, states: Tensor) -> None:
         super().__init__()
@@ -42,11 +48,11 @@ class StageExit(Exception):  # noqa: N818 - not an error: the way out of a forwa
 
 
 class ContiguousGradient(torch.autograd.Function):
-    """The identity, with a contiguous gradient: gloo sends no other."""
+    """The identity function with a contiguous gradient, because gloo cannot send a gradient that is not contiguous."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor) -> Tensor:
-        """Returns the hidden states.
+        """Returns the hidden states unchanged.
 
         Shapes:
             states: (B, T, D). Returns (B, T, D).
@@ -64,7 +70,7 @@ class ContiguousGradient(torch.autograd.Function):
 
 
 class Gate:
-    """Holds the received hidden states until the first block is called."""
+    """A store for the hidden states that a stage received, until the stage's first block takes them."""
 
     states: Tensor | None = None
     like: Tensor | None = None
@@ -74,8 +80,8 @@ class Gate:
         """Stores the hidden states of a forward pass.
 
         Args:
-            states: received by the stage.
-            unused: value of the tensors that are computed with before the first block.
+            states: the hidden states that the stage received.
+            unused: the value of the tensors that replace the unknown tensors before the stage's first block.
 
         Shapes:
             states: (B, T, D).
@@ -83,10 +89,10 @@ class Gate:
         self.states, self.like, self.unused = states, states, unused
 
     def take(self) -> Tensor:
-        """Returns the hidden states, once per forward pass.
+        """Returns the hidden states. It can be called only once per forward pass.
 
         Raises:
-            RuntimeError: for a second call in one forward pass.
+            RuntimeError: if it is called a second time in one forward pass.
 
         Shapes:
             Returns (B, T, D).
@@ -102,7 +108,7 @@ class Gate:
 
 
 class _Placeholder(nn.Module):
-    """Takes the place of a module of another stage."""
+    """A module without parameters that replaces a module of another stage."""
 
     def __init__(self, name: str, gate: Gate, *, width: int | None = None) -> None:
         super().__init__()
@@ -113,14 +119,17 @@ class _Placeholder(nn.Module):
 
 
 class PlaceholderBefore(_Placeholder):
-    """A module before the blocks, on a later stage: its result is discarded."""
+    """A placeholder, in a later stage, for a module before the blocks. Its result is discarded."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns a tensor of the right shape without meaningful values.
 
         Shapes:
-            Returns the shape of the first tensor, with a further axis of `width` features if the module is an
-            embedding.
+            Returns the shape of the first tensor among the arguments. If the replaced module is an embedding, the shape
+            has an additional last axis of `width` features.
+
+        Raises:
+            TrainingError: FG754 if the module is called after the first block of a later stage.
         """
         like = self.gate.like
         if like is None or self.gate.states is None:
@@ -133,26 +142,26 @@ class PlaceholderBefore(_Placeholder):
 
 
 class PlaceholderAfter(_Placeholder):
-    """A module after the blocks, on an earlier stage, where it is never reached."""
+    """A placeholder, in an earlier stage, for a module after the blocks. A correct stage never calls it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Refuses the call.
 
         Raises:
-            TrainingError: FG754.
+            TrainingError: FG754 in any case.
         """
         raise _used_elsewhere(self.name, "before the last block")
 
 
 class PlaceholderEarlier(_Placeholder):
-    """A block of an earlier stage: passes on tensors that are discarded."""
+    """A placeholder for a block of an earlier stage. It passes on tensors that are discarded."""
 
     def __init__(self, name: str, gate: Gate, *, num_outputs: int | None, enters: bool) -> None:
         super().__init__(name, gate)
         self.num_outputs, self.enters = num_outputs, enters
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns its input, or the received hidden states if the stage has no block of its own.
+        """Returns its input, or, if the stage has no blocks, the received hidden states.
 
         Shapes:
             Returns (B, T, D).
@@ -164,16 +173,22 @@ class PlaceholderEarlier(_Placeholder):
 
 
 class PlaceholderLater(_Placeholder):
-    """A block of a later stage: its input leaves the stage."""
+    """A placeholder for a block of a later stage. Its input is the output of this stage."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Ends the forward pass."""
+        """Ends the forward pass of the stage by raising `StageExit`."""
         raise StageExit(first_tensor(args, kwargs))
 
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """Whether hidden states enter the stage at a block, and whether they leave it after that block."""
+    """Whether received hidden states enter the stage at a block, and whether the stage's output is that block's output.
+
+    Args:
+        gate: the store of the received hidden states.
+        enters: True if the block takes the received hidden states from the gate.
+        leaves: True if the forward pass of the stage ends after the block.
+    """
 
     gate: Gate
     enters: bool
@@ -181,16 +196,17 @@ class Border:
 
 
 class BorderBlock:
-    """A base class that is put in front of the class of the first and of the last block of a stage.
+    """A base class that is put in front of the class of the first block and of the last block of a stage.
 
-    It overrides `__call__` instead of registering a hook: activation checkpointing calls the block's forward again and
-    must not take from the gate a second time, and FSDP2 casts the arguments of the block.
+    It overrides `__call__` instead of registering a hook, for two reasons: activation checkpointing calls the block's
+    forward again, which must not take the hidden states from the gate a second time; and FSDP2 casts the arguments of
+    the block.
     """
 
     _border: Border
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the block with the received hidden states."""
+        """Calls the block, with the received hidden states if they enter the stage at this block."""
         border = self._border
         if border.enters:
             replaced, kwargs = with_first_tensor(args, kwargs, border.gate.take())
@@ -212,13 +228,13 @@ def _used_elsewhere(name: str, when: str) -> TrainingError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePart:
-    """The part of the model that a stage is; the attribute `pipeline_part` of a stage.
+    """The part of the model that a stage consists of. It is the attribute `pipeline_part` of a stage.
 
     Args:
-        index: number of the stage.
-        num_stages: number of stages.
-        blocks: the model's names of the blocks of this stage.
-        held: names of all modules and parameters of this stage, blocks included.
+        index: the number of the stage.
+        num_stages: the number of stages.
+        blocks: the names, in the whole model, of the blocks in this stage.
+        held: the names of all modules and parameters in this stage, blocks included.
         entry: how hidden states enter the model's own forward.
     """
 
@@ -230,12 +246,12 @@ class StagePart:
 
     @property
     def is_first(self) -> bool:
-        """True if the stage receives token ids."""
+        """True if the stage is the first one, which receives token ids."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """True if the stage returns logits."""
+        """True if the stage is the last one, which returns logits."""
         return self.index == self.num_stages - 1
 
 
@@ -249,14 +265,16 @@ class _StageForward:
     _leak_checked: bool
 
     def forward(self, states: Tensor, **keywords: Any) -> Tensor:
-        """Returns hidden states, or logits on the last stage.
+        """Returns hidden states, or logits in the last stage.
 
         Args:
-            states: the model's input (token ids) on the first stage, hidden states elsewhere.
-            **keywords: of the model's forward (`position_ids`, `attention_mask`, ...), the same on every stage.
+            states: the model's input (token ids) in the first stage, and hidden states in any other stage.
+            **keywords: the keyword arguments of the model's forward (`position_ids`, `attention_mask`, ...), which are
+                the same in every stage.
 
         Shapes:
-            states: (B, T) on the first stage, else (B, T, D). Returns (B, T, D), or (B, T, V) on the last stage.
+            states: (B, T) in the first stage, (B, T, D) in any other stage. Returns (B, T, D), or (B, T, V) in the last
+                stage.
         """
         result = self._compute(states, keywords, unused=math.nan)
         if not self._leak_checked:
@@ -267,9 +285,9 @@ class _StageForward:
         """Runs the model's own forward up to the end of this stage.
 
         Args:
-            states: received by the stage.
-            keywords: of the model's forward.
-            unused: value of the tensors that are computed with before the first block of a later stage.
+            states: the tensor that the stage received.
+            keywords: the keyword arguments of the model's forward.
+            unused: the value of the tensors that replace the unknown tensors before the first block of a later stage.
         """
         part, gate = self.pipeline_part, self._gate
         forward = super().forward  # type: ignore[misc]
@@ -291,15 +309,24 @@ class _StageForward:
         return output_tensor(output) if part.is_last else output.contiguous()
 
     def _refuse_leak(self, states: Tensor, keywords: dict[str, Any], result: Tensor) -> None:
-        """Checks, once, whether values that should be discarded reached the result."""
+        """Checks, once, whether values that should be discarded had an effect on the result.
+
+        Args:
+            states: the tensor that the stage received.
+            keywords: the keyword arguments of the model's forward.
+            result: the result of the stage.
+
+        Raises:
+            TrainingError: FG754 if the result depends on values that should be discarded.
+        """
         part = self.pipeline_part
         if type(result) is not Tensor or result.device.type == "meta":  # torch infers shapes
             return
         if part.is_first or part.entry is Entry.CHAIN or not bool(result.detach().isnan().all()):
             self._leak_checked = True
             return
-        # The received tensor may be NaN itself: torch infers shapes from uninitialized memory. Only a result that is
-        # NaN with NaN and not with zeros depends on the discarded values.
+        # The received tensor may be NaN itself, because torch infers shapes from uninitialized memory. The result
+        # depends on the discarded values only if it is NaN when they are NaN, and not NaN when they are zero.
         with torch.no_grad():
             again = self._compute(states, keywords, unused=0.0)
         if not bool(again.isnan().all()):
@@ -312,21 +339,22 @@ class _StageForward:
 
 
 def _stand_in_input(entry: Entry, states: Tensor, unused: float) -> Tensor:
-    """Returns the input of the model's forward on a later stage: a tensor of the right shape that takes no memory."""
+    """Returns an input for the model's forward in a later stage: a tensor of the right shape that takes no memory."""
     if entry is Entry.IDS:
         return torch.zeros((), dtype=torch.long, device=states.device).expand(states.shape[:-1])
     return states.detach().new_full((), unused).expand(states.shape)
 
 
 def make_stage(model: nn.Module, plan: SplitPlan, index: int) -> nn.Module:
-    """Returns the part of the model that stage `index` holds; the model itself is not changed.
+    """Returns the part of the model that belongs to a stage. The model itself is not changed.
 
-    Parameters and buffers are those of the model, under their names: on the meta device, fill the stage afterwards.
+    The parameters and buffers of the stage are the same objects as those of the model, under the same names. If they
+    are on the meta device, fill the stage afterwards.
 
     Args:
         model: the whole model.
-        plan: its cuts.
-        index: number of the stage.
+        plan: the cuts of the model.
+        index: the number of the stage.
     """
     blocks, span = plan.blocks, plan.span(index)
     held = plan.held(index)
@@ -338,7 +366,8 @@ def make_stage(model: nn.Module, plan: SplitPlan, index: int) -> nn.Module:
         entry=blocks.entry,
     )
     gate = Gate()
-    # With these entries `deepcopy` copies modules and keeps tensors, the config and other stages' modules as they are.
+    # With these entries, `deepcopy` copies modules but neither tensors nor the config, and puts the placeholders where
+    # modules of other stages are.
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     if (config := getattr(model, "config", None)) is not None:
         memo[id(config)] = config
@@ -379,7 +408,7 @@ def _stand_ins(
 
 
 def _replace_bare_parameters(stage: nn.Module, blocks: BlockList, held: tuple[str, ...]) -> None:
-    """Replaces parameters of the model itself that the stage does not hold by buffers of the same shape."""
+    """Replaces the parameters of other stages that no placeholder replaces by buffers of the same shape."""
     for unit in (*blocks.before, *blocks.after):
         owner, _, name = unit.rpartition(".")
         module = stage.get_submodule(owner)
@@ -411,22 +440,22 @@ def _become_stage(stage: nn.Module, part: StagePart, gate: Gate) -> None:
 
 
 def blocks_of_stage(stage: nn.Module) -> dict[str, nn.Module]:
-    """Returns the blocks of a stage by the model's names: the units to compile, shard or recompute."""
+    """Returns the blocks of a stage by their names in the model. These are the units to compile, shard or recompute."""
     part: Any = stage.pipeline_part
     return {name: stage.get_submodule(name) for name in part.blocks}
 
 
 def output_tensor(output: Any) -> Tensor:
-    """Returns the logits in a model's output, or its first tensor if there are no logits.
+    """Returns the logits in a model's output, or the first tensor if there are no logits.
 
     Args:
-        output: of the model.
+        output: the output of the model.
 
     Shapes:
         Returns (B, T, V), or the shape of the first tensor.
 
     Raises:
-        TrainingError: FG754 for an output without a tensor.
+        TrainingError: FG754 if the output has no tensor.
     """
     if isinstance(output, Tensor):
         return output

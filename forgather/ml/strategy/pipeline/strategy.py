@@ -1,8 +1,8 @@
-"""The pipeline strategy: a model cut into stages on several ranks, under a schedule of torch.
+"""The pipeline strategy: a model is cut into stages on several ranks, which run under one of torch's schedules.
 
-Takes a recipe and windows; gives losses and updates equal to those of one process. A gradient is that of the sum of
-losses over the rows of all replicas, divided by the number of valid targets of all. All ranks of a replica get the same
-rows and make the same decisions. Anything that would leave one rank waiting for another is refused on all ranks first.
+The losses and updates equal those of one process. The gradients are those of the sum of losses over the rows of all
+replicas, divided by the number of valid targets in all replicas. All ranks of a replica get the same rows and make the
+same decisions. An input or setting that would leave one rank waiting for another is refused on all ranks first.
 """
 
 from __future__ import annotations
@@ -63,26 +63,30 @@ _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool
 
 
 class Pipeline(ModelStrategy):
-    """The strategy of a model in stages.
+    """The strategy for a model in stages.
 
-    `model` is the whole model on the meta device, which gives classes, names and settings.
+    The attribute `model` is the whole model on the meta device, from which classes, names and settings are taken.
 
     Args:
-        environment: rank of this process, and the process group.
-        layout: sizes of the axes.
-        rows: rows of one micro-step of one replica.
-        schedule_class: name of the schedule.
-        split_spec: the cuts, see `plan_split`.
-        pipeline_chunks: micro-batches that the rows are split into; None for as many as there are stages.
-        stages_per_rank: stages that one rank holds; None to derive it from the cuts or the schedule.
-        checkpoint_sequential: recompute the activations of each block in the backward pass.
-        sharding: settings of FSDP2 over the replicas; None replicates the weights and sums their gradients in each
-            optimizer step. Gathered weights stay gathered until the end of a step, whatever `reshard_after_forward` is.
-        tp_plan: which layers are sliced, see `tensor_parallel.apply_tensor_parallel`.
-        use_cpu: compute on the CPU even if there is an accelerator.
+        environment: the rank, the world size and the process group.
+        layout: the sizes of the mesh axes.
+        rows: the number of rows of one replica in one micro-batch of the training loop, which the schedule splits
+            further.
+        schedule_class: the name of the schedule.
+        split_spec: the cuts of the model; see `plan_split`.
+        pipeline_chunks: the number of micro-batches that the rows are split into. None for as many as there are stages,
+            if the rows allow it.
+        stages_per_rank: the number of stages on one rank. None to derive it from the cuts or from the schedule.
+        checkpoint_sequential: True to recompute the activations of each block in the backward pass.
+        sharding: the settings of FSDP2 over the replicas. None to replicate the weights and sum their gradients in each
+            optimizer step. Gathered weights stay gathered until the end of a step, whatever the value of
+            `reshard_after_forward` is.
+        tp_plan: the layers that are sliced; see `tensor_parallel.apply_tensor_parallel`.
+        use_cpu: True to compute on the CPU even if there is an accelerator.
 
     Raises:
-        DistributedError: FG760 and FG761 if sizes, schedule and rows do not fit together.
+        DistributedError: FG760 if schedule, stages and ranks do not fit together, FG761 if the schedule or the rows do
+            not allow the number of micro-batches.
     """
 
     builds_on_meta = True  # the initial weights are read after the model was cut
@@ -132,11 +136,12 @@ class Pipeline(ModelStrategy):
     # -- build ---------------------------------------------------------------------------------------------------------
 
     def build(self, recipe: Recipe) -> None:
-        """Makes the stages of this rank and the loss rule; places and prepares the stages.
+        """Makes the stages on this rank and the loss rule; fills the stages and applies the recipe's `prepare` steps.
 
         Raises:
-            TrainingError: FG75x for a model that cannot be cut, FG762 for a loss that needs the whole model, FG763 for
-                stages without trainable weights under some schedules, FG767 for float16.
+            TrainingError: FG750 to FG755 if the model cannot be cut as requested, FG762 if the loss needs the whole
+                model, FG763 if a stage has no trainable weight and the schedule splits backward passes, FG767 if the
+                run uses float16.
         """
         if recipe.autocast is torch.float16:
             raise TrainingError(
@@ -234,11 +239,11 @@ class Pipeline(ModelStrategy):
 
     @property
     def local(self) -> LocalStages:
-        """The stages of this rank."""
+        """The stages on this rank, as one module."""
         return self._local
 
     def build_optimizer(self) -> Optimizer:
-        """Makes the optimizer of the stages of this rank."""
+        """Makes and returns the optimizer of the stages on this rank."""
         self.optimizer = optimizer_of(self._local, self._recipe.make_optimizer)
         return self.optimizer
 
@@ -247,10 +252,10 @@ class Pipeline(ModelStrategy):
     def forward_backward(
         self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
     ) -> Tensor:
-        """Adds the gradients of a window, and returns this process's share of its loss; arguments as in `Strategy`.
+        """Adds the gradients of a window, and returns the part of the loss from this rank's batches; see `Strategy`.
 
         Shapes:
-            Returns a scalar.
+            Returns a scalar tensor.
         """
         total = super().forward_backward(window, denom=denom, after_micro_batch=after_micro_batch)
         if self._partial_over_slices:
@@ -288,10 +293,12 @@ class Pipeline(ModelStrategy):
 
     @torch.no_grad()
     def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
-        """Returns the loss sum of a batch (zero without the last stage), and the number of valid targets.
+        """Returns the loss sum of a batch, and the number of its valid targets.
+
+        The loss sum is zero on a rank that does not have the last stage.
 
         Shapes:
-            Returns a scalar, and a number or scalar.
+            Returns a scalar tensor, and a Python number or scalar tensor.
         """
         placed = to_device(batch, self.topology.device)
         with restored_train_modes(self._local), self.precision.autocast():
@@ -302,10 +309,12 @@ class Pipeline(ModelStrategy):
             return self.rule.total(lambda *args, **kwargs: output, placed), self.rule.count(batch)
 
     def reduce(self, value: Any) -> Any:
-        """Returns, on every process, the sum of a value over replicas and stages; only the last stages' values count.
+        """Returns, on every rank, the sum of a value over replicas and stages.
+
+        Values of ranks that do not have the last stage are treated as zero.
 
         Args:
-            value: a number or tensor.
+            value: a number or a tensor.
 
         Shapes:
             value: any shape. Returns the same shape.
@@ -323,7 +332,7 @@ class Pipeline(ModelStrategy):
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def capture(self) -> LocalState:
-        """Returns the local state: that of the stages of this rank."""
+        """Returns the local state, which is that of the stages on this rank. Collective: every rank must call it."""
         return local_state(
             self._local.named_state(),
             local_optimizer_state(self._local, self.optimizer),
@@ -332,29 +341,34 @@ class Pipeline(ModelStrategy):
         )
 
     def restore(self, saved: CheckpointReader) -> None:
-        """Restores the weights of a checkpoint; this process reads those of its stages. Collective.
+        """Restores the weights of a checkpoint; this rank reads the weights of its stages.
+
+        Collective: every rank must call it.
 
         Raises:
-            CheckpointError: FG605, on every process, for the weights of another model.
+            CheckpointError: FG605, on every rank, if the checkpoint has the weights of another model.
         """
         stages = list(self._local.stages.values())
         restore_weights(class_name(self.model), self._state_names, stages, saved)
 
     def export(self) -> Iterator[tuple[str, Any]]:
-        """Yields (name, value) of the whole model's state, each weight whole, one at a time. Collective."""
+        """Yields (name, value) for each entry in the whole model's state, one at a time, and each weight whole.
+
+        Collective: every rank must iterate to the end.
+        """
         yield from whole_state(self._local, self._state_names, group=self.mesh.pp_group, device=self.topology.device)
 
 
 def pipeline_strategy(environment: DistributedEnvironment, args: Any) -> Pipeline:
-    """Returns the strategy of `PipelineTrainingArguments`.
+    """Returns the strategy for `PipelineTrainingArguments`.
 
     Args:
-        environment: rank of this process, and the process group.
+        environment: the rank, the world size and the process group.
         args: the training arguments.
 
     Raises:
-        DistributedError: FG704 for sizes whose product is not the number of processes, FG760 and FG761 for stages and
-            micro-batches that do not fit the schedule.
+        DistributedError: FG704 if the product of the sizes is not the number of processes, FG760 or FG761 if stages or
+            micro-batches do not fit the schedule.
     """
     sizes: dict[str, Any] = {"pipeline": args.pipeline_parallel_size, "tensor": args.tensor_parallel_size}
     layout = Layout.for_world(environment.world_size, data=args.data_parallel_size, **sizes)
@@ -382,14 +396,14 @@ def pipeline_strategy(environment: DistributedEnvironment, args: Any) -> Pipelin
 
 
 def _stages_asked(split_spec: Any) -> int | None:
-    """Returns the number of stages in a split_spec; None if it does not give one."""
+    """Returns the number of stages that a `split_spec` determines, or None if it does not determine one."""
     if isinstance(split_spec, Mapping):
         return len(split_spec) + 1
     return split_spec if isinstance(split_spec, int) and not isinstance(split_spec, bool) else None
 
 
 def _compile_blocks(stage: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """Compiles the blocks of a stage in place, each by itself."""
+    """Compiles each block of a stage separately, in place."""
     for block in blocks_of_stage(stage).values():
         block.compile(*args, **kwargs)
 

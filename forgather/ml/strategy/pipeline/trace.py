@@ -1,10 +1,13 @@
-"""One observed forward pass on the meta device: which modules are used when, and what they cost.
+"""One observed forward pass on the meta device, which shows when modules are used and what they cost.
 
-Takes a model and its list of blocks; gives an `Observed`, or None if no made-up input fits the model. It works on a
-copy without memory, never reads values of the copy, and gives the same result on every rank.
+`observe` takes a model and its list of blocks. It returns an `Observed`, or None if the forward pass fails with every
+made-up input that is tried. The forward pass runs on a copy of the model without memory, never reads values of tensors,
+and gives the same result on every rank.
 
-A phase is -1 before the first block, the index of a block from its start to the start of the next, and the number of
-blocks after the last. Code between two blocks belongs to the earlier one, as it does in a stage.
+The forward pass is divided into phases, which are numbered. Phase -1 is before the first block. The phase with the
+index of a block is from the start of the block to the start of the next block. The last phase, whose number is the
+number of blocks, is after the last block. Code between two blocks belongs to the phase of the earlier block, as it does
+in a stage.
 
 Shapes:
     B rows, T positions, D features.
@@ -33,12 +36,12 @@ _ROWS, _TOKENS = 2, 8
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A tensor that depends on weights and bypasses the hidden states.
+    """A tensor that depends on weights and reaches a later block in addition to the hidden states.
 
     Args:
-        made: phase that computed it.
-        used: phase that used it.
-        by: name of the operation that used it.
+        made: the number of the phase that computed the tensor.
+        used: the number of the phase that used the tensor.
+        by: the name of the operation that used the tensor.
     """
 
     made: int
@@ -51,14 +54,14 @@ class Observed:
     """The observations of a forward pass.
 
     Args:
-        num_blocks: number of blocks.
-        phases: phases in which each unit outside the blocks was used.
-        num_outputs: length of the tuple that a block returns; None for a tensor.
-        flops: of each phase, starting with -1.
-        crossing: the first tensor that bypasses the hidden states.
+        num_blocks: the number of blocks.
+        phases: for each module or parameter outside the blocks, the numbers of the phases in which it was used.
+        num_outputs: the length of the tuple that a block returns. None if a block returns a tensor.
+        flops: the number of floating-point operations in each phase, starting with phase -1.
+        crossing: the first tensor that bypasses the hidden states. None if there is no such tensor.
 
     Units:
-        floating-point operations.
+        flops: floating-point operations.
     """
 
     num_blocks: int
@@ -69,11 +72,14 @@ class Observed:
 
 
 def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """Returns the hidden states among the arguments of a block: its first tensor, or the keyword `hidden_states`.
+    """Returns the hidden states among the arguments of a block.
+
+    The hidden states are the first positional tensor. If there is none, they are the keyword argument `hidden_states`,
+    or the first tensor among the keyword arguments.
 
     Args:
-        args: positional arguments of the block.
-        kwargs: keyword arguments of the block.
+        args: the positional arguments of the block.
+        kwargs: the keyword arguments of the block.
 
     Shapes:
         Returns (B, T, D), or the shape of the first tensor.
@@ -92,15 +98,15 @@ def _states_keyword(kwargs: dict[str, Any]) -> str:
 
 
 def with_first_tensor(args: Sequence[Any], kwargs: dict[str, Any], new: Tensor) -> tuple[list[Any], dict[str, Any]]:
-    """Returns the arguments of a block with other hidden states.
+    """Returns the arguments of a block with its hidden states replaced.
 
     Args:
-        args: positional arguments of the block.
-        kwargs: keyword arguments of the block.
-        new: the other hidden states.
+        args: the positional arguments of the block.
+        kwargs: the keyword arguments of the block.
+        new: the hidden states that replace those in the arguments.
 
     Shapes:
-        new: (B, T, D), as the replaced tensor.
+        new: (B, T, D), like the replaced tensor.
     """
     replaced, keywords = list(args), dict(kwargs)
     for position, value in enumerate(replaced):
@@ -112,13 +118,13 @@ def with_first_tensor(args: Sequence[Any], kwargs: dict[str, Any], new: Tensor) 
 
 
 def observe(model: nn.Module, name: str, keys: Sequence[str], units: Sequence[str]) -> Observed | None:
-    """Returns the observations of a forward pass over made-up inputs; None if no input fits the model.
+    """Returns the observations of a forward pass on made-up inputs, or None if the pass fails with every such input.
 
     Args:
         model: the whole model.
-        name: the container of the blocks.
-        keys: names of the blocks in their container.
-        units: names of the modules and parameters outside the blocks.
+        name: the name of the module that contains the blocks.
+        keys: the names of the blocks in that module.
+        units: the names of the modules and parameters outside the blocks.
     """
     for inputs in _made_up_inputs(model, name, units):
         try:
@@ -171,7 +177,7 @@ def _observe(
 
 
 def on_meta_device(model: nn.Module) -> nn.Module:
-    """Returns a copy of a model on the meta device; tied parameters stay tied, unlike with `.to("meta")`."""
+    """Returns a copy of a model on the meta device. Tied parameters stay tied, unlike with `model.to("meta")`."""
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         empty = torch.empty_like(tensor, device="meta")
@@ -183,10 +189,10 @@ def on_meta_device(model: nn.Module) -> nn.Module:
 
 
 class NumbersUnread(TorchFunctionMode):
-    """Lets code that reads values run on the meta device: every value is read as zero."""
+    """Context manager in which code that reads values runs on the meta device: every value is read as zero."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operation; a read of a value returns zero."""
+        """Runs an operation. An operation that reads a value returns zero."""
         if func is Tensor.__bool__:
             return False
         if func is Tensor.item:
@@ -195,7 +201,7 @@ class NumbersUnread(TorchFunctionMode):
 
 
 class _Watch(NumbersUnread):
-    """Follows the tensors of one forward pass through its phases."""
+    """Records, during one forward pass, in which phases tensors are made and used."""
 
     def __init__(self, model: nn.Module, units: Sequence[str], seen: Observed, counter: FlopCounterMode) -> None:
         super().__init__()
@@ -231,10 +237,15 @@ class _Watch(NumbersUnread):
         self._counted = total
 
     def mark_block(self, block: nn.Module, index: int, num_blocks: int) -> None:
-        """Makes a block report its start, and replaces its hidden states by ones without history.
+        """Registers hooks on a block that record its start, and replaces its hidden states by a tensor without history.
 
-        The replaced hidden states belong to the current phase: every other tensor of an earlier phase that is used from
-        here on bypasses them.
+        The new tensor belongs to the current phase. From then on, any other tensor of an earlier phase that is used
+        bypasses the hidden states.
+
+        Args:
+            block: the block.
+            index: the index of the block.
+            num_blocks: the number of blocks.
         """
 
         def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -267,7 +278,7 @@ class _Watch(NumbersUnread):
         return new
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operation, and records the tensors that it used and made."""
+        """Runs an operation, and records the tensors that the operation used and made."""
         output = super().__torch_function__(func, types, args, kwargs)
         made = [value for value in _flat(output) if isinstance(value, Tensor)]
         if made:
