@@ -1,9 +1,8 @@
 """Conversion of a loss that returns a mean into one that returns a sum, and checks of the result.
 
 `as_sum` takes a loss of torch.nn, of torch.nn.functional, or of the user. It returns a callable that sums, and the kind
-of elements whose number the mean is divided by. The given loss is not changed. A loss whose divisor cannot be
-determined is refused. Like the buffers of a model, the tensors in a loss (such as class weights) are moved to the
-device of the logits.
+of elements whose number the mean is divided by. The given loss is not changed. A loss whose divisor is unknown is
+refused. The tensors in a loss (such as class weights) are moved to the device of the logits.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ def as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]:
         loss_fn: a loss module, or a function with a parameter `reduction` or `num_items_in_batch`.
 
     Returns:
-        The callable that sums; True if this callable takes `num_items_in_batch` and divides by it; the unit of the
-        divisor of the loss's mean, which is "classes", "elements" or "targets".
+        The callable; True if it takes `num_items_in_batch` and divides by it; "classes", "elements" or "targets".
 
     Raises:
         TrainingError: FG806 if the sum or the divisor of the loss is unknown.
@@ -87,10 +85,7 @@ def as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]:
 
 
 def layers_of(function: Any) -> list[Any]:
-    """Returns a partial followed by the function inside it, down to the innermost function.
-
-    For any other callable, the list contains only that callable.
-    """
+    """Returns a partial and the functions inside it, the innermost last, or a list of any other callable alone."""
     layers = [function]
     while (inner := getattr(layers[-1], "func", None)) is not None and hasattr(layers[-1], "keywords"):
         layers.append(inner)
@@ -148,13 +143,10 @@ def _summing_copy(loss_fn: nn.Module) -> nn.Module:
 
 
 def on_device(loss_fn: Any, device: torch.device) -> Any:
-    """Returns a loss whose tensors are on a device.
-
-    The buffers and attributes of a module or an object are moved in place. A partial is rebuilt with its arguments on
-    the device. Tensors in a closure are not moved.
+    """Returns a loss whose tensors, except those in a closure, are on a device.
 
     Args:
-        loss_fn: the loss.
+        loss_fn: the loss. A module or an object is changed in place; a partial is rebuilt.
         device: the device of the logits.
     """
     if isinstance(loss_fn, nn.Module):
@@ -262,8 +254,7 @@ _TOLERANCE = 1e-3
 class DivisorCheck:
     """Compares the sum of a loss over a batch with its mean, until four batches agree.
 
-    The check finds a user's loss whose mean is divided by another number than the assumed one, which would scale the
-    gradients.
+    It finds a loss that divides its mean by another number than the assumed one, which would scale the gradients.
 
     Args:
         loss_fn: the loss, as the user gave it.
@@ -282,8 +273,8 @@ class DivisorCheck:
         Args:
             call: the summing form of the loss, or the loss that itself divides by `num_items_in_batch`.
             total: the sum over the batch.
-            divisor: a function that returns the assumed divisor of the mean over the batch. For a loss that divides by
-                `num_items_in_batch`, it returns the number that the loss was called with.
+            divisor: a function that returns the divisor of the mean: the assumed one, or the given
+                `num_items_in_batch`.
             given: a tuple of the logits, and of the labels if there are any.
 
         Shapes:
@@ -334,9 +325,8 @@ class DivisorCheck:
 class PairCheck:
     """Refuses a loss that broadcasts logits and labels against each other, and so pairs each logit with every label.
 
-    This can happen if the shapes of logits and labels differ by an axis of size one. A user's function may reshape its
-    arguments correctly. It does if logits that are reshaped to the labels' shape give the same result, or if the sum
-    over a batch equals the sum over parts of its rows: with broadcasting, a batch of N rows has N * N pairs.
+    A user's function may reshape its arguments correctly. It does if logits in the labels' shape give the same result,
+    or if the sum over a batch equals that over parts of it: with broadcasting, a batch of N rows has N * N pairs.
 
     Args:
         is_elementwise: True if the loss is an elementwise loss of torch, which needs logits and labels of the same
@@ -354,12 +344,11 @@ class PairCheck:
             call: the summing form of the loss.
             given: a tuple of the logits and the labels.
 
-        Shapes:
-            logits and labels: N rows, and otherwise the same axes except for axes of size one. Other shapes are not
-                checked, unless the loss is an elementwise loss of torch.
-
         Raises:
             TrainingError: FG869 if the loss pairs each logit with every label.
+
+        Shapes:
+            logits and labels: N rows, and otherwise the same axes except for axes of size one.
         """
         logits, labels = given
         if logits.device.type == "meta" or not labels.ndim:

@@ -339,9 +339,7 @@ class DeepSpeedZero:
         return local_state(state, optimizer if keep else None)
 
     def restore(self, saved: CheckpointReader) -> None:
-        """Restores the weights of a checkpoint. Every rank reads all of the weights, one by one.
-
-        Collective: every rank must call it.
+        """Restores the weights of a checkpoint. Collective: every rank must call it, and reads all weights one by one.
 
         Raises:
             CheckpointError: FG605, on every rank, if the checkpoint has the weights of another model.

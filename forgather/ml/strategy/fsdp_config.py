@@ -176,7 +176,7 @@ class Sharding:
     def with_precision_of(
         self, dtype: torch.dtype | None, *, takes_tokens: bool
     ) -> tuple[Sharding, torch.dtype | None]:
-        """Returns the settings for a run in the given precision, and the dtype of autocast that the run still needs.
+        """Returns the settings for a run in the given precision, and the dtype of autocast that is still needed.
 
         With bfloat16, FSDP2 gathers the weights in bfloat16 and sums gradients in float32. Autocast would gather them
         in float32, and keep a bfloat16 copy of all weights until the backward pass.
@@ -186,9 +186,6 @@ class Sharding:
             takes_tokens: True if the model maps token ids to logits. FSDP2 casts any floating-point input, labels
                 included, to the dtype of the gathered weights, which would round a loss that the model computes. A
                 model with such inputs therefore keeps autocast.
-
-        Returns:
-            The settings, and the dtype of autocast or None.
         """
         half = takes_tokens and dtype is torch.bfloat16
         precision = self.precision

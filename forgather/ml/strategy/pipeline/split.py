@@ -210,15 +210,13 @@ def plan_split(
     Args:
         model: the whole model, preferably on the meta device.
         split_spec: a mapping of names to "end" or "beginning"; or "auto" or None for balanced cuts; or a number of
-            stages, which are balanced. A name in the mapping is that of a block in the whole model, or of a module next
-            to the list of blocks. A word for blocks with a number, such as `layer.4`, stands for the block with this
-            number.
+            balanced stages. A name in the mapping is that of a block in the whole model, or of a module next to the
+            list of blocks. A word for blocks with a number, such as `layer.4`, stands for the block with this number.
         num_stages: the number of stages that the ranks have. None if `split_spec` determines the number of stages.
 
     Raises:
         TrainingError: FG750 or FG754 if the model cannot be cut, FG751 if a name is unknown, FG752 if a number is out
-            of range, FG753 if the number of stages is not the number that the ranks have, FG755 if `split_spec` has a
-            value without a meaning.
+            of range, FG753 if the ranks have another number of stages, FG755 if `split_spec` has no meaning.
     """
     blocks = find_blocks(model)
     try:
