@@ -48,7 +48,7 @@ def layout_text(found: dict[str, Any]) -> str:
     rows = [
         ("processes", f"{found['world_size']}: {mesh}  ({found['strategy']})"),
         ("model", f"{_count(found['parameters'])} parameters"),
-        ("update", f"{found['rows_per_update']} rows"),
+        ("update", f"{found['rows_per_update']} row{'' if found['rows_per_update'] == 1 else 's'}"),
     ]
     lines = [f"{label:<10}  {value}" for label, value in rows]
     lines += [

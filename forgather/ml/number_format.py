@@ -30,6 +30,21 @@ def format_number(value: Any) -> str:
     return f"{value:.4g}"
 
 
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """Returns a number with its noun.
+
+    Args:
+        count: the number.
+        one: the noun for one thing.
+        many: the noun for other numbers; `one` with an "s" by default.
+
+    Example:
+        >>> plural(1, "row"), plural(2, "row")
+        ('1 row', '2 rows')
+    """
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
 def format_count(value: float) -> str:
     """Returns a count as text, with a suffix for thousands, millions or billions.
 

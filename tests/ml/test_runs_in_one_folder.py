@@ -71,6 +71,14 @@ def test_the_limit_of_a_run_removes_no_checkpoint_of_another(settings, tmp_path,
     )
 
 
+def test_one_checkpoint_of_an_earlier_run_is_one(settings, tmp_path, caplog):
+    trained(settings, max_steps=1, save_total_limit=1)
+    trained(settings, max_steps=1, save_total_limit=1)
+    assert "holds 1 checkpoint of an earlier run, up to step 1: this run starts from the beginning, keeps it" in (
+        caplog.text
+    )
+
+
 def test_checkpoints_that_do_not_tell_their_run_are_older_than_those_that_do(tmp_path):
     def fill(draft):
         draft.write("a", [b"a"])

@@ -16,6 +16,7 @@ import torch
 
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
+from forgather.ml.number_format import plural
 from forgather.ml.types import Topology
 
 _log = get_logger(__name__)
@@ -148,8 +149,8 @@ def rank_rng(saved: dict[str, Any], topology: Topology) -> dict[str, Any] | None
         found: dict[str, Any] = states[topology.rank]
         return found
     _log.warning(
-        "random states of %d processes were saved, and there are %d: random numbers (dropout) differ from here on",
-        len(states),
+        "random states of %s were saved, and there are %d: random numbers (dropout) differ from here on",
+        plural(len(states), "process", "processes"),
         topology.world_size,
     )
     return None

@@ -32,6 +32,7 @@ from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import DataError, missing_column, unread_column_warning
 from forgather.ml.data.progress_bar import show_progress
 from forgather.ml.data.tokenizer import tokenizer_digest
+from forgather.ml.number_format import plural
 
 logger = logging.getLogger(__name__)
 
@@ -254,7 +255,7 @@ def _write_blocks(
     counts["num_tokens"] = counts["num_blocks"] * block_size + counts["tail_tokens"]
     if not counts["num_blocks"]:
         raise DataError(
-            f"the text gives {counts['num_tokens']} tokens, less than one block of {block_size}",
+            f"the text gives {plural(counts['num_tokens'], 'token')}, less than one block of {block_size}",
             code="FG836",
             hint="more text, or a smaller block_size",
             found=counts["num_tokens"],

@@ -10,6 +10,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from forgather.ml.number_format import plural
+
 T = TypeVar("T", bound=Sized)
 
 
@@ -31,4 +33,4 @@ def show_progress(batches: Iterable[T], *, total: int, what: str, logger: loggin
         for batch in batches:
             yield batch
             progress.advance(task, len(batch))
-    logger.info("%s: %d rows in %.1f s", what, total, time.monotonic() - begin)
+    logger.info("%s: %s in %.1f s", what, plural(total, "row"), time.monotonic() - begin)

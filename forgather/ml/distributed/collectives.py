@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from forgather.errors import DistributedError, ForgatherError
 from forgather.ml.distributed.group import training_timeout
+from forgather.ml.number_format import plural
 
 T = TypeVar("T")
 
@@ -321,7 +322,7 @@ def iterate_in_step(items: Iterator[T]) -> Iterator[T]:
         present = int(all_sum(float(item is not nothing)))
         if 0 < present < dist.get_world_size():
             raise DistributedError(
-                f"the data ended after {number} batches on {dist.get_world_size() - present} of "
+                f"the data ended after {plural(number, 'batch', 'batches')} on {dist.get_world_size() - present} of "
                 f"{dist.get_world_size()} processes, and continues on the others",
                 code="FG855",
                 hint="a data set without a length must give the same rows on every process, whatever its rank",

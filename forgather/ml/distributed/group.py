@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from forgather.errors import DistributedError
 from forgather.launcher_env import ProcessFacts
+from forgather.ml.number_format import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ def start(settings: GroupSettings, device: torch.device) -> None:
         # A group of the same size is used as it is: several environments in one process share it.
         if dist.get_world_size() != settings.world_size:
             raise DistributedError(
-                f"the process group has {dist.get_world_size()} processes, and the environment says "
-                f"{settings.world_size}",
+                f"the process group has {plural(dist.get_world_size(), 'process', 'processes')}, and the environment "
+                f"says {settings.world_size}",
                 code="FG701",
                 hint="let one launcher start all processes",
             )

@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from forgather.errors import DistributedError
 from forgather.ml.distributed import collectives
+from forgather.ml.number_format import plural
 from forgather.ml.trainer.data_rng import IsolatedRNG, seed_of
 
 _MOST_NUMBERS = 1 << 17
@@ -239,7 +240,7 @@ class Fingerprint:
 
 
 def _rows(number: int | None) -> str:
-    return "a stream" if number is None else f"{number} rows"
+    return "a stream" if number is None else plural(number, "row")
 
 
 def _changed_rows(before: Digests, now: Digests) -> list[int]:

@@ -25,6 +25,7 @@ from forgather.errors import CheckpointError, TrainingError
 from forgather.interrupt import leave_to_parent
 from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
+from forgather.ml.number_format import plural
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.batch_sampler import (
     PreparedBatch,
@@ -153,7 +154,7 @@ class RankBatches:
             return self._ready(iter(self.loader), rule, start)
         assert self._stream is not None, "rows have positions, or are a stream"  # noqa: S101
         if start:
-            _log.info("reading past %d rows of a data set without positions", start)
+            _log.info("reading past %s of a data set without positions", plural(start, "row"))
         # With a digest, the last trained micro-batch is read once more and compared.
         past = start if last is None else max(0, start - self.share.all_rows)
         self._stream.set_position(seed=seed, epoch=epoch, skip=0 if self.workers else past)
@@ -361,10 +362,10 @@ class TrainBatches:
         report_data_changes(changed, may_change=self._may_change)
         if not changed and before["update_rows"] != now["update_rows"]:
             _log.warning(
-                "an optimizer step uses %d rows, and used %d before the checkpoint: the order of the rows is the same, "
+                "an optimizer step uses %s, and used %d before the checkpoint: the order of the rows is the same, "
                 "but the steps are the same only if the product of replicas, per_device_train_batch_size and "
                 "gradient_accumulation_steps does not change",
-                now["update_rows"],
+                plural(now["update_rows"], "row"),
                 before["update_rows"],
             )
 

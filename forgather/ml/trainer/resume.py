@@ -31,6 +31,7 @@ from forgather.ml.checkpoint.rng import check_rng, rank_rng
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
+from forgather.ml.number_format import plural
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.checkpoint_parts import (
@@ -255,11 +256,13 @@ def warn_of_earlier_run(output_dir: Path) -> None:
     """Warns if the output folder contains checkpoints of an earlier run, from which the new run does not resume."""
     if earlier := list_checkpoints(output_dir):
         _log.warning(
-            "%s holds %d checkpoints of an earlier run, up to step %d: this run starts from the beginning, keeps "
-            "them, and replaces one if it saves the same step",
+            "%s holds %s of an earlier run, up to step %d: this run starts from the beginning, keeps %s",
             output_dir,
-            len(earlier),
+            plural(len(earlier), "checkpoint"),
             earlier[-1][0],
+            "it, and replaces it if it saves the same step"
+            if len(earlier) == 1
+            else "them, and replaces one if it saves the same step",
         )
 
 

@@ -24,6 +24,7 @@ from forgather.ml.checkpoint.files import CONFIG, DATA, METER, OPTIMIZER, PROGRE
 from forgather.ml.checkpoint.lineage import Origin
 from forgather.ml.checkpoint.manifest import read_manifest, read_small_file
 from forgather.ml.log import get_logger
+from forgather.ml.number_format import plural
 from forgather.ml.trainer.checkpoint_parts import checked_numbers, restoring
 
 _log = get_logger(__name__)
@@ -186,8 +187,12 @@ def _token_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterato
         moved = [token for token, number in old.items() if new.get(token, number) != number]
         gone, added = [token for token in old if token not in new], [token for token in new if token not in old]
         parts = [
-            f"{len(tokens)} tokens {did}, such as {tokens[0]!r:.{_SHOWN}}"
-            for tokens, did in ((moved, "have other ids"), (gone, "are gone"), (added, "are new"))
+            f"{plural(len(tokens), 'token')} {one if len(tokens) == 1 else did}, such as {tokens[0]!r:.{_SHOWN}}"
+            for tokens, one, did in (
+                (moved, "has another id", "have other ids"),
+                (gone, "is gone", "are gone"),
+                (added, "is new", "are new"),
+            )
             if tokens
         ]
         yield f"of {len(old)} tokens ({len(new)} now), {' and '.join(parts)}"

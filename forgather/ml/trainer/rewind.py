@@ -21,6 +21,7 @@ from forgather.ml.checkpoint.manifest import first_intact
 from forgather.ml.checkpoint.storage import Storage, make_folders, write_file
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
+from forgather.ml.number_format import plural
 
 _log = get_logger(__name__)
 
@@ -106,8 +107,8 @@ class SkipList:
         recent = [one for one in self.steps if one.step > step - self.among]
         if len(recent) > self.most:
             raise TrainingError(
-                f"{len(recent)} bad steps within {self.among} steps, and max_bad_steps is {self.most}; at step "
-                f"{step}, {reason}",
+                f"{plural(len(recent), 'bad step')} within {self.among} steps, and max_bad_steps is {self.most}; at "
+                f"step {step}, {reason}",
                 code="FG651",
                 hint="lower learning_rate, lengthen warmup_steps, or look at the rows of these steps; the checkpoint "
                 "before the first of them is not affected",

@@ -18,6 +18,7 @@ from torch import nn
 
 from forgather.errors import TrainingError, nearest
 from forgather.ml.log import get_logger
+from forgather.ml.number_format import plural
 from forgather.ml.strategy.pipeline.blocks import BlockList, find_blocks
 
 
@@ -222,17 +223,13 @@ def plan_split(
     try:
         if isinstance(split_spec, Mapping):
             cuts = _cuts_of(model, blocks, split_spec)
-            _check_count(blocks, len(cuts) + 1, num_stages, f"split_spec has {_plural(len(cuts), 'cut')}, which make")
+            _check_count(blocks, len(cuts) + 1, num_stages, f"split_spec has {plural(len(cuts), 'cut')}, which make")
             return SplitPlan(blocks=blocks, cuts=cuts)
         count = _count_of(split_spec, num_stages)
         _check_count(blocks, count, num_stages, "split_spec asks for")
     except TrainingError as error:
         raise error.about("split_spec" if split_spec is not None else "stages_per_rank") from None
     return SplitPlan(blocks=blocks, cuts=balanced_cuts(unit_costs(model, blocks), count))
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _count_of(split_spec: Any, num_stages: int | None) -> int:
@@ -262,7 +259,7 @@ def _no_meaning(split_spec: Any) -> TrainingError:
 def _check_count(blocks: BlockList, count: int, num_stages: int | None, words: str) -> None:
     if num_stages is not None and count != num_stages:
         raise TrainingError(
-            f"{words} {_plural(count, 'stage')}, and the ranks hold {num_stages} "
+            f"{words} {plural(count, 'stage')}, and the ranks hold {num_stages} "
             f"(pipeline_parallel_size x stages_per_rank)",
             code="FG753",
             hint=f"make {num_stages - 1} cuts, leave split_spec out, or change the sizes",
@@ -273,9 +270,9 @@ def _check_count(blocks: BlockList, count: int, num_stages: int | None, words: s
     most = len(blocks) + bool(blocks.before) + bool(blocks.after)
     if count > most:
         raise TrainingError(
-            f"{count} stages are requested, and the model has {_plural(len(blocks), 'block')} ({_shown(blocks)})",
+            f"{count} stages are requested, and the model has {plural(len(blocks), 'block')} ({_shown(blocks)})",
             code="FG753",
-            hint=f"request at most {len(blocks)} stages",
+            hint=f"request at most {plural(len(blocks), 'stage')}",
             expected=len(blocks),
             found=count,
         )
