@@ -1,7 +1,7 @@
-"""Checkpoints as safetensors and JSON files that are verified when they are read.
+"""Writes and reads checkpoints as safetensors and JSON files, which are verified when they are read.
 
-A checkpoint folder is either complete or not visible under its final name. Importing this package does not import
-torch: each public name imports its own module when it is first used.
+A checkpoint folder gets its final name only when it is complete. Importing this package does not import torch: each
+public name imports the module that defines it when the name is first used.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Checkpoint folders `checkpoint-<step>`: drafts, the atomic commit, removal, and cleanup after crashed processes.
 
-Takes an output folder and a storage; gives drafts that processes fill, and the final folder. Files are written into a
-hidden draft folder and synced, the manifest is written last, and then the draft is renamed. A crash or a power failure
-at any point leaves either the complete checkpoint or none. An existing checkpoint of the same step stays until the new
-one can take its place. A folder of that name without a manifest is renamed, not removed.
+Every process writes its files into a hidden draft folder and syncs them. Then the manifest is written, and the draft is
+renamed to its final name. A crash or a power failure at any point leaves either the complete checkpoint or none. An
+existing checkpoint of the same step is kept until the new one is complete. If a folder has the name of the checkpoint
+and no manifest, it is renamed and not removed.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ _MAX_PENDING = 4
 
 
 def checkpoint_folder(output_dir: Path, step: int) -> Path:
-    """Returns the path of the checkpoint of an optimizer step.
+    """Returns the path of the checkpoint folder of an optimizer step.
 
     Args:
         output_dir: the folder that contains the checkpoints.
-        step: optimizer steps that were done.
+        step: the number of optimizer steps that were done.
     """
     return output_dir / f"{_PREFIX}{step}"
 
 
 def step_of(folder: Path) -> int:
-    """Returns the step in the name of a checkpoint folder; -1 for any other name."""
+    """Returns the step in the name of a checkpoint folder; -1 if the folder has any other name."""
     match = _NAME.match(folder.name)
     return -1 if match is None else int(match[1])
 
 
 def list_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
-    """Returns (step, folder) for every checkpoint folder, in the order of steps; contents are not looked at."""
+    """Returns (step, folder) for every checkpoint folder, sorted by step. The content of the folders is not read."""
     if not output_dir.is_dir():
         return []
     named = ((_NAME.match(folder.name), folder) for folder in output_dir.iterdir() if folder.is_dir())
@@ -66,14 +66,14 @@ def list_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
 
 
 class Draft:
-    """A checkpoint folder that is being filled; each process writes files of its own.
+    """A checkpoint folder that is not complete yet; several processes can write different files into it.
 
     Attributes:
-        files: size and digest of each file that this process wrote, by path within the folder.
+        files: the size and digest of each file that this process wrote, by path within the folder.
 
     Args:
-        storage: makes the changes.
-        folder: an existing, empty folder.
+        storage: the object through which files are written and removed.
+        folder: the path of an existing, empty folder.
     """
 
     def __init__(self, storage: Storage, folder: Path) -> None:
@@ -82,14 +82,14 @@ class Draft:
         self.files: dict[str, FileFact] = {}
 
     def write(self, name: str, chunks: Iterable[Bytes]) -> None:
-        """Writes and syncs a file; its digest is computed at the same time.
+        """Writes and syncs a file, and computes its digest while writing.
 
         Args:
-            name: path within the folder; missing parent folders are created.
-            chunks: the content, in order.
+            name: the path of the file within the folder; missing parent folders are created.
+            chunks: the content of the file, in order.
 
         Raises:
-            OSError: the file system refuses.
+            OSError: if the file cannot be written.
         """
         file = self.folder / name
         make_folders(self.storage, file.parent)
@@ -99,7 +99,7 @@ class Draft:
 
 
 class _Hashed:
-    """The chunks of a file; size and digest are known after the last chunk was consumed."""
+    """An iterable over the chunks of a file that computes the size and digest of the file during the iteration."""
 
     def __init__(self, chunks: Iterable[Bytes]) -> None:
         self._chunks = chunks
@@ -137,15 +137,15 @@ class _Hashed:
 
 
 def begin_draft(storage: Storage, output_dir: Path, step: int) -> Draft:
-    """Returns an empty draft; leftovers of crashed processes are removed first.
+    """Removes the leftovers of crashed processes, and returns a new, empty draft.
 
     Args:
-        storage: makes the changes.
+        storage: the object through which files are written and removed.
         output_dir: the folder that contains the checkpoints.
-        step: of the checkpoint.
+        step: the step of the checkpoint.
 
     Raises:
-        OSError: the file system refuses, or a file has the checkpoint's name.
+        OSError: if the folder cannot be created, or if a file has the name of the checkpoint.
     """
     remove_leftovers(storage, output_dir)
     make_folders(storage, output_dir)
@@ -164,15 +164,15 @@ def finish_draft(
     """Commits a draft and returns the folder of the checkpoint.
 
     Args:
-        storage: makes the changes.
-        folder: of the draft; every process has written and synced its files.
-        step: of the checkpoint; an existing one of the same step is replaced.
-        files: size and digest of each file, of all processes.
+        storage: the object through which files are written and removed.
+        folder: the folder of the draft, into which every process has written and synced its files.
+        step: the step of the checkpoint. An existing checkpoint of the same step is replaced.
+        files: the size and digest of each file that any process wrote.
         facts: further entries of the manifest, see `Manifest`.
 
     Raises:
-        CheckpointError: FG603 or FG604 when a file is not as it was written; the draft is not committed.
-        OSError: the file system refuses.
+        CheckpointError: FG603 or FG604 if a file is not as it was written; the draft is then not committed.
+        OSError: if a file or folder cannot be written or renamed.
     """
     # Every name must be durable before the rename: after a power failure a committed checkpoint has all of its files.
     for inner in sorted({(folder / name).parent for name in files} - {folder}):
@@ -211,7 +211,7 @@ def _commit(storage: Storage, draft: Path, final: Path) -> None:
 
 
 def _put_aside(storage: Storage, folder: Path) -> None:
-    """Renames a folder that has a checkpoint's name and no manifest: a user put it there, so it is not removed."""
+    """Renames a folder that has the name of a checkpoint and no manifest. It may be a user's, so it is not removed."""
     # An earlier run may have used the first name already.
     names = (folder.with_name(f"{folder.name}.aside{number or ''}") for number in itertools.count())
     aside = next(name for name in names if not os.path.lexists(name))
@@ -221,7 +221,7 @@ def _put_aside(storage: Storage, folder: Path) -> None:
 
 
 def discard_draft(draft: Draft) -> None:
-    """Removes a draft that was not committed; does nothing for a committed one."""
+    """Removes a draft that was not committed; does nothing if the draft was committed."""
     with suppress(OSError):  # the next save removes what is left
         if draft.folder.exists():
             remove_tree(draft.storage, draft.folder)
@@ -229,14 +229,14 @@ def discard_draft(draft: Draft) -> None:
 
 @contextmanager
 def checkpoint_write_errors(output_dir: Path, step: int) -> Iterator[None]:
-    """Context manager that converts an OSError into an error that names the checkpoint.
+    """Context manager that converts an OSError of its body into an error that names the checkpoint.
 
     Args:
         output_dir: the folder that contains the checkpoints.
-        step: of the checkpoint.
+        step: the step of the checkpoint.
 
     Raises:
-        CheckpointError: FG609 when the file system refuses; earlier checkpoints are untouched.
+        CheckpointError: FG609 if the body raises an OSError.
     """
     try:
         yield
@@ -257,17 +257,17 @@ def write_checkpoint(
     facts: Mapping[str, Any] | None = None,
     storage: Storage | None = None,
 ) -> Path:
-    """Writes a complete checkpoint from a single process and returns its folder.
+    """Writes a complete checkpoint from a single process, and returns its folder.
 
     Args:
         output_dir: the folder that contains the checkpoints.
-        step: of the checkpoint; an existing one of the same step is replaced.
-        fill: writes the files into a draft.
+        step: the step of the checkpoint. An existing checkpoint of the same step is replaced.
+        fill: a function that writes all files into the draft that it gets.
         facts: further entries of the manifest, see `Manifest`.
-        storage: makes the changes; the file system by default.
+        storage: the object through which files are written and removed; the local file system by default.
 
     Raises:
-        CheckpointError: FG609 when the file system refuses; earlier checkpoints are untouched.
+        CheckpointError: FG609 if a file cannot be written. Earlier checkpoints do not change.
     """
     storage = storage or LocalStorage()
     with checkpoint_write_errors(output_dir, step):
@@ -280,14 +280,14 @@ def write_checkpoint(
 
 
 def discard_folder(storage: Storage, folder: Path) -> None:
-    """Removes a checkpoint; it is durably renamed to a hidden name before its first file is removed.
+    """Removes a checkpoint, after renaming it to a hidden name, so that a crash never leaves an incomplete checkpoint.
 
     Args:
-        storage: makes the changes.
-        folder: of the checkpoint.
+        storage: the object through which files are written and removed.
+        folder: the folder of the checkpoint.
 
     Raises:
-        OSError: the file system refuses the rename.
+        OSError: if the folder cannot be renamed.
     """
     hidden = folder.with_name(f".removed-{folder.name}-{process_mark()}")
     storage.rename(folder, hidden)
@@ -300,7 +300,7 @@ def remove_leftovers(storage: Storage, output_dir: Path) -> None:
     """Removes the leftovers of crashed processes, and restores a checkpoint whose replacement was interrupted.
 
     Args:
-        storage: makes the changes.
+        storage: the object through which files are written and removed.
         output_dir: the folder that contains the checkpoints.
     """
     # First: a half-replaced checkpoint is a leftover too, and may be the only good one.
@@ -311,10 +311,10 @@ def remove_leftovers(storage: Storage, output_dir: Path) -> None:
 
 
 def restore_replaced(storage: Storage, output_dir: Path) -> None:
-    """Renames checkpoints back whose replacement was interrupted by a crash.
+    """Gives each checkpoint whose replacement was interrupted by a crash its original name again.
 
     Args:
-        storage: makes the changes.
+        storage: the object through which files are written and removed.
         output_dir: the folder that contains the checkpoints.
     """
     for folder, final in interrupted_replacements(output_dir):
@@ -323,7 +323,7 @@ def restore_replaced(storage: Storage, output_dir: Path) -> None:
 
 
 def interrupted_replacements(output_dir: Path) -> list[tuple[Path, Path]]:
-    """Returns (current folder, original folder) of each checkpoint whose replacement was interrupted by a crash."""
+    """Returns (current path, original path) of each checkpoint whose replacement was interrupted by a crash."""
     found = _leftovers(output_dir, still_seconds=_STILL_SECONDS)
     # Only folders whose owner has been inactive for a minute: the owner may be between its two renames.
     replaced = [(folder, output_dir / match[2]) for folder, match in found if match[1] == "replaced"]
@@ -338,9 +338,9 @@ def _leftovers(output_dir: Path, *, still_seconds: float = _DAY_SECONDS) -> list
 
 
 def process_mark() -> str:
-    """Returns a mark that identifies this process: its id, its start time and its host.
+    """Returns a string that identifies this process: the process id, the start time and the host name.
 
-    The start time distinguishes it from a later process with the same id.
+    The start time distinguishes this process from a later one with the same process id.
     """
     return f"{os.getpid()}.{_started(os.getpid())}.{_own_host()}"
 
@@ -351,13 +351,13 @@ def _own_host() -> str:
 
 
 def is_abandoned(folder: Path, mark: str, *, still_seconds: float = _DAY_SECONDS) -> bool:
-    """Returns True when the process that owns a draft or hidden folder is gone.
+    """Returns whether the process that created a draft or hidden folder has ended.
 
     Args:
-        folder: a draft or hidden folder.
-        mark: of the process that owns it, from `process_mark`.
-        still_seconds: for a process of another host, the folder must not have changed for so long. Whether that process
-            is alive cannot be found out on a shared file system.
+        folder: the draft or hidden folder.
+        mark: the result of `process_mark` in the process that created the folder.
+        still_seconds: the time in seconds for which the folder of a process on another host must not have changed. It
+            cannot be found out whether such a process is still running.
     """
     # Marks of older versions have no host; they are taken for marks of this one.
     host = mark.split(".", 2)[2] if mark.count(".") > 1 else _own_host()
@@ -371,7 +371,7 @@ def is_abandoned(folder: Path, mark: str, *, still_seconds: float = _DAY_SECONDS
 
 
 def is_running(mark: str) -> bool:
-    """Returns True when the process that made a mark on this host is running, and is not this process."""
+    """Returns whether a process of this host, identified by its mark, is running and is not the calling process."""
     number, _, rest = mark.partition(".")
     started = rest.partition(".")[0]
     # A mark with the own id is a leftover: an earlier process, often in a container, had the same id.
@@ -389,7 +389,7 @@ def is_running(mark: str) -> bool:
 
 
 def _started(process: int) -> int:
-    """Returns the start time of a process in clock ticks since boot; 0 when /proc does not have it."""
+    """Returns the start time of a process in clock ticks since boot; 0 if /proc does not contain the process."""
     try:
         facts = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

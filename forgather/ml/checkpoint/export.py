@@ -1,8 +1,8 @@
 """Export of a checkpoint's model as a Hugging Face folder (`fgcli ckpt export`).
 
-Takes a checkpoint folder and a new folder; gives the model in the layout of `save_pretrained`, with the SHA-256 of each
-file. The weights are verified against the manifest before they are read. The new folder gets either the complete model
-or nothing. Code that a checkpoint names (`auto_map`) is never run.
+The model of a checkpoint is written to a new folder in the layout of `save_pretrained`, with the SHA-256 of each file.
+The weights are verified against the manifest before they are read. Files get their final names in the new folder only
+when all of them are complete. Custom code that the configuration refers to (`auto_map`) is never run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _OF_THE_RUN = (INDEX, TRAINER_STATE, TRAINING_ARGS, MANIFEST)
 _STATE_OF_THE_RUN = (OPTIMIZER, TRAINING_STATE, f"{CUSTOM}/")
 _PIECE = 1 << 22
 _COMPILED, _OF_PEFT = "_orig_mod.", "base_model.model."
-"""Prefixes that `torch.compile` and peft add to the weight names of the model that they wrap."""
+"""The prefixes that `torch.compile` and peft add to the weight names of the model that they wrap."""
 _LAYERS = re.compile(r"layers?$|^depth$")
 _GO_ON = "save the model with the code that built it: resume from the checkpoint, and the run saves it at its end"
 
@@ -74,18 +74,20 @@ def export_checkpoint(
     dtype: str | None = None,
     storage: Storage | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Writes the model of a checkpoint and returns {"bytes", "sha256"} for each file.
+    """Writes the model of a checkpoint to a new folder, and returns {"bytes": ..., "sha256": ...} for each file.
 
     Args:
-        source: a checkpoint, written by any number of processes.
-        into: a folder that does not exist yet, or is empty.
-        max_shard_size: maximum size of one weight file, in bytes or as "5GB".
-        dtype: "float32", "bfloat16" or "float16" for floating-point weights; None keeps their types.
-        storage: makes the changes; the file system by default.
+        source: the folder of the checkpoint, which any number of processes may have written.
+        into: the new folder, which must not exist yet or must be empty.
+        max_shard_size: the maximum size of one weight file, in bytes or as a string such as "5GB".
+        dtype: the type to which floating-point weights are converted: "float32", "bfloat16" or "float16". None keeps
+            their types.
+        storage: the object through which files are written and removed; the local file system by default.
 
     Raises:
-        CheckpointError: FG603 and FG604 for a changed or missing file, FG611 for a file that no run could have written,
-            FG612 when the weights do not fit a class that can be loaded, FG677 when the model cannot be written.
+        CheckpointError: FG603 or FG604 if a file of the checkpoint is changed or missing; FG611 if a file does not have
+            the form in which a run writes it; FG612 if no class of transformers can load the weights; FG677 if an
+            argument is not allowed or the model cannot be written.
     """
     manifest = read_manifest(source)
     other_files = [name for name in manifest.files if not _is_of_the_run(name) and not _is_of_weights(name)]
@@ -121,7 +123,7 @@ def _is_of_weights(name: str) -> bool:
 
 def _refuse_changed(source: Path, manifest: Manifest) -> None:
     # Optimizer and training state may be missing and are most of the bytes; the model does not need them.
-    """Raises the error of the first file of the model that was changed or is missing."""
+    """Raises an error for the first file of the model that is changed or missing."""
     files = {name: fact for name, fact in manifest.files.items() if not name.startswith(_STATE_OF_THE_RUN)}
     for error in changed_files(source, dataclasses.replace(manifest, files=files)):
         raise error
@@ -186,17 +188,21 @@ def _weight_files(source: Path, manifest: Manifest, weights: Mapping[str, Tensor
 
 
 def _skeleton(source: Path, weights: Mapping[str, Tensor]) -> PreTrainedModel | None:
-    """Returns the checkpoint's model on the meta device; None when its class is defined by code of its own.
+    """Returns the model of a checkpoint on the meta device; None if its weight names cannot be checked.
+
+    They cannot be checked if custom code outside of transformers defines the model's class, or if the model is
+    quantized.
 
     Args:
-        source: the checkpoint.
-        weights: by name.
+        source: the folder of the checkpoint.
+        weights: the weights of the checkpoint, by name.
 
     Shapes:
         weights: any.
 
     Raises:
-        CheckpointError: FG611 for a damaged configuration, FG612 when the weights do not fit the class.
+        CheckpointError: FG611 if the configuration is damaged; FG612 if the configuration names no class, or if the
+            weights do not fit the class.
     """
     try:
         facts = json.loads(read_small_file(source / CONFIG))
@@ -267,13 +273,13 @@ def _content(file: Path, dtype: str | None) -> Iterator[Bytes]:
 
 
 class _Sums:
-    """The SHA-256 digests of files, computed while they are written."""
+    """Computes the SHA-256 digests of files while they are written."""
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
 
     def through(self, name: str, chunks: Iterable[Bytes]) -> Iterator[Bytes]:
-        """Yields the chunks of a file unchanged and records their digest."""
+        """Yields the chunks of a file unchanged, and stores the digest of the file under its name in `found`."""
         digest = hashlib.sha256()
         for chunk in chunks:
             digest.update(chunk)

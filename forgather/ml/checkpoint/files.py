@@ -1,9 +1,9 @@
-"""File names of checkpoints and model folders, which part of a run each file holds, and names of other programs.
+"""File names in checkpoints and model folders, and errors for folders that are not checkpoints.
 
-Every name is defined here only. The module does not import torch, so commands that only list folders use the same
-names as the code that writes them. `require_folder` and `missing_manifest_error` give the errors for folders that are
-not checkpoints of this library, with a guess at which program wrote them. They look at names only and open nothing:
-another program's checkpoint may be a pickle, and unpickling runs code.
+The file names are defined in this module only. It does not import torch, so that commands that only list folders can
+use it. `require_folder` and `missing_manifest_error` report folders that are not checkpoints of this library, and guess
+which program wrote them. They read only file names and open no file: another program's checkpoint may be a pickle, and
+unpickling runs code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from forgather.errors import CheckpointError
 
 MODEL, SLICES, EXTRA_STATE = "model", "weights", "model_extra_state"
-"""File name stems of whole weights (as `from_pretrained` expects), sharded weights and non-tensor model state."""
+"""The file name stems of whole weights (as `from_pretrained` expects it), sharded weights and other model state."""
 
 WEIGHTS, WEIGHTS_INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 """The files that `from_pretrained` looks for in a folder."""
@@ -27,27 +27,27 @@ ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 """The files that peft looks for in a folder."""
 
 INDEX = "index.json"
-"""The file that maps each tensor of a checkpoint to the file and key of each of its chunks."""
+"""The file that lists the chunks of each tensor of a checkpoint, with the file and the key of each chunk."""
 
 TRAINER_STATE, TRAINING_ARGS = "trainer_state.json", "training_args.json"
-"""Progress of the run and its arguments, in the layout of transformers; people and tools of transformers read them."""
+"""The files for the trainer state and the training arguments, in the layout that tools of transformers read."""
 
 TRAINING_STATE = "training_state"
-"""Stem of the files that hold the LR schedule, the data position, the random states and the loss meter."""
+"""The stem of the files that store the learning rate schedule, the data position, random states and the loss meter."""
 
 OPTIMIZER, SCHEDULE, DATA, RNG, METER, PROGRESS = "optimizer", "schedule", "data", "rng", "meter", "progress"
-"""The parts of a checkpoint next to the weights, by the names that `--allow-missing` accepts."""
+"""The names of the parts of a checkpoint without the weights, as `--allow-missing` accepts them."""
 
 IN_TRAINING_STATE = (SCHEDULE, DATA, RNG, METER)
 RESUME_PARTS = (OPTIMIZER, *IN_TRAINING_STATE)
-"""The parts that a checkpoint with `save_only_model` does not have."""
+"""The names of the parts that a checkpoint saved with `save_only_model` does not contain."""
 
 CUSTOM = "custom"
-"""The folder that holds the files of a user's `save_function`."""
+"""The folder, within a checkpoint, for the files of a user's `save_function`."""
 
 
 def parts_in(name: str) -> tuple[str, ...]:
-    """Returns the parts of the training state in a checkpoint file; empty for a file that a resume always needs."""
+    """Returns the names of the parts that a checkpoint file stores; empty if every resume needs the file."""
     if name == TRAINER_STATE:
         return (PROGRESS,)
     # With the dot, so that `training_state.json` and `training_state.safetensors` match and nothing else.
@@ -57,7 +57,7 @@ def parts_in(name: str) -> tuple[str, ...]:
 
 
 def as_json(value: Any) -> bytes:
-    """Returns JSON-compatible data as the bytes of an indented JSON file."""
+    """Returns the content of an indented JSON file that stores a value."""
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
@@ -76,10 +76,10 @@ _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 
 
 def require_folder(folder: Path) -> None:
-    """Raises an error unless a path is a readable folder.
+    """Raises an error if a path is not a readable folder.
 
     Raises:
-        CheckpointError: FG601.
+        CheckpointError: FG601 if the path does not exist, is a file, or cannot be read.
     """
     try:
         str(folder).encode()  # safetensors cannot open a path that is not valid UTF-8
@@ -103,11 +103,14 @@ def require_folder(folder: Path) -> None:
 
 
 def missing_manifest_error(folder: Path, manifest: str) -> CheckpointError:
-    """Returns the error for a folder without a manifest: another program wrote it, or it is incomplete.
+    """Returns the FG602 or FG671 error for a folder without a manifest.
+
+    The code is FG671 if another program wrote the folder or if it contains only a model, and FG602 if the folder is an
+    incomplete checkpoint or contains checkpoints.
 
     Args:
-        folder: a readable folder.
-        manifest: name of the manifest file, for the message.
+        folder: the folder, which must be readable.
+        manifest: the name of the manifest file, which the message gives.
     """
     # The usual mistake: the output folder in place of one of its checkpoints.
     names = os.listdir(folder)

@@ -1,12 +1,12 @@
-"""The Hugging Face layout of a model's weights: which tensors, under which names, in which files; and who can load it.
+"""The Hugging Face layout of a model's weights: which tensors are stored, under which names, and in which files.
 
-Takes a model and its weights; gives the tensors of each file. Weights that `save_pretrained` leaves out (tied weights,
-`_keys_to_ignore_on_save`) are left out, and names that transformers converts on loading are converted back to those of
-the hub. Only `WeightFiles.write` writes.
+`weight_files` returns the tensors of each file that `save_pretrained` would write. Tied weights and those in
+`_keys_to_ignore_on_save` are omitted, and weight names that transformers converts on loading are converted back to
+those of the hub. Only `WeightFiles.write` writes files.
 
-`load_mismatch` checks whether a state has the weight names that `from_pretrained` expects. transformers fills weights
-that it does not find with random numbers and only logs a warning, so a folder whose weights have other names must not
-look like a loadable model.
+`load_mismatch` checks whether a model's state dict has the weight names that `from_pretrained` expects. transformers
+initializes missing weights with random numbers and only logs a warning, so a folder whose weights have other names must
+not look like a model that can be loaded.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class WeightFiles:
     """The weight files of a model.
 
     Args:
-        tensors: by file name, then by tensor name.
-        texts: the index file, when there are several weight files.
-        metadata: strings that are stored in the header of each file.
+        tensors: the tensors, by file name and tensor name.
+        texts: the contents of other files, by name: the index file if there are several weight files.
+        metadata: the strings that are stored in the header of each weight file.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -51,9 +51,9 @@ class WeightFiles:
         """Writes the files into a draft.
 
         Args:
-            draft: receives the files.
-            through: called as `through(name, chunks)`; returns the chunks that are written. An export computes SHA-256
-                there.
+            draft: the draft into which the files are written.
+            through: a function that is called as `through(name, chunks)` and returns the chunks to write. An export
+                computes the SHA-256 digest of each file in this function.
         """
         for name, tensors in self.tensors.items():
             draft.write(name, through(name, file_chunks(tensors, self.metadata)))
@@ -64,15 +64,18 @@ class WeightFiles:
 def weight_files(
     model: PreTrainedModel, weights: Mapping[str, Any], *, shard_size: str | int = SHARD_SIZE
 ) -> WeightFiles:
-    """Returns the files that `save_pretrained` would write.
+    """Returns the weight files that `save_pretrained` would write.
 
     Args:
-        model: defines which weights are tied, left out or converted; its own weights are not read.
-        weights: whole tensors by name; tied names refer to the same tensor.
-        shard_size: maximum size of one file, in bytes or as "5GB"; a tensor that is larger gets a file of its own.
+        model: the model, which determines the weights that are tied, omitted or converted. The values of its weights
+            are not read.
+        weights: the whole (not sharded) tensors by name. All names of a tied weight have the same tensor.
+        shard_size: the maximum size of one file, in bytes or as a string such as "5GB". A larger tensor is stored alone
+            in one file.
 
     Source:
-        `transformers.PreTrainedModel.save_pretrained`, without the writing and without support for offloaded models.
+        `transformers.PreTrainedModel.save_pretrained`. Difference: no files are written, and offloaded models are not
+        supported.
     """
     # A copy, because names are removed from it below.
     state, metadata = dict(weights), {}
@@ -109,14 +112,14 @@ def split_into_files(
     facts: Mapping[str, Any] | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> WeightFiles:
-    """Returns tensors distributed over files of at most `shard_size`, with the file names of the hub.
+    """Returns weight files of at most `shard_size` that contain the given tensors, with the file names of the hub.
 
     Args:
-        state: tensors by name; no two of them share memory.
-        name: the file name when one file is enough.
-        shard_size: maximum size of one file, in bytes or as "5GB".
-        facts: entries of the index next to the total size.
-        metadata: strings that are stored in the header of each file.
+        state: the tensors by name, none of which share memory.
+        name: the name of the file if one file is enough.
+        shard_size: the maximum size of one file, in bytes or as a string such as "5GB".
+        facts: the entries of the index file in addition to the total size.
+        metadata: the strings that are stored in the header of each weight file.
 
     Shapes:
         state: any.
@@ -133,10 +136,11 @@ def split_into_files(
 
 
 def load_mismatch(model: nn.Module) -> str | None:
-    """Returns why `from_pretrained` could not load a model's state under its own weight names; None where it could.
+    """Returns the reason why `from_pretrained` could not load a model's state dict; None if it could.
 
     Args:
-        model: the model whose `state_dict()` is saved. A proxy with a `stands_for` attribute is replaced by that model.
+        model: the model whose state dict is saved. For a proxy with the attribute `stands_for`, the represented model
+            is checked.
     """
     # With pipeline parallelism the strategy holds a proxy; class and configuration are those of the whole model.
     model = getattr(model, "stands_for", model)
@@ -161,11 +165,11 @@ def _class_mismatch(model: PreTrainedModel) -> str | None:
 
 
 def model_on_meta(kind: type[PreTrainedModel], config: Any) -> PreTrainedModel:
-    """Returns a model on the meta device, without weights, and leaves the state of every random generator as it was.
+    """Returns a model on the meta device, which has no values; the states of all random generators do not change.
 
     Args:
         kind: the model class.
-        config: the configuration that the class is constructed with.
+        config: the configuration that is passed to the constructor of the class.
     """
     # Constructors draw initial weights even on the meta device. Those draws must not shift the random numbers of the
     # run.
@@ -178,12 +182,12 @@ def model_on_meta(kind: type[PreTrainedModel], config: Any) -> PreTrainedModel:
 
 
 def weight_name_mismatch(kind: str, expected: Collection[str], found: Collection[str]) -> str | None:
-    """Returns a description of the first weight name that differs between two states; None where the names are equal.
+    """Returns a description of the first weight name that is missing or not expected; None if all names are equal.
 
     Args:
-        kind: name of the model class, for the message.
-        expected: the weight names of the class.
-        found: the weight names of the state.
+        kind: the name of the model class, which the description gives.
+        expected: the weight names that the class has.
+        found: the weight names in the state dict.
     """
     unknown = [name for name in found if name not in expected]
     missing = [name for name in expected if name not in found]

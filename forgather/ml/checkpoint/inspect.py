@@ -1,7 +1,7 @@
 """Inspection of checkpoints without torch: tensors of a safetensors file, progress, problems and contents.
 
-Takes a folder; gives plain data for `fgcli ckpt`. No weights are read, except where every byte is verified
-(`all_problems`). A damaged safetensors header is one located error; damaged JSON counts as empty.
+The functions return plain data for `fgcli ckpt`. Only `all_problems`, which verifies every byte, reads weights. A
+damaged safetensors header is an error that names the file. A damaged JSON file is treated as empty.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _MAX_HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class TensorFact:
-    """Name, type and shape of a tensor in a safetensors file.
+    """The name, type and shape of a tensor in a safetensors file.
 
     Args:
-        name: of the tensor in its file.
-        dtype: in the notation of the format, such as "BF16".
-        shape: of the tensor.
+        name: the name of the tensor in the file.
+        dtype: the type of the values, in the notation of the safetensors format, such as "BF16".
+        shape: the shape of the tensor.
     """
 
     name: str
@@ -58,20 +58,20 @@ class TensorFact:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """The number of elements of the tensor."""
         return math.prod(self.shape)
 
     @property
     def size(self) -> int:
-        """Size of the values, in bytes."""
+        """The size of the values in bytes; 0 if the type is unknown."""
         return self.numel * BITS.get(self.dtype, 0) // 8
 
 
 def read_header(file: Path) -> tuple[list[TensorFact], dict[str, str]]:
-    """Returns the tensors of a safetensors file, in the order of the file, and its metadata strings.
+    """Returns descriptions of the tensors in a safetensors file, in the order of their data, and the metadata strings.
 
     Raises:
-        CheckpointError: FG603 for a file that is not a safetensors file, FG604 for a missing one.
+        CheckpointError: FG603 if the file is not a safetensors file; FG604 if it is missing.
     """
     try:
         with file.open("rb") as stream:
@@ -105,18 +105,18 @@ _MAX_JSON_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a run as its `trainer_state.json` has it.
+    """The progress of a run at a checkpoint, read from its trainer state and training arguments.
 
     Args:
-        step: optimizer steps that were done; -1 when unknown.
-        max_steps: optimizer steps that the run was configured for.
-        epoch: passes over the data.
-        loss: of the last log entry that has one.
-        loss_step: the step of that entry; -1 when unknown.
-        metric: name and value of the metric that ranks checkpoints; None when this step was not evaluated.
-        is_best: True when no earlier step had a better metric.
-        greater_is_better: True when larger values of the metric are better.
-        top_k: how many of the best checkpoints the run keeps.
+        step: the number of optimizer steps that were done; -1 if it is unknown.
+        max_steps: the number of optimizer steps for which the run was configured.
+        epoch: the number of passes over the data, which may be a fraction.
+        loss: the loss in the last log line that contains a loss; None if there is none.
+        loss_step: the step of that log line; -1 if it is unknown.
+        metric: the name and value of the metric that ranks checkpoints; None if this step was not evaluated.
+        is_best: whether no earlier step had a better metric.
+        greater_is_better: whether larger values of the metric are better.
+        top_k: the number of best checkpoints that the run keeps.
     """
 
     step: int = -1
@@ -132,15 +132,15 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """One checkpoint of an output folder.
+    """The summary of one checkpoint in an output folder.
 
     Args:
-        folder: of the checkpoint.
-        origin: which run wrote it, and when.
-        size: in bytes, from the manifest.
-        progress: of its run.
-        problem: why it is incomplete; None when the manifest and all file sizes are right.
-        is_model_alone: True for a checkpoint that was saved with `save_only_model`, which cannot be resumed completely.
+        folder: the folder of the checkpoint.
+        origin: the run that wrote the checkpoint, and the time.
+        size: the size of all files in bytes, according to the manifest.
+        progress: the progress of the run at the checkpoint.
+        problem: the error that makes the checkpoint incomplete; None if the manifest and all file sizes are right.
+        is_model_alone: whether the checkpoint was saved with `save_only_model`, so that a run cannot resume completely.
     """
 
     folder: Path
@@ -152,17 +152,17 @@ class CheckpointSummary:
 
     @property
     def step(self) -> int:
-        """Number of optimizer steps that were done."""
+        """The number of optimizer steps that were done, according to the name of the folder."""
         return step_of(self.folder)
 
 
 @dataclass(frozen=True, slots=True)
 class FolderSummary:
-    """The checkpoints of an output folder.
+    """The summaries of all checkpoints in an output folder.
 
     Args:
         folder: the output folder.
-        checkpoints: from the oldest to the newest.
+        checkpoints: the summaries of the checkpoints, from the oldest to the newest.
     """
 
     folder: Path
@@ -170,24 +170,24 @@ class FolderSummary:
 
     @property
     def newest(self) -> CheckpointSummary | None:
-        """The newest complete checkpoint, which `--resume auto` uses if its content is intact too; None without one."""
+        """The newest complete checkpoint; None if there is none. `--resume auto` uses it if its content is intact."""
         return next((found for found in reversed(self.checkpoints) if found.problem is None), None)
 
     @property
     def best(self) -> CheckpointSummary | None:
-        """The newest complete checkpoint that was the best so far when it was written; None without one."""
+        """The newest complete checkpoint that was the best so far when it was written; None if there is none."""
         known = [found for found in self.checkpoints if found.problem is None and found.progress.is_best]
         return known[-1] if known else None
 
     @property
     def best_steps(self) -> list[int]:
-        """Steps of the best checkpoints, the best first; as many as the run of the newest checkpoint keeps."""
+        """The steps of the best checkpoints, best first: as many as the run of the newest checkpoint keeps."""
         newest = self.newest
         return [] if newest is None else self.ranked[: newest.progress.top_k]
 
     @property
     def ranked(self) -> list[int]:
-        """Steps of the complete checkpoints that were evaluated, the best first."""
+        """The steps of the complete checkpoints that were evaluated, best first."""
         # The direction of the newest run counts: an output folder may hold runs with other metrics.
         known = [found for found in self.checkpoints if found.problem is None and found.progress.metric]
         sign = -1.0 if known and known[-1].progress.greater_is_better else 1.0
@@ -199,13 +199,13 @@ class FolderSummary:
 
 
 def summarize_folder(output_dir: Path) -> FolderSummary:
-    """Returns the checkpoints of an output folder with their progress and problems; weights are not read."""
+    """Returns the summaries of all checkpoints in an output folder; weights are not read."""
     found = [_summary_of(folder, origin) for folder, origin in checkpoints_in_order(output_dir)]
     return FolderSummary(output_dir, tuple(_by_step_where_unknown(found)))
 
 
 def _by_step_where_unknown(found: list[CheckpointSummary]) -> list[CheckpointSummary]:
-    """Returns checkpoints in the order of writing; one without a readable manifest is put after the step before it."""
+    """Returns checkpoints in writing order; those without a readable manifest are placed behind all smaller steps."""
     # Their place in the order of writing is unknown; the step in the folder name is the best estimate.
     lost = [one for one in found if one.problem is not None and one.origin == Origin()]
     ordered = [one for one in found if one not in lost]
@@ -230,7 +230,7 @@ def _summary_of(folder: Path, origin: Origin) -> CheckpointSummary:
 
 
 def progress_of(folder: Path) -> Progress:
-    """Returns the progress of a checkpoint's run; default values where its files do not have it."""
+    """Returns the progress of the run at a checkpoint; a value that the files do not contain has its default."""
     state, args = _json(folder / TRAINER_STATE), _json(folder / TRAINING_ARGS)
     # Every value is checked for its type: the file is meant for people, who may have edited it.
     step = said if isinstance(said := state.get("global_step"), int) else -1
@@ -268,7 +268,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; empty when the file cannot be read."""
+    """Returns the object that is stored in a JSON file; an empty one if the file cannot be read."""
     try:
         # Opening a pipe blocks until somebody writes into it.
         if not is_regular(file) or file.stat().st_size > _MAX_JSON_BYTES:
@@ -280,7 +280,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def all_problems(folder: Path) -> tuple[Manifest | None, list[CheckpointError]]:
-    """Returns the manifest of a checkpoint (None when unreadable) and all problems; every byte is read."""
+    """Verifies every byte of a checkpoint; returns the manifest, or None if it cannot be read, and all problems."""
     try:
         manifest = read_manifest(folder)
     except CheckpointError as error:
@@ -302,14 +302,14 @@ class Contents:
     """The description of a checkpoint for `fgcli ckpt show`.
 
     Args:
-        manifest: step, versions, layout, files.
-        origin: which run wrote it.
-        progress: of the run.
-        tensors: of each safetensors file.
-        settings: of each parameter group of the optimizer, without the parameter names.
-        num_parameters: number of parameter tensors in each group.
-        position: in the data.
-        classes: of optimizer and LR schedule.
+        manifest: the manifest, which contains the step, versions, the parallel layout and the list of files.
+        origin: the run that wrote the checkpoint, and the time.
+        progress: the progress of the run at the checkpoint.
+        tensors: the descriptions of the tensors in each safetensors file, by file name.
+        settings: the settings of each parameter group of the optimizer, without the parameter names.
+        num_parameters: the number of parameter tensors in each parameter group.
+        position: the position in the training data.
+        classes: the class names of the optimizer and the learning rate schedule.
         arguments: the training arguments.
     """
 
@@ -328,7 +328,8 @@ def contents(folder: Path) -> Contents:
     """Returns the description of a checkpoint.
 
     Raises:
-        CheckpointError: as `read_manifest`; FG603 for a file of another size, FG604 for a missing one.
+        CheckpointError: the errors of `read_manifest`; FG603 if a file has another size than the manifest says; FG604
+            if a file is missing.
     """
     manifest = read_manifest(folder)
     for error in changed_files(folder, manifest, read=False):
@@ -351,7 +352,7 @@ def contents(folder: Path) -> Contents:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a setting as it was before it became JSON: `write_state` marks tuples, such as Adam's betas."""
+    """Returns a setting of the optimizer, with a tuple in place of the object by which `write_state` marks tuples."""
     is_tuple = isinstance(value, dict) and list(value) == ["$tuple"] and isinstance(value["$tuple"], list)
     return tuple(value["$tuple"]) if is_tuple else value
 

@@ -1,8 +1,7 @@
 """Lineage of checkpoints: which run wrote each one, in which order, and which one a resume uses.
 
-Takes an output folder; gives its checkpoints from the oldest to the newest. The order follows a serial number in the
-manifests and never file times, because copying a folder changes those. A checkpoint without a run in its manifest
-counts as older than every checkpoint that has one.
+The checkpoints of an output folder are ordered by a serial number in their manifests. File times are not used, because
+copying a folder changes them. A checkpoint whose manifest does not name a run is treated as older than all others.
 """
 
 from __future__ import annotations
@@ -24,20 +23,21 @@ NONE_INTACT = (
     "restore one from a copy, or start from the beginning: --resume never (resume_from_checkpoint: false), or move "
     "them away"
 )
-"""The hint of an error when no checkpoint of a folder is intact."""
+"""The hint of the errors that are raised if no checkpoint in a folder is intact."""
 
 _LAST_SECOND = 1e11  # year 5138; `datetime` fails for timestamps beyond year 9999
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The run that wrote a checkpoint, and when.
+    """The run that wrote a checkpoint, and the time at which it was written.
 
     Args:
-        run: id of the run; "" when the manifest does not have one.
-        max_steps: optimizer steps that the run was configured for.
-        serial: the count of checkpoints written into the output folder so far, over all runs.
-        written: time of writing; shown to people, never used for ordering.
+        run: the id of the run; "" if the manifest does not name a run.
+        max_steps: the number of optimizer steps for which the run was configured.
+        serial: a number that is larger than the serial numbers of all checkpoints that existed in the output folder
+            when this checkpoint was written.
+        written: the time of writing, which is displayed and never used for ordering.
 
     Units:
         `written` is in seconds since 1970.
@@ -50,7 +50,7 @@ class Origin:
 
 
 def new_run() -> str:
-    """Returns a new random id for a run; it does not depend on the seed and does not change any random generator."""
+    """Returns a new random id for a run, which does not depend on the seed; no random generator is changed."""
     return uuid.uuid4().hex[:16]
 
 
@@ -59,15 +59,15 @@ def next_origin(output_dir: Path, run: str, max_steps: int) -> dict[str, Any]:
 
     Args:
         output_dir: the folder that contains the checkpoints.
-        run: id of the run.
-        max_steps: optimizer steps that the run is configured for.
+        run: the id of the run.
+        max_steps: the number of optimizer steps for which the run is configured.
     """
     serial = 1 + max((origin_of(folder).serial for _, folder in list_checkpoints(output_dir)), default=0)
     return asdict(Origin(run, max_steps, serial, round(time.time(), 3)))
 
 
 def origin_of(folder: Path) -> Origin:
-    """Returns the origin of a checkpoint; an empty `Origin` when its manifest is damaged or does not have one."""
+    """Returns the origin of a checkpoint; an `Origin` with default values if the manifest contains no valid origin."""
     try:
         facts = read_manifest(folder).facts["run"]
         written = float(facts["written"])
@@ -80,7 +80,10 @@ def origin_of(folder: Path) -> Origin:
 
 
 def checkpoints_in_order(output_dir: Path) -> list[tuple[Path, Origin]]:
-    """Returns the checkpoints of a folder in writing order, grouped by run: the run that wrote last comes last."""
+    """Returns the checkpoints of a folder, grouped by run. The run that wrote last comes last.
+
+    Within a run, the checkpoints are in the order in which they were written.
+    """
     found = [(step, folder, origin_of(folder)) for step, folder in list_checkpoints(output_dir)]
     last: dict[str, int] = {}
     for _, _, origin in found:
@@ -92,9 +95,9 @@ def checkpoints_in_order(output_dir: Path) -> list[tuple[Path, Origin]]:
 
 
 def last_written(output_dir: Path) -> tuple[int, int]:
-    """Returns (serial, step) of the checkpoint that was written last into a folder; zeros when there is none.
+    """Returns the serial number and the step of the checkpoint that was written last into a folder; zeros if none was.
 
-    A checkpoint whose replacement was interrupted by a crash counts too; it keeps its temporary name.
+    A checkpoint that has a temporary name, because a crash interrupted its replacement, is included.
     """
     found = [(origin_of(folder).serial, step) for step, folder in list_checkpoints(output_dir)]
     # Otherwise the next checkpoint could get the serial number of the one that is restored later.
@@ -105,12 +108,14 @@ def last_written(output_dir: Path) -> tuple[int, int]:
 def newest_verified(
     output_dir: Path, *, without: Container[str] = (), storage: Storage | None = None
 ) -> tuple[Path | None, list[CheckpointError]]:
-    """Returns the newest intact checkpoint (None when there is none) and the errors of newer ones that were skipped.
+    """Returns the newest intact checkpoint, or None if there is none, and the errors of newer ones that are not intact.
+
+    A checkpoint whose replacement was interrupted by a crash first gets its original name again.
 
     Args:
         output_dir: the folder that contains the checkpoints.
-        without: names of files that may be missing, see `verify`.
-        storage: renames a checkpoint back whose replacement was interrupted; the file system by default.
+        without: the names of files that may be missing, see `verify`.
+        storage: the object through which checkpoints are renamed; the local file system by default.
     """
     # Only renames, no removal: a folder that looks abandoned may belong to a live process on another machine.
     with contextlib.suppress(OSError):  # resuming from a read-only folder is allowed
@@ -124,7 +129,10 @@ def newest_verified(
 
 
 def _unreadable_manifests(output_dir: Path, chosen: Path) -> dict[Path, CheckpointError]:
-    """Returns the errors of unreadable manifests at later steps, which sort as the oldest and were not read yet."""
+    """Returns the errors of unreadable manifests of later steps than that of the chosen checkpoint.
+
+    Such checkpoints are ordered before all others, so they were not verified before the chosen one was found.
+    """
     found = {}
     for step, folder in reversed(list_checkpoints(output_dir)):
         if step > step_of(chosen):
@@ -136,10 +144,10 @@ def _unreadable_manifests(output_dir: Path, chosen: Path) -> dict[Path, Checkpoi
 
 
 def describe_passed_over(chosen: Path) -> str:
-    """Returns a description of checkpoints next to `chosen` that a user might have expected instead; "" for none.
+    """Returns a description of other checkpoints that a user may have expected a resume to use; "" if there are none.
 
     Args:
-        chosen: the checkpoint that a resume uses.
+        chosen: the folder of the checkpoint that the resume uses.
     """
     own = origin_of(chosen)
     others: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
-"""Manifests: the list of a checkpoint's files with sizes and digests, and verification against it.
+"""Manifests: the list of a checkpoint's files with sizes and digests, and the verification of files against the list.
 
-Takes a folder; gives its `Manifest`, or one error that names what is wrong. The manifest contains a digest of itself. A
-file that it does not list is not part of the checkpoint.
+A manifest also contains a digest of its own content. A file that the manifest does not list is not part of the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _RESUME_AUTO = "--resume auto, or resume_from_checkpoint: auto, does that"
 
 @dataclass(frozen=True, slots=True)
 class FileFact:
-    """Size and digest of one file of a checkpoint.
+    """The size and digest of one file of a checkpoint.
 
     Args:
-        size: in bytes.
-        digest: XXH3 with 128 bits, as hexadecimal digits.
+        size: the size of the file in bytes.
+        digest: the 128-bit XXH3 digest of the content, as hexadecimal digits.
     """
 
     size: int
@@ -43,9 +43,9 @@ class Manifest:
     """The content of a manifest file.
 
     Args:
-        step: number of optimizer steps that were done.
-        files: size and digest of each file, by path within the folder.
-        facts: further entries: "run" (see `lineage`), "config", "data", "versions", "layout".
+        step: the number of optimizer steps that were done.
+        files: the size and digest of each file, by path within the folder.
+        facts: the further entries: "run" (see `lineage`), "config", "data", "versions", "layout".
     """
 
     step: int
@@ -54,7 +54,7 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Total size of the files, in bytes."""
+        """The total size of all listed files in bytes."""
         return sum(fact.size for fact in self.files.values())
 
     def to_bytes(self) -> bytes:
@@ -66,12 +66,12 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Returns the manifest of a checkpoint; the files that it lists are not looked at.
+    """Returns the manifest of a checkpoint, without checking the files that it lists.
 
     Raises:
-        CheckpointError: FG601 when there is no folder, FG602 when it has no manifest, FG603 for a changed manifest,
-            FG670 for another format version, FG671 for a folder of another program, FG672 when a listed file is outside
-            of the folder.
+        CheckpointError: FG601 if the folder does not exist; FG602 if it has no manifest; FG603 if the manifest was
+            changed; FG670 if the manifest has another format version; FG671 if another program wrote the folder; FG672
+            if a listed file is outside of the folder.
     """
     require_folder(folder)
     file = folder / MANIFEST
@@ -99,11 +99,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_small_file(file: Path) -> bytes:
-    """Returns the content of a JSON file.
+    """Returns the content of a file that is not larger than 256 MiB, a size that no JSON file of a run reaches.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: it is larger than 256 MiB, which no run writes.
+        OSError: if the file cannot be read.
+        ValueError: if the file is larger.
     """
     if file.stat().st_size > _MAX_BYTES:
         raise ValueError(f"it has more than {_MAX_BYTES} bytes")
@@ -120,7 +120,11 @@ def _content(file: Path) -> bytes:
 
 
 def _refuse_constant(name: str) -> None:
-    """Rejects NaN and Infinity, which Python's parser accepts although JSON does not have them."""
+    """Raises an error for NaN and Infinity, which Python's JSON parser accepts and the JSON standard does not.
+
+    Raises:
+        ValueError: always.
+    """
     raise ValueError(f"{name} is not a number")
 
 
@@ -166,7 +170,7 @@ def _manifest_of(body: dict[str, Any], file: Path) -> Manifest:
 
 
 def _is_inside(name: str) -> bool:
-    """Returns True for a relative path that stays in the folder and is not the manifest itself."""
+    """Returns whether a name is a relative path within a checkpoint folder, and not the name of the manifest."""
     return "\0" not in name and name != MANIFEST and not {"", ".", ".."} & set(name.split("/"))
 
 
@@ -177,10 +181,10 @@ def _reason(error: Exception) -> str:
 
 
 def check_complete(folder: Path) -> Manifest:
-    """Returns the manifest of a checkpoint whose files all have the right size; their content is not read.
+    """Returns the manifest of a checkpoint, after a check that all files have the listed sizes; contents are not read.
 
     Raises:
-        CheckpointError: as `read_manifest`; FG603 for a file of another size, FG604 for a missing one.
+        CheckpointError: the errors of `read_manifest`; FG603 if a file has another size; FG604 if a file is missing.
     """
     manifest = read_manifest(folder)
     for error in changed_files(folder, manifest, read=False):
@@ -189,14 +193,14 @@ def check_complete(folder: Path) -> Manifest:
 
 
 def verify(folder: Path, *, without: Container[str] = ()) -> Manifest:
-    """Returns the manifest of a checkpoint after comparing the digest of every file.
+    """Returns the manifest of a checkpoint, after comparing the content of every file with the listed digest.
 
     Args:
-        folder: of the checkpoint.
-        without: names of files that may be missing.
+        folder: the folder of the checkpoint.
+        without: the names of files that may be missing.
 
     Raises:
-        CheckpointError: as `read_manifest`; FG603 for a changed file, FG604 for a missing one.
+        CheckpointError: the errors of `read_manifest`; FG603 if a file was changed; FG604 if a file is missing.
     """
     manifest = read_manifest(folder)
     for error in changed_files(folder, manifest):
@@ -208,11 +212,11 @@ def verify(folder: Path, *, without: Container[str] = ()) -> Manifest:
 def first_intact(
     folders: Iterable[Path], *, without: Container[str] = ()
 ) -> tuple[Path | None, dict[Path, CheckpointError]]:
-    """Returns the first intact checkpoint (None when there is none) and the errors of those before it.
+    """Returns the first intact checkpoint, or None if there is none, and the errors of the checkpoints before it.
 
     Args:
-        folders: of checkpoints; those after the first intact one are not read.
-        without: names of files that may be missing.
+        folders: the folders of the checkpoints; those after the first intact one are not read.
+        without: the names of files that may be missing.
     """
     wrong: dict[Path, CheckpointError] = {}
     for folder in folders:
@@ -226,12 +230,12 @@ def first_intact(
 
 
 def changed_files(folder: Path, manifest: Manifest, *, read: bool = True) -> Iterator[CheckpointError]:
-    """Yields an error for each file that differs from the manifest.
+    """Yields an error for each file that is missing or differs from the manifest.
 
     Args:
-        folder: of the checkpoint.
-        manifest: of the same checkpoint.
-        read: True to compare digests, False to compare sizes only.
+        folder: the folder of the checkpoint.
+        manifest: the manifest of the checkpoint.
+        read: whether to read the files and compare their digests. If false, only sizes are compared.
     """
     # Resolved once: the folder itself may be reached through a link, only links inside of it are refused.
     place = os.path.realpath(folder)
@@ -263,7 +267,7 @@ def _change(file: Path, place: str, fact: FileFact, *, read: bool) -> Checkpoint
 
 
 def is_regular(file: Path) -> bool:
-    """Returns True for a regular file that is not a link; reading a pipe or a device could block for ever."""
+    """Returns whether a path is a regular file and not a link. Reading a pipe or a device could block for ever."""
     try:
         return stat.S_ISREG(os.lstat(file).st_mode)
     except (OSError, ValueError):
@@ -271,11 +275,11 @@ def is_regular(file: Path) -> bool:
 
 
 def extra_files(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """Yields the files in a checkpoint folder that its manifest does not list.
+    """Yields the names of the files in a checkpoint folder that the manifest does not list.
 
     Args:
-        folder: of the checkpoint.
-        manifest: of the same checkpoint.
+        folder: the folder of the checkpoint.
+        manifest: the manifest of the checkpoint.
     """
     # Links are listed, too: `is_dir` follows them, and a link to a folder could hide files.
     for file in sorted(folder.rglob("*")):
@@ -300,11 +304,11 @@ def _digest_of(body: Mapping[str, Any]) -> str:
 
 
 def corrupt_file(file: Path, what: str) -> CheckpointError:
-    """Returns the FG603 error for a file that differs from what was written.
+    """Returns the FG603 error for a file that differs from the file that was written.
 
     Args:
-        file: of a checkpoint.
-        what: the difference that was found.
+        file: the path of the file.
+        what: a description of the difference.
     """
     return CheckpointError(
         f"the checkpoint file {str(file)!r} is corrupt: {what}",
@@ -314,13 +318,13 @@ def corrupt_file(file: Path, what: str) -> CheckpointError:
 
 
 def malformed_file(file: Path, what: str) -> CheckpointError:
-    """Returns the FG611 error for a file with a correct digest and a content that no run writes.
+    """Returns the FG611 error for a file whose content does not have the form in which a run writes it.
 
-    The message does not say "corrupt": the file is still what was written.
+    The digest of such a file is correct, so the message does not call the file corrupt.
 
     Args:
-        file: of a checkpoint.
-        what: the unexpected content.
+        file: the path of the file.
+        what: a description of the unexpected content.
     """
     folder = file.parent
     return CheckpointError(
@@ -331,7 +335,7 @@ def malformed_file(file: Path, what: str) -> CheckpointError:
 
 
 def missing_file(file: Path) -> CheckpointError:
-    """Returns the FG604 error for a file that a checkpoint should have."""
+    """Returns the FG604 error for a file that is missing from a checkpoint."""
     return CheckpointError(
         f"the checkpoint file {str(file)!r} is missing",
         code="FG604",

@@ -1,11 +1,12 @@
-"""Writes a model into a folder that may already hold an older model and unrelated files.
+"""Writes a model into a folder that may already contain an older model and unrelated files.
 
-Takes a folder and a function that fills a draft; gives the folder with the new files under their final names. Every
-file is complete and synced before the first one is renamed. The older model stays loadable until one rename makes the
-new weights visible, and weight files of an older layout are removed only after that.
+All files are written to a hidden draft folder and synced, and then renamed to their final names. The older model can be
+loaded until one rename makes the new weights visible. Weight files of the older model that have other names are removed
+after that.
 
-There is one exception: new shards that have the names of older shards. The index is absent between the first and the
-last rename of those, so that `from_pretrained` fails instead of loading a mixture of both models.
+There is one exception: if new weight files have the same names as older ones, the index file is removed before the
+first of them is replaced and written again after the last one. In between, `from_pretrained` fails instead of loading a
+mixture of both models.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from forgather.ml.checkpoint.storage import Storage, make_folders, remove_tree
 
 _PREFIX = ".saving-model-"
 _CLAIMS = frozenset({CONFIG, ADAPTER_CONFIG, ADAPTER})
-"""Files that tell `from_pretrained` and peft how to read the weights of a folder."""
+"""The files from which `from_pretrained` and peft find out how to read the weights in a folder."""
 _LAYOUT = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?\Z")
 
 
 def write_model(storage: Storage, folder: Path, fill: Callable[[Draft], None]) -> Mapping[str, FileFact]:
-    """Writes the files of a model and returns the size and digest of each.
+    """Writes the files of a model into a folder, and returns the size and digest of each file, by name.
 
     Args:
-        storage: makes the changes.
-        folder: of the model; created when missing.
-        fill: writes the files into a draft.
+        storage: the object through which files are written and removed.
+        folder: the folder of the model, which is created if needed.
+        fill: a function that writes all files into the draft that it gets.
 
     Raises:
-        OSError: the file system refuses.
+        OSError: if a file cannot be written or renamed.
     """
     make_folders(storage, folder)
     # A process that was killed could not remove its draft; a large model would otherwise be on the disk twice for ever.
@@ -94,8 +95,8 @@ def _put_in_place(storage: Storage, draft: Draft, folder: Path) -> None:
 
 
 def _turn(name: str) -> tuple[int, str]:
-    """Returns the sort key for the order of renames: weights first, index and configuration last.
+    """Returns the sort key by which files are renamed: weights first, then other files, the index, the configuration.
 
-    The older model counts until the index or the configuration is replaced.
+    A folder with an older model describes that model until the index or the configuration is replaced.
     """
     return (3 if name == CONFIG else 2 if name == WEIGHTS_INDEX else 0 if _LAYOUT.match(name) else 1, name)

@@ -1,8 +1,8 @@
-"""Checkpoint reader: the index of a checkpoint is validated, and its tensors are read whole or as the local shard.
+"""Checkpoint reader: validates the index of a checkpoint, and reads its tensors as whole tensors or local shards.
 
-Takes the folder of a verified checkpoint; gives its tensors in whatever sharding the reading ranks use. The chunks of
-each tensor must cover it exactly: chunks that overlap, leave a gap or are outside of the tensor are found, in time
-linear in their number. Files stay open until the reader is closed.
+The sharding of the ranks that read a checkpoint may differ from that of the ranks that wrote it. The chunks of each
+tensor must cover the tensor exactly once. The reader detects chunks that overlap, leave a gap or are outside of the
+tensor, in time linear in the number of chunks. Files stay open until the reader is closed.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _MAX_ELEMENTS = 2**63
 
 
 class Box(NamedTuple):
-    """The region that a chunk covers: `offsets` and `sizes`, one number per dimension."""
+    """The region of a tensor that a chunk covers, as `offsets` and `sizes` with one number per dimension."""
 
     offsets: Any
     sizes: Any
 
 
 def chunk_problem(shape: Any, boxes: Sequence[Box]) -> str | None:
-    """Returns what is wrong with the chunks of a tensor, in words; None when they cover each element exactly once.
+    """Returns a description of what is wrong with a tensor's chunks; None if they cover each element exactly once.
 
     Args:
-        shape: of the tensor, unvalidated.
-        boxes: of its chunks, unvalidated.
+        shape: the shape of the tensor, which was read from a file and may be malformed.
+        boxes: the regions that the chunks cover, which were read from a file and may be malformed.
 
     Example:
         >>> chunk_problem([4], [Box([0], [2]), Box([2], [2])]) is None
@@ -82,12 +82,12 @@ def _are_sizes(found: Any) -> bool:
 
 
 def _cover_once(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
-    """Returns True when boxes inside a shape cover each element exactly once.
+    """Returns whether boxes that lie inside a shape cover each element exactly once.
 
-    Each interval of a dimension weighs the difference of two random numbers, one for each of its ends; a box weighs
-    the product over its dimensions. Weights are additive, so boxes that cover the whole once weigh as much as the
-    whole. Any other set of boxes has the same weight with probability 2**-58 only, since the two sums are different
-    polynomials in the random numbers (Schwartz-Zippel).
+    Every coordinate of a dimension gets a random number. The weight of an interval is the difference of the random
+    numbers of its two ends, and the weight of a box is the product over its dimensions. Weights are additive, so boxes
+    that cover the shape exactly once have the total weight of the shape. Any other set of boxes has this weight with a
+    probability of 2**-58 only, because the two sums are different polynomials in the random numbers (Schwartz-Zippel).
     """
     weights: list[dict[int, int]] = [{} for _ in shape]
 
@@ -104,13 +104,13 @@ def _cover_once(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """The description of a tensor in a checkpoint; `CheckpointReader.read` reads its values.
+    """The description of a tensor in a checkpoint. `CheckpointReader.read` reads the values.
 
     Args:
-        section: "model", "model_extra_state" or "optimizer".
-        name: of the tensor in its section.
-        dtype: as stored.
-        shape: of the whole tensor.
+        section: the section of the checkpoint: "model", "model_extra_state" or "optimizer".
+        name: the name of the tensor in the section.
+        dtype: the type in which the values are stored.
+        shape: the shape of the whole (not sharded) tensor.
     """
 
     section: str
@@ -120,22 +120,22 @@ class StoredTensor:
 
 
 class CheckpointReader:
-    """The tensors and trees of a checkpoint, opened for reading.
+    """Reads the weights and the optimizer state of a checkpoint.
 
     Attributes:
-        weights: parameters and buffers, under each of their names.
-        aliases: maps each further name of a tied weight to its first name.
-        extra: the entries of the model's state that are not tensors, by name.
-        optimizer: as `LocalState.optimizer`, with a `StoredTensor` in place of each tensor; None when there is no
-            optimizer, or one of its files is missing.
+        weights: the descriptions of all parameters and buffers, by name. A tied weight has an entry for each name.
+        aliases: a mapping from each further name of a tied weight to its first name.
+        extra: the entries of the model's state dict that are not tensors, by name.
+        optimizer: the optimizer state, in the form of `LocalState.optimizer` with a `StoredTensor` in place of each
+            tensor. None if the checkpoint contains no optimizer state, or if one of its files is missing.
 
     Args:
-        folder: of a verified checkpoint.
+        folder: the folder of a verified checkpoint.
         sections: the sections to read. Files of other sections are not opened and may be damaged.
 
     Raises:
-        CheckpointError: FG603 for an unreadable file, FG604 for a missing one, FG611 for one that no run could have
-            written.
+        CheckpointError: FG603 if a file cannot be read; FG604 if a file is missing; FG611 if a file does not have the
+            form in which a run writes it.
     """
 
     def __init__(self, folder: Path, *, sections: Collection[str] = (MODEL, EXTRA_STATE, OPTIMIZER)) -> None:
@@ -245,7 +245,7 @@ class CheckpointReader:
         return self._files[name]
 
     def close(self) -> None:
-        """Closes the files."""
+        """Closes all files of the checkpoint."""
         self._files.clear()
         self._open.close()
 
@@ -259,14 +259,14 @@ class CheckpointReader:
 
     @torch.no_grad()
     def read(self, stored: StoredTensor, into: Tensor) -> None:
-        """Copies a stored tensor into another one of the same global shape; of a DTensor, only the local shard is read.
+        """Copies the values of a stored tensor into another tensor. For a DTensor, only the local shard is read.
 
         Args:
-            stored: from this reader.
-            into: on any device; values are converted to its dtype.
+            stored: the description of the stored tensor, from this reader.
+            into: the tensor to fill, on any device. Values are converted to the dtype of this tensor.
 
         Shapes:
-            into: `stored.shape`.
+            into: `stored.shape`, which is the global shape of a DTensor.
         """
         # torch's planner computes the overlap of the stored chunks with the local shard, whatever the two shardings
         # are.
@@ -284,10 +284,10 @@ class CheckpointReader:
             planner.resolve_tensor(item).copy_(value)
 
     def whole(self, stored: StoredTensor) -> Tensor:
-        """Returns a stored tensor on the CPU, with its stored dtype.
+        """Returns the whole stored tensor on the CPU, in the dtype in which it is stored.
 
         Shapes:
-            Returns `stored.shape`.
+            Returns a tensor of the shape `stored.shape`.
         """
         value = torch.empty(stored.shape, dtype=stored.dtype)
         self.read(stored, value)
@@ -295,7 +295,7 @@ class CheckpointReader:
 
 
 def _refuse_special(file: Path) -> None:
-    """Raises for a pipe or a device, whose reading could block for ever."""
+    """Raises an error if a path is a link, a pipe or a device: reading a pipe or a device could block for ever."""
     if os.path.lexists(file) and not is_regular(file):
         raise corrupt_file(file, "it is not a regular file")
 
@@ -307,14 +307,15 @@ def _fqn(stored: StoredTensor) -> str:
 def whole_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Yields (name, whole tensor) for each weight of a checkpoint, one at a time.
 
-    Neither a model nor a process group is needed, however many ranks wrote the checkpoint. Tied weights are yielded
-    under their first name; `CheckpointReader.aliases` has the others.
+    Neither a model nor a process group is needed, even if several ranks wrote the checkpoint. A tied weight is yielded
+    once, under its first name; `CheckpointReader.aliases` contains the other names.
 
     Shapes:
         Yields tensors of any shape, on the CPU.
 
     Raises:
-        CheckpointError: FG603 for an unreadable file, FG604 for a missing one.
+        CheckpointError: FG603 if a file cannot be read; FG604 if a file is missing; FG611 if a file does not have the
+            form in which a run writes it.
     """
     with CheckpointReader(folder, sections=(MODEL,)) as saved:
         for name, stored in saved.weights.items():

@@ -1,10 +1,10 @@
 """Retention: which checkpoints are kept, and removal of the others after a save or by `fgcli ckpt prune`.
 
-The newest, the best and the `every`-th checkpoints are kept. Nothing is removed before one of the remaining checkpoints
-is known to be intact. `prune` runs after each save: it leaves checkpoints of other runs alone, and a failed removal is
-logged and tried again after the next save. `checkpoints_to_prune`, `require_intact_checkpoint` and `remove_checkpoint`
-are the steps of the command; incomplete checkpoints and drafts are neither counted nor removed. The module does not
-import torch.
+The newest checkpoints, the best ones, and those whose step is a multiple of `every` are kept. Nothing is removed before
+one of the remaining checkpoints is known to be intact. `prune` runs after each save of a run. It does not remove
+checkpoints of other runs, and it logs a failed removal, which is tried again after the next save.
+`checkpoints_to_prune`, `require_intact_checkpoint` and `remove_checkpoint` are the steps of the command, which neither
+counts nor removes incomplete checkpoints and drafts. The module does not import torch.
 """
 
 from __future__ import annotations
@@ -27,16 +27,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The rule for which checkpoints are kept.
+    """The rule that determines which checkpoints are kept.
 
     Args:
-        last: maximum number of checkpoints; None for all. The newest and the best count towards it, but are always
-            kept.
-        best: how many of the best by metric to keep.
-        every: checkpoints whose step is a multiple of this are kept for ever and are not counted; None for none.
-
-    Units:
-        `every` counts optimizer steps.
+        last: the maximum number of checkpoints; None keeps all. The newest checkpoint and the best ones are included in
+            this number and are always kept.
+        best: the number of best checkpoints to keep.
+        every: the interval in optimizer steps of checkpoints that are kept for ever and are not included in `last`.
+            None means that there are no such checkpoints.
     """
 
     last: int | None = None
@@ -44,15 +42,15 @@ class Retention:
     every: int | None = None
 
     def keeps_for_ever(self, step: int) -> bool:
-        """Returns True for the step of a checkpoint that is never removed."""
+        """Returns whether the checkpoint of a step is never removed because the step is a multiple of `every`."""
         return self.every is not None and step % self.every == 0
 
     def surplus(self, steps: Sequence[int], ranked: Sequence[int] = ()) -> list[int]:
-        """Returns the steps whose checkpoints are to be removed.
+        """Returns the steps of the checkpoints to remove.
 
         Args:
-            steps: of the existing checkpoints, in the order in which they were written.
-            ranked: steps that were evaluated, the best first.
+            steps: the steps of the existing checkpoints, in the order in which they were written.
+            ranked: the steps that were evaluated, best first.
 
         Example:
             >>> Retention(last=2, best=1, every=100).surplus([100, 150, 170, 180, 190], ranked=[150, 170])
@@ -80,13 +78,12 @@ def prune(
 
     Args:
         output_dir: the folder that contains the checkpoints.
-        retention: the rule.
-        ranked: steps that were evaluated, the best first.
-        newest: the checkpoint that was just written and is known to be intact. By default it is the one that was
-            written last according to the manifests, and one of the remaining checkpoints is verified before anything is
-            removed.
-        run: count and remove checkpoints of this run only; None for all runs.
-        storage: makes the changes; the file system by default.
+        retention: the rule that determines which checkpoints are kept.
+        ranked: the steps that were evaluated, best first.
+        newest: the checkpoint that was just written and is known to be intact. If it is None, the manifests determine
+            which checkpoint is the newest, and one of the remaining checkpoints is verified before any is removed.
+        run: the id of the run whose checkpoints are counted and removed; None includes all runs.
+        storage: the object through which files are removed; the local file system by default.
     """
     folders = {
         step_of(folder): folder for folder, origin in checkpoints_in_order(output_dir) if run in (None, origin.run)
@@ -119,19 +116,16 @@ def _is_removed(folder: Path, storage: Storage) -> bool:
 def checkpoints_to_prune(
     summary: FolderSummary, *, last: int | None, best: int | None, every: int | None
 ) -> list[CheckpointSummary]:
-    """Returns the checkpoints to remove, the oldest first; incomplete ones are neither counted nor removed.
+    """Returns the checkpoints to remove, oldest first. Incomplete checkpoints are neither counted nor removed.
 
     Args:
-        summary: the checkpoints of the output folder.
-        last: how many of the newest to keep; 1 when only `best` or `every` is given.
-        best: how many of the best by metric to keep.
-        every: keep each checkpoint whose step is a multiple of this number.
-
-    Units:
-        `every` counts optimizer steps.
+        summary: the summary of the checkpoints in the output folder.
+        last: the number of newest checkpoints to keep; None keeps one.
+        best: the number of best checkpoints to keep; None keeps one.
+        every: the interval in optimizer steps of checkpoints that are kept in addition, or None.
 
     Raises:
-        CheckpointError: FG678 when `best` is given and no checkpoint has a metric.
+        CheckpointError: FG678 if `best` is given and no checkpoint has a metric.
     """
     if best and not summary.ranked:
         raise CheckpointError(
@@ -149,14 +143,14 @@ def checkpoints_to_prune(
 
 
 def require_intact_checkpoint(summary: FolderSummary, gone: list[CheckpointSummary]) -> None:
-    """Raises an error unless at least one of the checkpoints that would remain is intact.
+    """Raises an error if none of the checkpoints that would remain is intact.
 
     Args:
-        summary: the checkpoints of the output folder.
-        gone: the checkpoints that are going to be removed.
+        summary: the summary of the checkpoints in the output folder.
+        gone: the checkpoints that will be removed; if there are none, nothing is checked.
 
     Raises:
-        CheckpointError: FG678.
+        CheckpointError: FG678 if no remaining checkpoint is intact.
     """
     if not gone:
         return
@@ -173,14 +167,14 @@ def require_intact_checkpoint(summary: FolderSummary, gone: list[CheckpointSumma
 
 
 def remove_checkpoint(found: CheckpointSummary, storage: Storage | None = None) -> None:
-    """Removes a checkpoint; files that cannot be deleted are hidden from readers, and the next save removes them.
+    """Removes a checkpoint. Files that cannot be deleted stay in a hidden folder, which a later save removes.
 
     Args:
-        found: the checkpoint.
-        storage: makes the changes; the file system by default.
+        found: the summary of the checkpoint.
+        storage: the object through which files are removed; the local file system by default.
 
     Raises:
-        CheckpointError: FG678 when the file system refuses to rename the folder.
+        CheckpointError: FG678 if the folder cannot be renamed.
     """
     try:
         discard_folder(storage or LocalStorage(), found.folder)

@@ -1,8 +1,9 @@
-"""Random generator states: captured, restored, and seeded for torch (CPU and each CUDA device), Python and NumPy.
+"""Captures, restores and seeds the random generators of torch (CPU and each CUDA device), Python and NumPy.
 
-`capture_rng` returns a plain tree that `write_state` can store. After `restore_rng(captured)` every generator returns
-the numbers that it would have returned right after `capture_rng()`. `seed_process`, `gathered_rng` and `rank_rng` do
-the same for all ranks of a run: data-parallel ranks have different seeds, and a checkpoint holds the states of each.
+`capture_rng` returns the states in a form that `write_state` can store. After `restore_rng(captured)` every generator
+returns the numbers that it would have returned right after `capture_rng()`. `seed_process`, `gathered_rng` and
+`rank_rng` seed, capture and select states in a run of several processes: data-parallel ranks have different seeds, and
+a checkpoint stores the states of all processes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MOST_GAUSS = 40.0
 
 
 def capture_rng() -> dict[str, Any]:
-    """Returns the state of every random generator of this process. Synchronizes the CUDA devices."""
+    """Returns the states of all random generators of this process. Synchronizes with the CUDA devices."""
     legacy: Any = np.random.get_state()
     kind, keys, position, has_gauss, cached = legacy
     state: dict[str, Any] = {
@@ -40,12 +41,12 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any]) -> None:
-    """Sets every random generator to a captured state.
+    """Sets the random generators of this process to captured states.
 
-    A warning is logged, and the CUDA generators are left alone, when the number of CUDA devices has changed.
+    If the number of CUDA devices has changed, a warning is logged and the CUDA generators are not changed.
 
     Args:
-        state: the tree that `capture_rng` returned.
+        state: the states that `capture_rng` returned.
     """
     torch.set_rng_state(state["torch"].cpu())
     # A state that was read from JSON has lists in place of the tuple that `setstate` requires.
@@ -68,13 +69,14 @@ def restore_rng(state: dict[str, Any]) -> None:
 
 
 def check_rng(state: dict[str, Any]) -> None:
-    """Raises what `restore_rng` would raise for a malformed state; the generators keep their states.
+    """Raises an error if `restore_rng` could not restore the states; the generators do not change.
 
     Args:
-        state: a tree as `capture_rng` returns it, read from a file.
+        state: the states in the form that `capture_rng` returns, which were read from a file.
 
     Raises:
-        ValueError: a number is outside the range of its generator.
+        ValueError: if a number is outside the range that its generator can have.
+        Exception: the error of `restore_rng` if the states are malformed in another way.
     """
     _check(state)
     before = capture_rng()
@@ -86,7 +88,7 @@ def check_rng(state: dict[str, Any]) -> None:
 
 
 def _check(state: dict[str, Any]) -> None:
-    """Raises for a number that no generator can have: `setstate` and `np.uint32` truncate larger ones silently."""
+    """Raises an error for a number that no generator state contains. Restoring would truncate such numbers silently."""
     _, internal, gauss = state["python"]
     _, keys, position, has_gauss, cached = state["numpy"]
     whole = {"python": internal, "numpy": [*keys, position], "has_gauss": [has_gauss]}
@@ -101,10 +103,10 @@ def _check(state: dict[str, Any]) -> None:
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds torch (CPU and each CUDA device), Python and NumPy.
+    """Seeds the random generators of torch (CPU and each CUDA device), Python and NumPy.
 
     Args:
-        seed: any non-negative integer that torch accepts; NumPy gets its lower 32 bits.
+        seed: the seed, a non-negative integer that torch accepts. NumPy gets the lower 32 bits.
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -115,13 +117,13 @@ _OF_ALL = "of_ranks"
 
 
 def seed_process(seed: int, topology: Topology, *, step: int = 0) -> None:
-    """Seeds all generators of this process: torch, Python, NumPy, and the accelerators.
+    """Seeds all random generators of this process, with different seeds on different data-parallel ranks.
 
     Args:
-        seed: of the run.
-        topology: gives the data-parallel rank.
-        step: of a checkpoint whose random states cannot be restored; numbers of the run's beginning are not drawn
-            again.
+        seed: the seed of the run.
+        topology: the topology of this process, from which the data-parallel rank is read.
+        step: the step of a checkpoint whose random states cannot be restored, or 0. It changes the seed, so that the
+            random numbers from the beginning of the run are not drawn again.
     """
     # Rank 0 keeps the seed as it is: a run of one process draws the numbers that a plain torch script would draw.
     if topology.dp_rank or step:
@@ -132,17 +134,20 @@ def seed_process(seed: int, topology: Topology, *, step: int = 0) -> None:
 
 
 def gathered_rng() -> dict[str, Any]:
-    """Returns the random states of this process; with several processes, those of all. Collective."""
+    """Returns the random states of all processes, in the form that a checkpoint stores.
+
+    Collective: every process must call it.
+    """
     own = capture_rng()
     return {_OF_ALL: collectives.all_gather(own)} if collectives.is_multi_process() else own
 
 
 def rank_rng(saved: dict[str, Any], topology: Topology) -> dict[str, Any] | None:
-    """Returns the saved random states of this process; None, with a warning, if the number of processes changed.
+    """Returns the saved random states of this process; None, with a warning, if the number of processes has changed.
 
     Args:
-        saved: given by `gathered_rng`.
-        topology: gives rank and number of processes.
+        saved: the states that `gathered_rng` returned.
+        topology: the topology of this process, from which the rank and the number of processes are read.
     """
     states = saved.get(_OF_ALL, [saved])
     if len(states) == topology.world_size:

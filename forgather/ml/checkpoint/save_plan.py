@@ -1,10 +1,11 @@
 """Save plan of a distributed checkpoint: which rank writes which chunk of which tensor, and the index of all chunks.
 
-Takes the local state of each rank (whole tensors and DTensor shards); gives each rank the files that it writes, and the
-main process also the JSON files that describe the whole. State that is replicated on several ranks is written once, by
-the rank with the least to write. Nothing is pickled into a file. Planning is collective; writing is not.
+Each rank passes its local state (whole tensors and DTensor shards) and gets the files that it must write. The main
+process also gets the JSON files that describe the whole checkpoint. State that is replicated on several ranks is
+written once, by the rank that has the least to write. Nothing is pickled into a file. Planning is collective, and
+writing is not.
 
-The planners of `torch.distributed.checkpoint` decide which rank writes which chunk.
+The planners of `torch.distributed.checkpoint` determine which rank writes which chunk.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from forgather.ml.distributed import collectives
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalState:
-    """The part of a model's and an optimizer's state that is stored on one rank.
+    """The part of a model's and an optimizer's state that is in the memory of one rank.
 
     Args:
-        weights: parameters and buffers by their first name: whole, sharded (DTensor), or absent on this rank.
-        aliases: maps each further name of a tied weight to its first name.
-        extra: the entries of the model's state that are not tensors, by name.
-        optimizer: {"state": {parameter name: its tensors and numbers}, "param_groups": [{"params": names,
-            ...settings}]}, and further entries; None when there is no optimizer.
+        weights: the parameters and buffers of this rank by their first names, as whole tensors or DTensors.
+        aliases: a mapping from each further name of a tied weight to its first name.
+        extra: the entries of the model's state dict that are not tensors, by name.
+        optimizer: the optimizer state as {"state": {parameter name: tensors and numbers}, "param_groups": [{"params":
+            parameter names, ...settings}]}, possibly with further entries. None if there is no optimizer.
 
     Shapes:
-        weights: any; of a DTensor, the global shape.
+        weights: any. The shape of a DTensor is its global shape.
     """
 
     weights: Mapping[str, Tensor]
@@ -54,8 +55,8 @@ class RankFiles:
     """The files that one rank writes.
 
     Args:
-        tensors: by file name, then by key in the file; of a DTensor, the local shard.
-        texts: the JSON files, by name; empty except on the main process.
+        tensors: the tensors by file name and key. For a DTensor, this is the local shard.
+        texts: the contents of the JSON files, by name; empty except on the main process.
 
     Shapes:
         tensors: any.
@@ -67,12 +68,13 @@ class RankFiles:
 
 @dataclass(frozen=True, slots=True)
 class _RankPlan:
-    """What a rank sends to the others for planning.
+    """The message that each rank sends to all others for planning.
 
     Args:
-        plan: the rank's local plan; None when it is equal to the one of the previous save.
-        aliases: as in `LocalState`.
-        digest: of the rank's non-tensor trees. Ranks with equal trees send them only once.
+        plan: the local plan of the rank; None if it is equal to the local plan of the previous save.
+        aliases: the aliases of tied weights, see `LocalState`.
+        digest: the digest of the rank's state without tensors. If several ranks have the same digest, only one of them
+            sends this state.
     """
 
     plan: SavePlan | None
@@ -86,9 +88,10 @@ class _Planner(DefaultSavePlanner):
         self.set_up_planner(dict(tensors))
 
     def create_local_plan(self) -> SavePlan:
-        """Returns the write items of this rank, without those of empty local shards.
+        """Returns the local plan of this rank, without write items for empty local shards.
 
-        torch plans an item for an empty shard too. The index then would list a chunk of size zero that no file holds.
+        torch also plans write items for empty shards. The index would then list chunks of size zero that no file
+        contains.
         """
         plan = super().create_local_plan()
         self.plan = dataclasses.replace(plan, items=[item for item in plan.items if not _is_empty(item)])
@@ -101,7 +104,7 @@ def _is_empty(item: WriteItem) -> bool:
 
 
 class SavePlanner:
-    """Plans saves and caches the result, because the sharding seldom changes during a run."""
+    """Plans the saves of a run, and caches the plan, because the sharding seldom changes during a run."""
 
     def __init__(self) -> None:
         self._local: SavePlan | None = None
@@ -109,13 +112,13 @@ class SavePlanner:
         self._global_plan: tuple[list[SavePlan], Metadata] | None = None
 
     def plan(self, local_state: LocalState) -> RankFiles:
-        """Returns the files that this rank writes. Collective: every rank must call it.
+        """Returns the files that this rank must write. Collective: every rank must call it.
 
         Args:
             local_state: the local state of this rank.
 
         Raises:
-            CheckpointError: FG606 on every rank, when one of them has a value that cannot be stored.
+            CheckpointError: FG606, on every rank, if one rank has a value that cannot be stored.
         """
         # Runs as a collective so that a rank that fails here does not leave the others waiting in the gather below.
         planner, local, trees = collectives.run_collectively(lambda: _local_plan_of(local_state))
@@ -143,9 +146,9 @@ class SavePlanner:
 
 
 def _local_plan_of(local_state: LocalState) -> tuple[_Planner, SavePlan, bytes]:
-    """Returns the planner, its local plan, and the non-tensor trees as JSON.
+    """Returns a planner for the local state, its local plan, and the state without tensors as JSON.
 
-    Tensors are named "<section>/<name>", so that one plan covers the weights and the optimizer.
+    In the plan, tensors are named "<section>/<name>", so that one plan covers the weights and the optimizer state.
     """
     tensors = {f"{MODEL}/{name}": tensor for name, tensor in local_state.weights.items()}
     trees: dict[str, Any] = {}
@@ -161,7 +164,7 @@ def _local_plan_of(local_state: LocalState) -> tuple[_Planner, SavePlan, bytes]:
 
 
 def _file_names(plans: Sequence[SavePlan], metadata: Metadata) -> dict[tuple[int, str], str]:
-    """Returns the file name for each (rank, section); whole weights get the names that `from_pretrained` expects."""
+    """Returns the file name for each (rank, section). Whole weights get the names that `from_pretrained` expects."""
     writers: dict[str, list[int]] = {}
     for rank, plan in enumerate(plans):
         for section in dict.fromkeys(item.index.fqn.split("/", 1)[0] for item in plan.items):
@@ -178,13 +181,13 @@ def _file_names(plans: Sequence[SavePlan], metadata: Metadata) -> dict[tuple[int
 
 
 def _is_whole(metadata: Metadata) -> bool:
-    """Returns True when no weight is divided into chunks."""
+    """Returns whether every weight is stored as a single chunk."""
     facts: Mapping[str, Any] = metadata.state_dict_metadata
     return all(len(fact.chunks) == 1 for name, fact in facts.items() if name.startswith(f"{MODEL}/"))
 
 
 def _key(name: str, item: WriteItem, metadata: Metadata) -> str:
-    """Returns the key of a chunk in its file: the tensor's name, with offsets when there are several chunks."""
+    """Returns the key of a chunk in its file: the name of the tensor, with offsets if the tensor has several chunks."""
     facts: Any = metadata.state_dict_metadata[item.index.fqn]
     if len(facts.chunks) == 1:
         return name
@@ -238,10 +241,13 @@ def _merged_extra(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def merged_optimizers(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns one optimizer state from those of all ranks; parameter groups with equal settings become one group.
+    """Returns the optimizer state of the whole model, merged from the optimizer states of all ranks.
+
+    With pipeline parallelism each rank has different parameters. Parameters are added to the parameter group that has
+    equal settings.
 
     Args:
-        trees: of each rank, as `LocalState.optimizer`. With pipeline parallelism each rank has other parameters.
+        trees: the optimizer state of each rank, in the form of `LocalState.optimizer`.
     """
     first = trees[0]
     state: dict[str, Any] = {}
@@ -262,7 +268,7 @@ def merged_optimizers(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _group_of(group: Mapping[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the group with the same settings, and appends it when there is none."""
+    """Returns the parameter group that has the same settings as `group`; appends an empty one if there is none."""
     for other in groups:
         if {**other, "params": None} == {**group, "params": None}:
             return other

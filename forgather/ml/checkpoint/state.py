@@ -1,12 +1,12 @@
-"""State in files: tensors as safetensors, and nested state dicts as one safetensors and one JSON file.
+"""Stores tensors in safetensors files, and nested state dicts in one safetensors file and one JSON file.
 
-`file_chunks` gives the bytes of a safetensors file, one tensor at a time, so that at most one tensor is copied to the
-host at a time. Equal tensors give equal bytes, whatever the order of their names.
+`file_chunks` yields the bytes of a safetensors file, one tensor at a time, so that at most one tensor is copied to the
+host at a time. Equal tensors with equal names give equal bytes, in whatever order they are passed.
 
-`write_state` and `read_state` store nested dicts, lists, tuples, scalars and tensors. Nothing is pickled, so reading an
-untrusted checkpoint cannot run code. The tree that is read equals the tree that was written, including key types and
-tuples. A tensor that occurs in several places is written once and is one object again when read; zero-dimensional
-tensors are stored in the JSON file instead.
+`write_state` and `read_state` write and read nested dicts, lists, tuples, scalars and tensors (a state tree). Nothing
+is pickled, so reading an untrusted checkpoint cannot run code. The tree that is read equals the tree that was written,
+including key types and tuples. A tensor that occurs in several places of the tree is written once, and is a single
+object again after reading. Scalar tensors are stored in the JSON file.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ DTYPE_OF = {word: dtype for dtype, word in DTYPES.items()}
 
 
 def refuse_unknown_type(name: str, tensor: Tensor) -> None:
-    """Raises an error for a tensor whose type safetensors cannot store; of a DTensor, the local shard is checked.
+    """Raises an error if safetensors cannot store a tensor.
 
     Args:
-        name: of the tensor, for the message.
-        tensor: a plain tensor or a DTensor.
+        name: the name of the tensor, which the message gives.
+        tensor: a plain tensor, or a DTensor whose local shard is checked.
 
     Shapes:
         tensor: any.
 
     Raises:
-        CheckpointError: FG606.
+        CheckpointError: FG606 if the tensor has a dtype or a class that cannot be stored.
     """
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     # A wrapper subclass (torchao's quantized tensors, for example) holds several tensors and has no bytes of its own.
@@ -77,11 +77,11 @@ def refuse_unknown_type(name: str, tensor: Tensor) -> None:
 
 
 def file_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[Bytes]:
-    """Yields the bytes of a safetensors file: the header, then one tensor at a time.
+    """Yields the bytes of a safetensors file: first the header, then the values of one tensor at a time.
 
     Args:
-        tensors: by name, on any device.
-        metadata: strings that are stored in the header.
+        tensors: the tensors by name, on any device.
+        metadata: the strings that are stored in the header.
 
     Shapes:
         tensors: any.
@@ -103,7 +103,7 @@ def file_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | Non
 
 
 def tensor_bytes(tensor: Tensor) -> Bytes:
-    """Returns the values of a tensor in row-major order; a view where the tensor is contiguous and on the CPU already.
+    """Returns the values of a tensor as bytes in row-major order; a view if the tensor is contiguous and on the CPU.
 
     Shapes:
         tensor: any.
@@ -116,17 +116,17 @@ def tensor_bytes(tensor: Tensor) -> Bytes:
 
 
 def read_tensors(file: Path, *, device: str = "cpu") -> dict[str, Tensor]:
-    """Returns the tensors of one safetensors file by name.
+    """Returns the tensors of a safetensors file, by name.
 
     Args:
-        file: the safetensors file.
-        device: where the tensors are put.
+        file: the path of the safetensors file.
+        device: the device on which the tensors are created.
 
     Shapes:
         Returns tensors of any shape.
 
     Raises:
-        CheckpointError: FG604 when the file is missing, FG611 when it is not a safetensors file.
+        CheckpointError: FG604 if the file is missing; FG611 if it is not a safetensors file.
     """
     try:
         return load_file(file, device=device)
@@ -145,15 +145,15 @@ _MARKS = (_TENSOR, _NUMBER, _TUPLE, _ITEMS, _BYTES)
 
 
 def write_state(draft: Draft, name: str, tree: Any) -> None:
-    """Writes `tree` as `<name>.json` and `<name>.safetensors`.
+    """Writes a state tree as `<name>.json` and `<name>.safetensors`.
 
     Args:
-        draft: receives the files.
-        name: stem of the file names.
-        tree: nested dicts, lists, tuples, scalars and tensors.
+        draft: the draft into which the files are written.
+        name: the stem of the file names.
+        tree: the state tree: nested dicts, lists, tuples, scalars and tensors.
 
     Raises:
-        CheckpointError: FG606 for a value that neither format can store.
+        CheckpointError: FG606 if the tree contains a value that neither format can store.
     """
     plain, tensors = pack_tree(tree, name)
     draft.write(f"{name}.json", [as_json(plain)])
@@ -161,32 +161,32 @@ def write_state(draft: Draft, name: str, tree: Any) -> None:
 
 
 def pack_tree(tree: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
-    """Returns a tree as JSON-compatible data, and the tensors that it refers to by name.
+    """Returns a state tree as JSON-compatible data, and the tensors to which the data refers, by name.
 
     Args:
-        tree: a state tree.
-        name: the name of the tree in an error message.
+        tree: the state tree: nested dicts, lists, tuples, scalars and tensors.
+        name: the name of the tree, which error messages give.
 
     Shapes:
-        The tensors have any shape; those without dimensions are in the JSON data.
+        The tensors have any shape. The values of scalar tensors are contained in the JSON-compatible data.
 
     Raises:
-        CheckpointError: FG606 for a value that neither format can store.
+        CheckpointError: FG606 if the tree contains a value that neither format can store.
     """
     tensors: dict[str, Tensor] = {}
     return _pack(tree, name, "", tensors, {}), tensors
 
 
 def read_state(folder: Path, name: str, *, device: str = "cpu") -> Any:
-    """Returns the tree that `write_state` wrote.
+    """Returns the state tree that `write_state` wrote.
 
     Args:
-        folder: of the checkpoint.
-        name: stem of the file names.
-        device: where the tensors are put.
+        folder: the folder of the checkpoint.
+        name: the stem of the file names.
+        device: the device on which the tensors are created.
 
     Raises:
-        CheckpointError: FG604 for a missing file, FG611 for a file that no run could have written.
+        CheckpointError: FG604 if a file is missing; FG611 if a file does not have the form in which a run writes it.
     """
     file = folder / f"{name}.json"
     tensors = read_tensors(folder / f"{name}.safetensors", device=device)
@@ -204,10 +204,10 @@ def write_tensors(
     """Writes tensors as one safetensors file.
 
     Args:
-        draft: receives the file.
-        name: of the file.
-        tensors: by name, on any device.
-        metadata: strings that are stored in the header.
+        draft: the draft into which the file is written.
+        name: the name of the file.
+        tensors: the tensors by name, on any device.
+        metadata: the strings that are stored in the header.
 
     Shapes:
         tensors: any.
@@ -264,10 +264,10 @@ def _store(tensor: Tensor, path: str, tensors: dict[str, Tensor], seen: dict[Any
 
 
 def identity_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Returns a key that is equal for two tensors exactly when they are the same view of the same memory.
+    """Returns a key that is equal for two tensors exactly if they are the same view of the same memory.
 
-    For a DTensor and for an empty tensor the key is the object's identity. Their memory says nothing: a rank whose
-    shard is empty must decide the same about tied tensors as every other rank.
+    For DTensors and empty tensors the key is the identity of the Python object. Their memory cannot be compared, and a
+    rank whose shard is empty must find the same tied tensors as every other rank.
 
     Shapes:
         tensor: any.
@@ -279,11 +279,12 @@ def identity_of(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def unpack_tree(value: Any, tensors: Mapping[str, Any]) -> Any:
-    """Returns the tree that `pack_tree` took apart.
+    """Returns the state tree from which `pack_tree` made the given data and tensors.
 
     Args:
-        value: JSON-compatible data from `pack_tree`.
-        tensors: by name; each value is put in the place of the tensor of that name and may be of any type.
+        value: the JSON-compatible data that `pack_tree` returned.
+        tensors: the tensors by name. Objects of any other type can be given, which then replace the tensors in the
+            tree.
     """
     if isinstance(value, list):
         return [unpack_tree(item, tensors) for item in value]
@@ -306,10 +307,12 @@ def unpack_tree(value: Any, tensors: Mapping[str, Any]) -> Any:
 
 
 def split_tensors(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:
-    """Returns a model's state as (tensors, aliases, other values); aliases map each tied name to the first name.
+    """Returns a model's state dict as (tensors, aliases, other values), with one tensor for each tied weight.
+
+    The aliases map each further name of a tied weight to its first name.
 
     Args:
-        state: a `state_dict()`.
+        state: the state dict of a model.
 
     Shapes:
         state: any.

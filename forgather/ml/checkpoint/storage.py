@@ -1,7 +1,8 @@
-"""Storage: every operation that changes a checkpoint folder or a model folder.
+"""Storage: all operations that change checkpoint folders and model folders.
 
-No other module of the package creates, writes, syncs, renames or removes a file there. A class that wraps a `Storage`
-therefore sees every change, and tests can fail each of them. New files get the permissions of the umask.
+No other module of the package creates, writes, syncs, renames or removes files in these folders. A class that wraps a
+`Storage` therefore sees every change, and tests can let each operation fail. The umask determines the permissions of
+new files.
 """
 
 from __future__ import annotations
@@ -15,34 +16,34 @@ Bytes = bytes | memoryview
 
 
 class WritableFile(Protocol):
-    """A file that is written sequentially from the start to the end."""
+    """The protocol of a file that is written sequentially from the start to the end."""
 
     def write(self, data: Bytes) -> None:
-        """Appends all of the bytes.
+        """Appends all given bytes to the file.
 
         Raises:
-            OSError: the file system refuses.
+            OSError: if the bytes cannot be written.
         """
         ...
 
     def sync(self) -> None:
-        """Returns when everything that was written survives a power failure.
+        """Waits until all written bytes are on stable storage, so that they survive a power failure.
 
         Raises:
-            OSError: the file system refuses.
+            OSError: if the file cannot be synced.
         """
         ...
 
     def close(self) -> None:
-        """Closes the file; it may be called more than once."""
+        """Closes the file. The method may be called more than once."""
         ...
 
 
 class Storage(Protocol):
-    """The operations that change a folder.
+    """The protocol of an object through which all changes of checkpoint folders and model folders are made.
 
     Raises:
-        OSError: each operation, when the file system refuses.
+        OSError: raised by each method if the operation fails.
     """
 
     def create(self, file: Path) -> WritableFile:
@@ -50,15 +51,15 @@ class Storage(Protocol):
         ...
 
     def make_folder(self, folder: Path) -> None:
-        """Creates a folder inside an existing one.
+        """Creates a folder inside an existing folder.
 
         Raises:
-            FileExistsError: something has its name.
+            FileExistsError: if a file or folder of this name exists.
         """
         ...
 
     def rename(self, old: Path, new: Path) -> None:
-        """Renames a file or a folder atomically; an existing file or empty folder of the new name is replaced.
+        """Renames a file or folder atomically, and replaces an existing file or empty folder of the new name.
 
         Args:
             old: the current path.
@@ -75,34 +76,34 @@ class Storage(Protocol):
         ...
 
     def sync_folder(self, folder: Path) -> None:
-        """Returns when the names in a folder survive a power failure."""
+        """Waits until the names of all entries of a folder are on stable storage and survive a power failure."""
         ...
 
     def free_bytes(self, folder: Path) -> int | None:
-        """Returns the free space for an existing folder, in bytes; None when it is unknown."""
+        """Returns the free disk space for files in an existing folder, in bytes; None if it is unknown."""
         ...
 
 
 class LocalFile:
-    """A file of the operating system, without a user-space buffer."""
+    """A file of the local file system that is written without a user-space buffer."""
 
     def __init__(self, file: Path) -> None:
         # Without a buffer, an error of the disk is raised by the write that caused it and not by a later flush.
         self._handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
     def write(self, data: Bytes) -> None:
-        """Appends all of the bytes."""
+        """Appends all given bytes to the file."""
         # `os.write` may write less than it is given, for example 2 GiB at most on Linux.
         left = memoryview(data)
         while left:
             left = left[os.write(self._handle, left) :]
 
     def sync(self) -> None:
-        """Returns when everything that was written survives a power failure."""
+        """Waits until all written bytes are on stable storage, so that they survive a power failure."""
         os.fsync(self._handle)
 
     def close(self) -> None:
-        """Closes the file; further calls do nothing."""
+        """Closes the file. Further calls do nothing."""
         if self._handle >= 0:
             # Reset first: a second close of the number could hit a file that another thread has opened since.
             handle, self._handle = self._handle, -1
@@ -110,18 +111,18 @@ class LocalFile:
 
 
 class LocalStorage:
-    """The local file system, or one that is mounted."""
+    """A `Storage` for the local file system, including mounted network file systems."""
 
     def create(self, file: Path) -> LocalFile:
         """Opens a file for writing and truncates it."""
         return LocalFile(file)
 
     def make_folder(self, folder: Path) -> None:
-        """Creates a folder inside an existing one."""
+        """Creates a folder inside an existing folder."""
         os.mkdir(folder)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Renames a file or a folder atomically.
+        """Renames a file or folder atomically, and replaces an existing file or empty folder of the new name.
 
         Args:
             old: the current path.
@@ -138,7 +139,7 @@ class LocalStorage:
         os.rmdir(folder)
 
     def sync_folder(self, folder: Path) -> None:
-        """Returns when the names in a folder survive a power failure."""
+        """Waits until the names of all entries of a folder are on stable storage and survive a power failure."""
         # On POSIX, syncing a file does not sync its name: the folder that contains it needs an fsync of its own.
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -147,17 +148,17 @@ class LocalStorage:
             os.close(handle)
 
     def free_bytes(self, folder: Path) -> int | None:
-        """Returns the bytes that an unprivileged user can still write."""
+        """Returns the number of bytes that an unprivileged user can still write."""
         found = os.statvfs(folder)
         # `f_bavail`, not `f_bfree`: the latter includes blocks that are reserved for root.
         return found.f_bavail * found.f_frsize
 
 
 def make_folders(storage: Storage, folder: Path) -> None:
-    """Creates a folder and its missing parents; their names survive a power failure.
+    """Creates a folder and its missing parents, and syncs their names, so that they survive a power failure.
 
     Args:
-        storage: makes the changes.
+        storage: the object through which folders are created.
         folder: the folder to create.
     """
     if folder.is_dir():
@@ -173,10 +174,10 @@ def make_folders(storage: Storage, folder: Path) -> None:
 
 
 def remove_tree(storage: Storage, folder: Path) -> None:
-    """Removes a folder and its content; of a symbolic link, only the link.
+    """Removes a folder and its content. If the path is a symbolic link, only the link is removed.
 
     Args:
-        storage: makes the changes.
+        storage: the object through which files are removed.
         folder: the folder to remove.
     """
     if folder.is_symlink():
@@ -192,12 +193,12 @@ def remove_tree(storage: Storage, folder: Path) -> None:
 
 
 def write_file(storage: Storage, file: Path, chunks: Iterable[Bytes]) -> None:
-    """Writes and syncs a file; its name survives a power failure only after `sync_folder` of its folder.
+    """Writes and syncs a file. The file's name survives a power failure only after `sync_folder` of the file's folder.
 
     Args:
-        storage: makes the changes.
-        file: the path to write.
-        chunks: the content, in order.
+        storage: the object through which the file is written.
+        file: the path of the file.
+        chunks: the content of the file, in order.
     """
     # Closed in any case: a full disk must not leave an open file for each save that was tried.
     stream = storage.create(file)

@@ -341,7 +341,7 @@ class SnapshotBuilder:
         return taken.size + headers, weights
 
     def optimizer_size(self) -> dict[str, int]:
-        """Returns the bytes by which an optimizer state that does not exist yet will enlarge checkpoints, by parameter."""
+        """Returns the bytes that the state of a new optimizer will add to a checkpoint, by parameter name."""
         optimizer = self._strategy.optimizer
         # A resumed optimizer has its state already, which `sizes` counts.
         if self._session.args.save_only_model or getattr(optimizer, "state", None):
