@@ -39,6 +39,7 @@ def test_a_setting_at_the_root_is_reported_with_its_place(tmp_path, line, hint):
         HEAD + "seed: 7\n[trainer_args]\n    == super()\n    seed: !calc seed + 1\n",
         HEAD + ".learning_rate: 3e-4\n",
         HEAD + "number_of_friends: 3\n",
+        HEAD + "learning_rate: ~\noptimiser: ~\n",
         "learning_rate: 3e-4\nmain: !call:dict {lr: 1}\n",
         "learning_rate: 3e-4\n",
     ],

@@ -50,6 +50,9 @@ def check_root_settings(graph: Graph, calls: Mapping[int, Called]) -> Iterator[D
     for name, entry in graph.targets.items():
         if name in _OWN or not isinstance(entry.value, Scalar) or _is_read(name, entry, graph):
             continue
+        # The graph of a run, used as a config, has the targets of the templates that are empty.
+        if entry.value.value is None:
+            continue
         hint = _hint(name, arguments, settings, graph)
         if hint is not None:
             yield Diagnostic(
