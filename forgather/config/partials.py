@@ -1,7 +1,8 @@
 """The objects of `!partial`, and the recipes of values that each of their calls builds again.
 
-Takes built arguments and recipes; gives a callable. Invariants: values that the calls of a partial share are built
-once, by its construction; a recipe contains no node and no construction, so a partial can be pickled if its parts can.
+Takes built arguments and recipes (values that each call builds again); gives a callable. Invariants: values that all
+calls of a partial share are built once, when the partial is built; a recipe contains no node and no construction, so a
+partial can be pickled if its arguments can.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from forgather.source import Span
 
 @dataclass(frozen=True, slots=True)
 class CallPlace:
-    """The place of a call in the config, for the note on an exception that it raises."""
+    """The place of a call in the config, for the note on an exception that the call raises."""
 
     constructor: str
     path: str
@@ -29,13 +30,13 @@ class CallPlace:
 
 
 def call_noted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], place: CallPlace) -> Any:
-    """Returns `function(*args, **kwargs)`; an exception gets one `BuildNote`, that of the innermost call.
+    """Returns `function(*args, **kwargs)`; an exception gets a `BuildNote`, unless an inner call has added one.
 
     Args:
         function: the constructor.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        place: the place for the note.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        place: the place of the call, for the note.
     """
     try:
         return function(*args, **kwargs)
@@ -56,17 +57,17 @@ def call_checked(
     place: CallPlace,
     check: Check | None,
 ) -> Any:
-    """Returns `function(*args, **kwargs)`, after `check` has allowed all arguments, late ones included.
+    """Returns `function(*args, **kwargs)`, after `check` has allowed all arguments, also those given at the call.
 
     Args:
         function: the constructor.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        place: the place of the call.
-        check: decides about the arguments; None to allow all.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        place: the place of the call in the config.
+        check: a function that raises an error if an argument is not allowed; None to allow all arguments.
 
     Raises:
-        ResolveError: an argument is not allowed.
+        ResolveError: if an argument is not allowed.
     """
     if check is not None:
         try:
@@ -92,18 +93,18 @@ class Recipe(ABC):
 
     @abstractmethod
     def build(self, memo: dict[int, Any]) -> Any:
-        """Returns a new value; `memo` contains the shared values that this call has already built, by id of recipe."""
+        """Returns a new value; `memo` has the shared values that the call has already built, by id of the recipe."""
 
 
 def built(value: Any, memo: dict[int, Any]) -> Any:
-    """Returns a new value of a recipe, and any other value itself."""
+    """Returns a new value if the argument is a recipe; otherwise the argument itself."""
     # Most arguments are plain values that were built once.
     return value.build(memo) if isinstance(value, Recipe) else value
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FreshCall(Recipe):
-    """A factory inside a partial: called at every occurrence, in every call."""
+    """A factory inside a partial, which is called at every occurrence in every call of the partial."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -116,7 +117,7 @@ class FreshCall(Recipe):
         return f"<{self.place.constructor} per call>"
 
     def build(self, memo: dict[int, Any]) -> Any:
-        """Returns the result of the function for newly built arguments."""
+        """Returns the result of the function, which is called with newly built arguments."""
         args = tuple(built(value, memo) for value in self.args)
         # Latent keywords last: they are built last and override the others.
         kwargs = {key: built(value, memo) for key, value in (*self.kwargs.items(), *self.latent.items())}
@@ -125,7 +126,7 @@ class FreshCall(Recipe):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FreshContainer(Recipe):
-    """A container with a factory inside: one object per call if it is shared, else one per occurrence."""
+    """A container with a factory inside, built once per call of the partial if shared, else at each occurrence."""
 
     kind: ContainerKind
     keys: tuple[Any, ...]
@@ -136,7 +137,7 @@ class FreshContainer(Recipe):
         return f"<{assemble(self.kind, self.keys, self.values)!r} per call>"
 
     def build(self, memo: dict[int, Any]) -> Any:
-        """Returns a new container."""
+        """Returns a new container, or the one in `memo` if the container is shared and was built in the same call."""
         if self.shared and id(self) in memo:
             return memo[id(self)]
         container = assemble(self.kind, self.keys, tuple(built(value, memo) for value in self.values))
@@ -149,9 +150,9 @@ def assemble(kind: ContainerKind, keys: tuple[Any, ...], values: tuple[Any, ...]
     """Returns the Python container of a kind.
 
     Args:
-        kind: the kind.
-        keys: the keys of a `DICT`; ignored for the others.
-        values: the items or values.
+        kind: the kind of the container.
+        keys: the keys of a `DICT`; they are ignored for other kinds.
+        values: the items of the container, or the values of a `DICT`.
     """
     if kind is ContainerKind.DICT:
         return dict(zip(keys, values, strict=True))
@@ -162,16 +163,16 @@ def assemble(kind: ContainerKind, keys: tuple[Any, ...], values: tuple[Any, ...]
 class PartialObject:
     """The object of a `!partial`: a callable with some arguments given.
 
-    Positional arguments of a call are appended; its keywords override those of the partial. `keywords` and `args`
-    contain a `Recipe` for each value that every call builds again.
+    The positional arguments of a call are appended to those of the partial, and the keyword arguments of a call
+    override those of the partial. `keywords` and `args` contain a `Recipe` for each value that every call builds again.
 
     Args:
         func: the constructor.
-        args: first positional arguments.
-        keywords: keyword arguments.
-        latent: keywords that override all others.
+        args: the first positional arguments.
+        keywords: the keyword arguments.
+        latent: the keyword arguments that override all others.
         place: the place of the partial in the config.
-        check: decides about all arguments before each call; None to allow all.
+        check: a function that raises an error if an argument of a call is not allowed; None to allow all arguments.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class PartialObject:
         self.latent, self._place, self._check = latent, place, check
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Returns the result of `func` for the arguments of this call and those of the partial."""
+        """Returns the result of `func` for the arguments of the partial and of the call."""
         # One memo per call: a shared container is one object within a call, and a new one in the next.
         memo: dict[int, Any] = {}
         first = tuple(built(value, memo) for value in self.args)
@@ -216,11 +217,11 @@ def given_keywords(given: Any, node: Call, path: GraphPath) -> dict[str, Any]:
 
     Args:
         given: the value of the variable.
-        node: the call.
+        node: the node of the call.
         path: the path of the call, for the error.
 
     Raises:
-        GraphError: FG213, the value is not a mapping with strings as keys.
+        GraphError: FG213 if the value is not a mapping with strings as keys.
     """
     if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
         return dict(given)

@@ -13,7 +13,7 @@ from forgather.errors import GraphError
 
 PlainScalar = str | int | float | bool | None
 PlainKey = PlainScalar | tuple[PlainScalar, ...]
-"""The keys of mappings that the language allows."""
+"""The types of mapping keys that the config language allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ def format_path(path: GraphPath) -> str:
 
 
 def parse_path(text: str) -> GraphPath:
-    """Returns the path of a text.
+    """Returns the path that a text describes.
 
     Raises:
-        GraphError: FG310, the text is not a path; the message gives the column.
+        GraphError: FG310 if the text is not a path; the message gives the column.
 
     Example:
         >>> parse_path("callbacks[2].prompts[0]")

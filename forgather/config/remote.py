@@ -1,7 +1,7 @@
-"""Refuses code of models and data sets from the Hub, unless it is of a pinned commit or in a trusted folder.
+"""Checks that code of models and data sets comes from a pinned commit on the Hub or from a trusted folder.
 
-Takes a graph, or the arguments of a call; gives findings or an error. Invariant: a change of a branch or a tag on the
-Hub cannot change the code that a config runs.
+Takes a graph, or the arguments of a call; gives findings or raises an error. Invariant: a change of a branch or a tag
+on the Hub cannot change the code that a config runs.
 """
 
 from __future__ import annotations
@@ -82,16 +82,16 @@ def _first(node: object) -> Any:
 def refuse_remote_code(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_trusted: Callable[[str], bool]
 ) -> None:
-    """Checks that a call may not run code from the Hub without a pinned commit, or code of a folder without trust.
+    """Raises an error if a call could run code from the Hub without a pinned commit, or code in a folder without trust.
 
     Args:
         function: the constructor.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        is_trusted: returns whether the user trusts a folder.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        is_trusted: a function that returns whether the user trusts a folder.
 
     Raises:
-        ResolveError: FG341, the arguments allow such code.
+        ResolveError: FG341 if the arguments allow such code.
     """
     # Of the first two positional arguments only the source matters, which is read by position: binding costs more.
     given = named_arguments(function, args, kwargs) if len(args) >= _MANY else dict(kwargs)
@@ -110,7 +110,7 @@ def refuse_remote_code(
 
 
 def _parts(mapping: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yields the arguments and, for each of several models, its arguments without its prefix (`encoder_`)."""
+    """Yields the arguments and ""; then, for each prefix such as `encoder_`, its arguments without the prefix."""
     # First without a prefix: the arguments of the only model.
     yield mapping, ""
     names = [name for name in mapping if isinstance(name, str) and name.endswith(_ENDINGS) and name not in _WATCHED]
@@ -121,7 +121,7 @@ def _parts(mapping: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]
 
 
 def may_run_remote_code(function: Any) -> bool:
-    """Returns whether a function may have, or pass on, arguments that allow code from the Hub."""
+    """Returns whether a function may have arguments that allow code from the Hub, or may pass on such arguments."""
     if not any(name.partition(".")[0].partition(":")[0] in _TAKERS for name in names_of(function)):
         return False
     try:
@@ -133,7 +133,7 @@ def may_run_remote_code(function: Any) -> bool:
 
 
 def _sources_of(value: Any) -> Iterator[str]:
-    """Yields the repositories and folders whose code a config of transformers names; it may be a mapping."""
+    """Yields the repositories and folders whose code a transformers config, which may be a mapping, refers to."""
     facts = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
     if not isinstance(value, Mapping):
         names = (facts.get(key) for key in ("name_or_path", "_name_or_path"))
@@ -148,7 +148,7 @@ def _sources_of(value: Any) -> Iterator[str]:
 
 
 def _named_in(folder: str) -> Iterator[str]:
-    """Yields the repositories and folders whose code is named in the config files of a model's folder."""
+    """Yields the repositories and folders whose code the config files in a model's folder refer to."""
     try:
         files = [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(_CONFIG_FILE)]
         for file in files:
@@ -160,7 +160,7 @@ def _named_in(folder: str) -> Iterator[str]:
 
 
 def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a call by name; positional ones only if the function has a readable signature."""
+    """Returns the arguments of a call by name, without positional ones if the function has no readable signature."""
     try:
         return {**inspect.signature(function).bind_partial(*args, **kwargs).arguments, **kwargs}
     except (TypeError, ValueError):
@@ -168,7 +168,7 @@ def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def containers(values: Sequence[Any]) -> Iterator[Mapping[Any, Any] | Sequence[Any]]:
-    """Yields the plain containers among values and inside them, each once, without lists of numbers."""
+    """Yields each plain container among values and inside them once; lists of numbers are left out."""
     stack, seen = [value for value in values if isinstance(value, _CONTAINERS)], set[int]()
     while stack:
         value = stack.pop()
@@ -190,7 +190,7 @@ def _unpinned(
     elsewhere: Sequence[str] = (),
     is_trusted: Callable[[str], bool] = lambda folder: True,
 ) -> str | None:
-    """Returns the name of the argument that allows unpinned code; None if there is none."""
+    """Returns the name of the argument that allows code without a pinned commit; None if there is no such argument."""
     for name in _KERNELS:
         kernels = known.get(name)
         for kernel in kernels.values() if isinstance(kernels, Mapping) else (kernels,):

@@ -1,8 +1,8 @@
 """Renders templates to YAML text with the origin of each character.
 
-Takes a `ConfigEnvironment` and the name of a template (or a text); gives a `RenderedText`. Invariants: any input gives
-a result or a located `ForgatherError`; two renders share nothing except compiled code; the first call imports Jinja,
-not this module.
+Takes a `ConfigEnvironment` and the name or the text of a template; gives a `RenderedText`. Invariants: any input gives
+a result or a `ForgatherError` with a place; two renders share nothing except compiled code; Jinja is imported by the
+first render, not by the import of this module.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def render(environment: ConfigEnvironment, name: str, variables: Mapping[str, ob
     """Returns the rendered text of a config with its origins.
 
     Args:
-        environment: search path, variables, time and budgets of this load.
-        name: name of a template on the search path, such as "configs/tiny.yaml".
-        variables: variables of this render, in addition to `environment.variables`; visible in the config and the
-            templates that it extends or includes, but not in imported macros.
+        environment: the search path, the variables, the time and the limits of this load.
+        name: the name of a template on the search path, such as "configs/tiny.yaml".
+        variables: the variables of this render, by name, in addition to `environment.variables`. The config and the
+            templates that it extends or includes can read them, imported macros cannot.
 
     Raises:
-        SyntaxFault: FG101 to FG106, FG124: a template cannot be parsed.
-        RenderError: FG107 to FG119, FG446: a template is missing, or fails when it runs.
-        BudgetError: FG120 to FG123: a template loops, grows or nests too much.
+        SyntaxFault: FG101 to FG106 or FG124 if a template cannot be parsed.
+        RenderError: FG107 to FG119 or FG446 if a template is missing, or fails when it runs.
+        BudgetError: FG120 to FG123 if a template runs too many loop iterations, writes too much or nests too deeply.
     """
     return _start(environment).file(name, variables)
 
@@ -44,14 +44,17 @@ def render_text(
     file: str = "<string>",
     variables: Mapping[str, object] = _NONE,
 ) -> RenderedText:
-    """Returns the rendered text of a config that is not in a file; other arguments and errors as for `render`.
+    """Returns the rendered text of a config that is not in a file.
 
     Args:
-        environment: search path, variables, time and budgets of this load.
+        environment: the search path, the variables, the time and the limits of this load.
         text: the text of the config.
-        name: its name in messages.
-        file: the pseudo file of its origins.
-        variables: variables of this render.
+        name: the name of the config in messages.
+        file: the pseudo file of the config in origins.
+        variables: the variables of this render, by name, in addition to `environment.variables`.
+
+    Raises:
+        ForgatherError: the errors that `render` raises.
     """
     return _start(environment).string(text, name, file, variables)
 

@@ -15,16 +15,16 @@ class RenderedText:
     """A rendered config, with the origin of every character.
 
     Args:
-        name: name of the config's template.
-        file: absolute path of the config, or a pseudo name.
+        name: the name of the config's template.
+        file: the absolute path of the config, or a pseudo name.
         text: the YAML text.
-        source_map: origins of `text`.
-        templates: every template that was loaded, in order of loading; `templates[0]` is the config.
-        sources: every file that was read, by absolute path.
-        diagnostics: warnings and lints of the rendering.
-        env_reads: environment variables that templates read, with their values.
-        reads: names that the templates contain, also in branches that did not run.
-        budget: limits for loading.
+        source_map: the origins of `text`.
+        templates: the templates that were loaded, in order of loading; `templates[0]` is the config.
+        sources: the files that were read, by absolute path.
+        diagnostics: the warnings and lints of the rendering.
+        env_reads: the environment variables that templates read, with their values.
+        reads: the names that the templates read, also in branches that did not run.
+        budget: the limits for loading.
     """
 
     name: str
@@ -40,7 +40,7 @@ class RenderedText:
 
     @property
     def extends_chain(self) -> tuple[str, ...]:
-        """Names of the templates that the config extends, nearest first, without the config itself."""
+        """The names of the templates that the config extends, nearest first."""
         chain: list[str] = []
         current = 0
         for position, use in enumerate(self.templates):

@@ -31,23 +31,23 @@ _PREFIX = "_forgather_folder_"
 
 
 class Guard:
-    """Decides what may be imported and called; this one allows everything."""
+    """The base class of guards, which decide what may be imported and called; the base class allows everything."""
 
     def before_import(self, module: str) -> None:
         """Raises a `ResolveError` if a module must not be imported."""
 
     def before_files(self, folders: Sequence[str]) -> None:
-        """Raises a `ResolveError` if Python files of these folders must not be run."""
+        """Raises a `ResolveError` if the Python files in these folders must not be run."""
 
     def found(self, constructor: str, walked: Sequence[tuple[str, Any]]) -> Any:
         """Returns the object to call for a constructor.
 
         Args:
-            constructor: its name in the node.
-            walked: its module, then each part of its symbol, as pairs of name and object; the last is the constructor.
+            constructor: the name of the constructor in the node.
+            walked: the pairs of name and object from the module, over each part of the symbol, to the constructor.
 
         Raises:
-            ResolveError: it must not be called.
+            ResolveError: if the constructor must not be called.
         """
         return walked[-1][1]
 
@@ -55,7 +55,7 @@ class Guard:
         """Raises a `ResolveError` if a function must not be called with these arguments."""
 
     def later(self, function: Any) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], None] | None:
-        """Returns the check of all arguments for each call of a partial; None to allow all."""
+        """Returns a function that checks the arguments of each call of a partial; None to allow all arguments."""
         return None
 
 
@@ -63,9 +63,9 @@ class Resolver:
     """Finds the objects that constructors name.
 
     Args:
-        project_dir: folder to which file imports are relative.
-        searchpath: folders for `.module` if the call has no `submodule_searchpath` of its own.
-        guard: decides what may be imported and called.
+        project_dir: the folder to which file imports are relative.
+        searchpath: the folders for `.module` if the call has no `submodule_searchpath` of its own.
+        guard: the object that decides what may be imported and called.
     """
 
     def __init__(self, project_dir: str, searchpath: Sequence[str] = (), guard: Guard | None = None) -> None:
@@ -74,15 +74,15 @@ class Resolver:
         self.guard = guard or Guard()
 
     def resolve(self, constructor: str, searchpath: Sequence[str] = ()) -> Any:
-        """Imports the module of a constructor and returns the object.
+        """Returns the object that a constructor names; the module of the constructor is imported.
 
         Args:
-            constructor: its name in the node.
+            constructor: the name of the constructor in the node.
             searchpath: the `submodule_searchpath` of the call.
 
         Raises:
-            ResolveError: FG320 to FG325, there is no such module, file or symbol.
-            Exception: any exception of the module itself.
+            ResolveError: FG320 to FG325 if there is no such module, file or symbol.
+            Exception: any exception that the import of the module raises.
         """
         # From the right, because the path of a file may contain a colon.
         module_name, colon, symbol = constructor.rpartition(":")
@@ -182,7 +182,7 @@ class Resolver:
 
 
 def _package(folders: tuple[str, ...]) -> str:
-    """Returns the name of the package whose modules are the files of `folders`; it is created on first use."""
+    """Returns the name of the package whose modules are the files in `folders`; the package is created on first use."""
     # The name is a hash of the folders, so that two projects with equal file names never share a module.
     # Two names of one folder must not import its files twice.
     real = [os.path.realpath(folder) for folder in dict.fromkeys(folders)]
@@ -216,19 +216,19 @@ def _import(name: str, symbol: str, project_dir: str) -> ModuleType:
 
 
 def _is_missing(error: ModuleNotFoundError, name: str) -> bool:
-    """Returns whether `name` or a package above it is missing, and not a module that it imports itself."""
+    """Returns whether the missing module is `name` or a package above it, and not a module that `name` imports."""
     return error.name is not None and (name == error.name or name.startswith(error.name + "."))
 
 
 def _defined(module: Any) -> list[str]:
-    """Returns the classes and functions that a module defines itself."""
+    """Returns the names of the classes and functions that a module defines and does not import."""
     name = getattr(module, "__name__", None)
     found = {word: value for word, value in vars(module).items() if not word.startswith("__") and callable(value)}
     return [word for word, value in found.items() if getattr(value, "__module__", None) == name]
 
 
 def _beside(name: str) -> list[str]:
-    """Returns the modules that exist next to a missing one."""
+    """Returns the names of the modules that exist next to a missing module."""
     parent = name.rpartition(".")[0]
     if not parent:
         # Built-in modules such as `sys` are not found by iter_modules.

@@ -1,8 +1,8 @@
 """Splits a file into its own text and its inline sub-templates.
 
-Takes the text of a file; gives the text up to the first `#--- name ---` line, and the named sub-templates after it.
-Invariants: every part has the line of the file on which it begins; the parts joined with their header lines are the
-file.
+Takes the text of a file; gives the text up to the first `#--- name ---` line, and the named sub-templates after that
+line. Invariants: every part has the line of the file on which it begins; the parts and their header lines, joined, are
+the text of the file.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Part:
     """One template of a file.
 
     Args:
-        name: name of the inline sub-template; None for the file's own text.
-        line: line of the file on which `text` begins, 1-based.
-        text: the part, without its header line.
+        name: the name of the inline sub-template; None for the text before the first sub-template.
+        line: the line of the file on which `text` begins, counted from 1.
+        text: the text of the part, without its header line.
     """
 
     name: str | None
@@ -32,13 +32,13 @@ class Part:
 
 
 def is_header(line: str) -> bool:
-    """Returns whether a line begins an inline sub-template."""
+    """Returns whether a line is the header of an inline sub-template."""
     return _HEADER.fullmatch(line) is not None
 
 
 @lru_cache(maxsize=256)
 def split(text: str) -> tuple[Part, ...]:
-    """Returns the parts of a file; the first one is the file's own text, and has no name.
+    """Returns the parts of a file; the first part is the text before any sub-template and has no name.
 
     Example:
         >>> [(part.name, part.line, part.text) for part in split("a: 1\\n#--- more ---\\nb: 2")]

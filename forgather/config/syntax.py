@@ -30,7 +30,7 @@ _MAX_OPEN = 500
 
 
 def desugar(text: str) -> str:
-    """Returns `text` as Jinja source, line for line.
+    """Returns `text` as Jinja source with the same lines.
 
     Example:
         >>> desugar("a: 1  ## note\\n## gone\\n-- if x\\nb: 2\\n-- endif")
@@ -41,7 +41,7 @@ def desugar(text: str) -> str:
 
 @dataclass(slots=True)
 class _Open:
-    """An open statement or block; `indent` is None for the `-- block` and `{% block %}` spellings."""
+    """An open statement or block; `indent` is the indent of a `[block]` header, and None for other statements."""
 
     word: str
     name: str = ""
@@ -50,7 +50,7 @@ class _Open:
 
 
 class _Rewriter:
-    """Rewrites a template in one pass; `pos` is the start of the text that is not yet written."""
+    """A rewriter that reads a template once; `pos` is the offset of the text that is not yet written."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -75,7 +75,7 @@ class _Rewriter:
         return len(self.text) if end < 0 else end
 
     def _emit_line(self, source: str, end: int) -> None:
-        """Writes a rewritten line, and sets `pos` after it."""
+        """Writes a rewritten line, and sets `pos` to the line after `end`."""
         self.out.append(source)
         if end < len(self.text):
             self.out.append("\n")
@@ -134,7 +134,7 @@ class _Rewriter:
                 self._skip_raw()
 
     def _whole_code(self, rest: str, end: int) -> tuple[str, int]:
-        """Returns the code of a statement without its comment, over all lines up to its last closing bracket."""
+        """Returns the code of a statement, on all its lines and without comments, and the offset at which it ends."""
         code, depth = _cut_code(rest)
         if depth <= 0:
             return code.rstrip(), end
@@ -158,7 +158,7 @@ class _Rewriter:
     # -- the nesting of statements and bracket blocks
 
     def _statement_word(self, word: str, rest: str) -> str:
-        """Updates the nesting; returns the ends of the bracket blocks that end before this statement."""
+        """Records how a statement changes the nesting; returns the ends of the bracket blocks that it closes."""
         if word in _OPENERS:
             if word != "set" or _is_set_block(rest):
                 name = rest.split()[0] if word == "block" and rest.split() else ""
@@ -214,7 +214,7 @@ class _Rewriter:
     # -- lines of text
 
     def _data_line(self) -> None:
-        """Copies text up to the next line that begins outside of tags, without comments."""
+        """Writes text without comments, up to the next line that does not begin inside a tag."""
         begin, quote, in_comment = self.pos, "", False
         scan, newline = self.pos, -1
         while True:
@@ -274,7 +274,7 @@ class _Rewriter:
         return _TOKEN_START.search(self.text[max(line, begin) : at]) is not None
 
     def _closes(self, quote: str, at: int) -> bool:
-        """Returns whether a YAML quote is closed on its line, or on a line of plain text soon after."""
+        """Returns whether a YAML quote is closed on its line, or soon after with only plain text in between."""
         stop = self.text.find("\n", at)
         stop = len(self.text) if stop < 0 else stop
         if self.text.find(quote, at + 1, stop) >= 0:
@@ -289,7 +289,7 @@ class _Rewriter:
     # -- tags inside text
 
     def _tag(self, mark: str, begin: int, at: int) -> tuple[int, int]:
-        """Skips a tag; returns where uncopied text begins and where the scan continues."""
+        """Skips a Jinja tag; returns the offset of the first unwritten text and the offset to continue at."""
         end = self._tag_end(mark, at)
         if end < 0:
             self.out.append(self.text[begin:])
@@ -357,7 +357,7 @@ def _end_of(block: _Open) -> str:
 
 
 def unclosed_quote(line: str) -> str | None:
-    """Returns the quote that the statement on a line opens and does not close; None if there is none.
+    """Returns the quote that the statement on a line opens and does not close; None if all quotes are closed.
 
     Example:
         >>> unclosed_quote('-- set name = "Tiny')
@@ -374,7 +374,7 @@ def unclosed_quote(line: str) -> str | None:
 
 
 def _is_set_block(rest: str) -> bool:
-    """Returns whether `set` captures a block of lines: it has no `=` outside of brackets and strings."""
+    """Returns whether a `set` captures a block of lines, because there is no `=` outside of brackets and strings."""
     depth = 0
     for token in _ASSIGN.finditer(rest):
         found = token.group()

@@ -1,4 +1,4 @@
-"""The table of tags, and the parser of a tag.
+"""The table of tags, and the parser for the text of a tag.
 
 Takes the text of a tag (`!singleton:torch:nn.Linear@head`); gives a `Tag`. Invariants: nothing is imported; a
 constructor has the form "module:symbol", "path/file.py:symbol" or the name of a builtin.
@@ -56,9 +56,9 @@ class Tag:
     """A parsed tag.
 
     Args:
-        kind: the kind of its node.
-        constructor: "module:symbol", "file.py:symbol" or a builtin; "" for the other kinds.
-        name: the name after `@`; None if there is none.
+        kind: the kind of the node that the tag makes.
+        constructor: the constructor, as "module:symbol", "file.py:symbol" or a builtin; "" if the tag calls nothing.
+        name: the name after `@`; None if the tag has no name.
     """
 
     kind: TagKind
@@ -70,8 +70,8 @@ def parse_tag(text: str) -> Tag:
     """Returns the parts of a tag that begins with `!`.
 
     Raises:
-        Refusal: FG210, the kind is unknown; FG211, the constructor or the name is malformed; FG214, YAML's own tag is
-            not part of the language.
+        Refusal: FG210 if the kind is unknown; FG211 if the constructor or the name is malformed; FG214 if the tag is
+            one of YAML's own that the config language does not have.
 
     Example:
         >>> parse_tag("!singleton:torch:nn.Linear@head")

@@ -1,7 +1,8 @@
 """Traversal of graphs: the only module that knows the children of each kind of node.
 
-Takes nodes; gives children with typed steps, walks, rebuilt nodes and the set of shared nodes. Invariants: `walk`
-visits each node once and does not recurse; `rebuild` preserves sharing if its `change` does.
+Takes nodes; gives their children with typed steps, walks over graphs, rebuilt nodes and the set of shared nodes.
+Invariants: `walk` visits each node once and does not recurse; `rebuild` preserves sharing if `change` returns the same
+new node for the same old node.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def children(node: Node) -> Iterator[tuple[Step, Node]]:
 
 
 def edges(node: Node) -> Iterator[tuple[Step, Node, Entry | None]]:
-    """Yields the direct children of a node: the step, the child, and its entry or mark, if it has one."""
+    """Yields the direct children of a node, as tuples of step, child, and entry or mark (None without either)."""
     if isinstance(node, Call):
         marks = {mark.key: mark for mark in node.marks}
         for position, value in enumerate(node.args):
@@ -61,30 +62,30 @@ def edges(node: Node) -> Iterator[tuple[Step, Node, Entry | None]]:
 
 
 def entries(node: Node) -> tuple[Entry, ...]:
-    """Returns the keyword arguments of a call, or the keys of a mapping; nothing for other nodes."""
+    """Returns the keyword arguments of a call or the entries of a mapping; an empty tuple for other nodes."""
     if isinstance(node, Call):
         return (*node.kwargs, *node.latent_args)
     return node.entries if isinstance(node, Mapped) else ()
 
 
 def members(node: Container) -> list[tuple[Step, Node]]:
-    """Returns the children that the object of a container has; null items of a `!dlist` are left out."""
+    """Returns the children of a container that its object will contain; null items of a `!dlist` are left out."""
     found = children(node)
     return [(step, child) for step, child in found if not (node.kind is ContainerKind.DLIST and is_null(child))]
 
 
 def with_value(entry: Entry, value: Node) -> Entry:
-    """Returns `entry` with another value, and otherwise unchanged."""
+    """Returns a copy of `entry` with another value."""
     return replace(entry, value=value)
 
 
 def rebuild(node: Node, change: Callable[[Node], Node], moved: Moved = with_value) -> Node:
-    """Returns `node` with `change` applied to each direct child; the same node if nothing changed.
+    """Returns `node` with `change` applied to each direct child; `node` itself if no child changed.
 
     Args:
         node: the node.
-        change: returns the new child.
-        moved: returns the new entry or mark of a child that changed.
+        change: a function that returns the new child for a child.
+        moved: a function that returns the new entry or mark of a child that changed.
     """
     if isinstance(node, Call):
         args, kwargs = _values(node.args, change), _entries(node.kwargs, change, moved)
@@ -119,7 +120,8 @@ def replace_nodes(graph: Graph, replaced: Callable[[Node], Node]) -> Graph:
 
     Args:
         graph: the graph.
-        replaced: returns the node to put in the place of a node, or the node itself. Its children are replaced in turn.
+        replaced: a function that returns the replacement of a node, or the node itself. The children of the result are
+            replaced in turn.
     """
     made: dict[int, Node] = {}
 
@@ -154,8 +156,8 @@ def walk(roots: Iterable[tuple[GraphPath, Node]], *, unbuilt: bool = True) -> It
     """Yields every node once, parents before children, with the first path that reaches it.
 
     Args:
-        roots: paths and nodes to begin with.
-        unbuilt: whether to visit the arguments of `!meta`, which are passed without being built.
+        roots: the paths and nodes to begin with.
+        unbuilt: whether to visit the arguments of `!meta`, which are passed to the constructor as nodes.
     """
     seen: set[int] = set()
     # An own stack: a graph may be deeper than Python's recursion limit.
@@ -193,7 +195,7 @@ def all_nodes(graph: Graph) -> tuple[tuple[GraphPath, Node], ...]:
 
 
 def shared_nodes(nodes: Iterable[Node]) -> set[int]:
-    """Returns the ids of the nodes that have more than one parent, or are given more than once."""
+    """Returns the ids of the nodes that occur more than once, as one of `nodes` or as a child of a node inside them."""
     nodes = list(nodes)
     count = Counter(id(node) for node in nodes)
     for _, node in walk([((), node) for node in nodes]):
@@ -203,12 +205,12 @@ def shared_nodes(nodes: Iterable[Node]) -> set[int]:
 
 
 def paths_to(tops: Iterable[tuple[GraphPath, Node]], wanted: set[int], *, limit: int) -> list[tuple[GraphPath, Node]]:
-    """Returns the paths to wanted nodes, not continued below them, each with its node.
+    """Returns the paths to wanted nodes, each with its node; paths through a wanted node to another one are left out.
 
     Args:
-        tops: paths and nodes to begin with.
-        wanted: ids of the wanted nodes.
-        limit: the most paths to return.
+        tops: the paths and nodes to begin with.
+        wanted: the ids of the wanted nodes.
+        limit: the largest number of paths to return.
     """
     tops = list(tops)
     # Without this, a search for one node would walk every path of a graph, which can be exponentially many.
@@ -225,7 +227,7 @@ def paths_to(tops: Iterable[tuple[GraphPath, Node]], wanted: set[int], *, limit:
 
 
 def _leading(tops: Iterable[tuple[GraphPath, Node]], wanted: set[int]) -> set[int]:
-    """Returns the ids of the nodes that contain a wanted node."""
+    """Returns the ids of the nodes that contain a wanted node, directly or not."""
     parents: dict[int, list[int]] = {}
     for _, node in walk(tops):
         for _, child in children(node):
@@ -241,7 +243,7 @@ def _leading(tops: Iterable[tuple[GraphPath, Node]], wanted: set[int]) -> set[in
 
 
 def written_nodes(graph: Graph) -> set[int]:
-    """Returns the ids of the nodes that are written at some path, and are not only reached by aliases or merge keys."""
+    """Returns the ids of the nodes that are written at a path, not those reached only through aliases or merge keys."""
     entries = (*graph.targets.values(), *graph.definitions)
     found = {id(entry.value) for entry in entries if entry.alias is None}
     for _, node in all_nodes(graph):
@@ -250,7 +252,7 @@ def written_nodes(graph: Graph) -> set[int]:
 
 
 def walk_places(graph: Graph) -> Iterator[tuple[GraphPath, Node]]:
-    """Yields every path of the graph; the contents of an aliased node only at the path of its anchor."""
+    """Yields every path of the graph with its node; the contents of an aliased node only at the path of its anchor."""
     entries = (*graph.targets.values(), *graph.definitions)
     stack: list[tuple[GraphPath, Node, Entry | None]] = [((Key(entry.key),), entry.value, entry) for entry in entries]
     stack.reverse()

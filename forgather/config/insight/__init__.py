@@ -1,1 +1,1 @@
-"""Views of a loaded config: the origin of each value, the differences of two configs, the value at a path."""
+"""Views of a loaded config: the origins of its values, its differences from another config, and the value at a path."""

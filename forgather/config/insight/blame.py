@@ -1,7 +1,7 @@
 """The line that wrote each value of a config, and the values that it replaced.
 
-Takes a graph; gives a `Blame` for each path in it. Invariants: a shared value has a `Blame` at each of its paths;
-replaced values are ordered from the nearest to the earliest; nothing is imported or built.
+Takes a graph; gives a `Blame` for each path in the graph. Invariants: a shared value has a `Blame` at each of its
+paths; replaced values are ordered from the last to the first that was written; nothing is imported or built.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _STOPS = 40
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """A value as one line wrote it.
+    """A value in the form in which one line wrote it.
 
     Args:
-        node: the value.
-        text: the value as YAML on one line; a long container as its kind and size.
-        origin: where the value was written; None for one made in Python.
-        alias: name of the anchor through which the path reaches the value, or `<<` for a merge key; None for a value
-            that is written at the path itself.
+        node: the node of the value.
+        text: the value as YAML on one line; for a long container, its kind and size.
+        origin: the lines that wrote the value; None if it was made in Python.
+        alias: the name of the anchor through which the path reaches the value, or `<<` for a merge key; None if the
+            value is written at the path itself.
         through: the lines of the aliases and merge keys that lead to the value, nearest first.
     """
 
@@ -47,10 +47,10 @@ class Blame:
 
     Args:
         path: the path of the value in the graph.
-        node: the value.
-        now: the effective writing.
-        was: the writings that it replaced, nearest first.
-        around: aliases on the path before the value, as name and line, nearest first.
+        node: the node of the value.
+        now: the line that wrote the effective value, as a `Writing`.
+        was: the replaced values, as `Writing` records, nearest first.
+        around: the aliases on the path before the value, as name and line, nearest first.
     """
 
     path: GraphPath
@@ -71,10 +71,10 @@ def blame(
 
     Args:
         graph: the config.
-        tops: paths and nodes of `graph` to begin with; None for its targets and definitions.
-        aliases: whether the contents of an aliased value are also given at the alias; False gives them only at the
-            path where the value is written.
-        depth: the number of levels below each of `tops`; None for all.
+        tops: the paths and nodes of `graph` to begin with; None to begin with its targets and definitions.
+        aliases: whether the contents of an aliased value are also yielded at the path of the alias. If not, they are
+            yielded only at the path where the value is written.
+        depth: the number of levels below each of `tops` to visit; None to visit all levels.
     """
     # A node that is only reached through aliases is written at no path of its own, so its first alias shows the
     # contents.
@@ -104,7 +104,7 @@ class _Place:
     around: tuple[tuple[str, Origin], ...] = ()
 
     def inside(self) -> Iterator[_Place]:
-        """Yields the places directly below this one."""
+        """Yields the places of the values directly inside the value of this place."""
         entry, around = self.entry, self.around
         if entry is not None and entry.alias is not None:
             # Values inside an aliased node are reached through the alias as well, which is what a reader of the path
@@ -138,7 +138,7 @@ def _roots(graph: Graph) -> Iterator[_Place]:
 
 
 def _top(graph: Graph, path: GraphPath, node: Node) -> _Place:
-    """Returns the place of a path, with the entries that were replaced there and above it."""
+    """Returns the place of a path, with the entries that were replaced at the path or at a container around it."""
     first, *rest = path
     name = first.name if isinstance(first, Key) else None
     tops = (*graph.targets.values(), *graph.definitions)
@@ -154,7 +154,7 @@ def _top(graph: Graph, path: GraphPath, node: Node) -> _Place:
 
 
 def _shadows(step: Step, entry: Entry | None, above: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    """Returns the replaced entries of a place: its own, then those inside of replaced entries above it."""
+    """Returns the replaced entries of a place: those of its key, then those inside replaced containers around it."""
     own = entry.replaced if entry is not None else ()
     if not above:
         return own
@@ -174,7 +174,7 @@ def _writing(node: Node, entry: Entry | None) -> Writing:
 
 
 def _origin(node: Node, entry: Entry) -> Origin | None:
-    """Returns the origin of a value; for a block container, that of its key and not that of its first member."""
+    """Returns the origin of a value; for a container in block style, the origin of its key, not of its first member."""
     own, key = node.origin, entry.origin
     # A tag is written where the container begins, and an alias where it is used, so their own origins are right.
     if not isinstance(node, Container) or node.tagged or entry.alias is not None:
@@ -187,7 +187,7 @@ def _origin(node: Node, entry: Entry) -> Origin | None:
 
 
 def value_text(node: Node) -> str:
-    """Returns a value as YAML on one line; a long container as its kind and size.
+    """Returns a value as YAML on one line; for a long container, its kind and size.
 
     Example:
         >>> from forgather.config.graph import ContainerKind

@@ -16,7 +16,8 @@ from forgather.source import Origin
 class Change(StrEnum):
     """The kind of a difference at a path.
 
-    SHARED: two paths became one object. APART: one object became two. The others name the part that differs.
+    SHARED: two paths have become one object. APART: one object has become two. Every other kind names the part that
+    differs.
     """
 
     ADDED = "added"
@@ -37,10 +38,10 @@ class Side:
     """One side of a difference.
 
     Args:
-        text: the value as YAML on one line; "" if there is none.
-        origin: the line that wrote the value; for a missing value, the line that removed it, if that is known.
-        path: its path in the graph of this side.
-        node: the value; None if there is none.
+        text: the value as YAML on one line; "" if this side has no value.
+        origin: the line that wrote the value; for a missing value, the line that removed it, if that line is known.
+        path: the path of the value in the graph of this side.
+        node: the node of the value; None if this side has no value.
     """
 
     text: str
@@ -51,14 +52,15 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference.
+    """One difference between two graphs.
 
     Args:
         change: the kind of the difference.
         old: the side of the first graph.
         new: the side of the second graph.
-        also: further paths of the same value in the second graph, at most ten.
-        partner: for `SHARED` and `APART`, the path of the other value, with which it is or was one object.
+        also: the further paths of the same value in the second graph, at most ten.
+        partner: the path of the value that has become one object with this value (`SHARED`), or that no longer is
+            (`APART`); None for other kinds.
     """
 
     change: Change
@@ -69,5 +71,5 @@ class Difference:
 
     @property
     def path(self) -> GraphPath:
-        """The path in the second graph; for a removed value, the path in the first."""
+        """The path of the difference in the second graph; for a removed value, the path in the first graph."""
         return self.old.path if self.change is Change.REMOVED else self.new.path

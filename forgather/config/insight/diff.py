@@ -1,9 +1,9 @@
 """The differences of two graphs, by path.
 
-Takes two graphs; gives `Difference` records in the order of the graph. Invariants: equal graphs have no difference; a
-difference inside a shared value is reported once, with its other paths; the contents below a difference are compared
-with the contents that were there, so one change is not repeated at every value inside; equal items of two sequences are
-paired in order, and an equal item at another position has moved. Nothing recurses.
+Takes two graphs; gives `Difference` records in the order of the graphs. Invariants: equal graphs have no difference; a
+difference inside a shared value is reported once, with its other paths; the contents of a changed value are compared
+with the old contents, so that one change is not repeated at every value inside; equal items of two sequences are paired
+in order, and an equal item at another position is reported as moved. No function recurses.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _MAX_COMPARED = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The counterparts of the items of two sequences.
+    """The pairing of the items of two sequences.
 
     Args:
-        pairs: positions in the first and the second sequence, in reading order; None on one side means that the item
-            of the other side has no counterpart.
-        moved: whether an equal item has another position relative to the others.
+        pairs: the pairs of positions in the first and the second sequence, in reading order. None in place of a
+            position means that the other item of the pair has no counterpart.
+        moved: whether an equal item has another position relative to the other items.
     """
 
     pairs: tuple[tuple[int | None, int | None], ...]
@@ -67,14 +67,14 @@ class Alignment:
 
 
 class Contents:
-    """Numbers for the contents of nodes: two nodes have the same number if they are equal, sharing ignored."""
+    """A numbering of nodes by contents: nodes with equal contents have the same number; sharing is ignored."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
         self._known: dict[Hashable, int] = {}
 
     def __call__(self, node: Node) -> int:
-        """Returns the number of a node."""
+        """Returns the number of the contents of a node."""
         stack = [node]
         while stack:
             top = stack[-1]
@@ -91,15 +91,15 @@ class Contents:
 
 
 def align(old: Items[Node], new: Items[Node], contents: Contents) -> Alignment:
-    """Returns the counterparts of the items of two sequences.
+    """Returns the pairing of the items of two sequences.
 
-    Equal items are paired first, then items of the same constructor between them, then, in a stretch of equal length,
-    those at the same position.
+    Equal items are paired first; then, between them, items with the same constructor; then, where both sequences have
+    the same number of remaining items in between, the items at the same position.
 
     Args:
         old: the items of the first graph.
         new: the items of the second graph.
-        contents: numbers of the contents of nodes.
+        contents: the numbering of nodes by their contents.
     """
     pairs = list(_stretches(old, new, contents))
     # An item that is missing in one place and new in another was moved; the pair replaces both.
@@ -138,7 +138,7 @@ def _stretches(old: Items[Node], new: Items[Node], contents: Contents) -> Iterat
 
 
 def _alike(node: Node, own: int) -> Hashable:
-    """Returns a key that is equal for two versions of one item; a plain value has a key of its own."""
+    """Returns a key that is equal for two nodes that may be versions of one item; for a plain value, `own`."""
     return own if isinstance(node, Scalar) else label(node)[:2]
 
 
@@ -158,7 +158,7 @@ def _opcodes(old: Items[Hashable], new: Items[Hashable]) -> Iterator[tuple[bool,
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """A value at one path of both graphs, with the keys that lead to it."""
+    """A pair of values, one at a path of each graph, with the keys that lead to them."""
 
     above: _Place | None
     steps: tuple[Step, Step]
@@ -183,7 +183,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
-    """A difference at a place, or at a key below it."""
+    """A difference at a place, or at a key directly below the place."""
 
     change: Change
     place: _Place | None
@@ -195,7 +195,7 @@ class _Found:
 
 @dataclass(slots=True)
 class _Walk:
-    """One walk over two graphs side by side."""
+    """A simultaneous walk over two graphs."""
 
     contents: Contents = field(default_factory=Contents)
     met: dict[tuple[int, int], list[_Place]] = field(default_factory=dict)
@@ -269,7 +269,7 @@ class _Walk:
                 yield _added(place, (Index(j), new.items[j], None))
 
     def _also(self, item: _Found) -> tuple[GraphPath, ...]:
-        """Returns the other paths of the place, without the first and without those in definitions."""
+        """Returns the further paths of a difference, without paths in definitions, at most `_PLACES`."""
         if item.place is None:
             return ()
         paths: list[GraphPath] = []
@@ -297,7 +297,10 @@ def _roots(graph: Graph) -> Iterator[_Edge]:
 
 
 def _members(above: _Place | None, old: Iterable[_Edge], new: Iterable[_Edge]) -> Iterator[_Place | _Found]:
-    """Yields the values behind the same step on both sides, then new ones; a null in a `!dlist` counts as absent."""
+    """Yields the pairs of values at the same step and the removed values, then the new values.
+
+    A null in a `!dlist` is treated as a missing value.
+    """
     ours, theirs = _numbered(old), _numbered(new)
     nulls = above is not None and _is_dlist(above.new)
     split = above is not None and above.split
@@ -318,7 +321,7 @@ def _members(above: _Place | None, old: Iterable[_Edge], new: Iterable[_Edge]) -
 
 
 def _numbered(members: Iterable[_Edge]) -> dict[Hashable, _Edge]:
-    """Returns the edges by step and number: definitions may repeat, and a call may have one keyword twice."""
+    """Returns the edges by step and occurrence: definitions may repeat, and a call may have one keyword twice."""
     found: dict[Hashable, _Edge] = {}
     count = Counter[str]()
     for edge in members:
@@ -349,7 +352,7 @@ def _has_identity(node: Node) -> bool:
 
 
 def _head(place: _Place) -> Iterator[_Found]:
-    """Yields the differences of the nodes themselves: constructor, kind, name, and which arguments are latent."""
+    """Yields the differences of two nodes themselves: constructor, kind, name, and which arguments are latent."""
     old, new = place.old, place.new
     if isinstance(old, Call) and isinstance(new, Call):
         if old.constructor != new.constructor:
@@ -389,7 +392,7 @@ def _value(place: _Place) -> _Found:
 
 
 def _texts(old: Node, new: Node) -> tuple[str, str]:
-    """Returns both values on one line; for two long texts with an equal beginning, the part around the difference."""
+    """Returns both values as text on one line; of two long texts, the part around the first difference."""
     texts = value_text(old), value_text(new)
     if texts[0] != texts[1] or not isinstance(old, Scalar) or not isinstance(new, Scalar):
         return texts
@@ -401,7 +404,7 @@ def _texts(old: Node, new: Node) -> tuple[str, str]:
 
 
 def _sharing_change(change: Change, place: _Place, partner: _Place) -> _Found:
-    """Returns the difference of a value that is no longer one object with that of another path, or the reverse."""
+    """Returns the difference for a value that is now, or no longer is, one object with the value at another path."""
     sides = [
         Side(value_text(node), entry.origin if entry is not None and entry.alias else node.origin, place.path(n), node)
         for n, (node, entry) in enumerate(((place.old, place.old_entry), (place.new, place.new_entry)))
@@ -452,9 +455,10 @@ def _written(node: Node, entry: Entry | None) -> str:
 
 
 def _remover(entry: Entry | None, above: _Place) -> Origin | None:
-    """Returns the line that removed a key: a new value around it, or a block that replaces the block of the key.
+    """Returns the line that probably removed a key; None if no line is known.
 
-    Templates are compared by name, so that two revisions of one template are the same template.
+    The line is that of a new value around the key, or of a key in another template's block that replaces the block of
+    the removed key. Templates are compared by name, so that two revisions of one template are the same template.
     """
     old, new = above.old.origin, above.new.origin
     if old is None or new is None:

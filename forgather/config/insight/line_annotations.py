@@ -1,7 +1,7 @@
-"""The lines of a rendered config, each annotated with the fate of its values.
+"""The lines of a rendered config, each annotated with the values that it writes and what overrides them.
 
 Takes a `RenderedText` and its graph; gives one `Line` for each line of the text. Invariants: an overridden line names
-the line that overrides it, and that line names what it replaced; no line is left out.
+the line that overrides it, and the overriding line names what it replaced; no line is left out.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Note:
 
     Args:
         path: the path of the value in the graph.
-        writing: the value as the line writes it.
-        winner: the writing that overrides this one; None if this one is effective.
-        was: the writings that this one replaced, nearest first; () if it is overridden itself.
+        writing: the value in the form in which the line writes it.
+        winner: the value that overrides this value; None if this value is effective.
+        was: the values that this value replaced, nearest first; empty if this value is overridden itself.
     """
 
     path: GraphPath
@@ -43,10 +43,10 @@ class Line:
     """One line of the rendered text.
 
     Args:
-        text: the line.
-        origin: where it was written; None for an empty line.
-        notes: the values on it, in order.
-        counts: False if all of it is inside a value that was replaced.
+        text: the text of the line.
+        origin: the template lines that wrote the line; None if the line is empty.
+        notes: the annotations of the values on the line, in order.
+        counts: whether any part of the line is effective; False if all of it is inside a replaced value.
     """
 
     text: str
@@ -59,8 +59,8 @@ def annotate(rendered: RenderedText, graph: Graph, assignments: Sequence[tuple[s
     """Returns the annotated lines of a config.
 
     Args:
-        rendered: the text.
-        graph: its graph, after the assignments.
+        rendered: the rendered text.
+        graph: the graph of the text, after the assignments.
         assignments: the paths and values of `--set`.
     """
     lines = [Line(text, origin) for text, origin in rendered.source_map.lines()]
@@ -98,7 +98,7 @@ def _note(lines: list[Line], real: Blame, here: Blame) -> None:
 
 
 def _line_of(writing: Writing) -> int | None:
-    """Returns the line that writes a value; None for a value from a merge key or from the command line."""
+    """Returns the line that writes a value; None if the value is from a merge key or from the command line."""
     place = writing.origin
     # An aliased value is written elsewhere; the line in question is that of the alias.
     if writing.through:
@@ -107,7 +107,7 @@ def _line_of(writing: Writing) -> int | None:
 
 
 def _lines_in(node: Node) -> Iterator[int]:
-    """Yields the lines of a value, without those of values that it only aliases."""
+    """Yields the lines that wrote a value, without the lines of values inside it that are aliases."""
     stack = [node]
     while stack:
         inner = stack.pop()

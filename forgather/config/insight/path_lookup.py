@@ -1,7 +1,7 @@
 """Looks up paths in a graph, and suggests the nearest paths for one that does not exist.
 
-Takes a graph and the text of a path; gives the value or an error with suggestions. Invariant: all commands, `--set`
-included, find the same value at a path.
+Takes a graph and the text of a path; gives the value or an error with suggestions. Invariant: all commands, also with
+`--set`, find the same value at a path.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class PathStep:
 
     Args:
         path: the path up to this step.
-        node: the value there.
-        entry: the key or mark that leads to it; None if there is none.
+        node: the value at that path.
+        entry: the key or mark that leads to the value; None if there is none.
     """
 
     path: GraphPath
@@ -37,10 +37,10 @@ class PathStep:
 
 
 def read_path(text: str) -> GraphPath:
-    """Returns the path of a text; `.name` is the definition of that name.
+    """Returns the path that a text describes; `.name` is the path of the definition of that name.
 
     Raises:
-        GraphError: FG310, the text is not a path.
+        GraphError: FG310 if the text is not a path.
     """
     if not text.startswith("."):
         return parse_path(text)
@@ -50,7 +50,7 @@ def read_path(text: str) -> GraphPath:
 
 
 def path_text(path: GraphPath) -> str:
-    """Returns the text of a path, which `read_path` reads.
+    """Returns the text of a path, in the form that `read_path` reads.
 
     Example:
         >>> path_text((Key(".base"), Key("lr")))
@@ -65,7 +65,7 @@ def path_text(path: GraphPath) -> str:
 
 
 def root_entry(graph: Graph, name: object) -> Entry | None:
-    """Returns the target or definition of a name; the last of several definitions; None if there is none."""
+    """Returns the target of that name, or the last definition of that name; None if there is neither."""
     if isinstance(name, str) and name in graph.targets:
         return graph.targets[name]
     matches = [entry for entry in graph.definitions if entry.key == name]
@@ -74,7 +74,7 @@ def root_entry(graph: Graph, name: object) -> Entry | None:
 
 
 def child_at(node: Node, step: Step) -> tuple[Node, Entry | None] | None:
-    """Returns the value behind a step, with its key or mark; `[3]` also finds the key 3 of a mapping."""
+    """Returns the value at a step, with its key or mark; None without a value. `[3]` also finds the mapping key 3."""
     for other, child, entry in edges(node):
         # `options[3]` cannot show whether 3 is a position or an integer key.
         if other == step or (isinstance(node, Mapped) and isinstance(step, Index) and other == Key(step.position)):
@@ -83,7 +83,7 @@ def child_at(node: Node, step: Step) -> tuple[Node, Entry | None] | None:
 
 
 def steps_along(graph: Graph, path: GraphPath) -> list[PathStep]:
-    """Returns one stop for each step of `path` that exists, from the root on."""
+    """Returns a `PathStep` for each step of `path` that exists, from the root on."""
     first = path[0]
     entry = root_entry(graph, first.name if isinstance(first, Key) else first.position)
     if entry is None:
@@ -98,15 +98,16 @@ def steps_along(graph: Graph, path: GraphPath) -> list[PathStep]:
 
 
 def find_values(graph: Graph, text: str, known: Iterable[tuple[GraphPath, Node]]) -> list[PathStep]:
-    """Returns the values at a path: one, or all that match a path with `*`.
+    """Returns the value at a path, or all values whose paths match a pattern.
 
     Args:
         graph: the config.
-        text: a path; `*` matches any key or position, `**` any number of them.
-        known: paths that exist, for `*` and for suggestions.
+        text: the path or pattern; `*` matches any key or position, `**` any number of keys and positions.
+        known: the paths that exist, with their nodes, for patterns and for suggestions.
 
     Raises:
-        GraphError: FG311 or, with `*`, FG445: there is no such value; the hint names the nearest paths.
+        GraphError: FG311 if there is no value at the path; the hint names the nearest paths. FG445 if no path matches
+            the pattern.
     """
     if "*" in text:
         # `[*]` and `*` match one step: they stop at dots and brackets.
@@ -155,13 +156,13 @@ def _not_there(text: str, path: GraphPath, stops: list[PathStep], known: list[st
 
 
 def _near_inside(stop: PathStep, step: Step, names: list[str]) -> list[str]:
-    """Returns the path of the key at a stop that is nearest to a step; an empty list if none is near."""
+    """Returns a list with the path of the key that is most similar to a missing step, or an empty list."""
     wanted = str(step.name) if isinstance(step, Key) else ""
     return [path_text((*stop.path, Key(name))) for name in close_matches(wanted, names, n=1)]
 
 
 def near_paths(text: str, known: Iterable[str]) -> list[str]:
-    """Returns the paths that may have been meant: with the same end, or with a similar spelling.
+    """Returns the paths that the user may have meant: paths with the same end, or with a similar spelling.
 
     Example:
         >>> near_paths("learning_rat", ["optimizer.lr", "trainer_args.learning_rate"])

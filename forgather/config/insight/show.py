@@ -36,11 +36,11 @@ def tree(graph: Graph, targets: Names[str] | None = None, *, width: int = 0) -> 
 
     Args:
         graph: the config.
-        targets: names of targets; None for all.
-        width: columns that a line may have; a value is cut if it does not fit, but never below 80 characters.
+        targets: the names of the targets to show; None to show all.
+        width: the number of columns that a line may have; a longer value is cut, but not below 80 characters.
 
     Raises:
-        UnknownTargetError: the graph does not have a target of that name.
+        UnknownTargetError: FG302 if the graph does not have a target of that name.
     """
     tops = [((Key(name),), graph.target(name).value) for name in (graph.targets if targets is None else targets)]
     drawing = _Drawing(anchor_names(graph, tops), width)
@@ -52,8 +52,8 @@ def to_json(graph: Graph, *, label: Callable[[str], str] = str, config: str | No
 
     Args:
         graph: the config.
-        label: shortens the absolute path of a file.
-        config: name of the config.
+        label: a function that shortens the absolute path of a file.
+        config: the name of the config.
     """
     writer = _JsonWriter(graph, label)
     return {"config": config, "targets": {name: writer.value(entry.value) for name, entry in graph.targets.items()}}
@@ -123,7 +123,7 @@ def _headline(node: Node, width: int) -> str:
 
 
 class _JsonWriter:
-    """Writes each node once; `{"ref": id}` afterwards."""
+    """A writer of the JSON form; it writes each node once, and `{"ref": id}` at further occurrences."""
 
     def __init__(self, graph: Graph, label: Callable[[str], str]) -> None:
         self._label = label

@@ -1,1 +1,1 @@
-"""Findings about a config that is correct YAML: probable mistakes in its text, and calls that do not fit."""
+"""Findings about a config that is correct YAML: probable mistakes in its text, and arguments that do not fit a call."""

@@ -1,8 +1,8 @@
 """Aliases that refer to another value than was meant, because a later anchor re-uses the name.
 
 Takes anchors and aliases in the order of the document; gives findings. Invariants: there is no finding for an anchor
-that replaces, wraps or repeats the earlier value, and none if the template of the alias knows the later anchor, because
-it may have meant that one.
+that replaces, wraps or repeats the earlier value. If the template of the alias also writes or extends the later anchor,
+there is a finding only if one template wrote all three and nothing used the earlier anchor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from forgather.errors import Diagnostic, Severity
 
 
 class AnchorReuse:
-    """The re-used anchor names of a document, and the aliases after them."""
+    """The anchor names that a document uses again, and the aliases of these names."""
 
     def __init__(self) -> None:
         self.aliased: set[int] = set()
@@ -34,9 +34,9 @@ class AnchorReuse:
         """Records an anchor whose name is already in use.
 
         Args:
-            event: the anchor.
-            earlier: the value that the name referred to.
-            later: the value of this anchor.
+            event: the event of the new anchor.
+            earlier: the value to which the name referred before.
+            later: the value of the new anchor.
         """
         self._values.setdefault(event.anchor or "", [earlier]).append(later)
         self._anchors[id(later)] = event
@@ -45,15 +45,15 @@ class AnchorReuse:
             self._idle.add(id(earlier))
 
     def note_alias(self, event: Event, node: Node) -> None:
-        """Records an alias of a re-used name, and the node to which it refers."""
+        """Records an alias of a name that is used again, and the node to which the alias refers."""
         self._aliases.append((event, node))
 
     def findings(self, targets: list[Node], places: SourcePositions) -> Iterator[Diagnostic]:
-        """Yields a lint for each later anchor that captures an alias of an earlier value that is still in use.
+        """Yields a lint for each later anchor to which an alias refers that was probably meant for an earlier value.
 
         Args:
-            targets: the values of the targets.
-            places: makes findings from positions.
+            targets: the nodes of the targets.
+            places: the map from positions to findings.
         """
         if not self._aliases:
             return
@@ -80,10 +80,11 @@ class AnchorReuse:
             yield value
 
     def _was_meant(self, alias: Event, earlier: Node, later: Node, places: SourcePositions) -> bool:
-        """Returns whether an alias was meant for the earlier of two values.
+        """Returns whether an alias was probably meant for the earlier of two values.
 
-        That is so if its template knows only the earlier one; or if one template writes all three, and nothing used the
-        earlier anchor before its name was re-used.
+        This is assumed in two cases: the template of the alias writes or extends the earlier value only; or one
+            template
+        writes the alias and both values, and nothing used the earlier anchor before its name was used again.
         """
         origin = places.at(alias.line, alias.column)
         writers = {template_of(site) for site in origin.sites} if origin else set()
@@ -108,6 +109,6 @@ def _writers(node: Node) -> set[Template]:
 
 
 def _known(node: Node, writers: set[Template], places: SourcePositions) -> bool:
-    """Returns whether one of the templates, or one that it extends, wrote a part of a value."""
+    """Returns whether one of the templates, or a template that one of them extends, is a writer of a value."""
     theirs = _writers(node)
     return bool(theirs & writers) or any((ours, other) in places.descents for ours in writers for other in theirs)

@@ -1,10 +1,10 @@
-"""Checks the arguments of one call: their names and number against a signature, a value against an annotation.
+"""Checks the arguments of one call: their names and number against a signature, and their values against annotations.
 
 Takes a callable, or signatures that were read from source, and the arguments in the config; gives a `Mismatch` for
-names and numbers, a `Misfit` for a value. Invariants: the config is blamed only for what the signature itself rules
-out, never for a `TypeError` from inside a constructor; construction and the static check report the same mismatch.
-Python's own tolerance holds for values (an int is a float, a list is accepted for a tuple), a string is accepted for a
-path or a member of an enum, and a value that cannot be ruled out fits.
+names and numbers, a `Misfit` for a value. Invariants: only arguments that the signature itself rules out are reported,
+never a `TypeError` from inside a constructor; construction and the static check report the same mismatch. As in Python,
+an int is accepted as a float and a list as a tuple; a string is accepted as a path or a member of an enum; a value that
+cannot be ruled out is accepted.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Mismatch(NamedTuple):
     """Arguments that a signature rules out.
 
     Args:
-        code: stable code.
-        message: what was found.
-        hint: what can be done.
+        code: the error code.
+        message: a description of what was found.
+        hint: a suggestion of what the user can do.
         keyword: the keyword argument to point at; None to point at the call.
-        expected: names of the parameters that exist, or that are missing.
-        position: the positional argument to point at; None for none.
+        expected: the names of the parameters that exist, or of those without an argument.
+        position: the index of the positional argument to point at; None if the error is not about one.
     """
 
     code: str
@@ -52,10 +52,10 @@ def mismatch(
 
     Args:
         function: the callable.
-        name: its name in the message.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        partial: True if more arguments will be given later, so that none is missing yet.
+        name: the name of the callable in the message.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        partial: whether more arguments will be given later, so that none is missing yet.
     """
     signature = _readable_signature(function)
     if signature is None:
@@ -85,11 +85,11 @@ def mismatches(
     """Returns why none of these signatures accepts the arguments; an empty list if one does.
 
     Args:
-        signatures: at least one overload; the report is about the one that has most of the keywords.
+        signatures: the overloads, at least one; the report is about the overload that has most of the keywords.
         name: the name of the callable in the messages.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        partial: True if more arguments will be given later, so that none is missing yet.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        partial: whether more arguments will be given later, so that none is missing yet.
     """
     if any(binds(signature, args, kwargs, partial=partial) for signature in signatures):
         return []
@@ -101,12 +101,12 @@ def mismatches(
 def binds(
     signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any], *, partial: bool = False
 ) -> BoundArguments | None:
-    """Returns the arguments by parameter; None if the signature cannot take them.
+    """Returns the arguments by parameter; None if the signature does not accept them.
 
     Args:
         signature: the signature.
-        args: positional arguments.
-        kwargs: keyword arguments.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
         partial: whether arguments may be missing.
     """
     try:
@@ -173,12 +173,12 @@ class KnownValue(NamedTuple):
     """The value that a node will have, as far as it is known before construction.
 
     Args:
-        word: its type, in the words of annotations: none bool int float str list tuple dict callable instance.
-        described: its description in messages, such as "the text '3e-4'".
-        constructor: the constructor of a call.
-        value: the value of a scalar.
-        is_callable: whether an instance can be called; None if that is unknown.
-        of_class: whether a partial calls a class.
+        word: the type of the value: none, bool, int, float, str, list, tuple, dict, callable or instance.
+        described: the description of the value in messages, such as "the text '3e-4'".
+        constructor: the name of the constructor if the node is a call.
+        value: the Python value if the node is a scalar.
+        is_callable: whether the value, an instance of a class, can be called; None if that is unknown.
+        of_class: whether the value is a partial of a class.
     """
 
     word: str
@@ -193,9 +193,9 @@ class Misfit(NamedTuple):
     """A value that an annotation rules out.
 
     Args:
-        code: stable code.
+        code: the error code.
         wanted: the expected type in words; None to quote the annotation.
-        hint: what can be done.
+        hint: a suggestion of what the user can do.
     """
 
     code: str
@@ -204,11 +204,11 @@ class Misfit(NamedTuple):
 
 
 def known_value(node: Node, callee: Callee | None) -> KnownValue | None:
-    """Returns the value that a node will have; None if only construction can decide it.
+    """Returns what is known about the value that a node will have; None if only construction can determine it.
 
     Args:
         node: the node.
-        callee: its constructor; None if it has none or it is not known.
+        callee: the constructor of the node; None if the node has no constructor, or if the constructor is not known.
     """
     if isinstance(node, Scalar):
         word = _TYPES[type(node.value)]
@@ -245,8 +245,9 @@ def misfit(given: KnownValue, accepts: frozenset[str], is_callable: Callable[[st
 
     Args:
         given: the value.
-        accepts: words of the annotation.
-        is_callable: returns whether instances of a class (`module:Class`) can be called; None if that is unknown.
+        accepts: the words for the types that the annotation accepts.
+        is_callable: a function that returns whether instances of a class (`module:Class`) can be called, or None if
+            that is unknown.
     """
     if given.word == "callable":
         return _partial(given, accepts, is_callable)
@@ -258,10 +259,11 @@ def misfit(given: KnownValue, accepts: frozenset[str], is_callable: Callable[[st
 
 
 def list_for_tensor(node: Node, annotation: str) -> Misfit | None:
-    """Returns the misfit of a list for a parameter of torch that takes a tensor: torch does not convert it.
+    """Returns a misfit if a list is given for a tensor parameter of torch, which does not convert lists; otherwise
+    None.
 
     Args:
-        node: the value.
+        node: the node of the value.
         annotation: the annotation of the parameter, as torch writes it.
     """
     is_row = isinstance(node, Container) and node.kind is not ContainerKind.DICT
@@ -271,7 +273,7 @@ def list_for_tensor(node: Node, annotation: str) -> Misfit | None:
 
 
 def _floats(node: Node) -> str:
-    """Returns a short list of numbers as floats, as weights must be; an example for any other value."""
+    """Returns the text of a short list of numbers as floats, as weights must be; for any other value, an example."""
     items = node.items if isinstance(node, SequenceNode) else ()
     values = [item.value for item in items if isinstance(item, Scalar)]
     numbers = [float(value) for value in values if isinstance(value, int | float)]
@@ -279,9 +281,9 @@ def _floats(node: Node) -> str:
 
 
 def asks_for_text(parameter: Parameter) -> bool:
-    """Returns whether a parameter takes strings but no number or boolean, so that `no` and `10k` are strings for it.
+    """Returns whether a parameter takes strings but no number or boolean, so that `no` and `10k` are meant as strings.
 
-    The word `none` counts as a string if the default of the parameter is a string.
+    A parameter that also accepts None takes strings in this sense only if its default is a string.
     """
     accepts = parameter.annotation.accepts if isinstance(parameter.annotation, Annotation) else None
     has_text = isinstance(getattr(parameter.default, "value", None), str)

@@ -1,8 +1,8 @@
 """Checks the calls of a graph against the signatures of their constructors, without importing anything.
 
-Takes a graph and a reader of signatures; gives findings, unchecked calls, and the calls that are known. Invariants: an
-error is reported only if construction would fail by the same rule, or if a literal is of another simple type than the
-annotation; an unknown signature makes a call unchecked and is never guessed.
+Takes a graph and a reader of signatures; gives findings, unchecked calls, and the calls with their callees. Invariants:
+an error is reported only if construction would fail by the same rule, or if a literal is of another simple type than
+the annotation; a call with an unknown signature is listed as unchecked, and no signature is guessed.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Unchecked(NamedTuple):
     """A call that could not be checked without running code.
 
     Args:
-        path: its path in the graph.
-        constructor: its constructor.
-        reason: why the signature is not known.
-        span: where it is written.
+        path: the path of the call in the graph.
+        constructor: the name of the constructor.
+        reason: the reason why the signature is not known.
+        span: the place of the call in the user's file.
     """
 
     path: str
@@ -63,7 +63,7 @@ class Unchecked(NamedTuple):
 
 
 class Called(NamedTuple):
-    """A call and its callee, which is None if it is not known."""
+    """A call and its callee; the callee is None if it is not known."""
 
     path: GraphPath
     node: Call
@@ -75,9 +75,9 @@ class Judgement(NamedTuple):
 
     Args:
         findings: the errors and warnings, in the order of the graph.
-        unchecked: calls whose signature is not known.
-        calls: every call that is not certain to fail, by `id(node)`.
-        texts: scalars for parameters that take strings, so that a number-like text is right there.
+        unchecked: the calls whose signature is not known.
+        calls: the calls that are not certain to fail, by `id(node)`.
+        texts: the scalars that are arguments of string parameters, where a text that looks like a number is right.
     """
 
     findings: tuple[Diagnostic, ...]
@@ -91,7 +91,7 @@ def check_calls(graph: Graph, reader: Reader) -> Judgement:
 
     Args:
         graph: the config.
-        reader: reads signatures from source.
+        reader: the reader of signatures from source.
     """
     findings: list[Diagnostic] = []
     unchecked: list[Unchecked] = []
@@ -133,7 +133,7 @@ def _read(reader: Reader, node: Call) -> Callee | Unknown:
 
 
 def _folders(node: Node | None) -> tuple[str, ...] | None:
-    """Returns the folders of a search path; None if they are not all literal."""
+    """Returns the folders of a search path; None if a folder is not a literal text."""
     if node is None:
         return ()
     items = node.items if isinstance(node, SequenceNode) else (node,)
@@ -147,7 +147,7 @@ def _at_call(error: ForgatherError, node: Call, path: GraphPath) -> Diagnostic:
 
 
 class _Judge:
-    """Checks the arguments of one call against the signatures of its constructor."""
+    """The check of the arguments of one call against the signatures of its constructor."""
 
     def __init__(self, called: Called, callee: Callee, calls: dict[int, Called], reader: Reader) -> None:
         self._path, self._node, self._callee = called.path, called.node, callee
@@ -180,7 +180,7 @@ class _Judge:
             yield from misspelt[0]
 
     def _swallowed(self, bound: BoundArguments) -> Iterator[Diagnostic]:
-        """Yields a warning for each keyword that `**options` accepts but that is a near miss of a parameter."""
+        """Yields a warning for each keyword that only `**options` accepts and that is similar to a parameter's name."""
         parameters = bound.signature.parameters.values()
         further = next((p.name for p in parameters if p.kind is Parameter.VAR_KEYWORD), None)
         named = [p.name for p in parameters if p.kind in _NAMED]
@@ -199,7 +199,7 @@ class _Judge:
                 )
 
     def _of_known_keywords(self, signatures: Sequence[Signature]) -> Iterator[Diagnostic]:
-        """Yields errors of type for the keywords that exist, in a call that also has unknown or missing ones."""
+        """Yields type errors for the known keywords of a call that also has unknown or missing arguments."""
         # With overloads it is unknown which one was meant, and a wrong guess would be a false error.
         if len(signatures) > 1:
             return

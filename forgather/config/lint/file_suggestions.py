@@ -1,6 +1,6 @@
 """Suggestions for a file, module or symbol that a constructor names and that does not exist.
 
-Takes a name; gives a hint. Invariant: only names of files are read, never their contents.
+Takes a name; gives a hint. Invariant: only the names of files are read, never the contents of files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NOT_SOURCES = ("output_models", "node_modules", "venv")
 
 
 def own_module(module: str, symbol: str, project_dir: str) -> str | None:
-    """Returns a hint if a config names a file of the project like a module on Python's path; else None."""
+    """Returns a hint if a config names a project file as if it were a module on Python's path; otherwise None."""
     path = module.replace(".", "/")
     # `project_code.model:Net` would need the project on `sys.path`, which is never changed.
     for file, inside in ((f"{path}.py", symbol), (f"{path}/__init__.py", symbol)):
@@ -32,10 +32,10 @@ def near_module(module: str, symbol: str, missing: str, known: Sequence[str]) ->
     """Returns a hint for a module that cannot be found.
 
     Args:
-        module: its dotted name.
-        symbol: the symbol in it.
+        module: the dotted name of the module.
+        symbol: the symbol that the config names in the module.
         missing: the part of the name that does not exist: the module, or a package around it.
-        known: modules that exist next to the missing one.
+        known: the names of the modules that exist next to the missing one.
     """
     parent, _, leaf = missing.rpartition(".")
     prefix = f"{parent}." if parent else ""
@@ -53,10 +53,10 @@ def near_symbol(module: str, symbol: str, known: Sequence[str], own: Sequence[st
     """Returns a hint for a symbol that a module does not have.
 
     Args:
-        module: the module, or a class in it.
+        module: the module, or a class in a module.
         symbol: the symbol that does not exist.
-        known: symbols that exist.
-        own: those that the module defines itself, which are preferred to imported ones.
+        known: the symbols that exist.
+        own: the symbols that the module defines, which are preferred to the symbols that it imports.
     """
     # A module has hundreds of imported names; a near one among its own definitions is the better guess.
     slip = same_letters(symbol, known) or closest(symbol, own, cutoff=_A_SLIP)
@@ -70,8 +70,8 @@ def near_file(name: str, file: str, project_dir: str = "") -> str | None:
 
     Args:
         name: the file as the config names it.
-        file: its absolute path.
-        project_dir: folder in which a file of the same name is searched; "" for none.
+        file: the absolute path of the file.
+        project_dir: the folder in which a file of the same name is searched; "" to search nowhere.
     """
     elsewhere = _of_that_name(os.path.basename(name), project_dir) if project_dir else None
     if elsewhere is not None and not os.path.exists(file):
@@ -94,7 +94,7 @@ def near_file(name: str, file: str, project_dir: str = "") -> str | None:
 
 
 def _of_that_name(base: str, project_dir: str) -> str | None:
-    """Returns the only file of that name in the project, relative to it; None if there is none or more than one."""
+    """Returns the path, relative to the project, of the only project file with that name; otherwise None."""
     found, seen = [], 0
     for folder, folders, files in os.walk(project_dir):
         # In place, which is how os.walk is told to skip folders.

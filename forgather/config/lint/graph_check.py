@@ -58,7 +58,7 @@ def _calc_names(graph: Graph, nodes: Collection[tuple[GraphPath, Node]]) -> Iter
 
 
 def _calc_circles(graph: Graph, nodes: Collection[tuple[GraphPath, Node]]) -> Iterator[Diagnostic]:
-    """Yields an error for each cycle of targets that are computed from one another."""
+    """Yields an error for each cycle of targets whose `!calc` expressions read one another."""
     # Most configs have no !calc, and the tables below cost a walk per target.
     if not any(isinstance(node, Calc) for _, node in nodes):
         return
@@ -83,7 +83,7 @@ def _calc_circles(graph: Graph, nodes: Collection[tuple[GraphPath, Node]]) -> It
 
 
 def _calcs(node: Node) -> Iterator[Calc]:
-    """Yields the expressions that are always evaluated when a node is built; those inside a partial are not."""
+    """Yields the expressions that are always evaluated when a node is built, which excludes those inside a partial."""
     stack, met = [node], set()
     while stack:
         current = stack.pop()
@@ -98,7 +98,7 @@ def _calcs(node: Node) -> Iterator[Calc]:
 
 
 def _on_circles(reads: Mapping[str, Collection[str]]) -> list[str]:
-    """Returns the targets that are on a cycle of reads, or read one: a topological sort without them ends early."""
+    """Returns the targets that are on a cycle of reads or lead to one, which a topological sort cannot order."""
     waits = {name: len([read for read in read_names if read in reads]) for name, read_names in reads.items()}
     readers: dict[str, list[str]] = {name: [] for name in reads}
     for name, read_names in reads.items():
@@ -116,7 +116,7 @@ def _on_circles(reads: Mapping[str, Collection[str]]) -> list[str]:
 
 
 def _shortest_circle(start: str, reads: Mapping[str, Collection[str]]) -> list[str] | None:
-    """Returns the shortest cycle of reads from a target back to itself, both ends included; None if there is none."""
+    """Returns the shortest cycle of reads from a target to itself, with both ends; None if there is no cycle."""
     came_from: dict[str, str] = {}
     waiting = [start]
     for name in waiting:
@@ -145,7 +145,7 @@ def _finding(node: Node, path: GraphPath, code: str, message: str, severity: Sev
 
 
 def _reached(graph: Graph) -> set[int]:
-    """Returns the ids of all nodes in targets, and of aliased or merged ones that another key replaced."""
+    """Returns the ids of all nodes in targets, and in aliased or merged values that another key replaced."""
     tops = list(graph.targets.values())
     held = [entry for _, node in walk([((), top.value) for top in tops]) for entry in entries(node)]
     # A definition whose every key is overridden is still used: removing it would break the alias or merge.

@@ -1,7 +1,7 @@
 """Keys and list items whose indent puts them into another value than was meant.
 
-Takes pairs of a key and the first key of the block mapping under it, texts that contain dashes, and the root keys;
-gives findings. Invariant: a document that indents by one space throughout has none.
+Takes pairs of a key and the first key of the block mapping under that key, texts that contain dashes, and the root
+keys; gives findings. Invariant: a document that indents by one space throughout has no finding about indents.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _FOLDED_LINES = 10
 
 
 class IndentSteps:
-    """The indents of keys below keys in one document, and texts that may contain list items."""
+    """The indents of the mappings in one document, and the texts that may contain list items."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[Event, Event]] = []
         self._texts: list[Event] = []
 
     def note(self, key: Event, child: Event) -> None:
-        """Records a key and the first key of the mapping under it."""
+        """Records a key and the first key of the mapping that is its value."""
         self._steps.append((key, child))
 
     def note_text(self, text: Event) -> None:
@@ -33,7 +33,7 @@ class IndentSteps:
         self._texts.append(text)
 
     def findings(self, places: SourcePositions) -> Iterator[Diagnostic]:
-        """Yields a warning for each line that is inside its neighbour because their indents differ by a little."""
+        """Yields a warning for each line that is part of the value above because their indents differ slightly."""
         for text in self._texts:
             yield from _folded(text, places)
         widths = Counter(child.column - key.column for key, child in self._steps)
@@ -70,7 +70,7 @@ def _inside(key: Event, child: Event, places: SourcePositions) -> Diagnostic:
 
 
 def _is_inherited(key: Event, child: Event, places: SourcePositions) -> bool:
-    """Returns whether `super()` printed the key, and a line of the same block in the child became its child."""
+    """Returns whether a parent's block wrote the key, and the child's block of that name the key under it."""
     above, below = places.at(key.line, key.column), places.at(child.line, child.column)
     return bool(above and below and above.site.block == below.site.block and places.builds_on(below, above))
 
@@ -105,9 +105,10 @@ def _folded(text: Event, places: SourcePositions) -> Iterator[Diagnostic]:
 
 
 def unindented_settings(targets: Iterable[Entry]) -> Iterator[Diagnostic]:
-    """Yields a warning for each root key that repeats a setting of the target above it, which is from another file.
+    """Yields a warning for each root key that repeats a setting of the target above it, if another file wrote that
+    target.
 
-    A child's block that is written without indent makes new targets instead of changing the settings.
+    If a child template writes a block without indent, its lines become targets instead of settings of the target.
     """
     holder: Entry | None = None
     for entry in targets:

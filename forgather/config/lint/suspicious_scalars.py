@@ -1,7 +1,7 @@
 """Plain scalars that are strings but look like numbers, booleans or null.
 
-Takes the text of a plain scalar that is a string; gives a hint. Invariant: there is no hint for a text that both YAML
-and people read as words, such as versions, ranges, sizes in bytes and times.
+Takes the text of a plain scalar that is a string; gives a hint. Invariant: there is no hint for a text that YAML reads
+as a string and that is commonly meant as a string, such as a version, a range, a size in bytes or a time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BROKEN = r"[-+]?(?:\d*\.\d+\.|\d+\.\d*[eE][-+]?\d*\.\d*|\d+[eE][-+]?\d*\.\d*|\d
 
 @lru_cache(maxsize=512)
 def lookalike(text: str) -> str | None:
-    """Returns a hint for a plain scalar that is a string and looks like a number, boolean or null; else None.
+    """Returns a hint for a string without quotes that looks like a number, boolean or null; None for any other string.
 
     Example:
         >>> lookalike("1,000"), lookalike("no"), lookalike("cosine")
@@ -59,7 +59,7 @@ def lookalike(text: str) -> str | None:
 
 
 def _meant(text: str) -> str | None:
-    """Returns the value that was probably meant; "" if that is not clear; None for a proper string."""
+    """Returns the value that was probably meant; "" if that is not clear; None if the text is meant as a string."""
     if len(text) > _LONGEST:
         return None
     # `lr: 0.1,` is a habit from Python and JSON.
@@ -107,5 +107,5 @@ def _scaled(digits: str, suffix: str) -> str:
 
 
 def _is_value(text: str) -> bool:
-    """Returns whether a text is a number, boolean or null in this language."""
+    """Returns whether YAML 1.2 reads a text as a number, boolean or null."""
     return bool(text) and (text[0] in "-+.0123456789tTfFnN~") and not isinstance(resolve_scalar(text), str)

@@ -1,8 +1,8 @@
 """Composes YAML events into nodes, without recursion.
 
 Takes `Event` records one by one; gives the root node and, for a config, the entries of the root. Invariants: an alias
-is the same object as the node of its anchor; a document over its budget is refused before it is built; no document can
-cause recursion; reading continues after a mistake where it can, and all mistakes are reported as one error.
+is the same object as the node of its anchor; a document that exceeds a limit is refused before it is built; no document
+can cause recursion; if possible, reading continues after a mistake, and all mistakes are reported as one error.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LISTED_STATEMENT = re.compile(r"(include|extends|import|from)\s+(['\"])[\w.-]+[
 
 @dataclass(slots=True)
 class _Frame:
-    """A sequence or mapping whose end has not been read."""
+    """A sequence or mapping whose end has not been read yet."""
 
     event: Event
     nodes: list[Node] = field(default_factory=list)
@@ -60,10 +60,10 @@ class Composer:
     """Builds the nodes of one document.
 
     Args:
-        places: makes origins and errors from positions.
-        budget: limits of the document.
-        anchors: nodes that aliases may name in addition to the anchors of the document.
-        is_config: whether the root is a config, in which keys that begin with a dot are definitions.
+        places: the map from positions to origins and errors.
+        budget: the limits of the document.
+        anchors: further nodes to which aliases may refer, by anchor name.
+        is_config: whether the document is a config, in which root keys that begin with a dot are definitions.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Composer:
         """Adds the next event.
 
         Raises:
-            LoadError: the event has no meaning in the language; at its place.
-            BudgetError: FG220, the document passes a limit.
+            LoadError: FG2xx if the event has no meaning in the config language; the span is the place of the event.
+            BudgetError: FG220 if the document exceeds a limit.
         """
         kind = event.kind
         if kind is END:
@@ -200,7 +200,7 @@ class Composer:
         return self._guarded(event, lambda: self._tagged_scalar(event, origin))
 
     def _note_odd(self, event: Event) -> None:
-        """Records a string that was perhaps meant as a number, or that has list items folded into it."""
+        """Records a string that may have been meant as a number, or that YAML may have made of several list items."""
         # A value of `--set` is typed on purpose, and a key such as `on:` is a word.
         if not self._is_config or self._at_key():
             return

@@ -1,9 +1,10 @@
 """Duplicate keys of a mapping: an override, a redundant line, or an error.
 
-Takes two entries of one key, and which template extends which; gives a verdict and findings. Invariant: the rule of the
-language on repeated keys. The writer chain of a key is the sites of its origin; two chains are compared from the
-outermost site, and the first difference of template or block makes the later key an override. Sub-templates of one name
-in two files are two templates.
+Takes two entries of one key, and the pairs of templates of which one extends the other; gives a verdict and findings.
+The rule: the writer chain of a key is the list of sites in its origin. Two chains are compared from the outermost site;
+if
+they differ in a template or a block, the later key is an override. Sub-templates of one name in two files are two
+templates.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from forgather.source import Origin
 class KeyVerdict(StrEnum):
     """The relation of the later of two equal keys to the earlier one.
 
-    OVERRIDE: a child's line replaces a parent's. BURIED: a child's line comes before the parent's, and loses. SAME: one
-    block gives the same value twice. UNSURE: an origin is approximate. CONFLICT: one block gives two values.
+    OVERRIDE: the later line, of another template or block, replaces the earlier one. BURIED: the line of a child
+    template
+    comes before that of its parent, which replaces it. SAME: one block gives the same value twice. UNSURE: an origin is
+    approximate, so the blocks are not known. CONFLICT: one block gives two values.
     """
 
     OVERRIDE = "override"
@@ -37,7 +40,7 @@ class KeyVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Two entries of one key, and the verdict on them."""
+    """Two entries of one key, and their relation."""
 
     earlier: Entry
     later: Entry
@@ -45,12 +48,13 @@ class Repeat:
 
 
 def verdict_on(earlier: Entry, later: Entry, descents: AbstractSet[tuple[Template, Template]]) -> KeyVerdict:
-    """Returns the verdict on two entries of one key.
+    """Returns the relation of two entries of one key.
 
     Args:
-        earlier: the first entry of the document.
-        later: the second one.
-        descents: pairs of a template and one that it extends, directly or not; a template is its file and name.
+        earlier: the entry that comes first in the document.
+        later: the entry that comes second.
+        descents: the pairs of a template and a template that it extends, directly or through others. A template is
+            given by its file and its name.
     """
     a, b = earlier.origin, later.origin
     # Nodes without an origin are made in Python and have no writer chain.
@@ -63,10 +67,11 @@ def verdict_on(earlier: Entry, later: Entry, descents: AbstractSet[tuple[Templat
 
 
 def _first_difference(a: Origin, b: Origin) -> tuple[Template, Template] | None:
-    """Returns the templates of both chains at the first site that differs by template or block; None if none does.
+    """Returns the templates of both chains at the first site that differs in template or block; None if no site
+    differs.
 
-    The shorter chain is extended by its last site: text printed by a macro of the same block of the same template
-    counts as text of that block.
+    The last site of the shorter chain is repeated, so that text which a block prints through a macro of the same block
+    and template is compared as text of that block.
     """
     for position in range(max(len(a.sites), len(b.sites))):
         ours, theirs = a.sites[min(position, len(a.sites) - 1)], b.sites[min(position, len(b.sites) - 1)]
@@ -79,13 +84,13 @@ def repeat_findings(repeat: Repeat, event: Event, places: SourcePositions, *, is
     """Returns the findings about a duplicate key.
 
     Args:
-        repeat: the two entries.
-        event: the later key.
-        places: makes origins and errors from positions.
-        is_root: whether the key is a target.
+        repeat: the two entries and their relation.
+        event: the event of the later key.
+        places: the map from positions to origins and errors.
+        is_root: whether the key is the name of a target.
 
     Raises:
-        LoadError: FG206, one block gives two values.
+        LoadError: FG206 if one block gives two values.
     """
     earlier, later = repeat.earlier, repeat.later
     first, last = earlier.span or places.span(1), later.span
@@ -117,7 +122,7 @@ def repeat_findings(repeat: Repeat, event: Event, places: SourcePositions, *, is
 
 
 def _meant_block(repeat: Repeat, event: Event, places: SourcePositions) -> Diagnostic | None:
-    """Returns the finding about a target that repeats one of a parent where its block was probably meant."""
+    """Returns the finding for a target that repeats a parent's target and was probably meant as its block; or None."""
     earlier, later = repeat.earlier, repeat.later
     buried = repeat.verdict is KeyVerdict.BURIED
     ours, theirs = (earlier, later) if buried else (later, earlier)
@@ -150,7 +155,7 @@ def _idle(earlier: Entry, later: Entry, event: Event, places: SourcePositions) -
 
 
 def _is_given(entry: Entry) -> bool:
-    """Returns whether a value was given from outside, such as an option of the command line."""
+    """Returns whether a value comes from a variable that an option or a Python caller has set."""
     sets = entry.value.origin.sets if entry.value.origin else ()
     return any(site.span.file.startswith("<") for site in sets)
 

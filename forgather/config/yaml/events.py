@@ -1,7 +1,7 @@
-"""The events of a YAML document as plain records, and the errors of reading it.
+"""The events of a YAML document as plain records, and the exceptions for a document that cannot be read.
 
-`parser` makes the events, `compose` reads them. Invariants: lines and columns count from 1; nothing here depends on the
-YAML library.
+`parser` makes the events, `compose` reads them. Invariants: lines and columns of events count from 1; the module does
+not depend on the YAML library.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ SCALAR, ALIAS, SEQUENCE, MAPPING, END = "scalar", "alias", "sequence", "mapping"
 
 
 class End(Protocol):
-    """The place after a piece of text, counted from 0 as parsers do."""
+    """The place after a piece of text; its line and column are counted from 0, as in the YAML libraries."""
 
     @property
     def line(self) -> int:
-        """Lines before it."""
+        """The number of lines before the place."""
 
     @property
     def column(self) -> int:
-        """Characters before it on its line."""
+        """The number of characters before the place on its line."""
 
 
 class EndMark(NamedTuple):
@@ -34,18 +34,18 @@ class EndMark(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One event.
+    """One event of a YAML document.
 
     Args:
-        kind: SCALAR, ALIAS, SEQUENCE, MAPPING or END (of a sequence or mapping).
-        line: line of the rendered text.
-        column: column of the rendered text.
-        value: text of a scalar, name of an alias.
-        tag: tag as written, with escapes decoded; None if there is none.
-        anchor: name of the anchor; None if there is none.
-        plain: True for a scalar without quotes or block style.
-        flow: True for a container in brackets.
-        end: where the scalar or the tag ends; None if there is neither.
+        kind: the kind: SCALAR, ALIAS, SEQUENCE, MAPPING or END (of a sequence or mapping).
+        line: the line in the rendered text, counted from 1.
+        column: the column in the rendered text, counted from 1.
+        value: the text of a scalar, or the name of an alias.
+        tag: the tag as written, with escapes decoded; None if there is no tag.
+        anchor: the name of the anchor; None if there is no anchor.
+        plain: whether the event is a scalar without quotes or block style.
+        flow: whether the event is a container in brackets.
+        end: the place at which the scalar or the tag ends; None if the event has neither.
     """
 
     kind: str
@@ -60,13 +60,14 @@ class Event(NamedTuple):
 
 
 class Refusal(ValueError):
-    """A value or tag that the language refuses; the caller that knows the place turns it into an error.
+    """The config language refuses a value or a tag. A caller that knows the place turns the exception into a located
+    error.
 
     Args:
-        code: stable code.
-        message: what was found.
-        hint: what can be done.
-        span: a more exact place than that of the caller; None if there is none.
+        code: the error code.
+        message: a description of what was found.
+        hint: a suggestion of what the user can do.
+        span: a more exact place than the caller knows; None if the place of the caller is the best.
     """
 
     def __init__(self, code: str, message: str, hint: str | None = None, *, span: Span | None = None) -> None:
@@ -77,8 +78,8 @@ class Refusal(ValueError):
         """Returns the error for a value that is refused during construction.
 
         Args:
-            span: where the value is written.
-            path: its path in the graph.
+            span: the place of the value in the user's file.
+            path: the path of the value in the graph.
         """
         # A refusal during construction is not an error of loading, although the message is the same.
         return GraphError(self.message, code=self.code, span=span, path=path, hint=self.hint)
@@ -88,10 +89,10 @@ class YamlProblem(Exception):
     """The text is not one YAML document; `yaml_errors` turns this into an error for the user.
 
     Args:
-        problem: the parser's message.
-        line: line of the rendered text.
-        column: column of the rendered text.
-        start: line on which the construct begins; None if the parser does not report it.
+        problem: the message of the parser.
+        line: the line in the rendered text, counted from 1.
+        column: the column in the rendered text, counted from 1.
+        start: the line on which the failing construct begins; None if the parser does not report this line.
     """
 
     def __init__(self, problem: str, line: int, column: int, start: int | None = None) -> None:

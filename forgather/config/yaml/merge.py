@@ -29,10 +29,10 @@ def with_merges(
     """Returns the effective entries, merged keys first, each at the position of its first occurrence.
 
     Args:
-        explicit: entries written in the mapping itself.
-        merges: for each `<<` line, its place and the entries of each mapping named there.
-        descents: pairs of a template and one that it extends.
-        report: called for each duplicate explicit key.
+        explicit: the entries that are written in the mapping itself.
+        merges: for each `<<` line, the place of the line and the entries of each mapping that the line names.
+        descents: the pairs of a template and a template that it extends.
+        report: a function that is called for each duplicate explicit key.
     """
     merged: dict[object, Entry] = {}
     for origin, sources in merges:
@@ -59,13 +59,13 @@ def with_merges(
 
 
 def overriding(entry: Entry, earlier: Entry) -> Entry:
-    """Returns `entry` as the override of `earlier`, which is kept in `replaced`."""
+    """Returns a copy of `entry` that overrides `earlier` and keeps it in `replaced`."""
     # Each override copies the history of the one before, so its length is bounded.
     return replace(entry, replaced=(*entry.replaced, earlier, *earlier.replaced)[:_REMEMBERED])
 
 
 def through_alias(entry: Entry, alias: str | None, through: tuple[Origin, ...]) -> Entry:
-    """Returns `entry` as it is seen through an alias or merge key at the lines `through`."""
+    """Returns a copy of `entry` that is reached through an alias or merge key at the lines `through`."""
     return replace(entry, alias=entry.alias or alias, through=(*through, *entry.through))
 
 

@@ -1,7 +1,7 @@
-"""Builds the node of a tag and the value after it.
+"""Builds the node of a tag and of the value after the tag.
 
-Takes a `Tag` and a scalar, a sequence or the entries of a mapping; gives a node. Invariants: the argument forms of the
-language (`args`, `kwargs`, `arg0`, ...) are interpreted here only; nothing is imported.
+Takes a `Tag` and a scalar, a sequence or the entries of a mapping; gives a node. Invariants: only this module
+interprets the forms of arguments (`args`, `kwargs`, `arg0`, ...); nothing is imported.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _EXPLICIT = frozenset(("args", "kwargs"))
 
 
 def tagged_scalar(tag: Tag, event: Event, origin: Origin | None, max_digits: int) -> Node:
-    """Returns the node of a tag before a scalar or before nothing.
+    """Returns the node of a tag that is followed by a scalar or by no value.
 
     Args:
         tag: the tag.
-        event: the scalar.
-        origin: its place.
-        max_digits: the most digits of an integer.
+        event: the event of the scalar.
+        origin: the lines that wrote the scalar.
+        max_digits: the largest number of digits that an integer may have.
 
     Raises:
-        Refusal: FG212, the tag takes no scalar.
+        Refusal: FG212 if the tag cannot have a scalar as its value.
     """
     nothing = event.plain and not event.value
     if isinstance(tag.kind, type):
@@ -64,16 +64,16 @@ def tagged_scalar(tag: Tag, event: Event, origin: Origin | None, max_digits: int
 
 
 def tagged_sequence(tag: Tag, items: tuple[Node, ...], origin: Origin | None, marks: tuple[Entry, ...] = ()) -> Node:
-    """Returns the node of a tag before a sequence.
+    """Returns the node of a tag that is followed by a sequence.
 
     Args:
         tag: the tag.
-        items: the items.
-        origin: the place of the sequence.
-        marks: entries of the items that are aliases.
+        items: the nodes of the items.
+        origin: the lines that wrote the sequence.
+        marks: the entries of the items that are aliases.
 
     Raises:
-        Refusal: FG212, the tag takes no sequence.
+        Refusal: FG212 if the tag cannot have a sequence as its value.
     """
     if isinstance(tag.kind, CallKind):
         return Call(origin=origin, kind=tag.kind, constructor=tag.constructor, args=items, name=tag.name, marks=marks)
@@ -85,15 +85,15 @@ def tagged_sequence(tag: Tag, items: tuple[Node, ...], origin: Origin | None, ma
 
 
 def tagged_mapping(tag: Tag, entries: tuple[Entry, ...], origin: Origin | None) -> Node:
-    """Returns the node of a tag before a mapping.
+    """Returns the node of a tag that is followed by a mapping.
 
     Args:
         tag: the tag.
         entries: the entries of the mapping.
-        origin: its place.
+        origin: the lines that wrote the mapping.
 
     Raises:
-        Refusal: FG212, the tag takes no mapping; FG213, the arguments have a wrong form.
+        Refusal: FG212 if the tag cannot have a mapping as its value; FG213 if the arguments have a wrong form.
     """
     if isinstance(tag.kind, CallKind):
         return _call(tag.kind, tag, entries, origin)
@@ -105,10 +105,10 @@ def tagged_mapping(tag: Tag, entries: tuple[Entry, ...], origin: Origin | None) 
 
 
 def standard_scalar(tag: str, event: Event, origin: Origin | None, max_digits: int) -> Node:
-    """Returns the node of `!`, `!!str`, `!!int`, `!!float`, `!!bool` or `!!null` before a scalar.
+    """Returns the node of a scalar after one of the tags `!`, `!!str`, `!!int`, `!!float`, `!!bool` and `!!null`.
 
     Raises:
-        Refusal: FG212, the scalar is of another type.
+        Refusal: FG212 if the scalar is of another type.
     """
     word = tag.removeprefix(STANDARD)
     if word in ("!", "str"):
@@ -187,7 +187,7 @@ def _call(kind: CallKind, tag: Tag, entries: tuple[Entry, ...], origin: Origin |
 
 
 def _latent_args(kind: CallKind, entry: Entry | None) -> tuple[Entry, ...]:
-    """Returns the keywords that are merged last; a `!var` that gives them is kept under the key `latent_args`."""
+    """Returns the keyword arguments that are merged last; a `!var` that gives them keeps the key `latent_args`."""
     # A `!meta` gets its arguments unconstructed, so a `!var` there is a value like any other.
     if entry is not None and isinstance(entry.value, Var) and kind is not CallKind.META:
         return (entry,)
@@ -200,7 +200,7 @@ def _latent_args(kind: CallKind, entry: Entry | None) -> tuple[Entry, ...]:
 
 
 def _remembered(entries: list[Entry]) -> tuple[Entry, ...]:
-    """Returns the entries with information besides their value: an alias, or entries that they replaced."""
+    """Returns the entries that have an alias or replaced entries."""
     return tuple(entry for entry in entries if entry.alias or entry.replaced)
 
 
@@ -209,7 +209,7 @@ def _positional(entry: Entry) -> re.Match[str] | None:
 
 
 def is_positional(key: str) -> bool:
-    """Returns whether a key in the mapping of a call (`arg0`, `arg1`, ...) is a positional argument."""
+    """Returns whether a key in the mapping of a call stands for a positional argument, as `arg0` and `arg1` do."""
     return _POSITIONAL.fullmatch(key) is not None
 
 
@@ -236,7 +236,7 @@ def _sequence_under(entry: Entry | None) -> tuple[Node, ...]:
 
 
 def _marks_under(entry: Entry | None) -> tuple[Entry, ...]:
-    """Returns the aliases and replaced entries of the items of `args:`, those of replaced `args:` lists included."""
+    """Returns the marks of the items of `args:`, which also include the items of `args:` lists that were replaced."""
     if entry is None or not isinstance(entry.value, Sequence):
         return ()
     marks = {mark.key: mark for mark in entry.value.marks}
@@ -245,7 +245,7 @@ def _marks_under(entry: Entry | None) -> tuple[Entry, ...]:
 
 
 def _seen_in(form: Entry, entry: Entry) -> Entry:
-    """Returns an entry of `args:`, `kwargs:` or `latent_args:` with the alias and replaced entries of that key."""
+    """Returns an entry inside `args:`, `kwargs:` or `latent_args:`, with the outer key's alias and replaced entries."""
     if not form.alias and not form.replaced:
         return entry
     seen = through_alias(entry, form.alias, form.through)

@@ -1,9 +1,9 @@
 """Parses YAML text into events; the only importer of ruamel.yaml.
 
-Takes a text; gives `Event` records one by one. Invariants: it reads events only, because ruamel's composer refuses
-re-used anchors and recurses; libyaml parses, and the pure Python parser takes over where libyaml wrongly reports a text
-such as `[12:30]`; there is one document without directives; every failure is a `YamlProblem` with a place; the place of
-a value is that of its tag or text, even if its anchor is on a line before.
+Takes a text; gives `Event` records one by one. Invariants: only ruamel's parser is used, because its composer refuses
+re-used anchors and recurses; libyaml parses the text, and the pure Python parser takes over where libyaml wrongly
+refuses a text such as `[12:30]`; there is one document without directives; every failure is a `YamlProblem` with a
+place; the place of a value is that of its tag or text, even if its anchor is on a line before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_events(text: str) -> Iterator[Event]:
     """Yields the events of the single document in `text`.
 
     Raises:
-        YamlProblem: the text is not YAML, has a directive, or holds a second document.
+        YamlProblem: if the text is not YAML, has a directive, or contains a second document.
     """
     count = 0
     try:
@@ -42,11 +42,11 @@ def read_events(text: str) -> Iterator[Event]:
 
 
 def _from_the_pure_parser(text: str, count: int, problem: YamlProblem) -> Iterator[Event]:
-    """Yields the events after those that libyaml gave before it failed.
+    """Yields the events after the point at which libyaml failed, from the pure Python parser.
 
     Args:
-        text: the document.
-        count: number of events from libyaml.
+        text: the text of the document.
+        count: the number of events that libyaml has given.
         problem: the failure of libyaml, which is raised again if the pure parser does not get further.
     """
     before: Event | None = None
@@ -63,14 +63,14 @@ def _from_the_pure_parser(text: str, count: int, problem: YamlProblem) -> Iterat
 
 
 def _is_odd(scalar: Event, behind: Event) -> bool:
-    """Returns whether a text with a ':' was probably meant as a key and its value: `{lr:3}`, `[lr:]`."""
+    """Returns whether a scalar with a ':' was probably meant as a key and its value, as in `{lr:3}` and `[lr:]`."""
     return re.search(r"[^:]:$", scalar.value) is not None or (
         behind.kind is SCALAR and behind.plain and not behind.value
     )
 
 
 def _may_be_plain(text: str, problem: YamlProblem) -> bool:
-    """Returns whether libyaml failed at a ':' or '?' that may be part of a text: it reads none inside brackets."""
+    """Returns whether libyaml failed at a ':' or '?' that may be part of a scalar; it refuses both in brackets."""
     lines = text.split("\n")
     line = lines[problem.line - 1] if problem.line <= len(lines) else ""
     return len(text) <= _MAX_PURE_CHARS and any(
@@ -137,7 +137,7 @@ def _event(kind: str, event: Any, lines: list[str]) -> Event:
 
 
 def _behind_anchor(lines: list[str], line: int, column: int) -> tuple[int, int]:
-    """Returns the line and column of the value whose anchor is alone on its line."""
+    """Returns the line and the column of a value whose anchor is alone on the line `line`."""
     for number in range(line, len(lines)):
         if not _NO_CONTENT.match(lines[number]):
             return number + 1, len(lines[number]) - len(lines[number].lstrip()) + 1

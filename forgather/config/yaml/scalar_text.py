@@ -1,6 +1,6 @@
 """Writes plain values as YAML text on one line.
 
-Takes a string, number, boolean, null or tuple of these; gives text that reads back as the same value.
+Takes a string, number, boolean, null or tuple of these; gives text that YAML reads as the same value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def scalar_text(value: PlainScalar) -> str:
     """Returns the YAML text of a plain value.
 
     Raises:
-        GraphError: FG330, a string with half of a surrogate pair, which YAML cannot represent.
+        GraphError: FG330 if a string contains half of a surrogate pair, which YAML cannot represent.
 
     Example:
         >>> [scalar_text(value) for value in (None, True, 1e-05, "a b", "1", "no")]

@@ -37,7 +37,8 @@ def resolve_scalar(text: str, max_digits: int = 4_300) -> PlainScalar:
     """Returns the value of a plain scalar.
 
     Raises:
-        Refusal: FG214, a timestamp or a lone `=`; FG220, an integer of more than `max_digits` digits.
+        Refusal: FG214 if the text is a timestamp or a lone `=`; FG220 if it is an integer of more than `max_digits`
+            digits.
 
     Example:
         >>> [resolve_scalar(text) for text in ("1e-3", "017", "0o17", "yes", "~")]

@@ -1,8 +1,8 @@
 """Maps positions of the rendered text to places in the user's files.
 
-Takes a `RenderedText`; gives the origins of events, and errors with a span and the chain of templates. Invariants: no
-error of loading names only a line of rendered text; a column is given only if the rendered line equals the line of the
-file.
+Takes a `RenderedText`; gives the origins of events, and errors with a span and the chain of templates. Invariants: an
+error of loading never has a line of the rendered text as its only place; a column is given only if the rendered line
+equals the line of the file.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from forgather.errors import Diagnostic, ForgatherError, LoadError, Severity
 from forgather.source import Origin, Site, Span, variable_of
 
 Template = tuple[str, str]
-"""The file and the name of a template."""
+"""A template, given by its file and its name."""
 Fault = TypeVar("Fault", bound=ForgatherError)
 
 
 class SourcePositions:
-    """The origins of one rendered text, and errors located by them.
+    """The map from positions in one rendered text to origins, errors and findings.
 
     Args:
-        rendered: the text with its source map.
+        rendered: the rendered text with its source map.
     """
 
     def __init__(self, rendered: RenderedText) -> None:
@@ -37,7 +37,7 @@ class SourcePositions:
 
     @cached_property
     def descents(self) -> frozenset[tuple[Template, Template]]:
-        """Pairs of a template and one that it extends, directly or not."""
+        """The pairs of a template and a template that it extends, directly or through others."""
         uses = self._rendered.templates
         pairs: set[tuple[Template, Template]] = set()
         for use in uses:
@@ -57,7 +57,7 @@ class SourcePositions:
 
     @cached_property
     def blocks(self) -> frozenset[str]:
-        """Names of the blocks that wrote any of the text."""
+        """The names of the blocks that wrote any part of the text."""
         origins = self._rendered.source_map.origins
         return frozenset(site.block for origin in origins for site in origin.sites if site.block)
 
@@ -76,7 +76,7 @@ class SourcePositions:
         return (template_of(ours.site), template_of(theirs.site)) in self.descents
 
     def span(self, line: int, column: int = 1) -> Span:
-        """Returns the place in the user's file of a rendered place."""
+        """Returns the place in the user's file for a position in the rendered text."""
         origin = self.at(line, column)
         if origin is None:
             return Span(self._rendered.file, 1)
@@ -103,7 +103,7 @@ class SourcePositions:
         return self._rendered.text.split("\n")
 
     def moved_by(self, line: int) -> str | None:
-        """Returns the indented statement whose spaces were printed before a line and indented it; None if none did."""
+        """Returns the indented statement whose leading spaces indent a rendered line; None if there is none."""
         text = self.rendered_line(line)
         indent = len(text) - len(text.lstrip(" "))
         origin = self.at(line, indent + 1)
@@ -133,11 +133,11 @@ class SourcePositions:
         """Returns an error located at a position of the rendered text.
 
         Args:
-            message: what was found.
-            line: line of the rendered text.
-            column: column of the rendered text.
-            code: stable code.
-            hint: what can be done.
+            message: a description of what was found.
+            line: the line in the rendered text, counted from 1.
+            column: the column in the rendered text, counted from 1.
+            code: the error code.
+            hint: a suggestion of what the user can do.
             kind: the class of the error.
         """
         span, context = self.span(line, column), self.context(line, column)
@@ -161,7 +161,7 @@ class SourcePositions:
         )
 
     def context(self, line: int, column: int) -> tuple[str, ...]:
-        """Returns the chain of templates and lines that led to a position of the rendered text, one per line."""
+        """Returns lines of text with the templates and statements that led to a position of the rendered text."""
         rendered = self._rendered
         config = rendered.templates[0].name if rendered.templates else rendered.name
         lines = [", ".join([f"config {config}", *(f"extends {name}" for name in rendered.extends_chain)])]
@@ -173,7 +173,7 @@ class SourcePositions:
         return tuple(lines)
 
     def anchor_below(self, name: str, line: int) -> Span | None:
-        """Returns the place of the first `&name` below a rendered line; None if there is none."""
+        """Returns the place of the first `&name` below a line of the rendered text; None if no such anchor follows."""
         # A search in the text, because events after an error are not read.
         for number, text in enumerate(self._rendered.text.split("\n")[line:], start=line + 1):
             if re.search(rf"(?:^|[\s\[{{,])&{re.escape(name)}(?=[\s\]}},]|$)", text):
@@ -182,7 +182,7 @@ class SourcePositions:
 
 
 def _shown(site: Site) -> str:
-    """Returns a line as `template:line`, or as `file:line` if the template is an inline one of that file."""
+    """Returns a site as `template:line`, or as `file:line` if the template is an inline sub-template of the file."""
     if variable_of(site) is not None:
         return site.span.file
     name = site.template if site.span.file.endswith(site.template) else site.span.file

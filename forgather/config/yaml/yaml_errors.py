@@ -1,7 +1,7 @@
 """The errors of a YAML document: parser errors with their cause, place and fix, and the collection of all errors.
 
 Takes a `YamlProblem` and the rendered text, or the errors of the composer; gives one located `LoadError`. Invariant: a
-message is about the text (indents, tags, quotes) and not about states of the parser.
+message describes the text (indents, tags, quotes) and not the state of the parser.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def located_error(problem: YamlProblem, text: str, places: SourcePositions) -> L
     Args:
         problem: the failure of the parser.
         text: the rendered text.
-        places: maps its lines to the user's files.
+        places: the map from lines of the rendered text to the user's files.
     """
     lines = text.split("\n")
     # The order matters: a later check would give a less exact answer for what an earlier one recognises.
@@ -130,7 +130,7 @@ def _column_zero(problem: YamlProblem, lines: list[str]) -> _Finding | None:
 
 
 def _stray(problem: YamlProblem, lines: list[str]) -> _Finding | None:
-    """Returns the finding for a closing bracket without an opening one, or for an alias after a tag."""
+    """Returns the finding for a closing bracket without an opening bracket, or for a tag before an alias; else None."""
     line, place = _line(lines, problem.line), (problem.line, problem.column)
     char = line[problem.column - 1 : problem.column]
     if "expected key" not in problem.problem and "'-' indicator" not in problem.problem:
@@ -147,7 +147,7 @@ def _stray(problem: YamlProblem, lines: list[str]) -> _Finding | None:
 
 
 def _open_quote(problem: YamlProblem, lines: list[str]) -> _Finding | None:
-    """Returns the finding for a quote that is closed only by the next quote, some lines below."""
+    """Returns the finding for an unclosed quote, if the next quote some lines below closes it; else None."""
     quote = _line(lines, problem.line)[: problem.column - 1].rstrip()[-1:]
     if quote not in ("'", '"') or not any(words in problem.problem for words in ("expected key", "'-' indicator")):
         return None
@@ -160,7 +160,7 @@ def _open_quote(problem: YamlProblem, lines: list[str]) -> _Finding | None:
 
 
 def _no_key(problem: YamlProblem, lines: list[str]) -> _Finding | None:
-    """Returns the finding for a line without `key: value`, reported by YAML some lines below, or for a second `: `."""
+    """Returns the finding for a line without `key: value` above the reported line, or for a second `: `; else None."""
     if "mapping values" in problem.problem:
         before = _line(lines, problem.line)[: problem.column - 1]
         # There is a complete `key: value` before the second colon on the same line.
@@ -243,7 +243,7 @@ def _indent(problem: YamlProblem, lines: list[str], places: SourcePositions) -> 
 
 
 def _out_of_line(lines: list[str], number: int, neighbour: int, places: SourcePositions) -> tuple[int, int]:
-    """Returns the line that is indented less than both its neighbours of the same file, and the line above it."""
+    """Returns the line that is indented less than its two neighbours in the same file, and the line above it."""
     before = _written_above(lines, number)
     for odd, above, below in (
         (before, _written_above(lines, before), number),
@@ -270,7 +270,7 @@ def _is_written(line: str) -> bool:
 
 
 def _neighbour(lines: list[str], number: int, indent: int) -> int | None:
-    """Returns the nearest earlier line whose indent is not `indent` but closest to it."""
+    """Returns the nearest earlier line with an indent other than `indent` and closest to it; None if there is none."""
     best: int | None = None
     for candidate in range(number - 1, 0, -1):
         line = _line(lines, candidate)
@@ -287,7 +287,7 @@ def _neighbour(lines: list[str], number: int, indent: int) -> int | None:
 
 
 def _item(problem: YamlProblem, lines: list[str]) -> _Finding | None:
-    """Returns the finding for an item of a list among the keys of a mapping."""
+    """Returns the finding for a list item among the keys of a mapping; else None."""
     line = _line(lines, problem.line)
     item = re.match(r"\s*- +(.*?)\s*$", line)
     if item is None or "expected key" not in problem.problem:
@@ -358,15 +358,15 @@ class ErrorCollector:
         self._holes: dict[int, Node] = {}
 
     def __contains__(self, node: Node) -> bool:
-        """Returns whether a node is the placeholder of a value that could not be read."""
+        """Returns whether a node is the placeholder for a value that could not be read."""
         return id(node) in self._holes
 
     def note(self, fault: LoadError | BudgetError, *, is_key: bool = False) -> None:
-        """Records an error for the end of the document, or raises it if reading cannot continue after it.
+        """Records an error, to be raised at the end of the document, or raises it now if reading cannot continue.
 
         Args:
             fault: the error.
-            is_key: whether a key could not be read.
+            is_key: whether the value that could not be read is a key.
         """
         # After a key or a tag that was misread, further errors would be consequences of the first.
         if isinstance(fault, BudgetError) or is_key or fault.code == "FG211" or len(self._found) >= _MAX_FAULTS:
@@ -378,7 +378,7 @@ class ErrorCollector:
 
         Args:
             fault: the error.
-            origin: the place of the value.
+            origin: the lines that wrote the value.
             is_key: whether the value is a key.
         """
         self.note(fault, is_key=is_key)
@@ -387,10 +387,10 @@ class ErrorCollector:
         return node
 
     def joined(self, last: LoadError | None = None) -> LoadError | None:
-        """Returns the first error, with all others attached; None if there are none.
+        """Returns the first error, with all other errors in `others`; None if there are no errors.
 
         Args:
-            last: the error that ended the reading.
+            last: the error that ended the reading; None if the document was read to its end.
         """
         faults = [*self._found, *([last] if last else [])]
         if not faults:
