@@ -121,7 +121,7 @@ def why_mixed(model: nn.Module) -> str | None:
     """Returns the reason why a model's attention may cross document boundaries, or None if it does not.
 
     A model of transformers is judged by its family. Any other model is judged by whether its forward takes
-    `position_ids`. A model that contains a recurrent layer is always reported.
+    `position_ids`. For a model with a recurrent layer, there is always a reason.
     """
     if not takes_argument(model, "position_ids"):
         return "its forward has no parameter position_ids"

@@ -1,9 +1,9 @@
 """Dry run of a multi-process training: mesh, parameters per rank, and shapes of one step, without memory for weights.
 
 The inputs are a function that makes a trainer, and the number of processes. The result is a `DryRun`. torch's fake
-process group replaces the other processes, so nothing is sent and no collective waits. If the strategy can build on the
-meta device, its own code builds one rank for each pipeline position, so that the errors that it raises while building
-are raised in the dry run too. Weights have shapes but take no memory.
+process group replaces the other processes, so nothing is sent and no collective waits. If the strategy can build a
+model on the meta device, the dry run calls the strategy's own `build` once for each pipeline rank, so that the errors
+of this method are raised in the dry run too. Weights have shapes but take no memory.
 """
 
 from __future__ import annotations

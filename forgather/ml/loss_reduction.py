@@ -1,7 +1,7 @@
 """Conversion of a loss that returns a mean into one that returns a sum, and checks of the result.
 
-`as_sum` takes a loss of torch.nn, of torch.nn.functional, or of the user. It returns a callable that sums, and the kind
-of elements whose number the mean is divided by. The given loss is not changed. A loss whose divisor is unknown is
+`as_sum` takes a loss of torch.nn, of torch.nn.functional, or of the user. It returns a callable that computes the sum,
+and the unit in which the mean's divisor is counted. The given loss is not changed. A loss whose divisor is unknown is
 refused. The tensors in a loss (such as class weights) are moved to the device of the logits.
 """
 
@@ -59,7 +59,7 @@ def as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]:
         loss_fn: a loss module, or a function with a parameter `reduction` or `num_items_in_batch`.
 
     Returns:
-        The callable; True if it takes `num_items_in_batch` and divides by it; "classes", "elements" or "targets".
+        The callable, whether it divides by `num_items_in_batch`, and the unit: "classes", "elements" or "targets".
 
     Raises:
         TrainingError: FG806 if the sum or the divisor of the loss is unknown.
@@ -277,11 +277,11 @@ class DivisorCheck:
                 `num_items_in_batch`.
             given: a tuple of the logits, and of the labels if there are any.
 
-        Shapes:
-            total: a scalar tensor.
-
         Raises:
             TrainingError: FG806 if the mean is divided by another number.
+
+        Shapes:
+            total: a scalar tensor.
         """
         if not self._left or total.device.type == "meta":  # a dry run has no values
             return
@@ -325,8 +325,8 @@ class DivisorCheck:
 class PairCheck:
     """Refuses a loss that broadcasts logits and labels against each other, and so pairs each logit with every label.
 
-    A user's function may reshape its arguments correctly. It does if logits in the labels' shape give the same result,
-    or if the sum over a batch equals that over parts of it: with broadcasting, a batch of N rows has N * N pairs.
+    A user's function passes if logits in the labels' shape give the same result, or if the sum over a batch equals the
+    sum over two parts of it: with broadcasting, a batch of N rows has N * N pairs.
 
     Args:
         is_elementwise: True if the loss is an elementwise loss of torch, which needs logits and labels of the same

@@ -12,7 +12,7 @@ The first of these rules that applies is used:
 2. For a causal language model of transformers, the loss is the token cross entropy of float32 logits and shifted
    labels. The auxiliary loss of a mixture of experts is added, weighted by the number of targets in its micro-batch.
 3. Any other model computes its own loss, which is the first item of a tuple, the entry "loss" of a mapping, the
-   attribute `.loss`, or a scalar tensor. It is taken as the mean over the valid targets of the micro-batch.
+   attribute `.loss`, or a scalar tensor. The returned loss is taken as the mean over the micro-batch's valid targets.
 
 The method `prepared` shifts labels once, before a batch reaches the strategy. The batch then has the entry
 "shift_labels", as transformers calls it, in place of "labels", so that no copy of the logits without the last position
@@ -257,7 +257,7 @@ class _BaseLossRule:
     """The base class of loss rules, which handles padding batches and shifted labels.
 
     Args:
-        model: the model whose forward is called. It may be wrapped later.
+        model: the model whose forward is called. It may be wrapped for distributed training later.
     """
 
     ignore_index: int | None = IGNORE_INDEX

@@ -58,7 +58,7 @@ class Strategy(Protocol):
 
     `title` is the name of the strategy in output for users, and "" for a single process. `builds_on_meta` is True if
     `build` first makes the model on the meta device, so that a dry run can call `build`. `slices_per_weight` is the
-    number of ranks over which each weight is split, in addition to the placements of a DTensor.
+    number of ranks over which each weight is split by other means than DTensor, and 1 if there are no other means.
 
     The following attributes are valid after `build`, except for `optimizer`, which is valid after `build_optimizer`.
     `topology` is the position of this rank. `layout` has the sizes of the mesh axes. `model` is the model, or the part
@@ -112,7 +112,7 @@ class Strategy(Protocol):
         before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
-        """Clips the gradients, steps the optimizer and zeroes the gradients; returns whether the step was skipped.
+        """Clips the gradients, steps the optimizer and zeroes the gradients.
 
         Args:
             max_norm: the largest gradient norm; larger norms are clipped. 0 leaves the gradients unchanged.
@@ -122,6 +122,9 @@ class Strategy(Protocol):
                 unchanged. If it returns True, the gradients are dropped and the step is skipped.
             after_step: a function that is called after the step. Unless stepping and zeroing are a single operation, it
                 is called before the gradients are zeroed.
+
+        Returns:
+            The gradient norm before clipping, and whether the step was skipped.
 
         Shapes:
             The gradient norm is a scalar tensor.
@@ -176,7 +179,7 @@ class Strategy(Protocol):
         ...
 
     def export(self) -> Iterator[tuple[str, Any]]:
-        """Yields (name, value) for each entry in the model's state, one at a time, and each weight whole.
+        """Yields (name, value) for each entry in the model's state, one at a time, with sharded weights gathered.
 
         Collective: every rank must iterate to the end.
         """

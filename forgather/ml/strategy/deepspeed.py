@@ -50,7 +50,7 @@ _SAID_BY_DESIGN = ("Setting accelerator to CPU", "**** You are using ZeRO with a
 
 
 def _is_unexpected(record: logging.LogRecord) -> bool:
-    """Returns whether a line in DeepSpeed's log reports something that this module did not choose itself."""
+    """Returns False for log lines in which DeepSpeed reports a choice of this module, and True for all others."""
     return not record.getMessage().startswith(_SAID_BY_DESIGN)
 
 
@@ -358,7 +358,7 @@ class DeepSpeedZero:
             self._state.restore_optimizer(saved)
 
     def export(self) -> Iterator[tuple[str, Any]]:
-        """Yields (name, value) for each entry in the model's state, one at a time, and each weight whole.
+        """Yields (name, value) for each entry in the model's state, one at a time, with sharded weights gathered.
 
         Collective: every rank must iterate to the end.
         """

@@ -174,7 +174,7 @@ def refuse_differences(found: ZeroConfig, settings: list[SharedSetting], where: 
 
     Args:
         found: the DeepSpeed config.
-        settings: the settings with the values that the config must have, if it has them at all.
+        settings: the settings to compare. If the config has one of them, it must have the same value.
         where: the name, for messages, of the place that the settings come from, such as "the training arguments".
 
     Raises:

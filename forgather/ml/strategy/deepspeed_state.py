@@ -99,9 +99,9 @@ class EngineState:
                     value.zero_()
 
     def weights(self) -> Iterator[tuple[str, Any]]:
-        """Yields (name, value) for each entry in the model's state, each weight whole; a tied weight is gathered once.
+        """Yields (name, value) for each entry in the model's state, with sharded weights gathered.
 
-        Collective: every rank must iterate to the end.
+        Collective: every rank must iterate to the end. A tied weight is gathered only once.
 
         Shapes:
             value: the shape of the whole weight.

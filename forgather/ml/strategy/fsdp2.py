@@ -1,8 +1,9 @@
 """The strategy for FSDP2 (weights sharded over data-parallel ranks), for tensor parallelism, and for both together.
 
 Each rank has a part of the model. The losses and updates equal those of a single process that trains on the rows of all
-data-parallel ranks. Losses, norms and exported weights are whole; the local state has the names and global shapes of
-the whole model. All ranks call the same collectives in the same order.
+data-parallel ranks. Losses and gradient norms are those of the whole model, and exported weights are complete tensors.
+The local state has the names and global shapes of the whole model. All ranks call the same collectives in the same
+order.
 
 The collectives are the gathering and scattering of weights by torch's `fully_shard`, the sums in `reduce`, one norm in
 `update`, and one gather per tensor in `export`.
@@ -171,7 +172,7 @@ class Sharded(ModelStrategy):
         super().restore(saved)
 
     def export(self) -> Iterator[tuple[str, Any]]:
-        """Yields (name, value) for each entry in the model's state, one at a time, and each weight whole.
+        """Yields (name, value) for each entry in the model's state, one at a time, with sharded weights gathered.
 
         Collective: every rank must iterate to the end.
         """

@@ -226,7 +226,7 @@ class ModelStrategy:
         restore_optimizer(self.local, self.optimizer, saved, self.precision)
 
     def export(self) -> Iterator[tuple[str, Any]]:
-        """Yields (name, value) for each entry in the model's state, one at a time, and each weight whole.
+        """Yields (name, value) for each entry in the model's state, one at a time, with sharded weights gathered.
 
         Collective: every rank must iterate to the end.
         """

@@ -67,7 +67,7 @@ def local_slice(whole: Tensor, like: Tensor) -> Tensor:
 
 
 def whole_model_state(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yields (name, value) for each entry in a model's state, one at a time, and each tensor whole.
+    """Yields (name, value) for each entry in a model's state, one at a time, with sharded tensors gathered.
 
     Collective: every rank must iterate to the end.
     """
@@ -226,7 +226,7 @@ def local_optimizer_state(
     """Returns the local optimizer state by parameter name, or None if there is no optimizer.
 
     The result has the form {"state": {name: {...}}, "param_groups": [{"params": names, ...}]}. Values that are partial
-    sums over ranks are made whole, which is collective over the mesh of the weight.
+    sums over ranks are added up, which is collective: every rank in the mesh of the weight must make the call.
 
     Args:
         model: the model, whose parameter names are used.

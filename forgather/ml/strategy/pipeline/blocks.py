@@ -172,8 +172,8 @@ def _ancestors(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, st
 def _unit_names(model: nn.Module, name: str) -> Iterator[str]:
     """Yields the names of the modules and parameters outside the blocks that only the stages that use them must have.
 
-    Modules without parameters, such as rotary embeddings, need little memory and may be used by every block, so every
-    stage has them. Dropout modules are the exception.
+    Modules without parameters, such as rotary embeddings, are not yielded, except for dropout modules. They need little
+    memory and may be used by every block, so every stage has them.
     """
     for prefix, module, way in _ancestors(model, name):
         yield from (prefix + own for own, value in module._parameters.items() if value is not None)
@@ -209,7 +209,7 @@ def _innermost_first(after: list[str]) -> tuple[str, ...]:
 
 
 def _by_registration(model: nn.Module, name: str, units: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the modules before and after the blocks, in the order in which they were registered."""
+    """Returns the names of the modules before and after the blocks, according to the order of registration."""
     modules = dict(model.named_modules())
     bare = [unit for unit in units if unit not in modules]
     if bare:

@@ -136,8 +136,8 @@ def num_micro_batches(name: str, placement: Placement, rows: int, asked: int | N
         name: the name of the schedule.
         placement: the placement of the stages on ranks.
         rows: the number of rows in one step of one replica.
-        asked: the number of micro-batches in the settings. None for as many micro-batches as there are stages, or for
-            the next larger number that the rows and the schedule allow. If there is none, the largest allowed number is
+        asked: the number of micro-batches in the settings. None for the smallest number that is at least the number of
+            stages and that the rows and the schedule allow. If they allow only smaller numbers, the largest of these is
             used.
 
     Raises:
@@ -305,7 +305,7 @@ class _Stage(PipelineStage):
 
 
 def _stage_exception(error: BaseException) -> BaseException:
-    """Returns the exception that a stage raised: each stage wraps it in a RuntimeError that prints tensors."""
+    """Returns the exception that a stage raised, which torch wraps in RuntimeErrors that print tensors."""
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -327,7 +327,7 @@ class StageRNG:
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
-        """Context manager that seeds torch with random numbers for this rank, and restores the random state at its end.
+        """Context manager that seeds torch for this rank, and restores the previous random state at its end.
 
         All ranks of a pipeline must enter it equally often.
         """

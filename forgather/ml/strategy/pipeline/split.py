@@ -330,7 +330,8 @@ def _cut_position(model: nn.Module, blocks: BlockList, name: str, side: str, ali
         blocks: the list of blocks in the model.
         name: the name in `split_spec`.
         side: "end" to cut after the named module, or "beginning" to cut before it.
-        aliases: the names that were resolved to another name of a block. A name is added if it is such a name.
+        aliases: a mapping, which is extended in place, of other names in `split_spec` to the blocks that they stand
+            for.
     """
     index = _index_of(model, blocks, name, aliases)
     if index is None:

@@ -36,7 +36,7 @@ from forgather.ml.strategy.pipeline.trace import first_tensor, with_first_tensor
 
 
 class StageExit(Exception):  # noqa: N818 - not an error: the way out of a forward pass
-    """Ends the forward pass of a stage, and carries the hidden states that the stage sends to the next one.
+    """Raised to end the forward pass of a stage, with the hidden states that the stage sends to the next one.
 
     Args:
         states: the hidden states.
@@ -81,7 +81,7 @@ class Gate:
 
         Args:
             states: the hidden states that the stage received.
-            unused: the value of the tensors that replace the unknown tensors before the stage's first block.
+            unused: the fill value of the tensors that the code before the stage's first block computes with.
 
         Shapes:
             states: (B, T, D).
@@ -148,7 +148,7 @@ class PlaceholderAfter(_Placeholder):
         """Refuses the call.
 
         Raises:
-            TrainingError: FG754 in any case.
+            TrainingError: FG754 for any call.
         """
         raise _used_elsewhere(self.name, "before the last block")
 
@@ -173,7 +173,7 @@ class PlaceholderEarlier(_Placeholder):
 
 
 class PlaceholderLater(_Placeholder):
-    """A placeholder for a block of a later stage. Its input is the output of this stage."""
+    """A placeholder for a block of a later stage. The hidden states that it is called with leave this stage."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Ends the forward pass of the stage by raising `StageExit`."""
@@ -287,7 +287,7 @@ class _StageForward:
         Args:
             states: the tensor that the stage received.
             keywords: the keyword arguments of the model's forward.
-            unused: the value of the tensors that replace the unknown tensors before the first block of a later stage.
+            unused: in a later stage, the fill value of the tensors that the code before its first block computes with.
         """
         part, gate = self.pipeline_part, self._gate
         forward = super().forward  # type: ignore[misc]

@@ -351,7 +351,7 @@ class Pipeline(ModelStrategy):
         restore_weights(class_name(self.model), self._state_names, stages, saved)
 
     def export(self) -> Iterator[tuple[str, Any]]:
-        """Yields (name, value) for each entry in the whole model's state, one at a time, and each weight whole.
+        """Yields (name, value) for each entry in the whole model's state, one at a time, with sharded weights gathered.
 
         Collective: every rank must iterate to the end.
         """
