@@ -54,7 +54,8 @@ def report(findings: Sequence[Diagnostic], display: Display, see_all: str | None
 def _block(finding: Diagnostic, display: Display) -> list[str]:
     message = clean(display.shorten(finding.message), 4 * _WIDTH).split("\n")
     lines = [f"{finding.severity}[{finding.code}]: {message[0]}", *(f"  {line}" for line in message[1:4])]
-    if finding.severity is not Severity.ERROR and finding.span is not None and finding.span.file.startswith("<"):
+    is_of_command = finding.span is not None and finding.span.file.startswith("<")
+    if is_of_command and finding.severity is not Severity.ERROR and finding.path is None:
         # A warning about a word of the command line needs no place: the word is still on the screen.
         return lines
     if finding.span is not None:

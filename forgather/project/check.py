@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from forgather.config.graph import Calc, Graph, Scalar, Var
+from forgather.config.graph import Calc, Call, CallKind, Graph, Scalar, Var
+from forgather.config.insight.path_lookup import read_path, steps_along
 from forgather.config.lint.call_check import Unchecked, check_calls
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.remote import remote_code_findings
@@ -49,8 +50,10 @@ NO_EFFECT = "FG233"
 """The error code of an override that changes nothing."""
 SUSPICIOUS_SCALAR = "FG222"
 """The error code of a string that looks like a number, a boolean or null."""
-REPORTED_BY_THE_RUN = frozenset({"FG825", "FG440", "FG848"})
-"""The error codes that the constructed objects report again, so that a run need not print these findings twice."""
+# The constructed objects report these again, so that a run need not print the findings twice.
+_REPORTED_BY_THE_RUN = frozenset({"FG825", "FG440", "FG848"})
+_MISSING_FILE = "FG456"
+_DATA_SOURCES = "forgather.ml.data:"
 CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
     check_arguments,
     check_chosen_keywords,
@@ -224,3 +227,20 @@ def _unbound_var(path: GraphPath, node: Var, *, is_needed: bool) -> Diagnostic:
         path=format_path(path),
         hint=f"give it a default: !var {{name: {node.variable}, default: ...}}",
     )  # fmt: skip
+
+
+def is_reported_by_run(found: Diagnostic, graph: Graph, *, is_run: bool = True) -> bool:
+    """Returns whether the run of a config reports a finding itself.
+
+    Args:
+        found: a finding of `check_project`.
+        graph: the graph of the config.
+        is_run: whether `main` is run after the check; nothing reports a missing data file otherwise.
+    """
+    if found.code != _MISSING_FILE or found.path is None:
+        return found.code in _REPORTED_BY_THE_RUN
+    if not is_run:
+        return False
+    # Other libraries than our data sources may report a missing path in words that do not name it.
+    calls = [stop.node for stop in steps_along(graph, read_path(found.path)) if isinstance(stop.node, Call)]
+    return bool(calls) and calls[-1].constructor.startswith(_DATA_SOURCES) and calls[-1].kind is not CallKind.PARTIAL

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 
@@ -134,6 +135,17 @@ def test_the_trainer_leaves_no_folder_of_a_start_that_fails(bench, capsys, rows,
 
 
 @pytest.mark.distributed
+def test_a_data_file_that_is_missing_is_reported_once_with_its_place(bench, capsys):
+    source = "rows: &rows !singleton:forgather.ml.data:json_lines {paths: a.jsonl}\nmain: !partial:print [*rows]\n"
+    make_project(bench, {"templates/configs/missing.yaml": source})
+    arguments = ["-t", "missing.yaml", "train", "--set", "rows.paths=nowhere.jsonl"]
+
+    assert 0 == main([*arguments, "--dry-run"])
+    assert "'nowhere.jsonl' matches no file\n  --> <command line>:1\n  in  rows.paths" in capsys.readouterr().err
+    assert 1 == main(arguments)
+    assert ["error[FG830]"] == re.findall(r"(.*): 'nowhere.jsonl' matches", capsys.readouterr().err)
+
+
 def test_one_of_two_processes_that_fails_during_construction_leaves_no_folder(bench):
     text = "meta: {nproc_per_node: 2, output_dir: out}\nmain: !singleton:toy.py:fail_on_rank_1 [!var run_dir ]\n"
     config = bench / "templates/configs/a.yaml"

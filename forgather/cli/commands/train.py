@@ -133,7 +133,7 @@ def run(invocation: Invocation) -> int:
         )
     use_devices(options.devices)
     project = _with_fault_tolerance(_with_resume_options(invocation.open_project(), invocation))
-    findings = () if options.no_check else _findings(project)
+    findings = () if options.no_check else _findings(project, is_run=not (options.dry_run or options.print))
     plan = plan_run(project)
     asked = asked_processes(project, options, node_facts(os.environ), invocation.handed)
     # A SLURM job finds its machines in SLURM's variables, so its script needs no address.
@@ -305,17 +305,21 @@ def _report_outcome(outcome: Outcome, plan: RunPlan, command: Sequence[str], *, 
     return outcome.status
 
 
-def _findings(project: Project) -> Sequence[Diagnostic]:
+def _findings(project: Project, *, is_run: bool = True) -> Sequence[Diagnostic]:
     """Checks the config, and returns those findings that the run does not report later.
+
+    Args:
+        project: the config.
+        is_run: whether `main` is run after the check; if it is only planned, a missing data file is returned.
 
     Raises:
         ProjectError: if the config has errors; all errors are attached to the first one.
     """
-    from forgather.project.check import REPORTED_BY_THE_RUN, check_project
+    from forgather.project.check import check_project, is_reported_by_run
 
     findings = check_project(project, for_run=True, reserved=OWN_NAMES).findings
     project.refuse(findings)
-    return [found for found in findings if found.code not in REPORTED_BY_THE_RUN]
+    return [found for found in findings if not is_reported_by_run(found, project.graph, is_run=is_run)]
 
 
 def _dry_run(plan: RunPlan, asked: ProcessRequest, command: list[str], *, world_size: int | None, as_json: bool) -> int:
