@@ -371,7 +371,7 @@ def is_abandoned(folder: Path, mark: str, *, still_seconds: float = _DAY_SECONDS
 
 
 def is_running(mark: str) -> bool:
-    """Returns whether a process of this host, identified by its mark, is running and is not the calling process."""
+    """Returns whether another process of this host is running, identified by the result of its `process_mark`."""
     number, _, rest = mark.partition(".")
     started = rest.partition(".")[0]
     # A mark with the own id is a leftover: an earlier process, often in a container, had the same id.

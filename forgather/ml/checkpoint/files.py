@@ -18,7 +18,7 @@ from typing import Any
 from forgather.errors import CheckpointError
 
 MODEL, SLICES, EXTRA_STATE = "model", "weights", "model_extra_state"
-"""The file name stems of whole weights (as `from_pretrained` expects it), sharded weights and other model state."""
+"""The file name stems of whole weights (the one of `from_pretrained`), sharded weights and other model state."""
 
 WEIGHTS, WEIGHTS_INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 """The files that `from_pretrained` looks for in a folder."""

@@ -129,9 +129,9 @@ def newest_verified(
 
 
 def _unreadable_manifests(output_dir: Path, chosen: Path) -> dict[Path, CheckpointError]:
-    """Returns the errors of unreadable manifests of later steps than that of the chosen checkpoint.
+    """Returns the errors of checkpoints with unreadable manifests and later steps than the chosen checkpoint.
 
-    Such checkpoints are ordered before all others, so they were not verified before the chosen one was found.
+    Such checkpoints are ordered before all others, so the search for the newest intact checkpoint did not reach them.
     """
     found = {}
     for step, folder in reversed(list_checkpoints(output_dir)):

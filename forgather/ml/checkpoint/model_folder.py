@@ -4,9 +4,9 @@ All files are written to a hidden draft folder and synced, and then renamed to t
 loaded until one rename makes the new weights visible. Weight files of the older model that have other names are removed
 after that.
 
-There is one exception: if new weight files have the same names as older ones, the index file is removed before the
-first of them is replaced and written again after the last one. In between, `from_pretrained` fails instead of loading a
-mixture of both models.
+There is one exception: if new weight files have the same names as older ones, the older index file is removed before
+the first file is replaced, and the new index file is put in place after the last one. In between, `from_pretrained`
+fails instead of loading a mixture of both models.
 """
 
 from __future__ import annotations

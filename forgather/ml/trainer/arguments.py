@@ -43,7 +43,7 @@ class TrainingArguments:
         max_steps: the number of optimizer steps; a positive value overrides `num_train_epochs`.
         learning_rate: the learning rate of the default optimizer, and of an `optimizer_factory` that does not set one.
         weight_decay: the weight decay of the default optimizer, and of an `optimizer_factory` that does not set one.
-            The default optimizer does not apply it to biases and normalization weights.
+            The default optimizer does not decay biases and normalization weights.
         adam_beta1, adam_beta2, adam_epsilon: the AdamW arguments of the default optimizer, if that is an AdamW.
         optim: the name of the default optimizer, which is used if no `optimizer_factory` is given.
         lr_scheduler_type: the name of a learning rate schedule of transformers.

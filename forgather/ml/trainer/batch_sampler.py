@@ -29,7 +29,7 @@ class PreparedBatch(NamedTuple):
     """A micro-batch in the form that a strategy takes, with the numbers of its rows and tokens.
 
     Args:
-        batch: the micro-batch, with shifted labels. If micro-batches have a fixed size, it is padded to this size.
+        batch: the micro-batch, with shifted labels, and with padding rows if micro-batches have a fixed size.
         num_rows: the number of rows without padding rows.
         num_tokens: the number of input tokens in these rows.
     """
@@ -150,7 +150,7 @@ def ignore_padding_labels(batch: Any, rule: LossRule, kept: int) -> Any:
 
     Args:
         batch: a batch with labels, which may be shifted already.
-        rule: the loss rule, whose `ignore_index` is used.
+        rule: the loss rule, whose `ignore_index` is the label value that the loss ignores.
         kept: the number of rows at the beginning of the batch that are not padding.
 
     Shapes:

@@ -103,7 +103,8 @@ def _wrapped(model: nn.Module) -> list[nn.Module]:
 def warn_mixed_rows(model: nn.Module, dataset: Any) -> None:
     """Warns if rows contain several documents and the model's attention would cross the document boundaries.
 
-    Reads at most 64 rows. `ModelInputs.prepared` checks the batches of streams and of collators that pack documents.
+    Reads at most 64 rows. `ModelInputs.prepared` checks the batches of iterable data sets and of collators that pack
+    documents.
 
     Args:
         model: the model to train, whose attention implementation determines whether attention crosses boundaries.
@@ -157,7 +158,7 @@ class KnownColumns:
         self.known = known
 
     def __call__(self, rows: list[Any]) -> Any:
-        """Returns the micro-batch of `rows`."""
+        """Returns the micro-batch that the other collator makes of `rows` without the removed items."""
         if not isinstance(rows[0], Mapping):
             return self.collate(rows)
         return self.collate([{name: row[name] for name in row if name in self.known} for row in rows])

@@ -178,7 +178,7 @@ class Fingerprint:
     """The number of rows of a data set, and digests of sampled rows.
 
     Args:
-        num_rows: the number of rows; None if the data set is a stream.
+        num_rows: the number of rows; None if the data set is a stream, that is, if it can only be iterated over.
         columns: the digests of the sampled rows, by column. A digest is None if it is unknown. The digests of a column
             are empty if reading it draws random numbers.
     """
@@ -348,10 +348,10 @@ class _Sample(Dataset[Any]):
 
 
 class FirstRows:
-    """Records the digests of the first rows of a stream while they are read.
+    """Records the digests of the first rows of an iterable data set while the rows are read.
 
     Args:
-        in_workers: whether worker processes read the stream. If so, the digests are stored in shared memory.
+        in_workers: whether worker processes read the data set. If so, the digests are stored in shared memory.
     """
 
     def __init__(self, *, in_workers: bool) -> None:

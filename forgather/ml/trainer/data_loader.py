@@ -57,8 +57,8 @@ class RankBatches:
         order: the seed of the shuffling; None keeps the order of the data set.
         drop_last: whether to omit an incomplete last micro-batch.
         draws_apart: whether the data set and the collator draw random numbers from separate seeds. If false, they draw
-            from the run's global random state, which checkpoints store. Worker processes and streams always use
-            separate seeds, because a resumed run reads the rows of a stream again.
+            from the run's global random state, which checkpoints store. Separate seeds are always used in worker
+            processes and for iterable data sets, whose rows a resumed run reads again.
 
     Raises:
         TrainingError: FG853 if the data set is already split among processes.
@@ -118,7 +118,7 @@ class RankBatches:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint of the data set; if it is a stream, the fingerprint of the first rows of the epoch."""
+        """The fingerprint of the data set, or of the first rows of the epoch if the data set is iterable."""
         return self._first_rows.fingerprint if self._sampler is None else self._fingerprint
 
     @property
@@ -140,7 +140,7 @@ class RankBatches:
             start: the number of rows to skip, counted over all data-parallel ranks.
             epoch: the number of the epoch.
             seed: the base seed of the random numbers that are drawn while rows are read.
-            last: the digest of the last skipped micro-batch of a stream; None if it is unknown.
+            last: the digest of the last skipped micro-batch of an iterable data set; None if it is unknown.
 
         Raises:
             TrainingError: FG852 if micro-batches have a fixed size, the last one is short, and the loss cannot ignore
@@ -256,7 +256,7 @@ class TrainBatches:
         return self._own.batches_left(self.row) == 0
 
     def windows(self, rule: LossRule) -> Iterator[Window]:
-        """Returns the windows of the current epoch, starting at the current position.
+        """Returns the windows (the micro-batches of each optimizer step) of the epoch, from the current position on.
 
         Earlier rows are skipped when the data is opened. Skipping does not draw from the run's global random state.
 
@@ -282,7 +282,7 @@ class TrainBatches:
             )
 
     def same_everywhere(self, windows: Iterator[Window]) -> Iterator[Window]:
-        """Yields the windows of a stream, after comparing the first rows of the stream between processes.
+        """Yields all windows, after comparing the first rows of the iterable data set between processes.
 
         Collective: every process must iterate over the windows.
 
@@ -293,11 +293,14 @@ class TrainBatches:
         return after_first(windows, lambda: own(self.fingerprint))
 
     def rows_of(self, window: Window) -> RowRange:
-        """Returns the range of rows, over all data-parallel ranks, of the window at the current position."""
+        """Returns the range of rows of a window (the micro-batches of one optimizer step) at the current position.
+
+        The range includes the rows of all data-parallel ranks.
+        """
         return RowRange(self.epoch, self.row, self.row + len(window.batches) * self._own.share.all_rows)
 
     def advance(self, window: Window) -> None:
-        """Moves the current position behind a window, after the window was trained on."""
+        """Moves the current position behind the rows of a window, after the model was trained on these rows."""
         self.row += len(window.batches) * self._own.share.all_rows
         if self.num_rows is None:
             # A stream has no row numbers: after a resume, a digest of this batch shows whether it gives the same rows
@@ -317,7 +320,10 @@ class TrainBatches:
         return self._own.fingerprint
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position and the fingerprint of the data, and for a stream a digest of the last micro-batch."""
+        """Returns the position and the fingerprint of the data.
+
+        For an iterable data set, the state also contains a digest of the last micro-batch.
+        """
         position = {"epoch": self.epoch, "row": self.row, "batch": self.batch, **self._facts()}
         if self.num_rows is not None or self.row:
             position["fingerprint"] = self.fingerprint.to_state()
@@ -338,8 +344,8 @@ class TrainBatches:
             state: the state that `state_dict` returned, in this release or an earlier one.
 
         Raises:
-            CheckpointError: FG610 if the data changed since the checkpoint was written and must not change. If the data
-                is a stream, changed rows are detected later, when the first rows are read.
+            CheckpointError: FG610 if the data changed since the checkpoint was written and must not change. Changed
+                rows of an iterable data set are detected later, when the first rows are read.
         """
         now = self._facts()
         # Facts that an earlier release did not store count as unchanged.

@@ -2,9 +2,9 @@
 
 `SeededDataset` and `SeededStream` wrap a data set and its collator for a `DataLoader`. The random numbers for a
 micro-batch of a map-style data set depend on the seed, the epoch, the first row and the data-parallel rank alone;
-neither the number of worker processes nor a resume changes them. A stream draws from one seed per epoch, which is the
-same on every process, and its collator draws from another seed. The global random state, from which the model draws, is
-not changed.
+neither the number of worker processes nor a resume changes these numbers. An iterable data set draws from one seed per
+epoch, which is the same on every process, and its collator draws from another seed. The global random state, from which
+the model draws, is not changed.
 """
 
 from __future__ import annotations

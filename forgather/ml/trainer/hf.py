@@ -2,8 +2,9 @@
 
 `OutputLoss` turns a `loss_fn(logits, labels)` into the `compute_loss_func` that `transformers.Trainer` calls. It also
 determines the divisor of the loss of an optimizer step, and the evaluation loss. The losses are then the same as with
-`forgather.ml:Trainer`. Without it, transformers divides by the number of labels that are not -100, even if the mean of
-the loss function divides by another number, and takes the mean of batch means as the evaluation loss.
+`forgather.ml:Trainer`. With a plain `compute_loss_func`, transformers divides by the number of labels that are not
+-100, even if the mean of the loss function divides by another number, and takes the mean of batch means as the
+evaluation loss.
 """
 
 from __future__ import annotations
@@ -322,7 +323,7 @@ class HFTrainer(Trainer):
     ) -> Any:
         """Returns the result of `transformers.Trainer.evaluation_loop`, with a loss that does not depend on batch size.
 
-        If there is a `loss_fn`, its mean over the whole set replaces the mean of batch means of transformers.
+        If there is a `loss_fn`, the mean loss over the whole set replaces the mean of batch means of transformers.
 
         Args:
             dataloader: the loader of the evaluation set.

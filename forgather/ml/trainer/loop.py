@@ -96,7 +96,7 @@ def train_window(run: Run, window: Window) -> tuple[float | Tensor | None, Updat
 
 
 def loss_divisor(num_valid: Any) -> Any:
-    """Returns `num_valid`, or 1 if it is 0, so that the loss of a window without targets is 0 instead of 0 / 0."""
+    """Returns the number of targets, at least 1, so that the loss of a step without targets is 0 instead of 0 / 0."""
     if isinstance(num_valid, Tensor):
         # `where` instead of `if`: a comparison would wait for the device.
         return num_valid.where(num_valid > 0, num_valid.new_ones(()))
@@ -106,7 +106,7 @@ def loss_divisor(num_valid: Any) -> Any:
 def eval_batches(
     dataset: Any, args: TrainingArguments, collate: Callable[[list[Any]], Any], topology: Topology
 ) -> RankBatches:
-    """Returns the rank-local batches of an evaluation set, in the order of its rows.
+    """Returns the rank-local batches of an evaluation set, in the order of the rows in the set.
 
     Args:
         dataset: the evaluation set, map-style or iterable.

@@ -108,7 +108,7 @@ class Meter:
         Args:
             loss: the loss of the step; None if the step was skipped.
             update: the result of the update, from which the gradient norm and whether the step was skipped are read.
-            window: the window of the step, from which the numbers of tokens and rows are read.
+            window: the micro-batches of the step, whose numbers of tokens and rows are read.
             learning_rate: the learning rate that the step used.
 
         Shapes:

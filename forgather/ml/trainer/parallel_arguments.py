@@ -70,8 +70,8 @@ class AccelTrainingArguments(ParallelArguments):
     """The settings of `AccelTrainer`.
 
     Args:
-        accelerator_args: the arguments of `accelerate.Accelerator`, with its data-loader configuration and the
-            settings of the process group. They are translated to the equivalent training arguments.
+        accelerator_args: the arguments of `accelerate.Accelerator`, with the settings of its data-loader configuration
+            and of the process group. A setting that has an equivalent training argument is translated to it.
         deepspeed: the DeepSpeed configuration, as the path of a file or a mapping; or "auto".
 
     The allowed values, and the rules between settings, are stored in `forgather/ml/rules/accel_trainer.json`.

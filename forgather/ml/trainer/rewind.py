@@ -1,8 +1,9 @@
 """The list of skipped steps with their rows, and the search for the checkpoint to which a run goes back after them.
 
 `SkipList` contains the skipped steps and the rows from which they were computed, and finds out whether a window (the
-micro-batches of one optimizer step) contains one of these rows. Rows are identified by the epoch and their position in
-it, which do not depend on the number of processes or the batch size. Every checkpoint of the run stores the list.
+micro-batches of one optimizer step) contains one of these rows. A row is identified by the number of the epoch and the
+position in the epoch, which do not depend on the number of processes or the batch size. Every checkpoint stores the
+list.
 `RewindTarget` finds the checkpoint to which the run goes back.
 """
 

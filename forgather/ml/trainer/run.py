@@ -57,7 +57,8 @@ class Run:
         data: the training data as windows (the micro-batches of one optimizer step), with the current position.
         schedule: the learning rate schedule.
         evaluate: a function that evaluates the model and returns the metrics; None if there is no evaluation data. The
-            function gets a callable that tells before each batch whether to stop, and returns None if it stopped.
+            function takes a callable, which it calls before each batch. If the callable returns true, the function
+            stops and returns None.
         interrupt: the record of whether this process was asked to stop.
         storage: the object through which checkpoints are written.
         save_function: the user's function that writes further files of a checkpoint, or None.
@@ -130,7 +131,7 @@ class Run:
     def end_resumed_step(self) -> None:
         """Finishes the step at which the restored checkpoint was written.
 
-        An evaluation that was interrupted is repeated, and the end of the epoch is handled if it follows the step.
+        An interrupted evaluation is repeated. If the step was the last one of an epoch, the epoch is finished.
         """
         self._do_pending_actions()
         is_whole = self.data.at_end_of_epoch
@@ -149,7 +150,10 @@ class Run:
             self.stop_if_asked()
 
     def begin_epoch(self) -> Iterator[Window]:
-        """Sends `on_epoch_begin` and returns the windows of the epoch, starting at the current position."""
+        """Sends `on_epoch_begin`, and returns the windows of the epoch, starting at the current position.
+
+        A window is the micro-batches of one optimizer step.
+        """
         # A checkpoint at the end of an epoch precedes this event, one within an epoch follows it: random numbers that
         # callbacks draw here belong to the run only in the first case.
         if self.data.batch == 0:
@@ -202,7 +206,9 @@ class Run:
         return self.guard.loss(self.sync.loss(share), self.session.state.global_step + 1)
 
     def before_update(self, norm: Tensor | None) -> bool:
-        """Returns whether the optimizer step must be skipped; if it need not be, sends `on_pre_optimizer_step` first.
+        """Checks the gradient norm, and returns whether the optimizer step must be skipped.
+
+        If the step is not skipped, `on_pre_optimizer_step` is sent.
 
         Args:
             norm: the norm of all gradients; None if it was not computed.
@@ -225,7 +231,7 @@ class Run:
         """Restores the newest intact checkpoint from which the current state descends.
 
         Args:
-            window: the window of the bad step.
+            window: the micro-batches of the bad step.
 
         Raises:
             TrainingError: FG652 if there is no such checkpoint.
@@ -265,7 +271,7 @@ class Run:
         Args:
             loss: the loss of the step; None if the step was skipped.
             update: the result of the optimizer step.
-            window: the window of the step.
+            window: the micro-batches of the step.
 
         Shapes:
             loss: a Python number or a scalar tensor.
@@ -342,7 +348,7 @@ class Run:
         self._evaluate_save()
 
     def _evaluate_save(self) -> None:
-        """Evaluates and saves, if that is due. If the evaluation is interrupted, a resumed run repeats it."""
+        """Evaluates and saves, if that is due. A resumed run repeats an evaluation that was interrupted."""
         control = self.session.control
         takes_long = control.should_evaluate or control.should_save
         if control.should_evaluate:

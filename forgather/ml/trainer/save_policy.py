@@ -1,6 +1,6 @@
 """Determines when a run saves checkpoints (after minutes, or by a metric), and writes them.
 
-`SaveClock` tells whether the interval in minutes has passed, with the same answer on every process. `BestMetric`
+`SaveClock` determines whether the interval in minutes has passed, with the same result on every process. `BestMetric`
 compares evaluations. `CheckpointSaver` takes snapshots, writes them in the foreground or in the background, and sends
 `on_save` to the callbacks for each complete checkpoint.
 """
@@ -36,7 +36,7 @@ from forgather.ml.trainer.synchronization import RunSync
 
 
 class SaveClock:
-    """Tells whether the interval of `save_minutes` has passed since the last checkpoint.
+    """Determines whether the interval of `save_minutes` has passed since the last checkpoint.
 
     Only the main process reads the clock, and it broadcasts the elapsed time. The broadcast is done only at a few
     steps, which are the same on all processes and become more frequent as the end of the interval approaches.
@@ -144,7 +144,7 @@ class BestMetric:
         return sorted(found, key=lambda step: -found[step] if self._session.args.greater_is_better else found[step])
 
     def is_among_best(self) -> bool:
-        """Returns whether the model of the current step is among the best `save_top_k`."""
+        """Returns whether the current step is among the `save_top_k` evaluated steps with the best metrics."""
         return self._session.state.global_step in self.ranking[: self._session.args.save_top_k or 1]
 
     def value_at(self, step: int) -> float | None:

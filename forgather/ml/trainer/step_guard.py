@@ -40,7 +40,9 @@ class StepGuard:
         self.bad: str | None = None
 
     def loss(self, loss: Tensor, step: int) -> float | Tensor:
-        """Checks the loss of a step, and returns it as a float or, if reading it would wait for the device, unchanged.
+        """Checks the loss of a step, and returns the loss.
+
+        The result is a float, or the given tensor if reading the value would wait for the device.
 
         Args:
             loss: the loss of the step, summed over all ranks.
@@ -104,7 +106,9 @@ class FiniteGuard(StepGuard):
         self._pending: list[tuple[int, AsyncHostCopy]] = []
 
     def loss(self, loss: Tensor, step: int) -> float | Tensor:
-        """Checks the loss of a step, and returns it as a float or, if reading it would wait for the device, unchanged.
+        """Checks the loss of a step, and returns the loss.
+
+        The result is a float, or the given tensor if reading the value would wait for the device.
 
         Args:
             loss: the loss of the step, summed over all ranks.
@@ -249,13 +253,13 @@ class NormWindow:
         return {"norms": list(self._norms)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the norms that `state_dict` returned; if the window is smaller now, it keeps the newest norms."""
+        """Restores the norms that `state_dict` returned; if the window is smaller now, the oldest norms are dropped."""
         self._norms.clear()
         self._norms.extend(state["norms"])
 
 
 class Policy(StrEnum):
-    """The reaction to a bad step."""
+    """The reaction to a bad step: one whose loss or gradient norm is not finite, or whose gradient norm is a spike."""
 
     STOP = "stop"
     SKIP = "skip"

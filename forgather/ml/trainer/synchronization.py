@@ -83,7 +83,10 @@ class RunSync:
             window.num_valid = counts[0]
 
     def set_host_counts(self, window: Window) -> None:
-        """Sets the numbers of tokens and rows of a window to the sums over all data-parallel ranks."""
+        """Sets the numbers of tokens and rows of a window to the sums over all data-parallel ranks.
+
+        A window is the micro-batches of one optimizer step.
+        """
         if self._counts is not None:
             _, window.num_tokens, window.num_rows = map(int, self._counts.read().tolist())
             self._counts = None

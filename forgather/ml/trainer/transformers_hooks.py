@@ -75,7 +75,9 @@ ITEMS = "num_items_in_batch"
 
 
 class OwnLoss:
-    """The loss rule for a user's `compute_loss`: it multiplies the result by its divisor, so that results can be added.
+    """The loss rule for a user's `compute_loss`, which determines how the losses of several micro-batches are combined.
+
+    The result of the method is multiplied by its divisor, so that the results of micro-batches can be added.
 
     Args:
         method: the bound method `compute_loss`.
@@ -195,7 +197,7 @@ class OwnLoss:
 
 
 class Items(Tensor):
-    """A tensor subclass for `num_items_in_batch`. Every tensor that is computed from it has this class, too.
+    """A tensor subclass for `num_items_in_batch`. Every tensor that is computed from such a tensor has this class, too.
 
     The class of a loss therefore shows whether the loss depends on the number of items.
     """
@@ -232,7 +234,7 @@ class Items(Tensor):
 
 
 class WithOwnLoss:
-    """The part of a trainer that a subclass overrides to define its own loss."""
+    """Base class of trainers whose subclasses can define another loss by overriding `compute_loss`."""
 
     args: TrainingArguments
     loss_is_scaled_for_ga: bool | None = None
