@@ -146,12 +146,12 @@ def misfit(value: Any, rule: Mapping[str, Any]) -> str | None:
 
     Args:
         value: the value of the setting.
-        rule: the constraint. `type` is "text", "flag", "whole", "number", "steps", "mapping", "word", "texts", "list"
-            or "any", or a list of these; `minimum`, `maximum` and `below` limit a number; `choices` lists the accepted
-            words (also of "texts"); `also` lists further accepted values; `keys` are the settings of a mapping, `open`
-            says that it may have others, and `instead` gives a hint for some of those; `optional` accepts None;
-            `expected` replaces the generated description. `severity` is not read here: it is a warning where another
-            release of a library may accept more words.
+        rule: the constraint, a mapping. Its key `type` is "text", "flag", "whole", "number", "steps", "mapping",
+            "word", "texts", "list" or "any", or a list of these words. The keys `minimum`, `maximum` and `below` limit
+            a number. `choices` lists the accepted words (also for "texts"), and `also` lists further accepted values.
+            `keys` are the settings of a mapping; `open` allows further keys, and `instead` gives hints for some keys.
+            `optional` accepts None. `expected` replaces the generated description. `severity`, which this function does
+            not read, is a warning if another release of a library may accept more words.
 
     Example:
         >>> misfit(0, {"type": "whole", "minimum": 1})

@@ -55,8 +55,8 @@ class Rules(NamedTuple):
         about: the names of the constructors, as configs write them.
         settings: the constraint of each setting, with `type`, `minimum`, `choices` and so on; see `misfit`.
         conflicts: the conditions that must not be true, with code, message, hint and the setting to point at. A rule
-            with `after` applies only if the user wrote that setting, and no config that inherits from it wrote the
-            setting `after`; a rule with `beside`, only if no command-line option gives the setting `beside`.
+            with `after` applies only if the user wrote the pointed-at setting, and no config that inherits from that
+            config wrote the setting `after`; a rule with `beside`, only if no option gives the setting `beside`.
         derived: the settings that take the value of another setting (`value`) under a condition (`when`).
         defaults: the values of settings that are not given.
         closed: whether a name outside `settings` is an error.

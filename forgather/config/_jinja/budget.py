@@ -1,8 +1,8 @@
 """The budget account of one render, which counts the work, output and memory of the templates.
 
-Takes the limits of a load; gives an `Account` that raises `BudgetError` when a cost would exceed a limit. To charge a
-cost means to add it to the account. Invariants: the cost of an operation is known before it runs; every unit of work
-that a template can repeat is charged, so no template can exceed the limits.
+Takes the limits of a load; gives an `Account` that raises `BudgetError` when a cost would exceed a limit.
+Invariants: the cost of an operation is counted before the operation runs; every unit of work that a template can repeat
+is counted, so no template can exceed the limits.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ class Account:
         self._max_work = limits.max_value_chars * _WORK_PER_VALUE
 
     def turn(self, count: int = 1) -> None:
-        """Charges turns: loop iterations, calls or items."""
+        """Counts loop iterations, calls or items against the rendering budget.
+
+        Raises:
+            BudgetError: FG120 if the templates have taken too many turns.
+        """
         self.turns += count
         if self.turns > self._max_turns:
             raise BudgetError(
@@ -63,7 +67,11 @@ class Account:
             )
 
     def charge(self, chars: int) -> None:
-        """Charges work on `chars` characters, or an equal amount of other work."""
+        """Counts work on `chars` characters, or an equal amount of other work, against the rendering budget.
+
+        Raises:
+            BudgetError: FG122 if the templates have done too much work.
+        """
         self.work += chars
         if self.work > self._max_work:
             raise BudgetError(
@@ -73,11 +81,14 @@ class Account:
             )
 
     def reserve(self, chars: int | float, what: str) -> None:
-        """Compares the size of a value with the limit before the value is made, and charges the size as work.
+        """Checks the size of a value before the value is made, and counts the size against the rendering budget.
 
         Args:
             chars: an upper bound of the size of the value, in characters.
             what: the name of the operation in the error message.
+
+        Raises:
+            BudgetError: FG122 if the value would be too large, or if the templates have done too much work.
         """
         if chars > self.limits.max_value_chars:
             raise BudgetError(
@@ -99,7 +110,11 @@ class Account:
         )
 
     def weigh(self, value: Any) -> Any:
-        """Charges the size of an existing value, including all items of a container, and returns the value."""
+        """Counts the size of an existing value against the rendering budget, including all items of a container.
+
+        Returns:
+            the value itself.
+        """
         kind = type(value)
         if kind in _FLAT:
             # Printing or dividing an integer costs the square of its length; `max_integer_digits` bounds the length.
@@ -120,7 +135,7 @@ class Account:
         return value
 
     def compared(self, value: Any) -> Any:
-        """Charges the size of a value that is compared or searched, and returns the value."""
+        """Counts the size of a value that is compared or searched against the budget, and returns the value."""
         # Searching a range for anything but an int compares item by item.
         if type(value) is range:
             self.charge(_WORK_PER_STEP * len(value))
@@ -128,11 +143,15 @@ class Account:
         return self.weigh(value)
 
     def items(self, count: int, what: str) -> None:
-        """Compares the size of a list of `count` items with the limit before the list is made, and charges the size."""
+        """Checks the size of a list of `count` items before the list is made, and counts it against the budget."""
         self.reserve(_ITEM_CHARS * count, what)
 
     def size(self, value: Any) -> int:
-        """Returns the size of a value in characters; an object that occurs several times in it is counted each time."""
+        """Returns the size of a value in characters; an object that a container has several times is counted each time.
+
+        Raises:
+            BudgetError: FG122 if the value is too large.
+        """
         total, pending, limit = 0, [value], self.limits.max_value_chars
         while pending:
             item = pending.pop()
@@ -192,13 +211,13 @@ class Account:
             )
 
     def counted(self, values: Iterable[Any], cost: int = 1) -> Counted:
-        """Returns an iterable over `values` that charges `cost` turns for each item taken from it."""
+        """Returns an iterable over `values` that counts each item as `cost` loop iterations against the budget."""
         return Counted(self, values, cost)
 
     def consume(self, value: Any) -> Any:
-        """Charges the items of a value before a filter reads them, and returns the value for the filter to read.
+        """Counts the items of a value against the rendering budget, and returns the value for a filter to read.
 
-        The items of an iterator are charged one by one, when the filter takes them.
+        The items of an iterator are counted one by one, when the filter takes them.
         """
         if isinstance(value, str | int):
             return self.weigh(value)
@@ -212,7 +231,7 @@ class Account:
 
 
 class Counted:
-    """An iterable that charges its items to an account."""
+    """An iterable that counts each item against the rendering budget when the item is taken."""
 
     __slots__ = ("_account", "_values", "cost")
 

@@ -154,6 +154,13 @@ def _expandtabs(account: Account, text: str, tabsize: Any = 8) -> None:
 def replaced_size(account: Account, text: str, old: Any, new: Any, count: Any = -1) -> None:
     """Counts the size of `text.replace(old, new, count)` against the rendering budget, before the call.
 
+    Args:
+        account: the budget account of the render.
+        text: the text in which `old` is replaced.
+        old: the text to replace.
+        new: the replacement.
+        count: the largest number of replacements; a negative number means all.
+
     Raises:
         BudgetError: FG122 if the result would be too large.
     """
@@ -214,6 +221,11 @@ _ESTIMATES: dict[str, Callable[..., None]] = {
 
 def check_percent(account: Account, text: str, values: Any) -> None:
     """Counts the size of `text % values` against the rendering budget, before the text is formatted.
+
+    Args:
+        account: the budget account of the render.
+        text: the text with format fields.
+        values: the operand on the right.
 
     Raises:
         BudgetError: FG122 if the result would be too large.
@@ -281,6 +293,10 @@ def checked_format(environment: SandboxedEnvironment, account: Account, value: A
 
 def small_count(value: Any, what: str) -> None:
     """Raises an error if a number of items or columns that a template passes to a filter is too large.
+
+    Args:
+        value: the argument; a value other than a whole number is accepted.
+        what: the name of the argument in the message.
 
     Raises:
         BudgetError: FG122 if the number is too large.

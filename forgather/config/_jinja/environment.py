@@ -168,7 +168,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         return made
 
     def select_template(self, names: Any, parent: Any = None, globals: Any = None) -> LoadedTemplate:
-        """Returns the template of the first name in a list for which one exists.
+        """Returns the first template in a list of names for which a template exists.
 
         Raises:
             RenderError: FG112 if the list is empty.

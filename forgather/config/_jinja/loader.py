@@ -48,7 +48,7 @@ class Definition:
     root: int | None = None
 
     def span(self, line: int) -> Span:
-        """Returns where a line of the template, counted from 1, is in the file."""
+        """Returns the place in the file of a line of the template; lines are counted from 1."""
         return Span(self.file, self.line - 1 + line)
 
 

@@ -38,14 +38,14 @@ class Traced(str):
         return traced(str.__getitem__(self, key), LOST)
 
     def trail_at(self, offset: int) -> Trail:
-        """Returns the trail of the character at `offset`, or of the nearest character."""
+        """Returns the trail (record of the origin) of the character at `offset`, or of the nearest character."""
         if not self.trails:
             return LOST
         return self.trails[max(bisect_right(self.starts, offset) - 1, 0)]
 
 
 def traced(text: str, trail: Trail) -> Traced:
-    """Returns `text` with one trail for all of it."""
+    """Returns `text` with one trail (record of its origin) for all characters."""
     made = str.__new__(Traced, text)
     made.starts, made.trails = ((0,), (trail,)) if text else ((), ())
     return made
@@ -57,7 +57,7 @@ def lost(text: str) -> Traced:
 
 
 def segments(text: str, starts: Sequence[int], trails: Sequence[Trail]) -> Traced:
-    """Returns `text` with one trail per segment.
+    """Returns `text` with one trail (record of the origin) for each segment.
 
     Args:
         text: the text to annotate.
@@ -93,7 +93,7 @@ def joined(pieces: Iterable[str]) -> Traced:
 
 
 def cut(text: str, begin: int, end: int) -> Traced:
-    """Returns `text[begin:end]` with its trails."""
+    """Returns `text[begin:end]`, with the origins of the characters."""
     plain = str.__getitem__(text, slice(begin, end))
     if type(text) is not Traced or not plain:
         return lost(plain)

@@ -1,4 +1,4 @@
-"""Seams: the places where text of one template could end up on the same line as text of another template.
+"""Seams, the places where text of one template could end up on the same line as text of another template.
 
 Takes the tokens and the tree of a template; marks on each node with output whether it begins a line of the source, and
 on each include whether text follows on the line of the include. Invariants: trimming that the user wrote (`-%}`, `{%-`)
@@ -26,7 +26,7 @@ Token = tuple[int, str, str]
 
 
 class Seam(str):
-    """An empty string in the output, which compiled code writes where a line of a template begins."""
+    """An empty string that compiled code writes where a line of a template begins, to detect lines of two templates."""
 
     __slots__ = ("owner",)
 

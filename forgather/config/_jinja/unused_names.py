@@ -112,7 +112,7 @@ def finding_in(
     severity: Severity,
     hint: str | None,
 ) -> Diagnostic:
-    """Returns a finding at a line of a template, with the chain of statements that loaded it."""
+    """Returns a finding at a line of a template, with the statements that loaded the template."""
     span, story = template.definition.span(line), environment.library.story(template.use)
     return Diagnostic(code=code, message=message, severity=severity, span=span, hint=hint, context=(story,))
 

@@ -1,4 +1,4 @@
-"""Aliases that refer to another value than was meant, because a later anchor re-uses the name.
+"""Aliases that refer to another value than was meant, because a later anchor has the same name.
 
 Takes anchors and aliases in the order of the document; gives findings. Invariants: there is no finding for an anchor
 that replaces, wraps or repeats the earlier value. If the template of the alias also writes or extends the later anchor,

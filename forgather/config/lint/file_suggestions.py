@@ -1,4 +1,4 @@
-"""Suggestions for a file, module or symbol that a constructor names and that does not exist.
+"""Suggestions for a missing file, module or symbol in the name of a constructor.
 
 Takes a name; gives a hint. Invariant: only the names of files are read, never the contents of files.
 """

@@ -107,6 +107,12 @@ def tagged_mapping(tag: Tag, entries: tuple[Entry, ...], origin: Origin | None) 
 def standard_scalar(tag: str, event: Event, origin: Origin | None, max_digits: int) -> Node:
     """Returns the node of a scalar after one of the tags `!`, `!!str`, `!!int`, `!!float`, `!!bool` and `!!null`.
 
+    Args:
+        tag: the text of the tag.
+        event: the event of the scalar.
+        origin: the lines that wrote the scalar.
+        max_digits: the largest number of digits that an integer may have.
+
     Raises:
         Refusal: FG212 if the scalar is of another type.
     """

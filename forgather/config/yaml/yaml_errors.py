@@ -362,7 +362,7 @@ class ErrorCollector:
         return id(node) in self._holes
 
     def note(self, fault: LoadError | BudgetError, *, is_key: bool = False) -> None:
-        """Records an error, to be raised at the end of the document, or raises it now if reading cannot continue.
+        """Records an error for the end of the document; raises the error now if reading cannot continue after it.
 
         Args:
             fault: the error.
