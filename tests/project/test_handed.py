@@ -70,6 +70,19 @@ def test_what_it_can_use_or_may_be_able_to_is_not(told, argument):
     assert [] == told(TRAINER + f"  {argument}\n", own=own)
 
 
+@pytest.mark.parametrize(
+    ("loss", "unchecked"),
+    [("!partial:own.py:loss {scale: 2.0}", False), ("!partial:own.py:missing {scale: 2.0}", True)],
+)
+def test_the_reduction_of_a_partial_of_a_known_function_is_not_an_open_question(tmp_path, loss, unchecked):
+    files = {
+        "templates/configs/a.yaml": TRAINER + f"  loss_fn: {loss}\n",
+        "own.py": "def loss(logits, labels, scale=1.0): ...\nglobals().update(missing=loss)\n",
+    }
+    checked = check_project(Project("a.yaml", str(make_project(tmp_path / "bench", files))))
+    assert unchecked is any("loss_fn.reduction" in one.reason for one in checked.unchecked)
+
+
 def test_files_and_folders_that_are_written_out_and_not_there_are_found(told, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("a")

@@ -81,7 +81,8 @@ class _Settings:
                 yield _finding(violation, called, rules)
             undecided = rules.undecided(facts)
             if undecided:
-                reason = f"rules about {', '.join(undecided)}: known only when it is built"
+                names = dict.fromkeys(_setting_of(name) for name in undecided)
+                reason = f"rules about {', '.join(names)}: known only when it is built"
                 self._add_unchecked(called, reason)
 
     def _names_known(self, name: str, value: Any, called: Called, rules: Rules) -> Any:
@@ -130,15 +131,19 @@ class _Settings:
             _, settings, _ = self._settings(inner, theirs[0])
             facts |= {f"{name}.{setting}": value for setting, value in settings.items()}
             facts[f"{name}.calls"] = inner.node.constructor.lower()
+            facts[f"{name}.is_built"] = True
         return facts
 
     def _of_partial(self, called: Called) -> dict[str, Any]:
-        """Returns facts about a partial: its arguments by name, and the facts `calls`, `takes` and `sets`.
+        """Returns facts about a partial: its arguments by name, and the facts `calls`, `is_built`, `takes` and `sets`.
 
         `calls` is the constructor, `takes` the names of its parameters, and `sets` the names of the arguments.
         """
         values = {name: self._plain_value(node) for name, node in arguments_of(called).items()}
         facts = {**values, "calls": called.node.constructor.lower(), "sets": tuple(values)}
+        # A partial of a known function has those settings that the config writes; a default is no choice of the config.
+        if called.callee is not None:
+            facts["is_built"] = False
         if called.callee is not None and len(called.callee.signatures) == 1:
             parameters = called.callee.signatures[0].parameters.values()
             if any(p.kind is not Parameter.VAR_KEYWORD for p in parameters):
@@ -194,6 +199,15 @@ def _accepted_texts(called: Called, rules: Rules) -> Iterator[Scalar]:
         is_word = rule["type"] == "word" or isinstance(rules.defaults.get(present), str)
         if is_word and misfit(node.value, rule) is None:
             yield node
+
+
+def _setting_of(name: str) -> str:
+    """Returns the setting of a name in a rule: `loss_fn` of `loss_fn.is_built`, which is a fact about the setting."""
+    setting, _, fact = name.rpartition(".")
+    return setting if setting and fact in _FACTS else name
+
+
+_FACTS = ("calls", "is_built", "takes", "sets")
 
 
 def _is_never_none(callee: Callee) -> bool:
