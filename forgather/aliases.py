@@ -48,7 +48,7 @@ class Alias(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Our name, without its kind."""
+        """The name that Forgather uses, without its kind."""
         return self.to.partition(":")[2]
 
     @property
@@ -91,7 +91,7 @@ def aliases_of(word: str) -> list[Alias]:
 
 
 def other_words(setting: str) -> list[str]:
-    """Returns the names that other tools give to a setting which differs from theirs in its name only."""
+    """Returns the names that other tools use for a setting which differs from theirs only in name."""
     aliases = (_alias("setting", word, record) for word, record in read_aliases()["setting"].items())
     return sorted(one.word for one in aliases if one.verdict == "same" and one.to == f"setting:{setting}")
 

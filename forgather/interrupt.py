@@ -174,7 +174,7 @@ class Interrupt:
                 logging.getLogger(__name__).warning("stopping; %s to stop at once", again)
 
     def _listen(self) -> None:
-        """Starts a second thread that sees signals, too: Python runs handlers only after native code has returned."""
+        """Starts a second thread that receives signals: Python runs handlers only after native code has returned."""
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         # The interpreter writes the signal's number to the descriptor from the C handler, even while native code runs.

@@ -51,7 +51,7 @@ _SHORTEST = 4
 
 
 class Strength(IntEnum):
-    """How certain a name makes it that its value is a secret."""
+    """The certainty, judging by its name, that a value is a secret."""
 
     NONE = 0
     WEAK = 1
@@ -60,7 +60,7 @@ class Strength(IntEnum):
 
 @lru_cache(maxsize=4096)
 def strength_of(name: str) -> Strength:
-    """Returns how certain a name makes it that its value is a secret.
+    """Returns how certain it is, judging by the name, that the value of a name is a secret.
 
     Example:
         >>> strength_of("auth_token.value").name, strength_of("slow_token").name, strength_of("password_file").name

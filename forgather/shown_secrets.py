@@ -103,7 +103,7 @@ def under_names(text: str, *, is_code: bool = False, is_document: bool = False) 
 
 
 def in_records(text: str) -> Iterator[Shown]:
-    """Yields the secret values of records such as `name: HF_TOKEN, value: ...`, in which the name is itself a value."""
+    """Yields the secret values of records with a name and its value under two keys: `name: HF_TOKEN, value: ...`."""
     if "value" not in text and "default" not in text:
         return
     for found in _compiled(_RECORD).finditer(text):

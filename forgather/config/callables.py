@@ -46,7 +46,7 @@ class Standing(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """The answer of the list.
+    """The answer of the list of callables about one name.
 
     Args:
         standing: the decision.

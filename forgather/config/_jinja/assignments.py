@@ -21,7 +21,7 @@ Places = tuple[Place, ...]
 
 
 class OutsideVariable:
-    """Stands for the template in the place of a variable that an option or a Python caller has set."""
+    """The pseudo template in the place of a variable that an option or a Python caller has set."""
 
     __slots__ = ("name",)
 

@@ -260,7 +260,7 @@ class _CheckedFormatter(SandboxedFormatter):
         self._account = account
 
     def format_field(self, value: Any, format_spec: str) -> Any:
-        """Returns one field as text."""
+        """Returns the text of one format field, whose width is first counted against the rendering budget."""
         self._account.turn()
         self._account.reserve(sum(_width(digits) for digits in _NUMBER.findall(format_spec)), "'format'")
         return super().format_field(self._account.weigh(value), format_spec)

@@ -113,7 +113,7 @@ class TracingGenerator(ChargingGenerator):
             self.outdent()
 
     def _begin(self, node: nodes.Node, frame: Frame) -> None:
-        """Writes a seam (see `seams`) before a node whose output begins a line of the template."""
+        """Writes a seam, which marks the start of a line, before a node whose output begins a line of the template."""
         if self.has_seams and node.__dict__["fg_begins"]:
             self.simple_write("fg_seam", frame)
 

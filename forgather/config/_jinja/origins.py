@@ -121,19 +121,19 @@ def printed(text: Traced, site: Place, sets: tuple[Place, ...] = ()) -> Traced:
 
 
 def nested(text: Traced, site: Place) -> Traced:
-    """Returns the text of an included template, with the include at `site` as its outermost site."""
+    """Returns the text of an included template; the include at `site` is added to its origins as the outermost line."""
     trails = [((site, *trail[0]), trail[1], trail[2], False) for trail in text.trails]
     return segments(str(text), text.starts, trails)
 
 
 def through_super(text: Traced) -> Traced:
-    """Returns the text of a parent's block, marked so that printing it adds no site."""
+    """Returns the text of a parent's block, marked so that the line that prints it is not added to its origins."""
     trails = [trail if trail[3] else (trail[0], trail[1], trail[2], True) for trail in text.trails]
     return segments(str(text), text.starts, trails)
 
 
 def owned(text: Traced, site: Place) -> Traced:
-    """Returns a text in which `site` is the site of every part that had none."""
+    """Returns a text in which `site` is the origin of every part that had no known origin."""
     trails = [trail if trail[0] else ((site,), trail[1], trail[2], False) for trail in text.trails]
     return segments(str(text), text.starts, trails)
 

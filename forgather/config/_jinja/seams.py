@@ -41,7 +41,7 @@ class Seam(str):
 
 
 def seam_of(owner: Any) -> Seam:
-    """Returns the seam that marks lines of a template."""
+    """Returns a seam, the empty string that marks the start of a line, for the template `owner`."""
     made = Seam()
     made.owner = owner
     return made

@@ -182,7 +182,7 @@ class SourcePositions:
 
 
 def _shown(site: Site) -> str:
-    """Returns a site as `template:line`, or as `file:line` if the template is an inline sub-template of the file."""
+    """Returns a site (a template line) as `template:line`, or as `file:line` for an inline sub-template of the file."""
     if variable_of(site) is not None:
         return site.span.file
     name = site.template if site.span.file.endswith(site.template) else site.span.file
