@@ -31,8 +31,7 @@ def report(findings: Sequence[Diagnostic], display: Display, see_all: str | None
     """Returns the lines of a report: as many findings as fit on one screen, and the number of the remaining ones.
 
     Args:
-        findings: the findings. Context that several findings have in common, such as a chain of templates, is printed
-            once.
+        findings: the findings. Context that several of them have in common, such as included files, is printed once.
         display: the object that shortens the names of files.
         see_all: the command that lists all findings, or None if there is no such command.
     """
