@@ -54,7 +54,8 @@ def _block(finding: Diagnostic, display: Display) -> list[str]:
     message = clean(display.shorten(finding.message), 4 * _WIDTH).split("\n")
     lines = [f"{finding.severity}[{finding.code}]: {message[0]}", *(f"  {line}" for line in message[1:4])]
     is_of_command = finding.span is not None and finding.span.file.startswith("<")
-    if is_of_command and finding.severity is not Severity.ERROR and finding.path is None:
+    is_note = finding.severity is Severity.NOTE or (finding.severity is Severity.WARNING and finding.path is None)
+    if is_of_command and is_note:
         # A warning about a word of the command line needs no place: the word is still on the screen.
         return lines
     if finding.span is not None:
