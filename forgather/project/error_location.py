@@ -114,6 +114,34 @@ def locate_error(error: ForgatherError, writers: Writers) -> None:
             return
 
 
+def note_path(error: ForgatherError) -> str | None:
+    """Returns the path of the call that raised an error; None if no call of the graph did."""
+    notes = (note for note in getattr(error, "__notes__", ()) if isinstance(note, BuildNote))
+    return next((note.path for note in notes), None)
+
+
+def shortest_path(graph: Graph, path: str) -> str:
+    """Returns the path that begins at the innermost target on the way, as the check names the value.
+
+    Args:
+        graph: the graph that is built.
+        path: a path from a target; it is returned unchanged if the graph does not have it.
+    """
+    try:
+        steps = read_path(path)
+    except ForgatherError:
+        return path
+    stops = steps_along(graph, steps)
+    if len(stops) < len(steps):
+        return path
+    # The first of several names wins, as in the check.
+    names = {id(one.value): one.key for one in reversed([*graph.targets.values()]) if isinstance(one.value, Call)}
+    for stop in reversed(stops[1:]):
+        if id(stop.node) in names:
+            return format_path((Key(names[id(stop.node)]), *steps[len(stop.path) :]))
+    return path
+
+
 def _settings(graph: Graph, call: str | None) -> Iterator[tuple[str, tuple[GraphPath, Entry]]]:
     main = graph.targets.get("main")
     if call is not None:

@@ -359,10 +359,13 @@ class Project:
         try:
             yield
         except ForgatherError as error:
-            if error.span is None and not isinstance(error, UnknownTargetError):
-                from forgather.project.error_location import locate_error
+            # A late import: most configs are built without an error.
+            from forgather.project.error_location import locate_error, note_path, shortest_path
 
+            if error.span is None and not isinstance(error, UnknownTargetError):
                 locate_error(error, self.writers)
+            if (path := error.path or note_path(error)) is not None:
+                error.path = shortest_path(self.graph, path)
             error.context = self._context(error.context) or self.lineage
             raise
 
