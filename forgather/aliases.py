@@ -91,7 +91,7 @@ def aliases_of(word: str) -> list[Alias]:
 
 
 def other_words(setting: str) -> list[str]:
-    """Returns the names that other tools use for a setting which differs from theirs only in name."""
+    """Returns the names that other tools use for a setting, if only the name differs."""
     aliases = (_alias("setting", word, record) for word, record in read_aliases()["setting"].items())
     return sorted(one.word for one in aliases if one.verdict == "same" and one.to == f"setting:{setting}")
 

@@ -50,7 +50,7 @@ class Cell(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """One axis of the matrix.
+    """One axis of the compatibility matrix, which lists the settings that can be combined.
 
     Args:
         title: the heading of the axis.

@@ -98,7 +98,7 @@ class Rules(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the constructor in messages."""
+        """The name that messages use for the constructor."""
         return self.about[0].rpartition(":")[2].rpartition(".")[2]
 
     def names(

@@ -1,9 +1,9 @@
 """Places in the user's files, and the source map from rendered text to them.
 
-Every stage passes on these records: `Span` (a place in a file), `Site` (a place with its template and block), `Origin`
-(the
-sites that wrote a piece of text) and `SourceMap` (the origins of a rendered text). Lines and columns are 1-based. Files
-are absolute paths or pseudo names such as `<command line>`. The module does not depend on templates or YAML.
+Every stage, from rendering to construction, passes on these records: `Span` (a place in a file), `Site` (a place with
+its template and block), `Origin` (the sites that wrote a piece of text) and `SourceMap` (the origins of a rendered
+text). Lines and columns are 1-based. Files are absolute paths or pseudo names such as `<command line>`. The module does
+not depend on templates or YAML.
 """
 
 from __future__ import annotations

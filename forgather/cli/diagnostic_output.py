@@ -118,7 +118,7 @@ def finding_facts(finding: Diagnostic, display: Display, config: str | None = No
 
 
 def unchecked_facts(one: Unchecked, display: Display, config: str) -> dict[str, Any]:
-    """Returns a constructor call that could not be checked as plain data, with the reason.
+    """Returns plain data that describe a constructor call that could not be checked, and the reason.
 
     Args:
         one: the call that could not be checked.

@@ -63,7 +63,8 @@ class TemplateUse:
         line: the first line of the template in `file`, counted from 1; above 1 for an inline sub-template.
         why: the kind of the statement ("extends", "include" or "import"), or "config" for the config itself.
         by: the place of the statement that loaded the template; None for the config itself.
-        parent: the index in `RenderedText.templates` of the template with that statement; None for the config itself.
+        parent: the template that contains the statement, as an index into `RenderedText.templates`; None for the config
+            itself.
     """
 
     name: str

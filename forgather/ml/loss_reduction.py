@@ -85,7 +85,7 @@ def as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]:
 
 
 def layers_of(function: Any) -> list[Any]:
-    """Returns a partial and the functions inside it, the innermost last, or a list of any other callable alone."""
+    """Returns a callable, followed by the callables that it wraps if it is a partial, the innermost last."""
     layers = [function]
     while (inner := getattr(layers[-1], "func", None)) is not None and hasattr(layers[-1], "keywords"):
         layers.append(inner)

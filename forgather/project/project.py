@@ -186,7 +186,7 @@ class Project:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The names of the targets, in order."""
+        """The names of the targets, in the order of the config."""
         return tuple(self.graph.targets)
 
     @cached_property

@@ -159,8 +159,8 @@ class _Drawing:
         """Yields the rows as lines.
 
         Args:
-            columns: the number of columns of the terminal, by which the column of values is limited, or None if the
-                output is not a terminal.
+            columns: the width of the terminal in characters, which limits the width of the values; None if the output
+                is not a terminal.
         """
         # A single long value must not move the places of all other rows to the right.
         widest = _WIDEST

@@ -80,7 +80,7 @@ class Part:
 
 
 def room(path: GraphPath) -> int:
-    """Returns the maximum width in columns of a string that is written inline; deeper paths have a smaller one."""
+    """Returns the maximum width, in columns, of a string that is written inline: the deeper a value, the narrower."""
     if not path:
         return LONGEST_STRING
     step = path[-1]

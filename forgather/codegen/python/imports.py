@@ -107,7 +107,7 @@ class Imports:
         return _attributes(name(self._names[key]), _rest(source, symbol, key))
 
     def short_function(self, word: str) -> Expression:
-        """Returns the name of a generated function with the effect of a built-in function of the config language."""
+        """Returns the name of the generated function that does what a built-in function of configs does."""
         if word not in self.short:
             self.short[word] = self.names.free(f"get_{word}" if word in ("items", "keys", "values") else word)
         return name(self.short[word])

@@ -107,7 +107,7 @@ def _line_of(writing: Writing) -> int | None:
 
 
 def _lines_in(node: Node) -> Iterator[int]:
-    """Yields the lines that wrote a value, without the lines of values inside it that are aliases."""
+    """Yields the lines that wrote a value. If a nested value is a YAML alias, its lines are left out."""
     stack = [node]
     while stack:
         inner = stack.pop()

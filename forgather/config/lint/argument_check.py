@@ -33,7 +33,8 @@ class Mismatch(NamedTuple):
         message: a description of what was found.
         hint: a suggestion of what the user can do.
         keyword: the keyword argument to point at; None to point at the call.
-        expected: the names of the parameters that exist, or of those without an argument.
+        expected: for an unknown keyword, the names of all parameters; for missing arguments, the names of the
+            parameters that got none.
         position: the index of the positional argument to point at; None if the error is not about one.
     """
 

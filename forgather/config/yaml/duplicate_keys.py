@@ -2,8 +2,7 @@
 
 Takes two entries of one key, and the pairs of templates of which one extends the other; gives a verdict and findings.
 The rule: the writer chain of a key is the list of sites in its origin. Two chains are compared from the outermost site;
-if
-they differ in a template or a block, the later key is an override. Sub-templates of one name in two files are two
+if they differ in a template or a block, the later key is an override. Sub-templates of one name in two files are two
 templates.
 """
 
@@ -26,9 +25,8 @@ class KeyVerdict(StrEnum):
     """The relation of the later of two equal keys to the earlier one.
 
     OVERRIDE: the later line, of another template or block, replaces the earlier one. BURIED: the line of a child
-    template
-    comes before that of its parent, which replaces it. SAME: one block gives the same value twice. UNSURE: an origin is
-    approximate, so the blocks are not known. CONFLICT: one block gives two values.
+    template comes before that of its parent, which replaces it. SAME: one block gives the same value twice. UNSURE: an
+    origin is approximate, so the blocks are not known. CONFLICT: one block gives two values.
     """
 
     OVERRIDE = "override"
@@ -40,7 +38,7 @@ class KeyVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Two entries of one key, and their relation."""
+    """Two entries with the same key, and the relation of the later one to the earlier one."""
 
     earlier: Entry
     later: Entry

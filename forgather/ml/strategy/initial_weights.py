@@ -286,7 +286,7 @@ class InitialWeights:
         DTensor, only the local part is copied.
 
         Args:
-            module: the model, or a part of the model in which modules keep their names.
+            module: the model, or a part of it whose modules have the same qualified names as in the whole model.
             device: the device of the tensors that replace meta tensors. None for the device of this rank.
 
         Raises:

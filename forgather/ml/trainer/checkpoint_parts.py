@@ -51,7 +51,7 @@ class AllowedMissing:
 
 
 def with_missing_hint(error: CheckpointError, allowed: Collection[str]) -> CheckpointError:
-    """Returns the error; if it reports a missing file, with a hint that names the `--allow-missing` option.
+    """Returns the error. If the error reports a missing file, its hint names the `--allow-missing` option.
 
     Args:
         error: the error that was raised while the checkpoint was verified.

@@ -115,7 +115,7 @@ def _numbers(value: Any) -> tuple[Sequence[int], np.ndarray[Any, Any]] | None:
     """Returns the shape and the flattened numbers of a value; None if the value does not consist of numbers.
 
     Numbers are widened to int64, float64 or complex128, so that they have the same digest in all containers: `datasets`
-    returns lists, and with torch format int32 tensors.
+    returns lists by default, and int32 tensors if its format is set to torch.
     """
     if isinstance(value, Tensor):
         flat = _head_and_tail(value.detach().reshape(-1), _MOST_NUMBERS).cpu()

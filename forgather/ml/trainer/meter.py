@@ -44,7 +44,7 @@ class AsyncHostCopy:
         return self._event is None or self._event.query()
 
     def read(self) -> Tensor:
-        """Returns the copy in host memory; waits for the copy and for the device work that was queued before it.
+        """Waits until the transfer to host memory is done, and returns the transferred tensor.
 
         Shapes:
             Returns a tensor of the shape of the copied tensor.

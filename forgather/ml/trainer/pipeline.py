@@ -1,7 +1,7 @@
 """`PipelineTrainer`: pipeline parallelism, with the stages of a model on several ranks.
 
 `PipelineTrainer` takes the same parameters as `Trainer`, with `PipelineTrainingArguments` as `args`, and runs the same
-training on several processes. The class only chooses the pipeline strategy, which the arguments alone configure.
+training on several processes. The class only chooses the pipeline strategy. All its settings come from the arguments.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ class Items(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Counts calls that convert the tensor to a Python number or an array, whose results do not have this class."""
+        """Counts calls that convert the tensor to a Python number or an array, after which it is untraced."""
         if func in cls._READERS:
             Items.reads += 1
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
