@@ -7,8 +7,10 @@ files give the same rows, order and fingerprint. Only `hub_dataset` opens a netw
 from __future__ import annotations
 
 import glob
+import json
 import logging
 import os
+import re
 import sysconfig
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +34,7 @@ from forgather.rules import is_path
 
 logger = logging.getLogger(__name__)
 
+_ROW = re.compile(r",? in row \d+$")
 _AT_LEAST_ONE = "a data set needs at least one row"
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -251,26 +254,50 @@ def _read(files: list[str], reader: object, **options: object) -> Dataset:
     if len(empty) == len(files):
         raise DataError(f"{_listed(files)} is empty", code="FG832", hint=_AT_LEAST_ONE).about("paths")
     try:
-        with _without_progress_bars():
+        with _without_own_output():
             return reader([file for file in files if file not in empty], **options)  # type: ignore[operator]
     except (DatasetGenerationError, OSError, ValueError) as error:
         # `datasets` wraps the error of the parser in one that says only that generation failed.
-        cause = error.__cause__ or error
+        reason = _first_line(error.__cause__ or error)
+        where = _listed(files)
+        # The parser counts rows from 0, without empty lines, and from the start of the block that it reads.
+        if (row := _ROW.search(reason)) and (bad := _first_bad_line(files)):
+            where, reason = repr(bad[0]), f"{reason[: row.start()]} in line {bad[1]}"
         raise DataFileError(
-            f"{_listed(files)} cannot be read: {_first_line(cause)}",
+            f"{where} cannot be read: {reason}",
             code="FG834",
             hint="is it in this format, complete, and in UTF-8?",
         ).about("paths") from error
 
 
+def _first_bad_line(files: Sequence[str]) -> tuple[str, int] | None:
+    """Returns the first file and line, counted from 1, that is not a JSON object; None if each line is one."""
+    for file in files:
+        with open(file, "rb") as stream:
+            for number, line in enumerate(stream, 1):
+                try:
+                    is_object = not line.strip() or isinstance(json.loads(line), dict)
+                except ValueError:
+                    is_object = False
+                # A file that is not JSON lines but one indented value has no line that is wrong by itself.
+                if not is_object:
+                    return None if line.strip() in (b"[", b"{") else (file, number)
+    return None
+
+
 @contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    # The setting is global to `datasets`; a caller's choice has to come back.
+def _without_own_output() -> Iterator[None]:
+    # The settings are global to `datasets`; a caller's choice has to come back.
     shown = not are_progress_bars_disabled()
     disable_progress_bars()
+    # Its readers log an error before they raise it, with the row of a block.
+    readers = logging.getLogger("datasets.packaged_modules")
+    level = readers.level
+    readers.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
+        readers.setLevel(level)
         if shown:
             enable_progress_bars()
 
