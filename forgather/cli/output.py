@@ -53,10 +53,9 @@ def report(findings: Sequence[Diagnostic], display: Display, see_all: str | None
 def _block(finding: Diagnostic, display: Display) -> list[str]:
     message = clean(display.shorten(finding.message), 4 * _WIDTH).split("\n")
     lines = [f"{finding.severity}[{finding.code}]: {message[0]}", *(f"  {line}" for line in message[1:4])]
-    is_of_command = finding.span is not None and finding.span.file.startswith("<")
     is_note = finding.severity is Severity.NOTE or (finding.severity is Severity.WARNING and finding.path is None)
-    if is_of_command and is_note:
-        # A warning about a word of the command line needs no place: the word is still on the screen.
+    if is_note and finding.span is not None and finding.span.file.startswith("<"):
+        # A note about a word of the command line needs no place: the word is still on the screen.
         return lines
     if finding.span is not None:
         lines += _place(finding.span, display, finding)
