@@ -20,11 +20,13 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# For changes of the code that reads configs: trains nothing, starts no browser, builds no package. Under 90 seconds.
+# For changes of the code that reads configs: trains nothing, starts no browser, builds no package. About 100 seconds on two cores.
 FAST := architecture codegen config project signatures cli test_aliases.py test_errors.py test_rules.py test_spelling.py
+# These start processes, measure growth, or read checkpoints.
+NOT_FAST := cli/test_static.py cli/test_process.py cli/test_growth.py cli/test_ckpt.py cli/bad_input/test_surroundings.py \
+  project/test_secrets.py project/test_trust.py
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix tests/,$(FAST)) \
-	  --ignore tests/cli/test_static.py --ignore tests/cli/test_process.py --ignore tests/cli/bad_input/test_surroundings.py
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix tests/,$(FAST)) $(addprefix --ignore=tests/,$(NOT_FAST))
 
 # Every cell of the matrix of strategies (about 600 training runs, about forty minutes), and the cases of other tests that
 # `make test` leaves out. Writes the table of docs/parallelism.md.
