@@ -2,6 +2,7 @@ import time
 
 import pytest
 
+from forgather import bounded
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.render import render
 from forgather.errors import Severity
@@ -136,6 +137,14 @@ def test_what_several_configs_share_may_be_for_another_one(findings):
     shared = BASE + "-- set depth = 3\n"
     assert [] == findings(base=shared, main=main(), other=main("[model]", "d: {{ depth }}"))
     assert [("FG134", LINT, 8)] == [found[:3] for found in findings(base=shared, main=main(), other=main())]
+
+
+def test_a_folder_with_too_many_files_does_not_stop_a_render(findings, tmp_path, monkeypatch):
+    monkeypatch.setattr(bounded, "MAX_ENTRIES", 50)
+    (tmp_path / "project" / "data").mkdir(parents=True)
+    for number in range(60):
+        (tmp_path / "project" / "data" / f"{number}.txt").touch()
+    assert [("FG134", LINT, 8)] == [found[:3] for found in findings(base=BASE + "-- set depth = 3\n", main=main())]
 
 
 def test_a_variable_that_nothing_reads_is_a_warning_with_the_near_name(rendered):

@@ -21,6 +21,7 @@ from forgather.config._jinja.parser import TracingParser
 from forgather.config._jinja.seams import mark_seams
 from forgather.config._jinja.static_analysis import (
     HIDDEN,
+    block_contents,
     bound_names,
     contains_node,
     count_nodes,
@@ -28,7 +29,6 @@ from forgather.config._jinja.static_analysis import (
     name_tables,
     names_in,
 )
-from forgather.config._jinja.template_lint import block_contents
 
 _BODY_COST = 2
 

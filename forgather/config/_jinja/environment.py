@@ -360,7 +360,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
                 raise RenderError(
                     f"'{name}' is a function and cannot be printed", code="FG118", hint=f"call it: {name}()"
                 )
-        self.account.weigh(value) if not isinstance(value, Undefined) else None
+        self.account.weigh(value)
         return str(value)
 
     def _count(self, cost: int, values: Any) -> Any:

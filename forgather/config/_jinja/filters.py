@@ -286,8 +286,7 @@ def _weighed_test(function: Any) -> Any:
     def run(context: Context, *args: Any) -> Any:
         account: Account = context.environment.account  # type: ignore[attr-defined]
         for value in args:
-            if not isinstance(value, Undefined):
-                account.compared(value)
+            account.compared(value)
         return function(*args)
 
     return run

@@ -257,6 +257,14 @@ class Library:
 
     def missing(self, name: str, ask: TemplateRequest | None) -> RenderError:
         """Returns the error for a missing template; its hint has the nearest names and the searched folders."""
+        if ask is not None and ask.why == "extends" and ask.by.name == name:
+            return RenderError(
+                f"'{name}' extends itself, and there is no other template of that name further out",
+                code="FG113",
+                span=ask.span,
+                found=name,
+                hint="name the template that this one builds on",
+            )
         # A template that extends a wrong name cannot have meant itself.
         own = {ask.by.name} if ask is not None and ask.why == "extends" else set()
         names = [*self.inline]
@@ -276,14 +284,6 @@ class Library:
         hint = ("did you mean " + " or ".join(f"'{other}'" for other in close) + "? ") if close else ""
         if self.roots:
             hint += "looked in " + ", ".join(self.roots[:4])
-        if ask is not None and ask.why == "extends" and ask.by.name == name:
-            return RenderError(
-                f"'{name}' extends itself, and there is no other template of that name further out",
-                code="FG113",
-                span=ask.span,
-                found=name,
-                hint="name the template that this one builds on",
-            )
         return RenderError(
             f"there is no template '{name}'",
             code="FG112",

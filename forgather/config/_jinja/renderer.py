@@ -80,13 +80,12 @@ _COMPILING = (
     "renderer",
     "seams",
     "static_analysis",
-    "template_lint",
 )
 """The modules of this package that decide what a template compiles to."""
 
 
-@cache
 # Marshalled code is valid only for the Python that made it, and its helpers only for the same release of this package.
+@cache
 def _fingerprint() -> bytes:
     """Returns a digest of what compiled code depends on besides the text: Python, Jinja and this package's source."""
     digest = hashlib.sha256(sys.version.encode())

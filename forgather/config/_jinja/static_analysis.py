@@ -1,13 +1,15 @@
-"""Static analysis of a template: the names that it reads, sets and binds, and the size of its bodies.
+"""Static analysis of a template: the names that it reads, sets and binds, the contents of its blocks, and sizes.
 
 Takes Jinja's nodes; gives tables of plain constants, which are stored in compiled code. Invariant: the tables depend
-only on the text of the template.
+only on the text of the template. Nothing is rendered, so a rendered block may have more keys than its `BlockContents`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from functools import cached_property
+from typing import NamedTuple
 
 from jinja2 import nodes
 
@@ -206,3 +208,62 @@ def _acts(node: nodes.Node) -> bool:
         if isinstance(base, nodes.Name) and base.name in ("super", "self", "caller"):
             return True
     return False
+
+
+_KEY = re.compile(r"([A-Za-z_][\w.-]*)\s*:(?:\s|$)")
+
+
+class BlockContents(NamedTuple):
+    """The contents of a block, as far as its text shows them.
+
+    Args:
+        keys: the keys at the outermost indent of the block.
+        opening: the first word of the block's text ("!dlist:@callbacks"); "" if the block has no text.
+        calls_super: whether the block prints the block of its parent.
+        includes: the names of the templates that the block includes; "" stands for a name that is not a literal.
+        sets: the attributes that the block sets, as pairs of name and attribute.
+    """
+
+    keys: tuple[str, ...] = ()
+    opening: str = ""
+    calls_super: bool = False
+    includes: tuple[str, ...] = ()
+    sets: tuple[tuple[str, str], ...] = ()
+
+
+def block_contents(tree: nodes.Template) -> tuple[tuple[str, tuple[object, ...]], ...]:
+    """Returns the name and the contents of each block of a template, as constants for its compiled code."""
+    return tuple((block.name, tuple(_of_block(block))) for block in tree.find_all(nodes.Block))
+
+
+def template_contents(text: str) -> BlockContents:
+    """Returns the contents of a whole template, which are read from its text."""
+    lines = [line for line in text.split("\n") if not line.lstrip().startswith(("-- ", "<< ", ">> ", "{%", "=="))]
+    return _of_lines(lines)
+
+
+def _of_block(block: nodes.Block) -> BlockContents:
+    found = _of_lines("".join(_texts(block)).split("\n"))
+    included = [item.template for item in block.find_all(nodes.Include)]
+    return found._replace(
+        calls_super=any(isinstance(c.node, nodes.Name) and c.node.name == "super" for c in block.find_all(nodes.Call)),
+        includes=tuple(name.value if isinstance(name, nodes.Const) else "" for name in included),
+        sets=tuple(dict.fromkeys((ref.name, ref.attr) for ref in block.find_all(nodes.NSRef))),
+    )
+
+
+def _texts(block: nodes.Block) -> Iterator[str]:
+    for output in block.find_all(nodes.Output):
+        for part in output.nodes:
+            # An expression prints a value or a key that is not known before rendering; NUL marks it.
+            yield part.data if isinstance(part, nodes.TemplateData) else "\0"
+
+
+def _of_lines(lines: Iterable[str]) -> BlockContents:
+    written = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not written:
+        return BlockContents()
+    # An expression at the margin, such as `== super()`, prints lines with an indent of their own.
+    outermost = min((len(line) - len(line.lstrip()) for line in written if line[0] != "\0"), default=0)
+    found = [match[1] for line in written if (match := _KEY.match(line, outermost))]
+    return BlockContents(keys=tuple(dict.fromkeys(found)), opening=written[0].split()[0])

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cached_property
 
 from forgather.aliases import alias_of
-from forgather.bounded import walk_folders
+from forgather.bounded import TooManyEntriesError, walk_folders
 from forgather.config._jinja.environment import LoadedTemplate, RunEnvironment
 from forgather.config._jinja.loader import read_text
 from forgather.errors import Diagnostic, ForgatherError, Severity
@@ -197,9 +197,11 @@ class _ProjectFiles:
         found: dict[str, frozenset[str]] = {}
         for root in self._library.roots:
             if self._project is None or os.path.join(root, "").startswith(self._project):
-                for path in _files(root):
-                    with suppress(ForgatherError):
-                        found[path] = frozenset(re.findall(r"\w+", read_text(path)))
+                # A folder of data may be too large to walk, and no finding stops a render.
+                with suppress(TooManyEntriesError):
+                    for path in _files(root):
+                        with suppress(ForgatherError):
+                            found[path] = frozenset(re.findall(r"\w+", read_text(path)))
         return found
 
 
@@ -209,7 +211,7 @@ def _files(root: str) -> Iterator[str]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         count += len(folders)
         for name in files:
-            # A search path may contain a data folder; the search is bounded, and a name is then taken as read.
+            # A search path may contain a data folder, so the search is bounded; names of later files are not found.
             count += 1
             if count > _MAX_SEARCHED:
                 return

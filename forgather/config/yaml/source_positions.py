@@ -175,7 +175,7 @@ class SourcePositions:
     def anchor_below(self, name: str, line: int) -> Span | None:
         """Returns the place of the first `&name` below a line of the rendered text; None if no such anchor follows."""
         # A search in the text, because events after an error are not read.
-        for number, text in enumerate(self._rendered.text.split("\n")[line:], start=line + 1):
+        for number, text in enumerate(self._lines[line:], start=line + 1):
             if re.search(rf"(?:^|[\s\[{{,])&{re.escape(name)}(?=[\s\]}},]|$)", text):
                 return self.span(number)
         return None

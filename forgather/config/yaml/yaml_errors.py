@@ -274,7 +274,7 @@ def _neighbour(lines: list[str], number: int, indent: int) -> int | None:
     best: int | None = None
     for candidate in range(number - 1, 0, -1):
         line = _line(lines, candidate)
-        if not line.strip() or line.lstrip().startswith("#"):
+        if not _is_written(line):
             continue
         width = _width(line)
         if width == indent:
