@@ -14,10 +14,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 from forgather.errors import nearest
+from forgather.spelling import same_letters
 
 KINDS = ("setting", "inner", "block", "template", "constructor", "tag", "option", "variable", "field")
 """The kinds of name that the table has records for. "keyword" is a further kind, with groups of names in place of
@@ -112,7 +113,7 @@ def suggest(kind: str, word: str, candidates: Sequence[str], *, owner: str = "")
         "did you mean 'learning_rate'?"
     """
     # A difference in case only is certain, so it comes before the table.
-    if (same := _folded(tuple(candidates)).get(word.casefold())) is not None:
+    if (same := same_letters(word, candidates)) is not None:
         return f"did you mean {same!r}?"
     if kind == "keyword":
         known = keyword_for(word, candidates)
@@ -127,12 +128,6 @@ def suggest(kind: str, word: str, candidates: Sequence[str], *, owner: str = "")
     # A deprecated name may be the most similar one, and would only lead to the next warning.
     gone = read_aliases()["deprecated"].get(owner, {})
     return nearest(word, [name for name in candidates if name not in gone])
-
-
-@lru_cache(maxsize=64)
-def _folded(names: tuple[str, ...]) -> dict[str, str]:
-    """Returns the names by their case-folded form; of several names with the same form, the first one is returned."""
-    return {name.casefold(): name for name in reversed(names)}
 
 
 def suggest_inside(
