@@ -4,9 +4,9 @@ Takes a name and the names that exist; gives a hint. The table of other tools' n
 read only when a name is not found. A record in the table takes precedence over a name of similar spelling, and a
 deprecated name is never suggested.
 
-Each record of a name has one of four verdicts: "same" (our setting has another name only), "near" (a different setting
-has this effect, or the value is written in another form), "elsewhere" (a block, a template or an option takes the place
-of the setting), "none" (Forgather has no counterpart; the reason says what to do).
+Each record has one of four verdicts. "same": only the name differs. "near": a different setting has this effect, or the
+value is written in another form. "elsewhere": a block, a template or an option takes the place of the setting. "none":
+Forgather has no counterpart, and the reason says what to do.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def read_aliases() -> Mapping[str, Any]:
 
 
 def alias_of(kind: str, word: str) -> Alias | None:
-    """Returns the record of a name under one kind; None if the table has no such record.
+    """Returns the record of a name under one kind, or None if the table has no such record.
 
     Args:
         kind: the kind of the name, one of `KINDS`.
-        word: the name; leading dashes are ignored, and a dash equals an underscore.
+        word: the name. Leading dashes are ignored, and other dashes are read as underscores.
     """
     # Options are written with dashes, settings with underscores; the table has one form.
     plain = word.lstrip("-").replace("-", "_")
@@ -120,8 +120,8 @@ def suggest(kind: str, word: str, candidates: Sequence[str], *, owner: str = "")
         if known is not None:
             return f"did you mean {known!r}?"
     alias = alias_of("setting" if kind == "keyword" else kind, word)
-    # A parameter can share its name with a setting, in the arguments of another trainer or a partial for them. The
-    # record of a setting is used for a keyword only if the candidates contain our name.
+    # A parameter of any constructor can have the name of a setting by chance, so the record of a setting is used for a
+    # keyword only if the constructor has the parameter that the record suggests.
     is_told = alias is not None and kind != "keyword" and (alias.verdict != "same" or not candidates)
     if alias is not None and (is_told or alias.name in candidates):
         return alias.hint
@@ -136,11 +136,11 @@ def suggest_inside(
     """Returns a hint for an unknown key of a mapping that is the value of a setting.
 
     Args:
-        owner: the setting that has the mapping as its value, or the mapping's own key in an outer mapping.
+        owner: the name of the setting. If the mapping is nested, this is the key of the mapping in the outer mapping.
         word: the unknown key.
         candidates: the keys that the mapping accepts.
-        outside: the settings on the same level as the mapping.
-        around: the name of the object to which the settings in `outside` belong.
+        outside: the names of all settings of the constructor that has the setting `owner`.
+        around: the name of this constructor, for the hint.
 
     Example:
         >>> suggest_inside("fsdp_config", "sharding", ["shard_size", "sharding_strategy"])
@@ -192,8 +192,9 @@ def suggest_symbol(module: str, symbol: str) -> str | None:
 
 
 def suggest_module(module: str, symbol: str = "") -> str | None:
-    """Returns a hint for a module that does not exist; None if the table has no record for the module or a parent
-    package.
+    """Returns a hint for a module that does not exist.
+
+    The hint is None if the table has no record of the module or of a parent package.
 
     Args:
         module: the dotted name of the module.

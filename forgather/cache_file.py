@@ -1,7 +1,8 @@
-"""Cache files, which store plain data from one command to the next; each file is one cache entry.
+"""Cache files, in which a command stores plain data for later commands. Each file is one cache entry.
 
-An entry that is corrupt, that another user owns or can write, or that has another format is treated as missing. Two
-processes may write one entry at the same time. If a file cannot be written, nothing is cached and no error is raised.
+An entry is treated as missing if it is corrupt, if it has another format, or if another user owns the file or can write
+to it. Two processes may write one entry at the same time. If a file cannot be written, nothing is cached and no error
+is raised.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def code_fingerprint(*folders: str) -> str:
 
 
 def read_cached(file: str, form: int) -> dict[str, Any] | None:
-    """Returns the facts that are stored in a cache file; None if the file is not an intact entry of that format.
+    """Returns the facts in a cache file, or None if the file is not an intact entry of the expected format.
 
     Args:
         file: the path of the cache file.

@@ -97,7 +97,7 @@ class Matrix(NamedTuple):
         prefix = "" if decided == "arguments" else "args."
         for cell in self.cells:
             deciders = {self.axes[axis].decided for axis in cell.where}
-            # A value that the model decides is known only once it is built; the trainer refuses those cells itself.
+            # A value that depends on the model is known only after the model is built; the trainer checks those cells.
             if cell.verdict != "refused" or "model" in deciders or ("trainer" in deciders) == (decided == "arguments"):
                 continue
             yield {
@@ -128,15 +128,17 @@ def read_matrix() -> Matrix:
                 "arguments": tuple(cell.get("arguments", ()))})
         for cell in facts["cells"]
     ]  # fmt: skip
-    # The axis of schedules has the names of the table alone.
+    # `with_schedules` gives only the class names, and the documentation prints a description of each value.
     schedule = facts["axes"].get("schedule", {"values": ()})
     schedule["values"] = {name: name.removeprefix("Schedule") for name in schedule["values"]}
     return Matrix(axes={name: Axis(**axis) for name, axis in facts["axes"].items()}, cells=tuple(cells))
 
 
 def combination_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the value of each axis that depends on settings; None as the value of an axis that the settings leave
-    open.
+    """Returns the value of each axis that depends on settings.
+
+    The value is `UNKNOWN` if it depends on an unknown setting. It is None if the axis does not apply, as the axis of
+    pipeline schedules does not apply to a trainer without a pipeline.
 
     Args:
         settings: the settings by name, with the kind of trainer under the name `trainer`.
@@ -169,7 +171,7 @@ _DDP = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffer
 
 
 def _weight_sharding(fsdp: bool | str | None, config: Mapping[str, Any] | None, replicas: int | None) -> str:
-    """Returns how the data-parallel ranks share the weights: replicated ("all-reduce") or by a form of FSDP2."""
+    """Returns "all-reduce" if each data-parallel rank has all weights, or the form of FSDP2 that shards the weights."""
     if not fsdp or replicas == 1:
         # With one replica, all forms of FSDP2 are the same: nothing is sharded.
         return "all-reduce" if not fsdp else "fsdp2"

@@ -36,7 +36,7 @@ class Diagnostic:
         span: the place in the user's file.
         path: the path in the object graph of the config; None if the finding has no such path.
         hint: a suggestion of what the user can do.
-        context: lines with the statements that led to the place ("config tiny.yaml, extends project.yaml").
+        context: the statements that led to the place, such as "config tiny.yaml" and "extends project.yaml".
     """
 
     code: str
@@ -64,14 +64,14 @@ class ForgatherError(Exception):
         hint: a suggestion of what the user can do.
         expected: the value or values that would have been accepted.
         found: the value that was found.
-        context: lines with the statements that led to the place.
+        context: the statements that led to the place, as in `Diagnostic`.
         others: further findings that belong in the same report.
     """
 
     code = "FG000"
     argument: str | None = None
-    """The keyword argument that the error is about, if a constructor raised it; the report points at the line that
-    gives it. `args.lr` is the keyword `lr` of the call that is given as `args`.
+    """The keyword argument to which an error of a constructor refers, or None. The report shows the line of the config
+    that gives this argument. `args.lr` is the keyword `lr` of the call that is given as `args`.
     """
 
     def __init__(
@@ -244,7 +244,9 @@ class BuildNote(str):
 
 
 def nearest(name: str, candidates: Sequence[str], *, first: Sequence[str] = (), prefix: str = "") -> str | None:
-    """Returns "did you mean 'x'?" for the closest candidate; if no candidate is close, a short list of them, or None.
+    """Returns "did you mean 'x'?" for the closest candidate.
+
+    If no candidate is close, the result is a list of all candidates if there are one to nine, and otherwise None.
 
     Args:
         name: the name that was written.
@@ -271,7 +273,9 @@ def nearest(name: str, candidates: Sequence[str], *, first: Sequence[str] = (), 
 
 
 def closest(name: str, candidates: Sequence[str], *, cutoff: float = 0.6) -> str | None:
-    """Returns the candidate that is most similar to a name; one that differs in case only comes before all others.
+    """Returns the candidate that is most similar to a name, or None if no candidate is similar.
+
+    A candidate that differs only in upper and lower case is preferred.
 
     Args:
         name: the name that was written.

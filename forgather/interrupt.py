@@ -62,13 +62,12 @@ def status_of(stop: BaseException) -> int:
 
 
 class Interrupt:
-    """Context manager that handles the signals which end a run. In a thread other than the main one, no handler
-    changes.
+    """Context manager that handles the signals which end a run. Outside the main thread it sets no signal handler.
 
     Args:
         same_within: the number of seconds within which a second signal is treated as a repeat of the first.
         insists: whether a second thread ends the process if the main thread is stuck in native code.
-        speaks: whether messages are logged and printed; in a run of several processes, only one process should.
+        speaks: whether messages are logged and printed. It should be True in only one process of a run.
     """
 
     def __init__(self, *, same_within: float = SAME_SECONDS, insists: bool = False, speaks: bool = True) -> None:
@@ -80,9 +79,9 @@ class Interrupt:
         self.defers = False
         """True while the first signal is only recorded and ends nothing by itself."""
         self.at_once = False
-        """True once a signal has ended the current work immediately, wherever it was."""
+        """True once a signal has raised an exception in the middle of the current work."""
         self.is_quiet: Callable[[], bool] = bool
-        """Returns True if the end of this process is reported elsewhere, with its reason."""
+        """A function that returns True if another process reports why this process ends."""
         self.wants_requeue = False
         """True after SIGUSR1, which a scheduler sends before the time limit to a job that is to be continued later."""
         self.same_within = same_within
@@ -140,13 +139,14 @@ class Interrupt:
 
     @property
     def stop_code(self) -> float:
-        """The value that processes sum with an all-reduce to learn whether one of them was asked to stop, and by which
-        signal.
+        """The code of the signal that was received, or 0 without a signal.
+
+        The processes of a run sum their codes with an all-reduce. The sum shows which signals any of them has received.
         """
         return _STOP_CODES[self._number] if self.requested else 0.0
 
     def error_for(self, stop_codes: float) -> KeyboardInterrupt | None:
-        """Returns the exception to raise for the all-reduced `stop_code`; None if no process was asked to stop."""
+        """Returns the exception to raise for the sum of all `stop_code`s, or None if no process received a signal."""
         if not stop_codes:
             return None
         self.wants_requeue |= stop_codes >= _STOP_CODES[signal.SIGUSR1]
@@ -213,7 +213,7 @@ class Interrupt:
 
 
 def _leave_terminal() -> None:
-    """Redirects the standard streams that are gone to the null device: a line that is printed must not end the save."""
+    """Redirects each closed standard stream to the null device, because a failed write to it would end the save."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         if _is_gone(stream):
@@ -253,7 +253,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 @contextmanager
 def _ended_by(interrupt: Interrupt) -> Iterator[None]:
-    """Context manager that raises the exception of the interrupt where native code has replaced it by another."""
+    """Context manager that raises the exception of the signal if native code has replaced it with another one."""
     try:
         yield
     except Exception as error:
@@ -264,7 +264,7 @@ def _ended_by(interrupt: Interrupt) -> Iterator[None]:
 
 @contextmanager
 def handle_signals(interrupt: Interrupt) -> Iterator[Interrupt]:
-    """Context manager that handles the signals of a whole program; `signal_handler` yields the same handler."""
+    """Context manager that handles the signals of a whole program. Inside it, `signal_handler` yields this handler."""
     with interrupt, _ended_by(interrupt):
         _program_handlers.append(interrupt)
         try:
@@ -275,11 +275,11 @@ def handle_signals(interrupt: Interrupt) -> Iterator[Interrupt]:
 
 @contextmanager
 def signal_handler(*, same_within: float = SAME_SECONDS, speaks: bool = True) -> Iterator[Interrupt]:
-    """Context manager that yields the handler of the program; if there is none, a new `Interrupt` for the block.
+    """Context manager that yields the handler of the program. If there is none, it makes an `Interrupt` for the block.
 
     Args:
-        same_within: the argument of that name of a new `Interrupt`.
-        speaks: the argument of that name of a new `Interrupt`.
+        same_within: the argument `same_within` of the new `Interrupt`.
+        speaks: the argument `speaks` of the new `Interrupt`.
     """
     if not _program_handlers:
         with Interrupt(same_within=same_within, speaks=speaks) as own, _ended_by(own):
@@ -295,7 +295,7 @@ def signal_handler(*, same_within: float = SAME_SECONDS, speaks: bool = True) ->
 
 
 def current_handler() -> Interrupt | None:
-    """Returns the handler of the program; None if there is none, also while a training run has a handler of its own."""
+    """Returns the handler that `handle_signals` set, or None. A handler that `signal_handler` made is not returned."""
     return _program_handlers[-1] if _program_handlers else None
 
 
@@ -309,9 +309,9 @@ def ignore_signals() -> None:
 def end_promptly(status: int) -> None:
     """Ends this process after its `atexit` handlers have run, without the interpreter's teardown.
 
-    The function must be registered with `atexit`. It skips the teardown for two reasons: the teardown takes seconds for
-    which other processes wait; and a thread of a process group may release a tensor during the teardown, which needs
-    the interpreter's lock and aborts the process.
+    The function must be registered with `atexit`. There are two reasons to skip the teardown. Other processes would
+    wait for it for seconds. A thread of a process group may also release a tensor during the teardown; it then needs
+    the interpreter's lock, and the process is aborted.
 
     Args:
         status: the exit status of the process.
@@ -333,7 +333,7 @@ def leave_to_parent() -> None:
     """
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # sigwaitinfo, which tells the sender, needs the signal to be blocked in every thread.
+    # sigwaitinfo, which reports the sender, needs the signal to be blocked in every thread.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_end_by_parent, args=(os.getppid(),), name=LISTENER, daemon=True).start()
 

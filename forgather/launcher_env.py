@@ -22,7 +22,7 @@ from forgather.errors import DistributedError
 
 DEFAULT_PORT = 29500
 """torchrun's default port for the rendezvous."""
-# The names that each launcher uses for torchrun's variables. The first launcher whose rank is set counts.
+# The names that each launcher uses for torchrun's variables.
 _SLURM = {
     "RANK": "SLURM_PROCID",
     "LOCAL_RANK": "SLURM_LOCALID",
@@ -70,7 +70,7 @@ class NodeFacts:
 
     Args:
         num_nodes: the number of machines of the job.
-        node_rank: the position of the machine among them, from 0.
+        node_rank: the position of the machine among all machines of the job, from 0.
         master: the host and the port of the rendezvous.
         source: the name of the scheduler that gave these facts, for messages.
     """
@@ -125,7 +125,7 @@ def process_facts(environ: Mapping[str, str]) -> ProcessFacts:
 
 
 def node_facts(environ: Mapping[str, str]) -> NodeFacts | None:
-    """Returns this machine's position in a job with one task on each machine; None if the job is of another form.
+    """Returns this machine's position in a job with one task on each machine, or None outside such a job.
 
     Args:
         environ: the environment variables of this process.
@@ -325,7 +325,7 @@ def _program(program: str) -> str:
 
 
 def processes_of_accelerate(environ: Mapping[str, str], parent: Sequence[str]) -> int | None:
-    """Returns how many processes `accelerate launch` was asked for; None if that cannot be determined.
+    """Returns the number of processes that `accelerate launch` should start, or None if it cannot be determined.
 
     Args:
         environ: the environment variables, which determine the folder of accelerate's config file.

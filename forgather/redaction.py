@@ -131,7 +131,7 @@ def hide(text: str, *, is_code: bool = False, is_document: bool = False, is_name
         text: the text to redact.
         is_code: whether the text is Python code, in which only quoted texts are values.
         is_document: whether a user wrote the text, so that nested lines below a name belong to the name.
-        is_named: the argument of that name of `hide_known`.
+        is_named: the argument `is_named` of `hide_known`.
     """
     text = hide_known(text, is_named=is_named)
     text = _replaced(text, under_names(text, is_code=is_code, is_document=is_document))
@@ -170,11 +170,11 @@ def hide_known(text: str, *, is_named: bool = False, keeps_words: bool = False) 
 
 
 def known_hidden(data: Any, *, is_named: bool = False) -> Any:
-    """Returns plain data without known secrets in its texts; numbers remain, because they are measurements.
+    """Returns plain data without known secrets in its texts. Numbers remain, because they are measurements.
 
     Args:
-        data: the mappings, lists and plain values; other objects are returned unchanged.
-        is_named: the argument of that name of `hide_known`.
+        data: the mappings, lists and plain values. Other objects are returned unchanged.
+        is_named: the argument `is_named` of `hide_known`.
     """
     if isinstance(data, Mapping):
         return {_shown_key(key, is_named): known_hidden(value, is_named=is_named) for key, value in data.items()}
@@ -184,7 +184,7 @@ def known_hidden(data: Any, *, is_named: bool = False) -> Any:
 
 
 def holds_hidden(data: object) -> bool:
-    """Returns whether plain data contains the mark of a hidden secret."""
+    """Returns whether plain data contains `(hidden)` in place of a secret."""
     if isinstance(data, Mapping):
         return any(map(holds_hidden, data.values()))
     if isinstance(data, list | tuple):
@@ -210,8 +210,8 @@ def hidden(data: Any, name: str = "", *, is_named: bool = False) -> Any:
 
     Args:
         data: the mappings, lists and plain values; other objects are returned unchanged.
-        name: the name of the data, which may mark all of it as secret.
-        is_named: the argument of that name of `hide_known`.
+        name: the name of the data. A name that looks secret also applies to the values inside the data.
+        is_named: the argument `is_named` of `hide_known`.
     """
     return _hidden(data, name, is_below=False, is_named=is_named)
 

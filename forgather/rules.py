@@ -54,9 +54,10 @@ class Rules(NamedTuple):
     Args:
         about: the names of the constructors, as configs write them.
         settings: the constraint of each setting, with `type`, `minimum`, `choices` and so on; see `misfit`.
-        conflicts: the conditions that must not be true, with code, message, hint and the setting to point at. A rule
-            with `after` applies only if the user wrote the pointed-at setting, and no config that inherits from that
-            config wrote the setting `after`; a rule with `beside`, only if no option gives the setting `beside`.
+        conflicts: the conditions that must not be true, each with a code, a message, a hint and the setting to point
+            at (`argument`). `after` and `beside` name a setting that overrides `argument`. A rule with one of them
+            applies only if the user wrote `argument`. With `after`, it does not apply if a file or option of higher
+            precedence set the other setting; with `beside`, if a command-line option set it.
         derived: the settings that take the value of another setting (`value`) under a condition (`when`).
         defaults: the values of settings that are not given.
         closed: whether a name outside `settings` is an error.
@@ -138,7 +139,7 @@ class Rules(NamedTuple):
     def _without_place(
         self, name: str, value: Any, others: Mapping[str, Any], *, is_known: bool
     ) -> Iterator[Violation]:
-        """Yields the violations of a name that is not a setting.
+        """Yields the violations for a name that is not a setting.
 
         Args:
             name: the name that the user wrote.

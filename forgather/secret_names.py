@@ -51,7 +51,7 @@ _SHORTEST = 4
 
 
 class Strength(IntEnum):
-    """The certainty, judging by its name, that a value is a secret."""
+    """How certain it is that a value is a secret, judging only by the name of the value."""
 
     NONE = 0
     WEAK = 1
@@ -60,7 +60,7 @@ class Strength(IntEnum):
 
 @lru_cache(maxsize=4096)
 def strength_of(name: str) -> Strength:
-    """Returns how certain it is, judging by the name, that the value of a name is a secret.
+    """Returns how certain it is that a value with this name is a secret, judging only by the name.
 
     Example:
         >>> strength_of("auth_token.value").name, strength_of("slow_token").name, strength_of("password_file").name

@@ -13,8 +13,7 @@ from heapq import nlargest
 
 _Letters = tuple[str, int, int, int]
 MOST_COMPARED = 200_000
-"""The largest number of names that are compared for one document: the thousandth misspelled name needs no suggestion.
-"""
+"""The limit on comparisons for one document. After it is reached, further misspelled names get no suggestion."""
 
 _compared = 0
 

@@ -24,8 +24,8 @@ class Hooks(NamedTuple):
     Args:
         honored: the hooks that our trainers call or read.
         instead: the hooks that no trainer of ours calls, with a hint for each.
-        refused_by: for the name of each trainer, the hooks that this trainer does not call although others do, with a
-            hint for each.
+        refused_by: by trainer name, the hooks that this trainer does not call although other trainers of ours do, with
+            a hint for each hook.
     """
 
     honored: frozenset[str]

@@ -20,7 +20,10 @@ _LISTED = 12
 
 
 def survey_text(survey: Any) -> str:
-    """Returns a table of the checkpoints in an output folder as text, with the one from which a run would resume."""
+    """Returns a table of the checkpoints in an output folder as text.
+
+    A line below the table names the checkpoint from which a run would resume.
+    """
     newest = survey.newest
     metric = next((found.progress.metric[0] for found in survey.checkpoints if found.progress.metric), "metric")
     rows = [("", "step", "run", "written", "size", "loss", metric)]
@@ -82,7 +85,7 @@ def _loss(found: Any) -> str:
 
 
 def _notes(survey: Any, found: Any) -> list[str]:
-    """Returns notes on a checkpoint: its rank among the best checkpoints, and "model only" if it has nothing else."""
+    """Returns notes on a checkpoint: its rank among the best, and "model only" if it lacks what a resume needs."""
     best = survey.best_steps
     notes = []
     if found.problem is None and found.step in best:

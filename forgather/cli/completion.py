@@ -1,7 +1,7 @@
 """Shell completion of `fgcli`, which `eval "$(register-python-argcomplete fgcli)"` switches on.
 
-Takes the incomplete command line of the shell; gives the possible next words. Configs are read, but no code that they
-name is run. No process is started: argcomplete's own completer of file names would start one for each completion.
+Takes the incomplete command line of the shell; gives the possible next words. Configs are read, but the code that they
+name is not run. No process is started.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _values(before: argparse.Namespace) -> list[str]:
 
 
 def _paths(prefix: str, **_: object) -> Iterator[str]:
-    # argcomplete's own completer of file names starts a process at each press of the key.
+    # argcomplete's own completer of file names starts a process each time the user presses the Tab key.
     folder, start = os.path.split(prefix)
     try:
         with os.scandir(folder or ".") as entries:

@@ -1,7 +1,7 @@
 """Differences between two graphs as lines for the terminal, and as plain data for JSON.
 
-Takes the differences, and the objects that label places on both sides. A difference is printed on one line if it fits.
-A value that is used in several places of the graph is listed once, with the other paths in parentheses.
+Takes the differences, and the `Labels` of both graphs. A difference is printed on one line if it fits. A value that is
+used in several places of the graph is listed once, with the other paths in parentheses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def difference_lines(differences: Sequence[Difference], places: Places) -> list[
 
     Args:
         differences: the differences between two graphs.
-        places: the objects that label places on the old and on the new side.
+        places: the `Labels` of the old graph and of the new graph.
     """
     groups: dict[str, list[Difference]] = {}
     for item in differences:
@@ -87,7 +87,7 @@ def difference_facts(differences: Sequence[Difference], places: Places) -> list[
 
     Args:
         differences: the differences between two graphs.
-        places: the objects that label places on the old and on the new side.
+        places: the `Labels` of the old graph and of the new graph.
     """
     return [_fact(item, places) for item in differences]
 
@@ -147,11 +147,11 @@ def _where(item: Difference, places: Places) -> str:
 
 
 def _cause(origin: Origin | None, other: Origin | None) -> Site | None:
-    """Returns the place that causes the value of one side of a difference.
+    """Returns the place that causes the value in one of the two graphs of a difference.
 
-    If an option was given on one side only, the place is that option. Otherwise the place is the line of the value. If
-    the same line prints the values of both sides, the place is the `set` statement that differs, or the option that was
-    given on both sides.
+    If an option was given for this graph only, the place is that option. Otherwise the place is the line of the value,
+    unless the same line prints the values of both graphs. In this case the place is the `set` statement that differs,
+    or the option that was given for both graphs.
     """
     if origin is None:
         return None

@@ -139,7 +139,7 @@ def without_library_bars(*, speaks: bool) -> Iterator[None]:
     In a log file, each update of a bar would be a line.
 
     Args:
-        speaks: True on the only process of a run that prints.
+        speaks: True in the process that prints for the whole run.
     """
     name = "HF_DATASETS_DISABLE_PROGRESS_BARS"
     if name in os.environ or (speaks and sys.stderr.isatty()):

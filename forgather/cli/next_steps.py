@@ -18,6 +18,7 @@ from forgather.project.project import Project
 from forgather.project.trainer_arguments import trainer_arguments
 
 RESUME_OPTION = "--resume-from-checkpoint"
+# A bad step: a spike of the gradients, or a loss or gradient that is not finite.
 _FULL_DISK, _BAD_STEP = ("FG609",), ("FG650", "FG818")
 
 
@@ -63,7 +64,10 @@ def _without_option(command: Sequence[str], name: str) -> list[str]:
 
 
 def newest_checkpoint(output_dir: str) -> Path | None:
-    """Returns the last checkpoint of the run that wrote to an output folder most recently, or None if there is none."""
+    """Returns the newest checkpoint in an output folder, or None if the folder has no checkpoint.
+
+    If several runs have written to the folder, this is the last checkpoint of the latest run.
+    """
     found = import_module("forgather.ml.checkpoint.lineage").checkpoints_in_order(Path(output_dir))
     return found[-1][0] if found else None
 
@@ -85,7 +89,7 @@ def checkpoint_to_resume(project: Project, output_dir: str) -> str | None:
 def add_resume_command(error: ForgatherError, project: Project, command: Sequence[str], output_dir: str) -> None:
     """Appends the command that resumes the run to the hint of an error.
 
-    This is done for a full disk and for a bad optimizer step, because a run can be resumed after these errors.
+    This is done after an error about a full disk or a bad optimizer step, because these runs can be resumed.
 
     Args:
         error: the error that ended the run, whose hint is changed.

@@ -128,7 +128,7 @@ class Labels:
         return "; ".join(dict.fromkeys(found))
 
     def where(self, writing: Writing) -> str:
-        """Returns the label of the line that put a value in its place: the line of the alias, or the value's own."""
+        """Returns the label of the line that put a value in its place: the line of its alias, or else its own line."""
         return self.origin(writing.through[0] if writing.through else writing.origin)
 
     def line(self, line: Line) -> dict[str, object]:

@@ -89,9 +89,9 @@ def excerpt(span: Span | None, width: int, finding: Diagnostic | None = None) ->
 def marked(line: str, finding: Diagnostic) -> tuple[int, int]:
     """Returns the start and end of the part of a line to which a finding refers, or (0, 0) if it is not known.
 
-    This is the last name that the message quotes and that occurs in the line, for example the wrong name in
-    "'fractions' has no symbol 'Fracton'". It is the value at the finding's path if the message quotes no name in the
-    line, or if the message quotes the key and mentions the value.
+    The part is usually a name that the message quotes, such as 'Fracton' in "'fractions' has no symbol 'Fracton'". If
+    several quoted names occur in the line, the last of them in the message is used. If none does, or if the message
+    quotes the key and also contains the value, the part is the value at the finding's path.
 
     Args:
         line: the line of the file.

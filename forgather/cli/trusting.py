@@ -1,7 +1,7 @@
 """The question to the user whether the code of a project may run.
 
 `ask_trust` asks the question on a terminal and stores the answer. It returns when all code that the project needs is
-trusted. A process that a launcher has started never asks: the decision is passed to it in an environment variable.
+trusted. A process that a launcher has started never asks, because an environment variable contains the decision.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from forgather.launch.in_process import MAIN, RunPlan
 from forgather.launch.process_request import ProcessRequest
 
 _DRY_RUN = "forgather.ml.dry_run:dry_run"
-_ON_ONE_MACHINE = 8
+_ON_ONE_MACHINE = 8  # the usual number of GPUs in one machine
 _HEAD = ["ranks", "stage", "parameters", "memory", "holds"]
 
 
@@ -24,8 +24,8 @@ def dry_run_layout(plan: RunPlan, world_size: int, asked: ProcessRequest) -> dic
     Args:
         plan: the run.
         world_size: the number of processes.
-        asked: the processes that the config and the command line ask for. Their number on one machine is used if it is
-            a number above 1; otherwise 8 processes on one machine are assumed.
+        asked: the processes that the config and the command line ask for. The number of processes on one machine is
+            used if it is above 1. If it is 1 or depends on the devices, 8 processes on each machine are assumed.
 
     Raises:
         ProjectError: FG462 if `world_size` is below 1.
@@ -34,7 +34,7 @@ def dry_run_layout(plan: RunPlan, world_size: int, asked: ProcessRequest) -> dic
     if world_size < 1:
         raise ProjectError(f"--world-size is {world_size}", code="FG462", hint="give a number of processes")
     per_node = asked.per_node if isinstance(asked.per_node, int) and asked.per_node > 1 else _ON_ONE_MACHINE
-    # The configuration tower imports nothing of `forgather.ml`; it reaches it through strings.
+    # Modules outside `forgather.ml` reach it only by name, so that commands without training never load torch.
     module, name = _DRY_RUN.split(":")
     dry_run = getattr(import_module(module), name)
     with plan.project.located():

@@ -53,8 +53,8 @@ class Outcome:
 
     Args:
         status: the exit status.
-        run_dir: the run folder. It has been removed if the run was interrupted before the first step and had written
-            nothing into it.
+        run_dir: the run folder. The folder no longer exists if a signal ended the run before the first step and the run
+            had written no file into the folder.
         model_dir: the folder of the saved model, or None if no model was saved.
         checkpoint: the newest checkpoint that the run wrote, or None if the run wrote none.
         interrupted: True if a signal ended the run.
@@ -152,8 +152,8 @@ def prepare_run(plan: RunPlan, command: Sequence[str]) -> str:
 def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = None) -> Outcome:
     """Constructs the target `main`, and calls `main.train()` for a trainer, or `main()` for any other callable.
 
-    After an error or a signal before the first optimizer step, the run folder is removed, unless the run has written
-    into it.
+    If an error or a signal ends the run before the first optimizer step, the run folder is removed. The folder is kept
+    if the run has written a file into it.
 
     Args:
         plan: the plan of the run.

@@ -55,7 +55,7 @@ def start_processes(
         asked: the number of processes and the machines.
         arguments: the arguments of `fgcli`.
         again: a function that decides whether failed processes are started again, such as a
-            `forgather.launch.restart.RestartPolicy`. By default they are, as long as attempts are left.
+            `forgather.launch.restart.RestartPolicy`. By default, they are started again until no attempt is left.
 
     Raises:
         ProjectError: FG466 if one process per device is requested and this machine has no device.
@@ -77,9 +77,10 @@ def start_processes(
 def children_environment() -> Iterator[None]:
     """Context manager that sets PYTHONPATH and PYTHONSAFEPATH for started processes, and restores them afterwards.
 
-    With these variables, a source checkout of forgather that is not installed can be imported, and the working folder
-    is not the first entry of `sys.path`, from which a file of the user could shadow a module.
+    PYTHONPATH lets the processes import Forgather from a source checkout that is not installed. PYTHONSAFEPATH keeps
+    the working folder out of `sys.path`, where a file of the user could shadow a module.
     """
+    # A value of our own, by which `python -m forgather` recognizes the variable and removes it again.
     name, value = SAFE_PATH
     before = {variable: os.environ.get(variable) for variable in (name, "PYTHONPATH")}
     os.environ.setdefault(name, value)
@@ -128,6 +129,7 @@ def join_run() -> Iterator[Any]:
     _left_runs.append(member)
 
 
+# Set by `join_run` and read at the end of the command, when the context manager has returned.
 _left_runs: list[Any] = []
 
 
@@ -144,7 +146,7 @@ def skip_teardown_after_leaving(status: int) -> None:
 def run_joined(run: Callable[[Any], int]) -> int:
     """Joins the current process to the run, calls `run` with the `Peer`, and returns the exit status.
 
-    For a process that a launcher has started together with other processes.
+    The current process must be one of several processes that a launcher has started.
     """
     try:
         with join_run() as member:
@@ -165,12 +167,13 @@ def _export_launcher_variables(facts: ProcessFacts) -> None:
     }
     if facts.master is not None:
         variables |= {"MASTER_ADDR": facts.master[0], "MASTER_PORT": facts.master[1]}
+    # What the launcher has set is kept: torchrun's store, for example, listens on the port that torchrun chose.
     for name, value in variables.items():
         os.environ.setdefault(name, str(value))
 
 
-class SecondaryFailure(Exception):  # its cause is the error, and another process reports that
-    """An exception that ends a process because another process has failed, which reports the cause.
+class SecondaryFailure(Exception):
+    """An exception that ends this process after another process has failed and has reported the cause.
 
     Args:
         status: the exit status of this process.
@@ -203,7 +206,7 @@ def refuse_two_launchers(environ: Mapping[str, str]) -> None:
     """Raises an error if SLURM started several tasks on this machine, and each task started torchrun.
 
     Raises:
-        ProjectError: FG468 if that is the case.
+        ProjectError: FG468 if several tasks of this machine started torchrun.
     """
     tasks = tasks_on_this_machine(environ)
     if "TORCHELASTIC_RUN_ID" in environ and tasks > 1:

@@ -96,6 +96,7 @@ def _processes(text: str) -> int | str:
 
 def _whole(text: str) -> int:
     """Returns the value of a text that is a whole number above 0, and 0 for any other text."""
+    # int() also reads digits of other scripts, and refuses very long numbers with an error of its own.
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
 
 
@@ -107,8 +108,8 @@ def asked_processes(
     Args:
         project: the project, opened with the config of the run.
         options: the parsed options of `add_process_options`.
-        node: the rank of this machine and the number of machines, in a job with one task on each machine, or None if
-            there is no such job.
+        node: this machine and the number of machines of a job with one task on each machine, or None outside such a
+            job.
         handed: the further arguments for torchrun.
 
     Raises:

@@ -49,7 +49,8 @@ class RestartPolicy:
         self._world_size = world_size
         self._say = say
         self._resume = resume
-        # With `resume_from_checkpoint: auto` the checkpoints that exist already belong to this run, too.
+        # With `resume_from_checkpoint: auto`, the run continues the checkpoints that exist already, so a restart may
+        # resume from them, too.
         self._earlier = 0 if resume in (True, "auto") else self._newest()[0]
 
     def __call__(self, failures: Sequence[Any], attempt: int, attempts: int) -> bool:

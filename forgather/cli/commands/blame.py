@@ -95,7 +95,7 @@ def _blamed(project: Project, paths: list[str], depth: int | None) -> Iterator[B
 
 
 def _without_repeats(found: list[Blame]) -> Iterator[Blame]:
-    """Yields the values, without those that the text of their container shows and that have the same origin."""
+    """Yields the values, except those that the text of their container shows and that have the container's origin."""
     shown: dict[tuple[object, ...], Blame] = {}
     for blamed in found:
         around = shown.get(blamed.path[:-1])
@@ -107,7 +107,9 @@ def _without_repeats(found: list[Blame]) -> Iterator[Blame]:
 
 
 class _Drawing:
-    """The rows of the output: each has a value, or a step by which the value got there, and a place in a file.
+    """The rows of the output, each with a place in a file.
+
+    A row shows a value, or a step by which the value got to its place in the graph.
 
     Args:
         labels: the object that makes labels for places in files.
@@ -136,7 +138,10 @@ class _Drawing:
             self._writing(f"was {writing.text}", writing, "  ", False)
 
     def _known_way(self, blamed: Blame) -> bool:
-        """Returns True if a value has the same include and print lines as its container, whose rows show them."""
+        """Records the include and print lines of a value.
+
+        Returns True if the container has the same lines, because the rows of the container show them already.
+        """
         way = blamed.now.origin.sites[:-1] if blamed.now.origin is not None else ()
         self._via[blamed.path] = way
         return self._via.get(blamed.path[:-1]) == way
