@@ -16,7 +16,7 @@ from typing import Any
 from forgather.config.callables import names_of
 from forgather.config.graph import Call, Graph, Mapped, Scalar
 from forgather.config.path import Key, format_path
-from forgather.config.traverse import all_nodes
+from forgather.config.traverse import all_nodes, entries
 from forgather.errors import Diagnostic, ResolveError
 
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}")
@@ -47,8 +47,8 @@ _NUMBERS = frozenset((int, float, bool, type(None)))
 def remote_code_findings(graph: Graph) -> Iterator[Diagnostic]:
     """Yields an error for each value of a graph that allows code from the Hub without a pinned commit."""
     for path, node in all_nodes(graph):
-        entries = node.kwargs if isinstance(node, Call) else node.entries if isinstance(node, Mapped) else ()
-        written = {str(entry.key): entry for entry in entries}
+        # A latent argument overrides the keyword of the same name, as in the call.
+        written = {str(entry.key): entry for entry in entries(node)}
         if not any(name.endswith(_WATCHED_ENDINGS) for name in written):
             continue
         plain = {name: _plain(entry.value) for name, entry in written.items() if _is_plain(entry.value)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from forgather.signatures import symbols
 from forgather.signatures.annotations import describe, text_of
@@ -196,7 +196,6 @@ class _Hook:
     doubt: str = ""
     options: Options | None = None
     opens: bool = False
-    calls: list[ast.Call] = field(default_factory=list)
 
 
 def _apply_subclass_hooks(names: Names, cls: Class, effects: Effects) -> None:

@@ -306,6 +306,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         (f"{{trust_remote_code: true, revision: {COMMIT}, code_revision: main}}", True),
         ("{trust_remote_code: false}", False),
         ("{model_kwargs: {trust_remote_code: true}}", True),
+        ("{}, latent_args: {trust_remote_code: true}", True),
         ("{encoder_trust_remote_code: true}", True),
         (f"{{a_trust_remote_code: true, a_revision: {COMMIT}, a_code_revision: {COMMIT}}}", False),
         (f"{{a_trust_remote_code: true, b_revision: {COMMIT}, b_code_revision: {COMMIT}}}", True),

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from forgather.config.graph import Call, Entry, Mapped
+from forgather.config.graph import Entry
+from forgather.config.traverse import entries
 from forgather.config.yaml.events import Event
 from forgather.config.yaml.source_positions import SourcePositions
 from forgather.errors import Diagnostic, Severity
@@ -131,6 +132,4 @@ def _file(entry: Entry) -> str | None:
 
 
 def _settings(entry: Entry) -> set[object]:
-    node = entry.value
-    entries = node.kwargs if isinstance(node, Call) else node.entries if isinstance(node, Mapped) else ()
-    return {item.key for item in entries}
+    return {item.key for item in entries(entry.value)}
