@@ -17,7 +17,9 @@ _UNREADABLE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 def anchor_names(graph: Graph, tops: Iterable[tuple[GraphPath, Node]]) -> dict[int, str]:
-    """Returns an anchor name for each node that several paths reach and that is not a plain scalar, by `id(node)`.
+    """Returns the anchor name of each shared node, by `id(node)`.
+
+    A node is shared if several paths reach it and it is not a plain scalar.
 
     Args:
         graph: the graph, which contains the names that the user chose.

@@ -38,7 +38,7 @@ _PRIVATE = "it is a private part of the package"
 
 
 class Standing(StrEnum):
-    """The decision of the list about a constructor: it is allowed, denied, or not listed, so that the user decides."""
+    """The decision of the list about a constructor; the user decides about a constructor that is not listed."""
 
     ALLOWED = "allowed"
     DENIED = "denied"
@@ -64,10 +64,11 @@ class Required(NamedTuple):
 
     Args:
         name: the name of the argument.
-        value: the required value; `PLAIN` stands for any number, boolean or None.
+        value: the required value; `PLAIN` stands for any number, boolean or None, and for a mapping with only these
+            values.
         why: the reason why other values are refused.
-        deep: whether the rule also applies to keys of mappings inside the arguments, and to the name after a prefix
-            (`encoder_`).
+        deep: whether the rule also applies to keys of mappings inside the arguments, and to the name with a prefix
+            such as `encoder_`.
     """
 
     name: str
@@ -182,7 +183,7 @@ def _fits(word: str, known: str) -> bool:
 
 
 def required_of(found: Any) -> list[Required]:
-    """Returns the rules for the arguments of an object."""
+    """Returns the rules for the arguments of a call of an object."""
     arguments = _table().arguments
     rules = [
         rule for name in names_of(found) for part in _shorter(*name.split(":", 1)) for rule in arguments.get(part, ())

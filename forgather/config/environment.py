@@ -41,8 +41,9 @@ class ConfigEnvironment:
         now: the time that all clock functions of the load return; if it is None, the time of the render.
         budget: the limits of the load.
         cache_dir: a private folder for compiled templates; if it is None, nothing is cached on disk.
-        allowed_env: a function that returns patterns (`*` as in file names) of further environment variables that
-            templates may read. It is called only if a template reads a variable that is not allowed to every config.
+        allowed_env: a function that returns the names of further environment variables that templates may read. A `*`
+            in a name works as in file names. The function is called only if a template reads a variable that is not
+            allowed to every config.
     """
 
     searchpath: tuple[str, ...] = ()

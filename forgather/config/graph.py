@@ -119,10 +119,11 @@ class Call(Node):
         kwargs: the keyword arguments, in order.
         latent_args: the keyword arguments that are built last and override the others. A `!var` that gives such
             arguments is an entry with the key `latent_args`.
-        submodule_searchpath: the folders for file imports relative to the constructor's file.
+        submodule_searchpath: the node of a folder or a list of folders. A constructor `.module:symbol` is searched in
+            these folders, and so are the relative imports of a constructor's file.
         name: the name after `@` in the tag.
-        marks: the entries for positional arguments and the search path that are aliases or replaced other values; their
-            keys are positions or the name of the search path.
+        marks: an entry for each positional argument, and for the search path, that is an alias or replaced another
+            value. The key is the position, or "submodule_searchpath".
     """
 
     kind: CallKind
@@ -171,7 +172,7 @@ class Sequence(Container):
 
     Args:
         items: the values.
-        marks: the entries for items that are aliases or replaced other values; their keys are positions.
+        marks: an entry for each item that is an alias or replaced another value; the key is the position of the item.
     """
 
     items: tuple[Node, ...] = ()
@@ -258,7 +259,7 @@ def describe(node: Node) -> str:
 
 
 def label(node: Node) -> tuple[object, ...]:
-    """Returns a key that is equal for two nodes if they differ in nothing but the contents of their children."""
+    """Returns a key that is equal for two nodes that differ at most in the contents of their children."""
     # By `repr`, 1 differs from True, and nan equals nan.
     if isinstance(node, Scalar):
         return "scalar", repr(node.value)
@@ -279,7 +280,7 @@ def is_leaf(node: Node) -> bool:
 
 
 def is_null(node: Node) -> bool:
-    """Returns whether a node is `~`, which a `!dlist` drops."""
+    """Returns whether a node is null (`~`); a `!dlist` drops null items."""
     return isinstance(node, Scalar) and node.value is None
 
 

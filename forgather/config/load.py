@@ -95,7 +95,8 @@ def _compose(
         message = f"a document of {len(text)} characters; the limit is {budget.max_output_chars}"
         raise places.fault(message, 1, 1, code="FG220", hint="move data out of the config", kind=BudgetError)
     _refuse_characters(text, places)
-    from forgather.config.yaml.parser import read_events  # imports ruamel.yaml, which commands without a config spare
+    # The module imports ruamel.yaml, which commands without a config do not need.
+    from forgather.config.yaml.parser import read_events
 
     composer = Composer(places, budget, anchors, is_config=is_config)
     try:

@@ -38,6 +38,7 @@ from forgather.config.yaml.merge import overriding
 from forgather.errors import Diagnostic, ForgatherError, GraphError, Severity, nearest
 from forgather.source import Origin, Site, Span
 
+# The default of `Budget.max_depth`, which limits a loaded document.
 _MAX_DEPTH = 100
 _LISTED = 2
 # A node in a list of thousands has thousands of paths; the finding only needs to say "many".
@@ -309,7 +310,7 @@ def _rebuilt(graph: Graph, swaps: Mapping[int, Node], edit: _Edit, moved: Moved 
         graph: the config.
         swaps: the new nodes, by the id of the old node.
         edit: the assignment, for messages.
-        moved: a function that returns the new entry of a replaced value.
+        moved: a function that returns the new entry for an entry and its new value.
     """
     made: dict[int, Node] = {}
     anchors: dict[int, str] = {}
@@ -345,8 +346,8 @@ def _refuse_depth(level: list[Node], edit: _Edit) -> None:
 def _others(graph: Graph, edit: _Edit, changed: Iterable[int], behind: GraphPath = ()) -> list[str]:
     """Returns the other paths whose value changes with an assignment.
 
-    A path through another target is not reported again. If the target or definition that the path begins with is used
-    at one place only, that use is not reported either, because the change is expected.
+    A path through another target is not reported again. The assigned path begins with a target or definition. If that
+    is used at one place only, the place is not reported either, because its change is expected.
 
     Args:
         graph: the graph before the change.

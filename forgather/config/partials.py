@@ -93,7 +93,11 @@ class Recipe(ABC):
 
     @abstractmethod
     def build(self, memo: dict[int, Any]) -> Any:
-        """Returns a new value; `memo` has the shared values that the call has already built, by id of the recipe."""
+        """Returns a new value.
+
+        Args:
+            memo: the shared values that the current call of the partial has already built, by the id of their recipe.
+        """
 
 
 def built(value: Any, memo: dict[int, Any]) -> Any:
@@ -104,7 +108,7 @@ def built(value: Any, memo: dict[int, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FreshCall(Recipe):
-    """A factory inside a partial, which is called at every occurrence in every call of the partial."""
+    """A call of a factory inside a partial; each call of the partial makes it again, at every occurrence."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -126,7 +130,10 @@ class FreshCall(Recipe):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FreshContainer(Recipe):
-    """A container with a factory inside, built once per call of the partial if shared, else at each occurrence."""
+    """A container with a factory inside.
+
+    Each call of the partial builds the container once if it is shared, and otherwise at every occurrence.
+    """
 
     kind: ContainerKind
     keys: tuple[Any, ...]

@@ -110,7 +110,7 @@ def refuse_remote_code(
 
 
 def _parts(mapping: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yields the arguments and ""; then, for each prefix such as `encoder_`, its arguments without the prefix."""
+    """Yields pairs of arguments and prefix: all with "", then those of each prefix (`encoder_`) without the prefix."""
     # First without a prefix: the arguments of the only model.
     yield mapping, ""
     names = [name for name in mapping if isinstance(name, str) and name.endswith(_ENDINGS) and name not in _WATCHED]
@@ -138,7 +138,7 @@ def _sources_of(value: Any) -> Iterator[str]:
     if not isinstance(value, Mapping):
         names = (facts.get(key) for key in ("name_or_path", "_name_or_path"))
         yield from (name for name in names if isinstance(name, str) and name)
-    # `auto_map` of a config of transformers names the classes whose code comes with the model.
+    # The `auto_map` of a transformers config names the classes whose code comes with the model.
     classes = facts.get("auto_map")
     for it in containers([classes]) if isinstance(classes, Mapping) else ():
         for text in it.values() if isinstance(it, Mapping) else it:
@@ -160,7 +160,7 @@ def _named_in(folder: str) -> Iterator[str]:
 
 
 def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a call by name, without positional ones if the function has no readable signature."""
+    """Returns the arguments of a call by name; only the keywords if the function has no readable signature."""
     try:
         return {**inspect.signature(function).bind_partial(*args, **kwargs).arguments, **kwargs}
     except (TypeError, ValueError):
@@ -168,7 +168,7 @@ def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def containers(values: Sequence[Any]) -> Iterator[Mapping[Any, Any] | Sequence[Any]]:
-    """Yields each plain container among values and inside them once; lists of numbers are left out."""
+    """Yields each mapping, list and tuple among values and inside them, each once; lists of numbers are left out."""
     stack, seen = [value for value in values if isinstance(value, _CONTAINERS)], set[int]()
     while stack:
         value = stack.pop()

@@ -44,7 +44,8 @@ class Guard:
 
         Args:
             constructor: the name of the constructor in the node.
-            walked: the pairs of name and object from the module, over each part of the symbol, to the constructor.
+            walked: the module and then each part of the symbol, as pairs of name and object; the last pair is the
+                constructor.
 
         Raises:
             ResolveError: if the constructor must not be called.

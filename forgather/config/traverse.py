@@ -40,7 +40,10 @@ def children(node: Node) -> Iterator[tuple[Step, Node]]:
 
 
 def edges(node: Node) -> Iterator[tuple[Step, Node, Entry | None]]:
-    """Yields the direct children of a node, as tuples of step, child, and entry or mark (None without either)."""
+    """Yields the direct children of a node, each as a tuple of step, child and entry.
+
+    The entry of an item or a positional argument is the one in `marks`. It is None if there is no such entry.
+    """
     if isinstance(node, Call):
         marks = {mark.key: mark for mark in node.marks}
         for position, value in enumerate(node.args):
@@ -69,7 +72,7 @@ def entries(node: Node) -> tuple[Entry, ...]:
 
 
 def members(node: Container) -> list[tuple[Step, Node]]:
-    """Returns the children of a container that its object will contain; null items of a `!dlist` are left out."""
+    """Returns the children of a container, each with its step, without the null items that a `!dlist` drops."""
     found = children(node)
     return [(step, child) for step, child in found if not (node.kind is ContainerKind.DLIST and is_null(child))]
 
@@ -85,7 +88,7 @@ def rebuild(node: Node, change: Callable[[Node], Node], moved: Moved = with_valu
     Args:
         node: the node.
         change: a function that returns the new child for a child.
-        moved: a function that returns the new entry or mark of a child that changed.
+        moved: a function that returns the new entry for an entry and its new value.
     """
     if isinstance(node, Call):
         args, kwargs = _values(node.args, change), _entries(node.kwargs, change, moved)
@@ -252,7 +255,10 @@ def written_nodes(graph: Graph) -> set[int]:
 
 
 def walk_places(graph: Graph) -> Iterator[tuple[GraphPath, Node]]:
-    """Yields every path of the graph with its node; the contents of an aliased node only at the path of its anchor."""
+    """Yields every path of the graph with its node.
+
+    The paths inside an aliased node are yielded only below the path of its anchor.
+    """
     entries = (*graph.targets.values(), *graph.definitions)
     stack: list[tuple[GraphPath, Node, Entry | None]] = [((Key(entry.key),), entry.value, entry) for entry in entries]
     stack.reverse()

@@ -1,7 +1,7 @@
 """Signatures of constructors, read from source code without importing it.
 
-The input is the name of a constructor as a config writes it ("torch.optim:AdamW"); the output is the list of signatures
-of which a call has to match one. No module is imported and no code runs. If the source does not determine the signature
+The input is the name of a constructor as a config writes it ("torch.optim:AdamW"); the output is a list of signatures,
+one of which a call has to match. No module is imported and no code runs. If the source does not determine the signature
 of a constructor, the result is `Unknown`, and calls of that constructor are not checked.
 """
 

@@ -37,6 +37,7 @@ _WORDS: dict[str, frozenset[str]] = {
     **{f"{m}.{n}": frozenset(("dict",)) for m in ("typing", "collections.abc") for n in ("Mapping", "MutableMapping")},
     **{f"{m}.Callable": frozenset(("callable", "type")) for m in ("typing", "collections.abc")},
 }
+# These only wrap a type: `Annotated[int, ...]` accepts what `int` accepts.
 _THROUGH = frozenset(
     f"{module}.{name}"
     for module in ("typing", "typing_extensions")
@@ -52,6 +53,7 @@ _VALUE_BASES = {
     "builtins.tuple": ("tuple", "list"),
     "typing.NamedTuple": ("tuple", "list"),
 }
+# A type alias may refer to itself, so the recursion needs a bound.
 _DEPTH = 8
 
 Words = frozenset[str] | None
@@ -68,6 +70,7 @@ def describe(names: Names, expression: ast.expr | None, scope: Scope) -> Annotat
     if expression is None:
         return None
     text = text_of(expression)
+    # Many names in annotations are imported only under `TYPE_CHECKING`.
     for_types = Scope(names, scope.module, True, scope.cls)
     key = ("annotation", scope.module, text, scope.cls and scope.cls.node)
     words = names.world.memoized(key, lambda: _accepted(names, expression, for_types, 0), None)
@@ -165,12 +168,14 @@ def words_of_class(names: Names, cls: Class) -> Words:
         if isinstance(base, Doubt):
             return None
         if isinstance(base, Class):
+            # A text may become a path, and a `__subclasshook__` can accept any class.
             if base.module.name == "pathlib" or names.own(base, "__subclasshook__"):
                 return None
             continue
         # Instances of any class with the methods of a protocol match it.
         if base.dotted in ("typing.Protocol", "typing_extensions.Protocol"):
             return None
+        # The value of a member is often accepted in place of the member.
         if base.dotted.startswith("enum."):
             return None
         if base.dotted in ("typing.TypedDict", "typing_extensions.TypedDict"):

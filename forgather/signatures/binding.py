@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 
 class StatementFacts(Protocol):
-    """The questions about a statement whose answers depend on other modules; `Scope` implements them."""
+    """Protocol for facts about statements that depend on other modules; `Scope` implements it."""
 
     def static_condition(self, test: ast.expr) -> bool | None:
         """Returns the value of a condition; None if the value is unknown without running code."""
@@ -39,7 +39,7 @@ def bound_values(statements: Sequence[ast.stmt], name: str, judge: StatementFact
     Args:
         statements: the statements, in the order of the source.
         name: the name whose values are collected.
-        judge: the object that answers questions about statements that depend on other modules.
+        judge: the object that knows about other modules, for example whether an import succeeds.
     """
     # From the last statement backwards: the last certain binding replaces all earlier ones.
     found: list[Any] = []
@@ -68,14 +68,17 @@ def _bound_by(statement: ast.stmt, name: str, judge: StatementFacts) -> Result:
             loop = [*loop, *(judge.value(statement, name, None) or [])]
         # The body may never run, so the binding is not certain.
         return loop, False
+    # Without a value, but certain: the values that were bound before are gone.
     if isinstance(statement, ast.Delete):
         return [], any(isinstance(target, ast.Name) and target.id == name for target in statement.targets)
     expression = None
     if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         positions = [p for target in targets if (p := _position(target, name)) is not None]
+        # `x: int` declares a name without binding it.
         if not positions or statement.value is None:
             return [], False
+        # The value of `x += y` depends on the old value of `x`, so it is treated as unknown.
         expression = None if isinstance(statement, ast.AugAssign) else _element(statement.value, positions[-1])
     elif not _binds(statement, name):
         return [], False
@@ -132,6 +135,7 @@ def _if(statement: ast.If, name: str, judge: StatementFacts) -> Result:
 
 
 def _try(statement: ast.Try, name: str, judge: StatementFacts) -> Result:
+    # `finally` runs last, so a certain binding in it replaces all others.
     last, sure = bound_values(statement.finalbody, name, judge)
     if sure:
         return last, True

@@ -165,7 +165,7 @@ class CallSignatures:
         return role
 
     def _with_forwarded(self, function: Function, owner: Class | None, params: list[Param], stars: str) -> list[Param]:
-        """Returns the parameters of a function in which the keywords that `**kwargs` accepts replace `**kwargs`."""
+        """Returns the parameters of a function, in which the keywords that `**kwargs` accepts take its place."""
         node = function.node
         forwarding = keyword_forwarding(node, stars)
         taken = [
@@ -195,7 +195,7 @@ class CallSignatures:
     def _forwarded_positional(
         self, function: Function, forwarding: KeywordForwarding, targets: Sequence[list[Param]]
     ) -> list[Param] | None:
-        """Returns the parameters that `*args` can fill; None unless one call only gets `*args`, unchanged."""
+        """Returns the parameters that `*args` can fill, if its only use is in the only forwarding call; else None."""
         node = function.node
         if node.args.vararg is None or len(targets) != 1:
             return None

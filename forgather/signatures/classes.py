@@ -21,9 +21,11 @@ from forgather.signatures.symbols import Class, Doubt, Function, Module, Ref, Th
 
 _DATACLASS = Ref("dataclasses.dataclass")
 _CONSTRUCTING = frozenset(("__init__", "__new__", "__call__", "__signature__"))
+# An `__init_subclass__` may call these with the class: they do not change how the class is constructed.
 _HARMLESS = frozenset(
     f"builtins.{name}" for name in "super hasattr getattr isinstance issubclass type print vars id len str repr".split()
 )
+# Modules whose functions only read the class that they get.
 _READERS = frozenset(("inspect", "typing", "types", "annotationlib"))
 
 
@@ -57,6 +59,7 @@ def _effects(names: Names, cls: Class) -> Effects:
     scope = Scope(names, cls.module, cls.module.is_stub, cls.outer)
     if not cls.module.is_stub:
         _apply_subclass_hooks(names, cls, effects)
+    # Python applies the last decorator first.
     for decorator in reversed(cls.node.decorator_list):
         call = decorator if isinstance(decorator, ast.Call) else None
         things = names.evaluate(call.func if call else decorator, scope)
@@ -162,6 +165,7 @@ def _metaclass(names: Names, things: list[Thing]) -> str:
                 return base.dotted
         elif isinstance(base, Doubt):
             return "that is not known"
+        # The `__call__` of a metaclass decides whether `__init__` runs at all.
         elif names.own(base, "__call__"):
             return base.name
         else:
@@ -203,6 +207,7 @@ def _apply_subclass_hooks(names: Names, cls: Class, effects: Effects) -> None:
 
     All of them are read, because each `__init_subclass__` may call the next one by `super()`.
     """
+    # The method of the class itself runs only for its subclasses.
     for base in names.mro(cls)[1:]:
         if isinstance(base, Doubt):
             return
@@ -366,14 +371,16 @@ def _field(names: Names, name: str, statement: ast.AnnAssign, scope: Scope, keyw
 
 
 def field_parameters(fields: list[Field]) -> list[Param]:
-    """Returns the parameters of fields in the order of `dataclass`; a later field replaces one of the same name."""
+    """Returns the parameters of fields in the order of `dataclass`; of several fields of one name, the last counts."""
     by_name: dict[str, Field] = {}
     for own in fields:
+        # As in `dataclass`, a redefined field keeps the position of its first definition.
         by_name[own.param.name] = own
     params = [field.param for field in by_name.values() if field.is_taken]
     positional = [p for p in params if p.kind is EITHER]
     for index, param in enumerate(positional):
         if param.default is None and any(earlier.default is not None for earlier in positional[:index]):
+            # `inspect.Signature` refuses a required parameter after an optional one.
             positional[index] = replace(param, default=OPTIONAL)
     return positional + [p for p in params if p.kind is KEYWORD]
 

@@ -43,6 +43,7 @@ def inner_functions(
         if name is not None:
             twice |= {name} & bound
             bound.add(name)
+    # Of several definitions, it is not known which one a `return` refers to.
     return {name: inner for name, inner in found.items() if name not in twice}
 
 

@@ -75,8 +75,8 @@ class Engine:
         Args:
             constructor: the class as "module:symbol" or "file.py:symbol".
             folders: the absolute folders in the `submodule_searchpath` of the call.
-            package: the package in whose classes the names are not searched; classes of transformers are skipped as
-                well.
+            package: a package whose classes are not searched for the names; classes of transformers are not searched
+                either.
             names: the names of the methods and attributes to search for.
 
         Raises:
@@ -262,6 +262,7 @@ def _plain_parameter(parameter: inspect.Parameter) -> inspect.Parameter:
     default = parameter.default
     if default is not inspect.Parameter.empty:
         is_literal = default is None or type(default) in (bool, int, float, str, bytes)
+        # Only plain values can be cached on disk.
         default = Default(repr(default), default if is_literal else UNKNOWN)
     return parameter.replace(default=default, annotation=inspect.Parameter.empty)
 
@@ -409,6 +410,7 @@ def _exported(module: Module, names: Names, seen: set[str], *, by_star: bool = F
     listed = names.listed(module)
     if listed is not None:
         yield from listed
+        # `__all__` limits what a star import binds, but not what the module contains.
         if by_star:
             return
     yield from _bound_names(module.block)
@@ -420,6 +422,7 @@ def _exported(module: Module, names: Names, seen: set[str], *, by_star: bool = F
                     seen.add(source.name)
                     inside = _exported(source, names, seen, by_star=True)
                     yield from (name for name in inside if not name.startswith("_"))
+            # The keys of a literal table may be the names of lazy imports.
             elif isinstance(node, ast.Dict):
                 for key in node.keys:
                     if isinstance(key, ast.Constant) and isinstance(key.value, str) and key.value.isidentifier():

@@ -115,10 +115,12 @@ def _long_strings(text: str) -> Iterator[tuple[int, int]]:
     while double >= 0 or single >= 0:
         start = min(found for found in (double, single) if found >= 0)
         before = _SHORT_STRINGS.sub("", text[max(text.rfind("\n", 0, start) + 1, position) : start])
+        # A quote in a comment opens no string.
         if "#" in before:
             position = text.find("\n", start)
             if position < 0:
                 return
+        # The short strings were removed, so a remaining quote shows that these three are inside another string.
         elif '"' in before or "'" in before:
             position = start + 3
         else:
@@ -205,6 +207,7 @@ class Block:
         if "\f" in text:
             raise _NotCutError
         pattern = re.compile(rf"\n{indent}(?=[^\s#)\]}}])") if indent else _AT_MARGIN
+        # From one character before the block, because the pattern begins with a line end.
         begins = [m.end() for m in pattern.finditer(text, max(self._start - 1, 0), self._end)]
         if not indent and text[:1] and text[0] not in " \t\n#":
             begins.insert(0, 0)
@@ -235,6 +238,7 @@ class Block:
 
     def _parse_piece(self, begin: int, end: int, more: str = "") -> list[ast.stmt]:
         text, lines = self._source.text[begin:end] + more, self._source.line(begin) - 1
+        # Indented text is valid Python only below another statement.
         if self._indent:
             text, lines = f"if 1:\n{self._indent}{text}", lines - 1
         try:
@@ -263,6 +267,7 @@ class Block:
             except _NotCutError:
                 at = ends.end()
                 continue
+            # An attribute of the node, because other modules pass only the node on.
             head.lazy_body = Block(self._source, ends.end(), end, inside[1])  # type: ignore[attr-defined]
             return head
         return None

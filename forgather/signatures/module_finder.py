@@ -68,6 +68,7 @@ class Finder:
     def _find(self, name: str) -> Found | None:
         parent_name, _, leaf = name.rpartition(".")
         if not parent_name:
+            # Python finds a module that is built into the interpreter before the search path.
             return _builtin(name) or self.in_folders(name, leaf, self.path)
         parent = self.find(parent_name)
         if parent is None or parent.folders is None:
@@ -97,6 +98,7 @@ class Finder:
         origin = spec.origin
         if origin is None:
             return Found(name, None, parts)
+        # As for a module in a zip archive.
         if not os.path.isfile(origin):
             return Found(name, None, parts, closed=False)
         base = origin.removesuffix(".py")
@@ -112,7 +114,7 @@ class Finder:
     def may_be_hooked(self, name: str) -> bool:
         """Returns whether a module may be found by an import hook instead of the search path."""
         root = name.partition(".")[0]
-        # `setuptools` installs a hook that provides `distutils`.
+        # A loaded module that is not on the search path came from elsewhere; `setuptools` has a hook for `distutils`.
         if root in sys.modules or root == "distutils":
             return True
         return any(type_root(hook) not in _HARMLESS_HOOKS for hook in sys.meta_path)

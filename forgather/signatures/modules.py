@@ -78,7 +78,7 @@ class ModuleTable:
             self._used.pop()
 
     def record_use(self, module: Module) -> None:
-        """Records that the result which is being computed depends on a module."""
+        """Records that the result of the current computation depends on a module."""
         self._used[-1].add((module.name, module.file))
 
     def module(self, name: str) -> Module | Doubt | None:
@@ -140,6 +140,7 @@ class ModuleTable:
 
     def _is_ours(self, file: str) -> bool:
         real = os.path.realpath(file)
+        # A virtual environment may be in the folder of the project.
         return bool(self._ours) and real.startswith(self._ours) and "site-packages" not in real
 
     def stub_of(self, module: Module) -> Module | None:
@@ -173,6 +174,7 @@ def decode(content: bytes) -> Text:
         SyntaxError: if the content is not text in the declared encoding.
     """
     encoding = "utf-8-sig"
+    # Few files declare an encoding, and `tokenize` is slow to import.
     if b"coding" in content[:200]:
         import io
         import tokenize
@@ -261,12 +263,14 @@ def passes_module_name(statement: ast.stmt) -> bool:
     for node in ast.walk(statement):
         if isinstance(node, ast.Call) and any(isinstance(a, ast.Name) and a.id == "__name__" for a in node.args):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            # `getLogger(__name__)` only reads the name.
             if "logger" not in called.lower():
                 return True
     return False
 
 
 def _refuses(function: ast.FunctionDef, module: Module) -> bool:
+    """Returns whether a function begins with `if name not in TABLE: raise ...`, where `TABLE` is a literal."""
     first = next((s for s in function.body if not isinstance(s, ast.Expr | ast.Import | ast.ImportFrom)), None)
     if not isinstance(first, ast.If) or not isinstance(first.body[-1], ast.Raise):
         return False
@@ -289,8 +293,8 @@ def _refuses(function: ast.FunctionDef, module: Module) -> bool:
 def stars_last(statements: Sequence[ast.stmt], name: str) -> Sequence[ast.stmt]:
     """Returns statements reordered so that the most probable binding of a name comes last.
 
-    Explicit imports come after star imports. If there are many star imports, they are ordered by how similar the name
-    of the imported module is to the name, so that fewer modules have to be read.
+    Explicit imports come after star imports. If there are many star imports, a module whose name is part of the
+    looked-up name comes later, so that fewer modules have to be read.
 
     Args:
         statements: the statements of a module.
@@ -315,6 +319,7 @@ def _likeness(module: str, wanted: str) -> int:
 _WRITES_GLOBALS = re.compile(
     r"(?<!\*)(?<!\bin )(?<!sorted\()(?<!list\()(?<!set\()\bglobals\(\)(?!\[[^\]\n]*\](?!\s*=[^=]))(?!\.get\b)"
 )
+# `global_enum` and `_convert_` put the members of an enum into its module.
 _OPEN_MARKS = ("setattr(sys.modules", "sys.modules[__name__]", "global_enum", "._convert_(")
 _OPEN_MARKS_AT_MARGIN = ("vars()", "exec(", "__dict__", "setattr(")
 

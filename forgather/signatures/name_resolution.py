@@ -101,7 +101,7 @@ class Names:
         return bound_values(scope.module.block.binding(name), name, scope)[0]
 
     def _unbound_member(self, module: Module, name: str, is_lazy: bool, is_bound: bool) -> list[Thing]:
-        """Returns the symbols of a name that statements may not bind: lazy imports and submodules of the module."""
+        """Returns the symbols of a name that perhaps no statement binds: a lazy import or a submodule of the module."""
         if is_lazy:
             target = lazy_target(module, name)
             if isinstance(target, Doubt):

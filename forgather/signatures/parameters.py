@@ -122,6 +122,7 @@ def merged(own: Sequence[Param], names: Sequence[Param], *, star: Sequence[Param
         if param.name in taken or not param.is_positional:
             continue
         taken.add(param.name)
+        # Python refuses a required parameter after an optional one.
         default = param.default or (OPTIONAL if optional else None)
         optional = optional or default is not None
         positional.append(replace(param, default=default))
@@ -144,7 +145,7 @@ def merged(own: Sequence[Param], names: Sequence[Param], *, star: Sequence[Param
 
 
 def _without_name_clash(param: Param, names: Collection[str]) -> Param:
-    """Returns a parameter; a `*` or `**` parameter gets a name that no other parameter has.
+    """Returns a parameter; `*args` or `**kwargs` is renamed if its name is one of the given names.
 
     The name of such a parameter has no effect on calls.
     """
@@ -167,6 +168,7 @@ def without_first(params: Sequence[Param], count: int = 1) -> list[Param] | None
     for _ in range(count):
         if rest and rest[0].is_positional:
             del rest[0]
+        # `*args` takes any number of further arguments.
         elif not rest or rest[0].kind is not STAR:
             return None
     return rest
@@ -192,7 +194,7 @@ def as_signature(params: Sequence[Param]) -> inspect.Signature:
 
 
 def accepting_anything(params: Sequence[Param]) -> list[Param]:
-    """Returns the parameters, all optional, of a constructor that was replaced by one with `*args` and `**kwargs`."""
+    """Returns parameters that accept any call: `*args`, the given names as optional keywords, and `**kwargs`."""
     named = [replace(p, kind=KEYWORD, default=p.default or OPTIONAL) for p in params if p.is_named]
     return [Param("args", STAR), *named, Param("kwargs", STARS)]
 
@@ -206,6 +208,7 @@ def remaining_after(call: ast.Call, target: Sequence[Param]) -> list[Param]:
     """
     rest = list(target)
     for argument in call.args:
+        # It is not known how many parameters `*values` fills.
         if isinstance(argument, ast.Starred):
             break
         if rest and rest[0].is_positional:
@@ -304,6 +307,7 @@ def _refuses_rest(node: ast.FunctionDef | ast.AsyncFunctionDef, stars: str, know
             if _is(test, stars):
                 known.update(id(n) for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == stars)
                 refuses = True
+        # A call that returns before the test accepts any keyword.
         if _may_return(statement) and not refuses:
             return False
     return refuses

@@ -67,6 +67,7 @@ class Reader:
                 self._known[key] = error
         known = self._known[key]
         if isinstance(known, ForgatherError):
+            # A copy, because each raise adds its own traceback to the error.
             raise copy(known)
         return known
 
@@ -76,8 +77,8 @@ class Reader:
         Args:
             constructor: the class as the config writes it.
             searchpath: the `submodule_searchpath` of the call.
-            package: the package in whose classes the names are not searched; classes of transformers are skipped as
-                well.
+            package: a package whose classes are not searched for the names; classes of transformers are not searched
+                either.
             names: the names of the methods and attributes to search for.
         """
         # Not cached between commands: only classes of the user are looked up.
@@ -104,6 +105,7 @@ class Reader:
             file = self._absolute(place)
             around = folders if place.startswith(".") and "/" not in place else (os.path.dirname(file), *folders)
             package = self._finder.package(tuple(os.path.realpath(folder) for folder in dict.fromkeys(around)))
+            # The same relative name means another file in another project.
             name = f"{package}\0{file}\0{constructor}"
         kept = self._store.get(name) if self._store else None
         if kept is not None:
@@ -133,6 +135,7 @@ class Reader:
 
             kept = builtin_callee(name)
             if self._store:
+                # Python's own builtins change only with its version, which is part of the file name.
                 module = "forgather.config.builtin_names"
                 found = self._finder.find(module)
                 self._store.put(name, kept, [(module, found.read if found else None)])
@@ -183,6 +186,7 @@ class Store:
             return None
         try:
             return _restored(facts) if self._is_current(facts["made_from"]) else None
+        # An entry of another form is read again from source.
         except (KeyError, TypeError, ValueError, IndexError):
             return None
 
@@ -202,6 +206,7 @@ class Store:
             used: the names of the modules that were read, each with the path of its file; the path is None for a module
                 that does not exist.
         """
+        # Sorted by text, because None and a path cannot be compared.
         made_from = [(module, file, file and self._digest(file)) for module, file in sorted(used, key=str)]
         # A file that could not be read again may have changed, so the signature is not stored.
         if all(file is None or digest is not None for _, file, digest in made_from):
@@ -255,6 +260,7 @@ def _restored(facts: dict[str, Any]) -> Callee | Unknown:
     return Callee(
         name=facts["name"],
         signatures=tuple(
+            # Private in `inspect`: the parameters were validated before they were stored, and a second time is slow.
             inspect.Signature([_parameter(parts, known) for parts in parameters], __validate_parameters__=False)
             for parameters in facts["signatures"]
         ),

@@ -18,6 +18,7 @@ class _UnknownValue:
     def __repr__(self) -> str:
         return "UNKNOWN"
 
+    # Pickled by name, so that `is UNKNOWN` also holds for a copy.
     def __reduce__(self) -> str:
         return "UNKNOWN"
 
@@ -109,7 +110,7 @@ class Lineage(NamedTuple):
 
     Args:
         bases: the dotted names of the classes in the method resolution order.
-        members: the definitions of these names in the classes outside the excluded packages.
+        members: the definitions of the searched names, without those in the classes of excluded packages.
     """
 
     bases: tuple[str, ...]

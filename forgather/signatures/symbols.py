@@ -55,6 +55,7 @@ EMPTY_BASES = frozenset(
 )
 # Mutable base classes whose `__new__` accepts any arguments, so that the `__init__` of a subclass decides.
 OPEN_NEW = frozenset("builtins.dict builtins.list builtins.set builtins.bytearray collections.OrderedDict".split())
+# Metaclasses that do not change how a class is constructed.
 CODE_FREE_METACLASSES = frozenset(("abc.ABCMeta", "builtins.type"))
 
 

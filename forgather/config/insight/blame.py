@@ -23,7 +23,7 @@ _STOPS = 40
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """A value in the form in which one line wrote it.
+    """A value as one line wrote it.
 
     Args:
         node: the node of the value.
@@ -50,7 +50,7 @@ class Blame:
         node: the node of the value.
         now: the line that wrote the effective value, as a `Writing`.
         was: the replaced values, as `Writing` records, nearest first.
-        around: the aliases on the path before the value, as name and line, nearest first.
+        around: the aliases in front of the value on its path, each as its name and line, nearest first.
     """
 
     path: GraphPath

@@ -16,8 +16,8 @@ from forgather.source import Origin
 class Change(StrEnum):
     """The kind of a difference at a path.
 
-    SHARED: two paths have become one object. APART: one object has become two. Every other kind names the part that
-    differs.
+    SHARED: the values at two paths have become one object. APART: one object at two paths has become two objects.
+    Every other kind names the part that differs.
     """
 
     ADDED = "added"

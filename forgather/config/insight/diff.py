@@ -93,8 +93,8 @@ class Contents:
 def align(old: Items[Node], new: Items[Node], contents: Contents) -> Alignment:
     """Returns the pairing of the items of two sequences.
 
-    Equal items are paired first; then, between them, items with the same constructor; then, where both sequences have
-    the same number of remaining items in between, the items at the same position.
+    Equal items are paired first. Between two such pairs, items of the same kind with the same constructor or `@name`
+    are paired. If both sequences have equally many items left in between, the items are paired by position.
 
     Args:
         old: the items of the first graph.
@@ -158,7 +158,7 @@ def _opcodes(old: Items[Hashable], new: Items[Hashable]) -> Iterator[tuple[bool,
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """A pair of values, one at a path of each graph, with the keys that lead to them."""
+    """A pair of values that are compared, one from each graph, with their paths and entries."""
 
     above: _Place | None
     steps: tuple[Step, Step]
@@ -404,7 +404,7 @@ def _texts(old: Node, new: Node) -> tuple[str, str]:
 
 
 def _sharing_change(change: Change, place: _Place, partner: _Place) -> _Found:
-    """Returns the difference for a value that is now, or no longer is, one object with the value at another path."""
+    """Returns the difference of a value that became one object with the value at another path, or that no longer is."""
     sides = [
         Side(value_text(node), entry.origin if entry is not None and entry.alias else node.origin, place.path(n), node)
         for n, (node, entry) in enumerate(((place.old, place.old_entry), (place.new, place.new_entry)))

@@ -27,7 +27,7 @@ class Note:
 
     Args:
         path: the path of the value in the graph.
-        writing: the value in the form in which the line writes it.
+        writing: the value as the line writes it.
         winner: the value that overrides this value; None if this value is effective.
         was: the values that this value replaced, nearest first; empty if this value is overridden itself.
     """

@@ -1,7 +1,7 @@
 """Looks up paths in a graph, and suggests the nearest paths for one that does not exist.
 
-Takes a graph and the text of a path; gives the value or an error with suggestions. Invariant: all commands, also with
-`--set`, find the same value at a path.
+Takes a graph and the text of a path; gives the value or an error with suggestions. Invariant: all commands, and the
+option `--set`, find the same value at a path.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PathStep:
     Args:
         path: the path up to this step.
         node: the value at that path.
-        entry: the key or mark that leads to the value; None if there is none.
+        entry: the entry of the value in its container or call; None if the value has no entry.
     """
 
     path: GraphPath
@@ -74,7 +74,7 @@ def root_entry(graph: Graph, name: object) -> Entry | None:
 
 
 def child_at(node: Node, step: Step) -> tuple[Node, Entry | None] | None:
-    """Returns the value at a step, with its key or mark; None without a value. `[3]` also finds the mapping key 3."""
+    """Returns the value at a step and its entry; None if there is no value. `[3]` also finds the mapping key 3."""
     for other, child, entry in edges(node):
         # `options[3]` cannot show whether 3 is a position or an integer key.
         if other == step or (isinstance(node, Mapped) and isinstance(step, Index) and other == Key(step.position)):

@@ -2,7 +2,7 @@
 
 Takes anchors and aliases in the order of the document; gives findings. Invariants: there is no finding for an anchor
 that replaces, wraps or repeats the earlier value. If the template of the alias also writes or extends the later anchor,
-there is a finding only if one template wrote all three and nothing used the earlier anchor.
+there is a finding only if one template wrote the alias and both anchors, and nothing used the earlier anchor.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class AnchorReuse:
         self._aliases.append((event, node))
 
     def findings(self, targets: list[Node], places: SourcePositions) -> Iterator[Diagnostic]:
-        """Yields a lint for each later anchor to which an alias refers that was probably meant for an earlier value.
+        """Yields a lint for each later anchor that has an alias which was probably meant for an earlier value.
 
         Args:
             targets: the nodes of the targets.
-            places: the map from positions to findings.
+            places: the map from positions in the rendered text to places in the user's files.
         """
         if not self._aliases:
             return
@@ -82,9 +82,9 @@ class AnchorReuse:
     def _was_meant(self, alias: Event, earlier: Node, later: Node, places: SourcePositions) -> bool:
         """Returns whether an alias was probably meant for the earlier of two values.
 
-        This is assumed in two cases: the template of the alias writes or extends the earlier value only; or one
-            template
-        writes the alias and both values, and nothing used the earlier anchor before its name was used again.
+        There are two such cases. In the first, the template of the alias wrote the earlier value, or extends the
+        template that wrote it, and neither holds for the later value. In the second, one template wrote the alias and
+        both values, and nothing used the earlier anchor before its name was used again.
         """
         origin = places.at(alias.line, alias.column)
         writers = {template_of(site) for site in origin.sites} if origin else set()
@@ -109,6 +109,6 @@ def _writers(node: Node) -> set[Template]:
 
 
 def _known(node: Node, writers: set[Template], places: SourcePositions) -> bool:
-    """Returns whether one of the templates, or a template that one of them extends, is a writer of a value."""
+    """Returns whether a value was written by one of the templates, or by a template that one of them extends."""
     theirs = _writers(node)
     return bool(theirs & writers) or any((ours, other) in places.descents for ours in writers for other in theirs)

@@ -56,7 +56,7 @@ def mismatch(
         name: the name of the callable in the message.
         args: the positional arguments.
         kwargs: the keyword arguments.
-        partial: whether more arguments will be given later, so that none is missing yet.
+        partial: whether more arguments will be given later; missing arguments are then accepted.
     """
     signature = _readable_signature(function)
     if signature is None:
@@ -83,14 +83,14 @@ def mismatches(
     *,
     partial: bool = False,
 ) -> list[Mismatch]:
-    """Returns why none of these signatures accepts the arguments; an empty list if one does.
+    """Returns the reasons why none of these signatures accepts the arguments; an empty list if one accepts them.
 
     Args:
         signatures: the overloads, at least one; the report is about the overload that has most of the keywords.
         name: the name of the callable in the messages.
         args: the positional arguments.
         kwargs: the keyword arguments.
-        partial: whether more arguments will be given later, so that none is missing yet.
+        partial: whether more arguments will be given later; missing arguments are then accepted.
     """
     if any(binds(signature, args, kwargs, partial=partial) for signature in signatures):
         return []
@@ -215,7 +215,7 @@ def known_value(node: Node, callee: Callee | None) -> KnownValue | None:
         word = _TYPES[type(node.value)]
         return KnownValue(word, _literal(node.value), value=node.value)
     if isinstance(node, Container):
-        # Its kind is written as a mapping, but the object is a list.
+        # A `!dlist` is written as a mapping, but its object is a list.
         if node.kind is ContainerKind.DLIST:
             return KnownValue("list", "a list")
         return KnownValue(str(node.kind), describe(node))
@@ -260,8 +260,7 @@ def misfit(given: KnownValue, accepts: frozenset[str], is_callable: Callable[[st
 
 
 def list_for_tensor(node: Node, annotation: str) -> Misfit | None:
-    """Returns a misfit if a list is given for a tensor parameter of torch, which does not convert lists; otherwise
-    None.
+    """Returns a misfit if a list is given for a tensor parameter, because torch does not convert lists; else None.
 
     Args:
         node: the node of the value.

@@ -1,4 +1,4 @@
-"""Checks of a graph that need no constructor: names of nodes, `!calc` expressions, unused definitions.
+"""Checks of a graph that need no constructor: repeated names of nodes, `!calc` expressions, unused definitions.
 
 Takes a graph; gives all findings. Invariant: nothing is imported.
 """
@@ -16,7 +16,7 @@ from forgather.errors import Diagnostic, Severity, nearest
 
 
 def check_graph(graph: Graph) -> list[Diagnostic]:
-    """Returns the findings about a graph: duplicate `@name`s, names and cycles of `!calc`, unused definitions."""
+    """Returns the findings about duplicate `@name`s, unknown names and cycles in `!calc`, and unused definitions."""
     nodes = all_nodes(graph)
     return [
         *_repeated_names(nodes),

@@ -34,7 +34,7 @@ class IndentSteps:
         self._texts.append(text)
 
     def findings(self, places: SourcePositions) -> Iterator[Diagnostic]:
-        """Yields a warning for each line that is part of the value above because their indents differ slightly."""
+        """Yields a warning for each line that is part of the value above, probably by a mistake in its indent."""
         for text in self._texts:
             yield from _folded(text, places)
         widths = Counter(child.column - key.column for key, child in self._steps)
@@ -71,7 +71,7 @@ def _inside(key: Event, child: Event, places: SourcePositions) -> Diagnostic:
 
 
 def _is_inherited(key: Event, child: Event, places: SourcePositions) -> bool:
-    """Returns whether a parent's block wrote the key, and the child's block of that name the key under it."""
+    """Returns whether a parent template wrote the key, and a child template the key under it in the same block."""
     above, below = places.at(key.line, key.column), places.at(child.line, child.column)
     return bool(above and below and above.site.block == below.site.block and places.builds_on(below, above))
 
@@ -106,10 +106,9 @@ def _folded(text: Event, places: SourcePositions) -> Iterator[Diagnostic]:
 
 
 def unindented_settings(targets: Iterable[Entry]) -> Iterator[Diagnostic]:
-    """Yields a warning for each root key that repeats a setting of the target above it, if another file wrote that
-    target.
+    """Yields a warning for each root key that has the name of a setting of the target above it in another file.
 
-    If a child template writes a block without indent, its lines become targets instead of settings of the target.
+    If a child template writes the lines of a block without indent, they become targets instead of settings.
     """
     holder: Entry | None = None
     for entry in targets:
