@@ -243,6 +243,16 @@ class BuildNote(str):
         return self.constructor, self.path, self.span
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an exception's text, or the name of its class if the text is empty.
+
+    Example:
+        >>> first_line(OSError("no connection\\nbacktrace")), first_line(KeyboardInterrupt())
+        ('no connection', 'KeyboardInterrupt')
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def nearest(name: str, candidates: Sequence[str], *, first: Sequence[str] = (), prefix: str = "") -> str | None:
     """Returns "did you mean 'x'?" for the closest candidate.
 

@@ -173,11 +173,11 @@ def flow_text(node: Node, limit: int = _LONGEST) -> str:
         limit: the number of characters after which the text is cut.
     """
     if isinstance(node, Scalar):
-        return _cut(node.written if is_number(node) and node.written else scalar_text(node.value), limit)
+        return cut(node.written if is_number(node) and node.written else scalar_text(node.value), limit)
     if isinstance(node, Lookup):
-        return _cut(f"{describe(node)} {node.text}", limit)
+        return cut(f"{describe(node)} {node.text}", limit)
     if isinstance(node, Call):
-        return _cut(describe(node), limit)
+        return cut(describe(node), limit)
     parts: list[str] = []
     room = limit
     for step, child in children(node):
@@ -187,11 +187,7 @@ def flow_text(node: Node, limit: int = _LONGEST) -> str:
         if room < 0:
             break
     open_, close = "{}" if isinstance(node, Mapped) else "[]"
-    return _cut(f"{open_}{', '.join(parts)}{close}", limit)
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: max(limit - 1, 0)]}…"
+    return cut(f"{open_}{', '.join(parts)}{close}", limit)
 
 
 # Control characters, invisible characters, changes of the reading direction, and characters that XML cannot contain.

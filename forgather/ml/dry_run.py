@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from forgather.errors import DistributedError
+from forgather.errors import DistributedError, first_line
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed.env import DistributedEnvironment, fake_world
 from forgather.ml.distributed.layout import Layout
@@ -242,7 +242,7 @@ def _step(trainer: Trainer, recipe: Recipe) -> tuple[dict[str, str], str | None]
                 model, placed if isinstance(batch, Mapping) else tuple(placed.values()), denom=1
             )
     except Exception as error:  # noqa: BLE001 - code of a user's model, which may read values of tensors
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        said = first_line(error)
         return shapes, f"the model cannot be computed without values: {said[:160]}"
     return shapes, None
 

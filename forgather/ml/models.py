@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from forgather.errors import ForgatherError, TrainingError, nearest
+from forgather.errors import ForgatherError, TrainingError, first_line, nearest
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
@@ -118,7 +118,7 @@ def from_pretrained(pretrained_model_name_or_path: str | os.PathLike[str], **opt
         with without_progress_bars(), nullcontext() if folder.is_dir() else hub_access():
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, **options)
     except OSError as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise _not_loaded(name, reason) from error
     return _in_training_mode(model)
 

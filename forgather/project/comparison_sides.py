@@ -26,7 +26,7 @@ from forgather.project.metadata_file import Neighbors, read_meta
 from forgather.project.path_display import Display, near_path
 from forgather.project.project import Project
 from forgather.project.run_facts import is_run_folder
-from forgather.project.run_reader import open_run
+from forgather.project.run_reader import open_run, runs_of
 from forgather.project.template_environment import project_environment, template_environment
 from forgather.project.workspace import META_FILE, WORKSPACE_FOLDER, find_project, find_workspace
 from forgather.source import Span
@@ -227,7 +227,7 @@ def open_sides(a: str | None, b: str | None, config: str | None, folder: str | N
     if b is None:
         # The config is opened first: a mistyped name is reported as such, not as a problem of Git.
         new = _open_side(name, None, folder, now) if revision is None else None
-        old = _open_side(name, "HEAD" if revision is None else revision, folder, now)
+        old = _open_side(name, _LAST if revision is None else revision, folder, now)
         return old, new or _open_side(name, None, folder, now)
     old = _open_side(name, revision, folder, now)
     if is_run_folder(b):
@@ -276,8 +276,6 @@ def _nothing_named(word: str, folder: str | None, error: ProjectError) -> Projec
     """Returns the error for a word that names neither a config nor a run of the project; other errors are unchanged."""
     if error.code != "FG405" or error.span is not None:
         return error
-    from forgather.project.run_reader import runs_of
-
     meta = load_meta(find_project(folder or project_of_path(word)))
     runs = {os.path.basename(run): os.path.relpath(run) for run in runs_of(meta.project_dir)}
     hint = error.hint or "'fgcli ls' lists the configs"
@@ -291,8 +289,6 @@ def _nothing_named(word: str, folder: str | None, error: ProjectError) -> Projec
 
 def _open_side(word: str, revision: str | None, folder: str | None, now: datetime) -> Compared:
     if os.path.isdir(word) and not os.path.isfile(os.path.join(word, META_FILE)):
-        from forgather.project.run_reader import open_run
-
         open_run(word)  # it is not a run, and the error suggests runs
     if revision is None:
         try:

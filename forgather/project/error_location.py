@@ -101,11 +101,11 @@ def locate_error(error: ForgatherError, writers: Writers) -> None:
         error: the error, whose `path` and `span` are set.
         writers: the finder of the lines that set values.
     """
-    notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, BuildNote)]
-    settings = dict(_settings(writers.graph, notes[0].path if notes else None))
+    call = note_path(error)
+    settings = dict(_settings(writers.graph, call))
     marked = (error.argument or "").rpartition(".")[2]
     for word in (marked, *_WORD.findall(error.message)):
-        if word in settings and (notes or "_" in word or word == marked):
+        if word in settings and (call is not None or "_" in word or word == marked):
             path, entry = settings[word]
             error.path = format_path(path)
             # The value of an alias is written at its anchor, and has to be fixed there.

@@ -180,8 +180,7 @@ class ProjectGuard(Guard):
         for value in (value for container in inside for value in _values(container)):
             if isinstance(value, _CALLED):
                 self._judge_value(value)
-        self._rules(function, args, kwargs)
-        refuse_remote_code(function, args, kwargs, lambda folder: not self._needs(folder))
+        self._at_call(function, args, kwargs)
 
     def later(self, function: Any) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], None] | None:
         """Returns the function that checks a partial's arguments at each call; None if none has to be checked."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forgather.config.graph import Call, ContainerKind, Entry, Mapped, Node, Scalar, Sequence
+from forgather.config.graph import Call, ContainerKind, Entry, Mapped, Node, Scalar, Sequence, describe
 from forgather.config.path import PlainScalar
 from forgather.errors import ProjectError
 
@@ -56,4 +56,4 @@ def string_entries(node: Node) -> Iterator[Entry]:
 def _described(node: Node) -> str:
     if isinstance(node, Call):
         return f"a call of {node.constructor!r}"
-    return f"a '!{type(node).__name__.lower()}'"
+    return f"a '{describe(node)}'"

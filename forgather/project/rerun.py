@@ -29,6 +29,7 @@ from forgather.project.provenance import is_code_unchanged
 from forgather.project.run_facts import FACTS, GRAPH
 from forgather.project.run_reader import PastRun
 from forgather.project.run_writer import OVERRIDES, overrides_text
+from forgather.project.trust import is_inside
 from forgather.redaction import hidden, hide
 
 LOSS = "loss.jsonl"
@@ -79,7 +80,7 @@ def new_output_dir(run: PastRun, given: str | None, now: datetime) -> str:
     if folder is None:
         return os.path.join(run.output_dir, "reruns", f"{now:%Y%m%dT%H%M%SZ}")
     real = os.path.realpath(folder)
-    if real == os.path.realpath(run.output_dir) or os.path.join(real, "").startswith(os.path.join(run.folder, "")):
+    if real == os.path.realpath(run.output_dir) or is_inside(real, run.folder):
         what = "in the folder" if real != os.path.realpath(run.output_dir) else "the output folder"
         raise ProjectError(
             f"{given!r} is {what} of the first run, which would be overwritten",

@@ -23,7 +23,7 @@ from forgather.config._jinja.loader import Definition, Library
 from forgather.config._jinja.parser import UnclosedStatement, UnknownStatement, open_block, open_quote, open_tag
 from forgather.config._jinja.runtime_types import PlacedMessage, TracedNamespace
 from forgather.config.syntax import desugar
-from forgather.errors import BudgetError, ForgatherError, RenderError, SyntaxFault, nearest
+from forgather.errors import BudgetError, ForgatherError, RenderError, SyntaxFault, first_line, nearest
 from forgather.source import Span
 from forgather.spelling import close_matches
 
@@ -161,7 +161,7 @@ def syntax_fault(error: BaseException, found: Definition) -> SyntaxFault:
         )
     if "integer string conversion" in str(error):
         return SyntaxFault("a number has more than 4,300 digits", code="FG101", span=span, hint="write it as a float")
-    return SyntaxFault(f"it cannot be read: {_first_line(error)}", code="FG101", span=span)
+    return SyntaxFault(f"it cannot be read: {first_line(error)[:200]}", code="FG101", span=span)
 
 
 def _unclosed(error: UnclosedStatement, found: Definition, span: Span) -> SyntaxFault:
@@ -310,7 +310,7 @@ def _translated(error: BaseException, frames: Frames, library: Library) -> Forga
         return BudgetError("'range' has more than 100,000 items", code="FG120", hint="use a smaller range")
     if isinstance(error, TemplateError):
         return _runtime(error.message or "")
-    made = RenderError(f"{_kind(error)}: {_first_line(error)}", code="FG110", found=type(error).__name__)
+    made = RenderError(f"{_kind(error)}: {first_line(error)[:200]}", code="FG110", found=type(error).__name__)
     failing = (hint for pattern, hint in _FAILING if pattern.match(str(error)))
     made.hint = near_argument(str(error), frames) or next(failing, None)
     return made
@@ -403,11 +403,6 @@ def _unquoted_template(name: str, near: str, template: LoadedTemplate, line: int
     if match is None or name not in _NAME.findall(match[1]) or (match[1] == name and near.startswith("did you mean")):
         return None
     return f"quote the name of a template: '{match[1]}'"
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
-    return text.split("\n", 1)[0][:200]
 
 
 Frames = list[tuple[LoadedTemplate, int, dict[str, Any]]]

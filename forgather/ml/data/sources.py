@@ -28,6 +28,7 @@ from datasets import (
 )
 from datasets.exceptions import DatasetGenerationError
 
+from forgather.errors import first_line
 from forgather.ml.data.data_errors import DataError, DataFileError, missing_column, unread_column_warning
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 from forgather.rules import is_path
@@ -176,7 +177,7 @@ def hub_dataset(
         with hub_access():
             dataset = load_dataset(name, config, split=split, revision=revision)
     except (OSError, ValueError) as error:
-        raise _not_loaded(name, _first_line(error)) from error
+        raise _not_loaded(name, first_line(error)[:200]) from error
     return _usable(dataset, text_column, [name])
 
 
@@ -233,7 +234,7 @@ def _python_files(root: Path, skipped: frozenset[str]) -> Iterator[tuple[str, st
                 text = stream.read()
         # Some packages ship files with a broken encoding on purpose, as test data.
         except (SyntaxError, UnicodeDecodeError) as error:
-            logger.warning("left out %s: %s", file, _first_line(error))
+            logger.warning("left out %s: %s", file, first_line(error)[:200])
             continue
         if text.strip():
             yield name, text
@@ -258,7 +259,7 @@ def _read(files: list[str], reader: object, **options: object) -> Dataset:
             return reader([file for file in files if file not in empty], **options)  # type: ignore[operator]
     except (DatasetGenerationError, OSError, ValueError) as error:
         # `datasets` wraps the error of the parser in one that says only that generation failed.
-        reason = _first_line(error.__cause__ or error)
+        reason = first_line(error.__cause__ or error)[:200]
         where = _listed(files)
         # The parser counts rows from 0, without empty lines, and from the start of the block that it reads.
         if (row := _ROW.search(reason)) and (bad := _first_bad_line(files)):
@@ -352,7 +353,3 @@ def _column(dataset: Dataset, column: str) -> Iterable[str | None]:
 
 def _listed(files: Sequence[str]) -> str:
     return repr(files[0]) if len(files) == 1 else f"{files[0]!r} and {len(files) - 1} more"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

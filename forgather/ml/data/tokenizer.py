@@ -21,6 +21,7 @@ from datasets import Dataset, DatasetDict
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from forgather.errors import first_line
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import DataError, DataFileError, missing_column
 from forgather.ml.data.progress_bar import show_progress
@@ -112,7 +113,7 @@ def load_tokenizer(pretrained_model_name_or_path: str | os.PathLike[str], **opti
         with nullcontext() if os.path.isdir(source) else hub_access():
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(": ")
+        reason = first_line(error).rstrip(": ")
         raise _not_loaded(name, reason) from error
     # Padding needs some token; mask and labels hide it, whichever it is.
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from forgather.errors import DistributedError
+from forgather.errors import DistributedError, first_line
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.number_format import plural
 
@@ -171,7 +171,7 @@ def rendezvous_error(rank: int, world_size: int, where: str, error: Exception) -
         error: the exception that torch raised.
     """
     # torch's messages have a C++ backtrace after the first line.
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    reason = first_line(error)
     hint = "start every process with one launcher (torchrun), and look at the first process that failed"
     if "EADDRINUSE" in reason or "in use" in reason:
         hint = "another program uses that port: choose another one with --master-port"

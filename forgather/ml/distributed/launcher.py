@@ -31,7 +31,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher import api as launcher_api
 from torch.distributed.launcher.api import elastic_launch
 
-from forgather.errors import DistributedError
+from forgather.errors import DistributedError, first_line
 from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, STATUS
 from forgather.ml.distributed.phase import read_phase
 from forgather.ml.distributed.root_cause import FailureKind, FailureRecord, read_crash, read_record
@@ -369,7 +369,7 @@ _HINTS: dict[int, str] = {
 
 
 def _not_started(arguments: argparse.Namespace, error: Exception) -> DistributedError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    reason = first_line(error)
     where = arguments.rdzv_endpoint or f"{arguments.master_addr}:{arguments.master_port or 29500}"
     busy = "EADDRINUSE" in reason or "in use" in reason
     return DistributedError(

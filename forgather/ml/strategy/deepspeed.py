@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from forgather.errors import DistributedError, TrainingError, nearest
+from forgather.errors import DistributedError, TrainingError, first_line, nearest
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.distributed.collectives import require_equal_weights
@@ -222,7 +222,7 @@ class DeepSpeedZero:
                 )
         except (AssertionError, ValueError, self._deepspeed.runtime.zero.utils.ZeRORuntimeException) as error:
             raise TrainingError(
-                f"DeepSpeed refuses its config: {_first_line(error)}",
+                f"DeepSpeed refuses its config: {first_line(error)[:200]}",
                 code="FG741",
                 hint=f"check {self.config.source}, and the values filled in from the training arguments",
             ).about("args.deepspeed") from error
@@ -392,8 +392,3 @@ def _hidden_size(model: nn.Module) -> int | None:
     config = getattr(model, "config", None)
     found = getattr(config, "hidden_size", None) or getattr(getattr(config, "text_config", None), "hidden_size", None)
     return found if isinstance(found, int) else None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
