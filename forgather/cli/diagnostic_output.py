@@ -110,6 +110,7 @@ def finding_facts(finding: Diagnostic, display: Display, config: str | None = No
         "message": display.shorten(finding.message),
         "file": display(span.file) if span else None,
         "line": span.line if span else None,
+        # Column 0 means that only the line is known.
         "column": span.column or None if span else None,
         "path": finding.path,
         "hint": finding.hint and display.shorten(finding.hint),

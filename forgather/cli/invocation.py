@@ -79,6 +79,7 @@ class Invocation:
         try:
             return find_project(self.project_dir)
         except ProjectError:
+            # A command that needs a project reports this error itself.
             return None
 
     def open_project(self, config: str | None = None) -> Project:

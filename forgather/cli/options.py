@@ -135,7 +135,9 @@ def add_declared_options(parser: argparse.ArgumentParser, invocation: Invocation
 def _settings(option: DeclaredOption) -> dict[str, Any]:
     shown = "" if option.default is None else f"(default: {option.default})"
     settings: dict[str, Any] = {
+        # Without a prefix, a variable of the config could replace an option of the command in the namespace.
         "dest": f"declared_{option.variable}",
+        # None marks an option that was not given; the template then uses its own default.
         "default": None,
         # argparse formats a help text with `%`.
         "help": visible(" ".join(part for part in (option.help, shown) if part)).replace("%", "%%"),

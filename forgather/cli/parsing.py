@@ -64,6 +64,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        # An abbreviation would become ambiguous, or change its meaning, as soon as a config declares another option.
         super().__init__(allow_abbrev=False, **settings)
 
     def format_help(self) -> str:

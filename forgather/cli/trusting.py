@@ -44,6 +44,7 @@ def ask_trust(project: Project, targets: Sequence[str] = ("main",)) -> None:
 
 
 def _is_terminal() -> bool:
+    # The question goes to the error stream, because the standard output may be a pipe to another program.
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
@@ -58,6 +59,7 @@ def _keep(missing: Needs) -> None:
     try:
         add_trust(Trust(folders=missing.folders, packages=missing.packages))
     except ProjectError as error:
+        # A home folder that cannot be written must not prevent the run that the user has just allowed.
         print_note(f"trusted for this run alone: {error.message}")
     else:
         print_note(f"noted in {near_path(trust_file())}")

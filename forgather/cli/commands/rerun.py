@@ -102,6 +102,7 @@ def run(invocation: Invocation) -> int:
 def _started(invocation: Invocation, past: PastRun, output_dir: str) -> int:
     """Repeats the run with as many processes as the first run, all of them on this machine."""
     print_note(f"processes   {past.processes}, as in the first run")
+    # By this variable, messages of the processes name fgcli and not torchrun as the program that started them.
     os.environ[CHECKED] = "1"
     asked = ProcessRequest(per_node=past.processes, source="the first run")
     ending = start_processes(asked, [*invocation.arguments, "--output-dir", output_dir])

@@ -51,6 +51,7 @@ def _templates(searchpath: tuple[str, ...], display: Display) -> list[dict[str, 
     found: dict[str, list[str]] = {}
     for top in searchpath:
         for here, folders, files in walk_folders(top):
+            # The list is changed in place, because the walk enters only the folders that remain in it.
             folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
             for file in sorted(files):
                 if file.endswith(".yaml") and not file.startswith("."):

@@ -141,6 +141,7 @@ def run(invocation: Invocation) -> int:
         refuse_missing_rendezvous(asked)
     print_findings(findings or project.diagnostics, project.meta.project_dir, invocation.check_command)
     command = ["fgcli", *invocation.arguments]
+    # A dry run for several processes constructs the objects of the config, so it runs the code, too.
     if options.world_size is not None or not (options.dry_run or options.print):
         ask_trust(project)
     if options.dry_run:
@@ -326,6 +327,7 @@ def _dry_run(plan: RunPlan, asked: ProcessRequest, command: list[str], *, world_
     if world_size is None:
         _print_plan(plan, asked, command, as_json=as_json)
         return 0
+    # What constructors print must not be mixed with the result.
     with redirect_stdout(sys.stderr):
         found = dry_run_layout(plan, world_size, asked)
     if as_json:
