@@ -40,7 +40,7 @@ class Row:
     """One value in a box.
 
     Args:
-        step: the last step of the value's path, relative to the box.
+        step: the last step of the value's path.
         node: the node of the value.
         entry: the mapping entry of the value; None for list items and positional arguments.
         box: the index of the value's own box; None if the value is shown in the row.
@@ -120,7 +120,7 @@ def is_number(node: Node) -> bool:
 def is_plain(node: Node) -> bool:
     """Returns whether a node is a sequence or mapping without a tag.
 
-    The origin of such a node is that of its first value.
+    The origin of such a node is the origin of its first value.
     """
     return isinstance(node, Container) and not node.tagged
 
@@ -133,7 +133,7 @@ def title(node: Node) -> str:
 
 
 def heading(box: Box, name: str) -> str:
-    """Returns the heading of a box: the symbol of a call, the name of a container, or else the last step of its path.
+    """Returns the heading of a box: the symbol of a call, the name of a container, or the last step of the box's path.
 
     Args:
         box: the box.
@@ -183,6 +183,7 @@ def flow_text(node: Node, limit: int = _LONGEST) -> str:
     for step, child in children(node):
         text = flow_text(child, limit)
         parts.append(f"{label(step)}: {text}" if isinstance(step, Key) else text)
+        # A container can be very long, and the rest would be cut anyway.
         room -= len(parts[-1]) + 2
         if room < 0:
             break
@@ -195,7 +196,11 @@ _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-
 
 
 def use_counts(boxes: Iterable[Box]) -> Counter[int]:
-    """Returns how often each box, by its index, is used by other boxes; uses by the config are not counted."""
+    """Returns the number of rows in other boxes that refer to each box, by the index of the box.
+
+    Rows of the config itself are not counted.
+    """
+    # The config is not drawn, so its rows have no arrows.
     return Counter(row.box for box in boxes if box.node is not None for row in box.rows if row.box is not None)
 
 

@@ -50,6 +50,7 @@ def dot(graph: Graph) -> str:
     for number, box in enumerate(boxes):
         for at, row in enumerate(box.rows if box.node is not None else ()):
             if row.box is not None:
+                # A row beyond the limit has no cell, so its edge starts at the last line of the table.
                 port = f":r{at}:e" if at < _ROWS else ":more:e"
                 style = f' [style=dashed, color="{_SHARED}"]' if row.box in drawn else ""
                 drawn.add(row.box)

@@ -59,7 +59,7 @@ def emit_python(graph: Graph, targets: Names[str] = ("main",), setting: Setting 
         setting: the location of the module, and facts about its project; None for the defaults.
 
     Raises:
-        UnknownTargetError: if the graph has no such target.
+        UnknownTargetError: if the graph does not have one of the targets.
         GraphError: FG331 if plain Python cannot express a node; FG304, FG305, FG330 or FG332 if the config itself
             cannot be built.
     """
@@ -68,20 +68,24 @@ def emit_python(graph: Graph, targets: Names[str] = ("main",), setting: Setting 
     reach = Reach(graph, wanted)
     names = naming.Names(set(OWN_NAMES))
     imports = Imports(names, setting.system_path)
-    # Imports get their names first, so that they keep the names of the imported objects; variables get a number.
+    # Imports get their names first, so that they keep the names of the imported objects. A variable of the same
+    # name gets a number.
     imports.reserve(node for _, node in reach.nodes if isinstance(node, Call))
     parameters = parameters_of(graph, wanted, reach, names)
     lowering = Lowering(graph, reach, imports, names, parameters, project_dir=setting.project_dir)
     built = []
     for target in wanted:
         expression = lowering.build(graph.target(target).value, (Key(target),))
+        # With several targets, each gets a variable, so that they are built one after the other.
         built.append(expression if len(wanted) == 1 else lowering.bind(expression, target))
     members = zip((f"{lowering.key(target).text}: " for target in wanted), built, strict=True)
     result = built[0] if len(wanted) == 1 else bracketed("{", members, "}", pure=True)
     statements = [*lowering.block, Statement("return ", result)]
+    # Only if it is needed: the search for unused variables parses the whole function.
     if lowering.drops:
         statements = without_unused(statements)
         imports.drop_unused(names_read(statements))
+    # A default is written inline at any length: no statement can run before the signature.
     head = signature(parameters.values(), lambda value: lowering.literal(value, (), 10**6).text)
     imports.own |= {"UNSET"} if any(parameter.unset for parameter in parameters.values()) else set()
     tail = ending(graph, wanted, parameters.values(), setting.seed)
@@ -254,7 +258,7 @@ def _joined(relative: str, folder: str, setting: Setting) -> str:
 
 
 def ending(graph: Graph, targets: list[str], parameters: Iterable[Parameter], seed: int | None) -> list[str]:
-    """Returns the lines that run if the module is executed as a script; they train a trainer, or call a callable.
+    """Returns the lines that run if the module is executed as a script: they train a trainer, or call a callable.
 
     Args:
         graph: the graph of the config.

@@ -1,7 +1,7 @@
 """Generates YAML from a graph.
 
 The input is a graph; the output is YAML without templates, merge keys or duplicate keys. Loading this YAML gives an
-equal graph in which the same nodes are shared. The value of an `!env` is not read: the tag is written again.
+equal graph in which the same nodes are shared. The value of an `!env` is not read: the tag itself is written.
 """
 
 from __future__ import annotations

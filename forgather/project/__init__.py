@@ -1,4 +1,4 @@
-"""Projects: the stages that turn a config into objects, joined for one config of one project folder."""
+"""Projects: `Project` builds the objects of one config, and configs call `from_project` to use another project."""
 
 from __future__ import annotations
 

@@ -169,6 +169,7 @@ def _all_findings(error: ForgatherError) -> Iterator[Diagnostic]:
 
 
 def _ordered(findings: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    # Reversed, so that the first of several equal findings remains.
     first = {(found.code, found.message, found.span): found for found in reversed(list(findings))}
     return tuple(sorted(first.values(), key=_rank))
 
@@ -193,7 +194,7 @@ def _meta_findings(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def _with_undefined_as_errors(found: Iterable[Diagnostic], graph: Graph) -> list[Diagnostic]:
-    """Returns the findings; an undefined name that `main` needs is an error, as a run sets no further variables."""
+    """Returns the findings; an undefined name that `main` needs becomes an error, because no run defines the name."""
     main = graph.targets.get("main")
     needed = [] if main is None else walk([((Key("main"),), main.value)], unbuilt=False)
     places = {node.span for _, node in needed if isinstance(node, Calc) and node.span is not None}
@@ -235,7 +236,7 @@ def is_reported_by_run(found: Diagnostic, graph: Graph, *, is_run: bool = True) 
     Args:
         found: a finding of `check_project`.
         graph: the graph of the config.
-        is_run: whether `main` is run after the check; nothing reports a missing data file otherwise.
+        is_run: whether `main` is run after the check; if not, only the check reports a missing data file.
     """
     if found.code != _MISSING_FILE or found.path is None:
         return found.code in _REPORTED_BY_THE_RUN

@@ -1,8 +1,8 @@
 """The sides of a comparison for `fgcli diff`, and their differences.
 
-The input is a word of the command line (a config, its file or its project); the output is a `Compared`: a graph, with
-functions that name its files. `compare` returns the differences of two sides. Both sides are rendered with the same
-time, so that templates that print the time make no difference. Nothing is imported or constructed.
+The input is a word of the command line (a config, its file or its project); the output is a `Compared`: a graph, and a
+function that shortens the names of its files. `compare` returns the differences of two sides. Both sides are rendered
+with the same time, so that templates that print the time make no difference. Nothing is imported or constructed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Compared:
         graph: the graph that the config would build, or that the past run has built.
         place: the function that returns the short name of a file of this side.
         config: the name of the config.
-        code: the digest of each Python file of the project that the graph names, by its name in constructors.
+        code: the digest of each Python file that a constructor of the graph names, by the name in the constructor.
         defaults: the default arguments of the constructors; empty if they are unknown or are not to be compared.
         notes: the findings about this side.
         declared: a graph that declares the options of the config; None if it is unknown.
@@ -163,7 +163,7 @@ def _config_of_file(word: str) -> tuple[ProjectMeta, str] | None:
 def project_of_path(word: str) -> str | None:
     """Returns the project that contains a path; None if the word is not a path, or the path is in no project.
 
-    The path need not exist. The result is None in a project folder, too.
+    The path need not exist. If the working folder is a project, the result is None, because that project is used.
     """
     if os.sep not in word or os.path.isfile(META_FILE):
         return None

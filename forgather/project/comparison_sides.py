@@ -2,7 +2,7 @@
 
 The input is the words of the command line; the output is two `Compared`. At a revision, the templates are read from the
 revision, and so is the template library if it is part of the same repository. The variables of the templates are those
-of the working tree, so that equal configs of two revisions give equal graphs. Errors name files at the revision.
+of the working tree, so that equal configs of two revisions give equal graphs. Errors name files as FILE@REVISION.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def _project_in(tree: Tree, start: str, word: str) -> str:
         if tree.has(os.path.join(folder, META_FILE)):
             return folder
         if os.path.isfile(os.path.join(folder, META_FILE)):
+            # A project further up is not the one that the user means.
             if tree.revision == _LAST:
                 raise _not_committed(tree, folder)
             break
@@ -172,7 +173,7 @@ def open_past_run(folder: str) -> Compared:
 
 
 def open_current_config(folder: str) -> Compared:
-    """Returns the current state of the config of a run as a side of a comparison.
+    """Returns the config of a run in its current state, as a side of a comparison.
 
     Raises:
         ForgatherError: if the project or the config does not exist anymore, or is broken.
@@ -289,7 +290,8 @@ def _nothing_named(word: str, folder: str | None, error: ProjectError) -> Projec
 
 def _open_side(word: str, revision: str | None, folder: str | None, now: datetime) -> Compared:
     if os.path.isdir(word) and not os.path.isfile(os.path.join(word, META_FILE)):
-        open_run(word)  # it is not a run, and the error suggests runs
+        # The folder is neither a project nor a run: the error suggests runs near it.
+        open_run(word)
     if revision is None:
         try:
             found = named_config(word, folder)

@@ -16,7 +16,9 @@ from forgather.source import Span
 
 
 def config_files(searchdir: Iterable[str], prefix: str) -> dict[str, str]:
-    """Returns the file of each config by name, sorted; of equal names, the one in the first search folder is used.
+    """Returns the file of each config by name, sorted by name.
+
+    If several search folders contain a config of the same name, the first of these folders is used.
 
     Args:
         searchdir: the absolute search folders.

@@ -49,7 +49,9 @@ def read_defaults(graph: Graph, meta: ProjectMeta) -> dict[str, dict[str, str | 
 
 
 def changed_defaults(old: Graph, new: Graph, then: Defaults, now: Defaults) -> Iterator[Difference]:
-    """Yields the defaults that differ, located at the first call of each constructor that does not give the argument.
+    """Yields the defaults that differ.
+
+    Each difference is located at the first call of the constructor that does not pass the argument itself.
 
     Args:
         old: the graph of the first side.
@@ -57,6 +59,7 @@ def changed_defaults(old: Graph, new: Graph, then: Defaults, now: Defaults) -> I
         then: the defaults of the first side.
         now: the defaults of the second side.
     """
+    # Reversed, so that the first call of each constructor remains.
     before = {node.constructor: (path, node) for path, node in reversed(all_nodes(old)) if isinstance(node, Call)}
     reported: set[tuple[str, str]] = set()
     for path, node in all_nodes(new):

@@ -96,7 +96,7 @@ _WRITTEN = ("output_dir", "logging_dir", "log_dir", "run_dir", "resume_from_chec
 
 
 def data_facts(graph: Graph, project_dir: str) -> list[dict[str, Any]]:
-    """Returns the data files that the graph names, one item for each text.
+    """Returns facts about the data files that the graph names, with one item for each text that names files.
 
     An item contains the text, its path in the graph, and the size, time and digest of each file.
 

@@ -94,7 +94,7 @@ class Declared(NamedTuple):
     faults: list[Misdeclared]
 
     def fault_of(self, words: Iterable[str], *, unknown: bool) -> ProjectError | None:
-        """Returns the error of a malformed option that a command line uses; None if it uses none.
+        """Returns the error of a malformed option that a command line uses; None if it uses no such option.
 
         Args:
             words: the words of the command line.
@@ -174,7 +174,7 @@ def _records(entry: Entry) -> Iterator[tuple[str | None, Node, Span | None]]:
     elif isinstance(node, Mapped):
         for item in node.entries:
             if not (isinstance(item.value, Scalar) and item.value.value is None):
-                # The place of an aliased declaration is the alias, not the anchor.
+                # An aliased declaration is written at its anchor.
                 span = item.value.span if item.alias is not None or item.value.span is None else item.span
                 yield (item.key if isinstance(item.key, str) else None), item.value, span
 
@@ -246,7 +246,7 @@ def _action(fields: Mapping[str, object], kind: str, name: str, node: Mapped) ->
 def _values_of(
     fields: Mapping[str, object], kind: str, action: Action, name: str, node: Mapped
 ) -> tuple[tuple[object, ...], object]:
-    """Returns the choices and the default of a declaration, after checking that they have its type."""
+    """Returns the choices and the default of a declaration, after checking that they have the declared type."""
     choices, default = fields.get("choices"), fields.get("default")
     if choices is not None and (not isinstance(choices, list) or action.is_flag):
         where = _field(node, "choices")

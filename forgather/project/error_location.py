@@ -1,8 +1,8 @@
 """The location at which the user can fix an error, if a template of the library prints the wrong value.
 
 The input is a location and a path in the project's graph; the output is the line of the project, or the command-line
-option, that set the value. A location inside the project is returned unchanged, and so is the location of a value that
-several lines set, or none.
+option, that set the value. The location does not change if it is inside the project already, or if the value was set
+by several lines or by none.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def locate_error(error: ForgatherError, writers: Writers) -> None:
-    """Sets the location of an error to that of the setting which the error names, if it names one.
+    """Sets the location of an error to the setting that the error names, if it names one.
 
     For an error of a constructor, the keyword arguments of that call are searched. For an error of the run, all keyword
     arguments in `main` are searched, but only for names with an underscore, because a single word may be part of the
@@ -115,13 +115,15 @@ def locate_error(error: ForgatherError, writers: Writers) -> None:
 
 
 def note_path(error: ForgatherError) -> str | None:
-    """Returns the path of the call that raised an error; None if no call of the graph did."""
+    """Returns the path of the call that raised an error; None if no call of the graph raised it."""
     notes = (note for note in getattr(error, "__notes__", ()) if isinstance(note, BuildNote))
     return next((note.path for note in notes), None)
 
 
 def shortest_path(graph: Graph, path: str) -> str:
-    """Returns the path that begins at the innermost target on the way, as the check names the value.
+    """Returns a path to the same value that begins at the last target along the given path.
+
+    Only targets that are calls are considered. `fgcli check` names values in the same way.
 
     Args:
         graph: the graph that is built.

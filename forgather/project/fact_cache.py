@@ -57,7 +57,7 @@ def is_current(made_from: Dependencies | None, digest: Digests) -> bool:
 
     Args:
         made_from: the dependencies of the fact; None if they are unknown, so that the result is False.
-        digest: the function that returns the digest of a file, and computes it once.
+        digest: the function that returns the digest of a file, and computes each digest only once.
     """
     return (
         made_from is not None

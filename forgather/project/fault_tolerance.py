@@ -104,6 +104,7 @@ def restart_assignments(
 
 def _missing(arguments: TrainerArguments, interval: int) -> dict[str, str]:
     strategy = arguments.get("save_strategy")
+    # A strategy that is known only after construction must not be replaced.
     says = strategy.value if isinstance(strategy, Scalar) else "no" if strategy is None else "steps"
     if says in ("no", None):
         return {"save_strategy": '"steps"', "save_steps": str(interval)}
@@ -138,12 +139,13 @@ def resume_assignments(
         graph: the config's graph.
         resume: the value of `--resume`: "auto", "never", or the folder of a checkpoint; None to keep the
             config's setting.
-        allowed: the parts that a checkpoint may lack (`ALLOW_MISSING`), and the facts that may have changed since the
-            checkpoint was written (`ALLOW_CHANGED`); None to keep the config's setting.
+        allowed: two lists by name: the parts that a checkpoint may lack (`ALLOW_MISSING`), and the facts that may have
+            changed since the checkpoint was written (`ALLOW_CHANGED`). None instead of a list keeps the config's
+            setting.
 
     Raises:
-        ProjectError: FG676 if the config has no trainer arguments, or if `allowed` is given for a run that resumes from
-            no checkpoint, neither at its start nor after a failure.
+        ProjectError: FG676 if the config has no trainer arguments, or if `allowed` is given for a run that does not
+            resume, neither at its start nor after a failure.
         CheckpointError: FG601 if the folder does not exist.
     """
     wanted: dict[str, str] = {}

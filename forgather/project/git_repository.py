@@ -102,7 +102,7 @@ class Tree:
         return os.path.isdir(self._target(inside))
 
     def write_out(self, part: str) -> str:
-        """Writes a file or folder of the revision into the private folder, and returns its path there.
+        """Writes a file or folder of the revision into the private folder, and returns the path of the copy.
 
         Args:
             part: the path relative to `top`; "" for all files.
@@ -168,6 +168,7 @@ def open_tree(folder: str, revision: str) -> Iterator[Tree]:
     commit = _commit(top, revision)
     private = tempfile.mkdtemp(prefix="tree-", dir=cache_dir("revisions"))
     try:
+        # The real path: other paths are compared with it as texts, and the folder of temporary files may be a link.
         yield Tree(top, revision, commit, os.path.realpath(private))
     finally:
         with suppress(OSError):

@@ -196,6 +196,7 @@ def _is_as_stored(top: str, entry: _Entry) -> bool:
         return entry.digest == _blob(os.readlink(path), entry)
     with open(path, "rb") as stream:
         content = stream.read()
+    # With `core.autocrlf`, Git stores LF for a CRLF in the working tree.
     return entry.digest in (_blob(content, entry), _blob(content.replace(b"\r\n", b"\n"), entry))
 
 

@@ -59,6 +59,7 @@ def machine_independent_project(meta: ProjectMeta, config_name: str) -> Project:
 def machine_independent_graph(project: Project) -> Graph:
     """Returns the graph of a machine-independent config, with names such as `{project}` for its fixed folders."""
     meta = project.meta
+    # The project comes first, because it may be inside the workspace.
     names = {_project_dir(meta): "{project}", _WORKSPACE: "{workspace}", _CWD: "{cwd}", _HOME: "{home}"}
     return replace_nodes(project.graph, lambda node: _with_names(node, names))
 

@@ -17,7 +17,7 @@ from forgather.shown_secrets import parts_of
 
 
 def note_graph(graph: Graph) -> None:
-    """Registers the values of a graph whose names suggest that they are secret."""
+    """Registers each value of a graph whose name suggests a secret."""
     seen: set[int] = set()
     stack: list[Node] = []
     for path, node in roots(graph):
@@ -42,7 +42,7 @@ def note_graph(graph: Graph) -> None:
 
 
 def _note_option(record: Mapped) -> None:
-    """Registers the default of an option, or the value of a record, whose name suggests that it is secret."""
+    """Registers the default of an option, or the value of a record, if its name suggests a secret."""
     found = {entry.key: entry.value for entry in record.entries}
     default = found.get("default") or found.get("value")
     # A declared option has `names`, a record such as an HTTP header one of the others.
@@ -81,6 +81,7 @@ def _note_nested(name: str, node: Node) -> None:
                 text = str(child.value)
                 # `HF_TOKEN` as an argument names an environment variable and is not the secret.
                 if not (is_variable(text) and isinstance(node, Call | Var)):
+                    # The key of the value itself may be any word, so a name that suggests a secret is passed.
                     _note_value("password", text)
 
 

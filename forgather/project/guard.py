@@ -102,7 +102,7 @@ class ProjectGuard(Guard):
             raise untrusted_error(needs)
 
     def found(self, constructor: str, walked: Sequence[tuple[str, Any]]) -> Any:
-        """Returns the object to call, if neither the object nor a module on the way to it is denied or untrusted.
+        """Returns the object to call, after checking the object and each module on the way to it.
 
         Args:
             constructor: the constructor as the config names it.
@@ -126,10 +126,11 @@ class ProjectGuard(Guard):
         verdicts = [*([] if own and by_name.standing is not Standing.DENIED else [by_name]), *by_object]
         for verdict in verdicts:
             self._admit(verdict, is_own=own)
+        # `call` gets the function to call as an argument, which has to be checked, too.
         return self._call if found is SHORT["call"] else found
 
     def _is_own(self, module: str) -> bool:
-        """Returns whether a module is the user's own, or of a trusted package: all objects in it may be used."""
+        """Returns whether a module is the user's own code, or part of an unlisted package that the user trusts."""
         if module.startswith(".") or "/" in module or module.endswith(".py"):
             return True
         root = module.partition(".")[0]
@@ -183,7 +184,7 @@ class ProjectGuard(Guard):
         self._at_call(function, args, kwargs)
 
     def later(self, function: Any) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], None] | None:
-        """Returns the function that checks a partial's arguments at each call; None if none has to be checked."""
+        """Returns the function that checks a partial's arguments at each call; None if none needs a check."""
         if may_run_remote_code(function):
             return self._at_call
         return self._rules if required_of(function) else None

@@ -1,7 +1,7 @@
-"""Listings of projects and configs, created by rendering and loading configs that are not in the cache.
+"""Listings of projects and configs that are not in the cache of listings.
 
-The input is a project folder; the output is `ProjectListing` and `ConfigListing`. Nothing is constructed. A broken
-config is listed with its error and does not affect the others.
+The input is a project folder; the output is `ProjectListing` and `ConfigListing`. Configs are rendered and loaded, but
+nothing is constructed. A broken config is listed with its error and does not affect the others.
 """
 
 from __future__ import annotations

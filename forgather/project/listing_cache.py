@@ -77,6 +77,7 @@ def cached_listing(project_dir: str) -> ProjectListing | None:
         listing = _restore(facts)
     except (TypeError, ValueError, KeyError):
         return None
+    # One object for all configs, which share templates: each file is read once.
     digest = Digests()
     if listing.project_dir != project_dir or not is_current(listing.dependencies, digest):
         return None

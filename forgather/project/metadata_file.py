@@ -101,6 +101,7 @@ def read_meta(project_dir: str, neighbors: Neighbors | None = None) -> ProjectMe
 
 
 def _dependencies(meta: ProjectMeta, rendered: RenderedText, searchpath: tuple[str, ...]) -> Dependencies | None:
+    # The cache does not store diagnostics, so a project that has any is read again each time.
     if meta.diagnostics or any(_MOVING.search(source.text) for source in rendered.sources.values()):
         return None
     found = dependencies_of(rendered, searchpath)

@@ -30,6 +30,7 @@ def output_folder_lock(output_dir: str) -> Iterator[None]:
         os.makedirs(folder, exist_ok=True)
         lock.acquire()
     except OSError as error:
+        # `Timeout` of filelock is an OSError.
         if isinstance(error, Timeout):
             raise _taken_error(output_dir) from None
         # If nothing can be written here, creating the run folder fails next, with an error that names the setting.

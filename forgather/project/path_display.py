@@ -18,7 +18,7 @@ class Display:
     Args:
         project_dir: the absolute folder of the project; None outside a project.
         workspace_root: the absolute folder of the workspace; None outside a workspace.
-        relative_to_cwd: whether names are relative to the working folder; False gives names that do not depend on it.
+        relative_to_cwd: whether names are relative to the working folder; False for names that are the same everywhere.
         library: the absolute folder of the template library; None for the installed library.
 
     Attributes:
@@ -50,6 +50,7 @@ class Display:
         return name
 
     def _name(self, file: str) -> str:
+        # First, because the library of a clone may be inside one of the folders.
         inside = _inside(file, self._library)
         if inside is not None:
             return f"lib:{inside}"

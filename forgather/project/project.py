@@ -1,4 +1,4 @@
-"""`Project`: the stages that turn a config into objects, joined for one config of one project.
+"""`Project`: one config of one project, with all stages from its text to its objects.
 
 The input is the name of a config, a project folder, overrides and variables; the output is the rendered text, the
 graph, and objects. Rendering and loading happen once, on first use. Every call constructs new objects, and nothing is
@@ -142,6 +142,7 @@ class Project:
     @property
     def instant(self) -> datetime:
         """The time that the clock functions of the templates returned, with its time zone."""
+        # Reading `rendered` renders the config, which sets the time.
         now = self._environment.now if self.rendered and self._environment else None
         return (now or datetime.now()).astimezone()
 
@@ -267,6 +268,7 @@ class Project:
         self.refuse_errors()
         guard = ProjectGuard(self.meta, self._trust)
         with self._marked_as_running(targets), self.located():
+            # Checked before it is added: an import from a folder runs the code in it.
             guard.before_files(self.meta.system_path)
             for folder in self.meta.system_path:
                 # At the end: a module of the project must not replace an installed one.
@@ -355,7 +357,7 @@ class Project:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Context manager that adds the location in the config to Forgather's errors, if they name a setting."""
+        """Context manager that adds to an error of Forgather the config, the failed call, and the setting it names."""
         try:
             yield
         except ForgatherError as error:

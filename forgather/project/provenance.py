@@ -1,8 +1,8 @@
 """Compares what a past run depended on with the present.
 
 The input is a `PastRun`; the output is rows for files, versions, data, environment variables and so on, each with its
-state at the time of the run and its current state. Nothing is imported or constructed. Of environment variables that
-construction reads, only whether they are set is compared, because their values are not recorded.
+state at the time of the run and its current state. Nothing is imported or constructed. For environment variables that
+construction reads, only their presence is compared, because their values are not recorded.
 """
 
 from __future__ import annotations

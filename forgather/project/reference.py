@@ -120,7 +120,7 @@ def _settings_of(node: ast.ClassDef, rules: Mapping[str, Mapping[str, object]]) 
 
 
 def _default(value: ast.expr | None) -> str:
-    """Returns the source text of a default; for `field(default=...)`, that of its argument `default`."""
+    """Returns the source text of a default; for `field(default=...)`, the source text of the argument `default`."""
     if isinstance(value, ast.Call):
         value = next((keyword.value for keyword in value.keywords if keyword.arg == "default"), value)
     return ast.unparse(value) if value is not None else ""
@@ -170,6 +170,7 @@ def _readers() -> Mapping[str, tuple[str, ...]]:
             with open(os.path.join(folder, file), encoding="utf-8") as stream:
                 text = stream.read()
             place = os.path.relpath(os.path.join(folder, file), os.path.dirname(_ML)).replace(os.sep, "/")
+            # By text: most of these modules import torch, which this package does not.
             for name in re.findall(r"\b_?args\.([a-z_]\w*)", text):
                 found.setdefault(name, {})[place] = None
     return {name: tuple(places) for name, places in found.items()}

@@ -22,7 +22,7 @@ def reads_rendered(graph: Graph) -> bool:
 
 
 def with_rendered(graph: Graph, text: str) -> Graph:
-    """Returns a graph that can be built without its project, for generated code and for the records of runs.
+    """Returns a graph that contains the rendered text, so that generated code and repeated runs need no templates.
 
     Args:
         graph: the graph.

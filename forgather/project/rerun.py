@@ -132,6 +132,7 @@ def redirected_outputs(run: PastRun, output_dir: str) -> list[tuple[str, str]]:
         run: the first run.
         output_dir: the output folder of the repeated run.
     """
+    # Both: the folder may have been moved since the run.
     old = {str(run.facts.get("output_dir", run.output_dir)), run.output_dir}
     found: list[tuple[str, str]] = []
     for path, node in all_nodes(run.built):

@@ -101,7 +101,7 @@ class PastRun:
 
     @cached_property
     def graph(self) -> Graph:
-        """The graph that was built; the location of each value is a line of the recorded templates if that is known."""
+        """The graph that was built; values are located in the recorded templates if these still give the same graph."""
         if self.rendered_again is None:
             return self.built
         again = without_options(self.rendered_again)
@@ -138,7 +138,7 @@ class PastRun:
 
     @property
     def notes(self) -> tuple[Diagnostic, ...]:
-        """The findings about the format of the folder."""
+        """The findings about the record: another format, or default arguments that cannot be read."""
         if self.form == FORM:
             return () if self._signatures is not None else (self._no_defaults(),)
         if self.form is None:

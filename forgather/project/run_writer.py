@@ -45,6 +45,7 @@ from forgather.source import variable_of
 
 FORM = 2
 """The number of the format of a run folder."""
+# These targets describe the run and its options, so a change of them changes no object.
 _NOT_BUILT = (Key("meta"), Key("dynamic_args"))
 OVERRIDES, SIGNATURES = "overrides.yaml", "signatures.json"
 _RUNTIME = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG")
@@ -296,7 +297,7 @@ def _is_own(writing: Writing, file: str | None) -> bool:
 
 
 def environment_needed(graph: Graph) -> dict[str, bool]:
-    """Returns the environment variables that construction reads, and whether each is set, but not their values."""
+    """Returns, by name, whether each environment variable that construction reads is set; values are left out."""
     names = {node.variable for _, node in all_nodes(graph) if isinstance(node, Env)}
     return {name: name in os.environ for name in sorted(names)}
 

@@ -21,6 +21,7 @@ from forgather.errors import ForgatherError
 from forgather.rules import Rules, shipped_rules
 from forgather.source import Origin
 
+# Ranks before and after those of all templates: the command line, and an unknown origin.
 _GIVEN = -1
 _UNKNOWN = 1_000_000
 
@@ -44,7 +45,7 @@ class Precedence:
 
         Args:
             setting: the setting that may have no effect.
-            other: the setting that overrides the first one; None if that is a default.
+            other: the setting that overrides the first one; None if a default overrides it.
             given_only: whether only an option of the command line overrides the setting.
         """
         if setting.origin is None or not setting.origin.span.file.startswith((self._own, "<")):
@@ -64,7 +65,7 @@ class Precedence:
     def _rank_of(self, origin: Origin | None) -> int:
         if origin is None:
             return _UNKNOWN
-        # A pseudo file is the command line, which is closer than any template.
+        # A pseudo file is the command line, which has precedence over all templates.
         if any(site.span.file.startswith("<") for site in (*origin.sites, *origin.sets)):
             return _GIVEN
         return min(self._ranks.get(site.span.file, _UNKNOWN) for site in origin.sites)
@@ -132,6 +133,6 @@ def _unique_settings(entries: tuple[Entry, ...], rules: Rules, precedence: Prece
         elif precedence.is_nearer(earlier, entry):
             kept[name] = overriding(earlier, entry)
         else:
-            # Both names are equally close: both stay, and the check reports the conflict.
+            # Both names have the same precedence: both are kept, and the check reports the conflict.
             kept[entry.key if entry.key != name else earlier.key] = entry
     return tuple(kept.values())

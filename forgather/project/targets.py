@@ -137,7 +137,7 @@ def _processes(meta: Node) -> int | str:
 
 
 def trainer_output_dir(graph: Graph) -> str | None:
-    """Returns `output_dir` in the arguments of `main`; None unless the arguments and the folder are plain data.
+    """Returns `output_dir` in the arguments of `main`; None if the folder is missing or known only after construction.
 
     A trainer saves to this folder whatever `meta` contains, so a `--set` of `output_dir` also moves the run's folder.
     """

@@ -44,7 +44,7 @@ class Trust:
         return any(is_inside(real, trusted) for trusted in self.folders)
 
     def has_package(self, name: str) -> bool:
-        """Returns whether a package is trusted, or the part of the package that a dotted name refers to."""
+        """Returns whether a package or module is trusted, by its own name or the name of a package that contains it."""
         words = name.split(".")
         parents = (".".join(words[:count]) for count in range(1, len(words) + 1))
         return "*" in self.packages or any(parent in self.packages for parent in parents)

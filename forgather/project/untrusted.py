@@ -76,7 +76,7 @@ class Places:
         return self._homes[package]
 
     def exists(self, module: str) -> bool:
-        """Returns whether a package exists, or the module inside a package to which a dotted name refers."""
+        """Returns whether a package, or a module inside a package, exists."""
         package, *inner = module.split(".")
         where = "forgather" if package == "forgather" else self._where(package)
         if where is None or not inner:
@@ -158,7 +158,7 @@ def _called(module: str) -> str:
 
 
 def trust_hint(needs: Needs) -> str:
-    """Returns the hint how the user can trust the code."""
+    """Returns the hint that shows how the user can trust the code."""
     import shlex
 
     words = shlex.join([*needs.folders, *needs.packages])

@@ -38,7 +38,7 @@ class Scenario:
     """The conditions under which the config and the generated code are run.
 
     Args:
-        given: whether every variable gets a value; if False, only the variables without default do.
+        given: whether every variable gets a value; if False, only the variables without default get one.
         truth: the result of every comparison of stand-ins.
     """
 
@@ -130,6 +130,7 @@ def _symbol_parts(node: Call) -> list[str]:
 
 def _compiled(text: str) -> Any:
     try:
+        # Without `dont_inherit`, the `__future__` import of this module would apply to the generated code.
         return compile(text, "<generated>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise GraphError(f"the generated code cannot be compiled: {error}", code="FG333") from None
@@ -235,7 +236,7 @@ _REAL: Mapping[str, Any] = {f"functools.{word}": getattr(functools, word) for wo
 
 
 class ForbiddenAccess(Exception):
-    """An access that would lead from a stand-in to its implementation, and from its implementation to any object."""
+    """Raised for code that would access the implementation of a stand-in, or create a value of any size."""
 
 
 def is_inner(name: str) -> bool:

@@ -2,9 +2,9 @@
 
 A `Log` records the calls and operations of one construction as events. A `Comparison` raises `Unequal` at the first
 difference between the logs or results of two constructions. The result of a stand-in depends only on the order of the
-calls, so that equal constructions get equal results. An object that is shared in one of them has to be shared in the
-other. Two callables are equal if calls of them have the same effects. The attributes of a stand-in have special names
-(`__log__`), which neither the config nor the generated code can read.
+calls, so that equal constructions get equal results. An object that one construction uses at several places has to be
+one object in the other, too. Two callables are equal if calls of them have the same effects. The attributes of a
+stand-in have special names (`__log__`), which neither the config nor the generated code can read.
 """
 
 from __future__ import annotations
@@ -346,7 +346,7 @@ class Comparison:
                 self._same(mine, other, f"{path}()")
 
     def _ways(self, function: Any) -> list[tuple[Callable[[Log], list[Any]], Callable[[Log], dict[str, Any]]]]:
-        """Returns the calls to compare: without arguments, twice, with more arguments, with keywords replaced."""
+        """Returns the calls to compare: two without arguments, one with more, and some that replace keywords."""
         keywords = list(getattr(function, "keywords", {}))[:_OVERRIDDEN]
 
         def nothing(log: Log) -> list[Any]:
@@ -361,6 +361,7 @@ class Comparison:
         def giving(words: list[str]) -> Callable[[Log], dict[str, Any]]:
             return lambda log: {word: log.record(f"the keyword {word}") for word in words}
 
+        # Twice: the second call shows whether a callable makes a new object each time, or returns the first one again.
         ways = [(nothing, bare), (nothing, bare), (marked, giving(["an_extra_keyword"]))]
         return [
             *ways,

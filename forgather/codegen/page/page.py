@@ -130,7 +130,7 @@ class _Places:
 
     @property
     def sources(self) -> list[list[list[Any]]]:
-        """For each file, the groups of consecutive lines around its places: a first line number, and then the lines."""
+        """The lines around the places of each file, in groups: each group is its first line number, then its lines."""
         return [
             _runs(self._sources.get(file), sorted(line for other, line in self._places if other == file))
             for file in self._files
@@ -285,7 +285,7 @@ def _without_none(fact: dict[str, Any]) -> dict[str, Any]:
 
 
 def _canonical_number(node: Node) -> str | None:
-    """Returns a number in canonical notation; None if the user wrote it so, or if it is no number."""
+    """Returns a number in canonical notation; None if the user wrote this notation, or if the node is no number."""
     if not isinstance(node, Scalar) or not is_number(node) or node.written is None:
         return None
     text = scalar_text(node.value)
@@ -297,7 +297,7 @@ def _cut(text: str) -> str:
 
 
 _HERE = Path(__file__).parent
-# They are joined to one script in this order: each file uses only definitions of the files before it.
+# The files are joined to one script in this order: each file uses only definitions of the files before it.
 SCRIPTS = ("model.js", "dom.js", "layout.js", "canvas.js", "objects.js", "templates.js", "text.js", "panel.js",
            "search.js", "notice.js", "main.js")  # fmt: skip
 # Also control characters and surrogates, which are invisible or cannot be encoded.
@@ -312,7 +312,7 @@ def page(data: Mapping[str, Any]) -> str:
         "data": embedded(data),
         "script": "\n".join(_read(name) for name in SCRIPTS),
     }
-    # In one pass, so that marks inside the inserted texts are not replaced.
+    # In one pass, so that placeholders inside the inserted texts are not replaced.
     return re.sub(r"@(title|style|data|script)@", lambda mark: parts[mark[1]], _read("page.html"))
 
 

@@ -32,6 +32,7 @@ class RenderedLines:
             ends.append(ends[-1] + len(text) + 1)
         starts, text = rendered.source_map.starts, rendered.text
         for start, end, origin in zip(starts, [*starts[1:], len(text)], rendered.source_map.origins, strict=True):
+            # The text of an origin may begin with the end of the line before it.
             blanks = len(text[start:end]) - len(text[start:end].lstrip())
             if start + blanks < end:
                 self._of_origin.setdefault(id(origin), []).append(bisect_right(ends, start + blanks))
@@ -96,6 +97,8 @@ def rendered_lines(boxes: Sequence[Box], lines: RenderedLines) -> dict[int, int]
             note(inner, below)
         return below
 
+    # Rows are in the order of the text: if an origin (a line in a loop) wrote several lines, a row belongs to the first
+    # one that is not above the row before it.
     for box in boxes:
         below = found.get(id(box), 0)
         for row in box.rows:
@@ -127,6 +130,7 @@ def overridden_lines(boxes: Iterable[Box], lines: RenderedLines, found: dict[int
             if line is None or id(row) not in found:
                 continue
             block = lines.block(line)
+            # Only if no value of the graph is written in any line of the block.
             if bisect_left(alive, block.start) == bisect_right(alive, block.stop - 1):
                 over.update(dict.fromkeys(block, found[id(row)]))
     return over

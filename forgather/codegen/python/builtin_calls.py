@@ -26,7 +26,7 @@ SOURCES = {
 
 
 def source_lines(word: str, local: str) -> list[str]:
-    """Returns the source of a module-level function with the effect of a built-in function of the config language.
+    """Returns the source of a module-level function that does what a built-in function of the config language does.
 
     Args:
         word: the name of the built-in function in a config.
@@ -41,7 +41,7 @@ def expanded(
 ) -> Expression | None:
     """Returns an expression with the effect of a call of a built-in function; None if the arguments do not match.
 
-    For the built-in function `call`, it returns only the expression of the callable, its first argument.
+    For the built-in function `call`, the result is only the expression of the callable, which is the first argument.
 
     Args:
         word: the name of the built-in function in a config.

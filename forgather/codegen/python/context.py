@@ -80,7 +80,7 @@ class Part:
 
 
 def room(path: GraphPath) -> int:
-    """Returns the maximum width, in columns, of a string that is written inline: the deeper a value, the narrower."""
+    """Returns the maximum width, in columns, of a string that is written inline; nested values have less room."""
     if not path:
         return LONGEST_STRING
     step = path[-1]
@@ -112,11 +112,11 @@ class LoweringContext(ABC):
     top: list[Statement] = field(init=False)
     """The statements of the whole function; outside any nested block, this is the same list as `block`."""
     uncertain: int = field(default=0, init=False)
-    """The number of enclosing functions and branches that may not run."""
+    """The number of functions and branches around the current block that may not run."""
     drops: bool = field(default=False, init=False)
     """Whether the generated code may contain a variable that is never read."""
     temporaries: int = field(default=0, init=False)
-    """The number of temporary variables: an expression that uses one is written again together with the variable."""
+    """The number of temporary variables so far; an expression that made it grow may use a temporary variable."""
     _bound: dict[int, Expression] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -149,7 +149,7 @@ class LoweringContext(ABC):
     def bind(self, expression: Expression, wanted: str, string: str | None = None) -> Expression:
         """Assigns the value of an expression to a new variable, and returns the variable.
 
-        A constant expression is returned unchanged, unless it is a string literal to be broken over several lines.
+        A constant expression is returned unchanged, unless `string` is given.
 
         Args:
             expression: the expression.
@@ -169,7 +169,7 @@ class LoweringContext(ABC):
         Args:
             expression: the expression.
             wanted: the preferred name of the variable.
-            faults: the rules of ruff that the line breaks, separated by commas.
+            faults: the rules of ruff that the line violates, separated by commas.
         """
         variable = self.names.free(wanted)
         self.temporaries += 1
@@ -193,6 +193,7 @@ class LoweringContext(ABC):
         function = self.names.free(name_for(self.graph, node, path))
         self.imports.use("cache")
         inner.append(Statement("return ", expression))
+        # In the outermost block, so that uses after the current block can call the function, too.
         self.top.append(Statement(heads=("@cache", f"def {function}():"), body=inner))
         found = self._bound[id(node)] = call(name(function), ())
         return found
@@ -232,6 +233,7 @@ class LoweringContext(ABC):
         if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
             return self.bind_unbroken(Expression(f"0x{value:X}" if value > 0 else f"-0x{-value:X}"), "number")
         if not isinstance(value, str):
+            # `ruff format` removes the plus sign of an exponent.
             return Expression(repr(value).replace("e+", "e"), constant=True, primary=False)
         if path and (parts := below(self.project_dir, value)):
             self.imports.use("os")
@@ -386,7 +388,8 @@ class LoweringContext(ABC):
         return call(callee, [*positional, *self.keywords(keywords)])
 
     def keywords(self, members: list[tuple[str, Expression]]) -> list[tuple[str, Expression]]:
-        """Returns keyword arguments, as `**{...}` from the first name on that is not an identifier."""
+        """Returns keyword arguments; from the first name that is not an identifier, they are written as `**{...}`."""
+        # A dict display accepts a key twice and uses the last value, while a keyword that is given twice is an error.
         if any(word == SPREAD_MARK for word, _ in members):
             return [("**", self._display(members))]
         odd = next((at for at, (word, _) in enumerate(members) if not is_identifier(word)), len(members))

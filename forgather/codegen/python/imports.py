@@ -42,8 +42,8 @@ class Imports:
         names: the names that are already used in the module.
         system_path: the folders that the project adds to `sys.path`; modules in these folders are imported last.
         own: the names of the imports and constants that the generated code needs for itself.
-        short: the name of the generated function for each built-in function of the config language that is passed as an
-            object.
+        short: the names of generated functions, by built-in function of the config language; only a built-in function
+            that is passed as an object needs one.
     """
 
     names: Names
@@ -69,6 +69,7 @@ class Imports:
                 continue
             key = _imported(source, symbol)
             if key is not None and key not in self._names and key[0] != "builtins":
+                # If the generated code imports the same object for itself, one import serves both.
                 own = next((word for word, what in _OWN.items() if what == key), None)
                 self._names[key] = own or _name_of(key, self.names)
 
@@ -107,7 +108,7 @@ class Imports:
         return _attributes(name(self._names[key]), _rest(source, symbol, key))
 
     def short_function(self, word: str) -> Expression:
-        """Returns the name of the generated function that does what a built-in function of configs does."""
+        """Returns the name of the generated function for a built-in function of the config language."""
         if word not in self.short:
             self.short[word] = self.names.free(f"get_{word}" if word in ("items", "keys", "values") else word)
         return name(self.short[word])
@@ -185,6 +186,7 @@ def is_file(source: str) -> bool:
 def _name_of(key: tuple[str, str | None], names: Names) -> str:
     module, symbol = key
     wish = symbol or module
+    # The module says more about a second object of the same name than a number.
     taken = names.free(wish)
     if taken == wish:
         return taken

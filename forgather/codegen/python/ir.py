@@ -159,6 +159,7 @@ def _cut(text: str, start: int) -> int:
     """Returns the end of the piece that begins at `start`: after a line end, else after a space, else anywhere."""
     size, stop, blank = 0, start, 0
     while stop < len(text):
+        # The quotes of the piece are not chosen yet, so both kinds are counted as escapes.
         size += width(_escaped(text[stop], "'")) + (text[stop] == '"')
         if size > _PIECE:
             return blank or stop
@@ -181,7 +182,7 @@ class Statement:
         heads: the lines above the body: decorators, and `def ...:` or `if ...:`.
         body: the statements in the body.
         whole: whether the expression cannot be broken over several lines.
-        faults: the rules of ruff that the line breaks, for its `noqa` comment.
+        faults: the rules of ruff that the line violates, for its `noqa` comment.
     """
 
     before: str = ""
@@ -209,6 +210,7 @@ def layout(statements: list[Statement], indent: str) -> list[str]:
     """Returns the source lines of a block of statements."""
     lines: list[str] = []
     for position, statement in enumerate(statements):
+        # `ruff format` puts an empty line before and after a local function.
         ends = position + 1 == len(statements)
         if statement.is_function and position and lines[-1]:
             lines.append("")
@@ -269,12 +271,14 @@ def without_unused(statements: list[Statement]) -> list[Statement]:
 
 def names_read(statements: list[Statement]) -> set[str]:
     """Returns the names that the statements read."""
+    # Inside a function, because `return` is not allowed outside one.
     tree = ast.parse("def build():\n" + "\n".join(layout(statements, "    ")))
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 def _drop(statements: list[Statement], read: set[str]) -> bool:
     changed = False
+    # From the end, so that a deletion does not change the positions that follow.
     for position, statement in reversed(list(enumerate(statements))):
         changed |= _drop(statement.body, read)
         if statement.expression is None:

@@ -25,6 +25,7 @@ from forgather.config.yaml.events import Refusal
 _LONGEST_TWICE = 60
 _LONGEST_CALC = 60
 _ANY_WIDTH = 1_000_000
+# ruff reports comparisons with these constants (E711, E712).
 _COMPARED = tuple(
     text for sign in ("==", "!=") for word in ("None", "True", "False") for text in (f"{sign} {word}", f"{word} {sign}")
 )
@@ -160,6 +161,7 @@ class Lowering(LoweringContext):
 
         def text_of(word: str) -> str:
             found = self._calc_name(word, lazily)
+            # Without parentheses, `x ** 2` would become `-1 ** 2`, which is -(1 ** 2).
             loose = found.text.startswith("-") or (not found.primary and " " in found.text)
             return f"({found.text})" if loose else found.text
 
@@ -246,7 +248,10 @@ def calc_text(expression: str, text_of: Callable[[str], str], literal: Callable[
 
 
 def is_lazy(expression: str) -> bool:
-    """Returns whether Python may skip a part of an expression: an operand of `and` or `or`, or a branch of `if`."""
+    """Returns whether Python may skip a part of an expression.
+
+    It may skip an operand of `and` or `or`, a branch of `if`, and the end of a chained comparison.
+    """
     tree = parse_calc(expression)
     return any(
         isinstance(node, (ast.BoolOp, ast.IfExp)) or (isinstance(node, ast.Compare) and len(node.ops) > 1)

@@ -1,7 +1,7 @@
 """The parameters of the generated function: one for each variable of the config.
 
 The input is the needed nodes; the output is the parameter of each variable. If all uses of a variable have the same
-plain default, this is the default of the parameter. If the defaults of the uses differ, or a default has to be built,
+plain default, the parameter has this default. If the defaults of the uses differ, or a default has to be built,
 the default of the parameter is `UNSET`, and each use evaluates its own default.
 """
 
@@ -26,7 +26,7 @@ class Parameter:
         name: the name of the parameter.
         required: whether the parameter has no default.
         unset: whether the default of the parameter is `UNSET`.
-        default: the plain default of the parameter; not used if it is required or unset.
+        default: the plain default of the parameter; not used if the parameter is required or unset.
     """
 
     name: str

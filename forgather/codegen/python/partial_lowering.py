@@ -1,8 +1,9 @@
 """The lowering of `!partial`: to `functools.partial` if that has the same effect, else to a local function.
 
-The input is the node of a partial; the output is the expression of the callable. Each call of the partial builds its
-factories, and the containers with a factory inside; they are built inside the local function. All other nodes are built
-once, before the function. `latent_args` override the arguments of a call, which `functools.partial` cannot express.
+The input is the node of a partial; the output is the expression of the callable. Each call of the partial builds the
+factories among its arguments, and the containers that contain a factory: the local function builds these nodes. All
+other nodes are built once, before the function. `latent_args` override the arguments of a call, which
+`functools.partial` cannot express.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class BuiltNodes:
 
     Args:
         fixed: the variable of each node that is built once, by the id of the node.
-        callees: the variable of the called object for each call, and of the environment variable for each `!env`, by
-            the id of the node.
+        callees: for each call, the variable that contains the called object; for each `!env`, the variable that
+            contains the value of the environment variable. The keys are the ids of the nodes.
     """
 
     fixed: dict[int, Expression]
@@ -59,7 +60,7 @@ class PartialLowering:
         self._inside: dict[int, BuiltNodes] = {}
         self._scope: tuple[int, ...] = ()
         self._local: dict[int, tuple[Expression, tuple[int, ...]]] = {}
-        # Plain containers inside factories are shared by all partials, in whatever block the first of them is.
+        # All partials share the plain containers inside factories, even if the first partial is in a branch.
         self._containers: dict[int, Expression] = {}
 
     def partial(self, node: Call, path: GraphPath) -> Expression:
@@ -90,6 +91,7 @@ class PartialLowering:
         The variables of these nodes do not exist in the function that is generated in the `with` block.
         """
         context = self._context
+        # Outside every function and branch, everything that is known has certainly been built.
         if context.uncertain == 1:
             self._certain = self._known.copy()
         kept, self._known = self._known, self._certain.copy()
@@ -114,6 +116,7 @@ class PartialLowering:
         heads = (f"@wraps({callee.text}, updated=())", f"def {function}(*args, **kwargs):")
         context.block.append(Statement(heads=heads, body=inner))
         self._add_keywords(function, node)
+        # The variables of a branch do not exist after the branch.
         if context.uncertain:
             self._known = known
         self._inside, self._scope, self._local = kept
@@ -133,6 +136,7 @@ class PartialLowering:
         if id(node) not in self._known.callees:
             self._known.callees[id(node)] = context.bind(context.callee(node, path), "function")
         for step, value in children(node):
+            # The folders are built together with the called object.
             if value is not node.submodule_searchpath:
                 self._fix(value, (*path, step))
 

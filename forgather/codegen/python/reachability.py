@@ -59,7 +59,7 @@ class Reach:
         return isinstance(node, Call) and self.is_built_per_call(node)
 
     def certain(self, targets: Iterable[str]) -> set[int]:
-        """Returns the ids of the nodes that are built whatever values the variables have."""
+        """Returns the ids of the nodes that are built for all values of the variables."""
         found: set[int] = set()
         stack = [self._graph.target(name).value for name in targets]
         while stack:

@@ -1,8 +1,8 @@
 """Checks arguments by how their constructors use them: as objects that are called, as lists, files or packages.
 
 The input is calls and the rules about their arguments (`Rules.arguments`); the output is findings. Nothing is imported,
-and no file is opened. For a partial, only arguments that it certainly never gets are reported; for a file, only a path
-that is written as a plain string.
+and no file is opened. A partial that a constructor calls is reported only if it certainly lacks an argument in that
+call. A file is reported only if its path is a plain string.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def check_other_projects(graph: Graph, project: Project) -> tuple[list[Diagnosti
 
     Args:
         graph: the graph that contains the calls.
-        project: the project of the graph; folders in the calls are relative to it.
+        project: the project of the graph; folders in the calls are relative to its folder.
     """
     findings: list[Diagnostic] = []
     unchecked: list[Unchecked] = []
@@ -54,7 +54,7 @@ def projects_named(graph: Graph, project: Project) -> list[Project]:
 
     Args:
         graph: the graph that contains the calls.
-        project: the project of the graph; folders in the calls are relative to it.
+        project: the project of the graph; folders in the calls are relative to its folder.
     """
     loaded: dict[tuple[Any, ...], Project] = {}
     for path, node in all_nodes(graph):

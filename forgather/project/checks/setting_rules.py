@@ -137,11 +137,12 @@ class _Settings:
     def _of_partial(self, called: Called) -> dict[str, Any]:
         """Returns facts about a partial: its arguments by name, and the facts `calls`, `is_built`, `takes` and `sets`.
 
-        `calls` is the constructor, `takes` the names of its parameters, and `sets` the names of the arguments.
+        `calls` is the constructor, `is_built` is False, `takes` contains the names of the constructor's parameters, and
+        `sets` those of the arguments.
         """
         values = {name: self._plain_value(node) for name, node in arguments_of(called).items()}
         facts = {**values, "calls": called.node.constructor.lower(), "sets": tuple(values)}
-        # A partial of a known function has those settings that the config writes; a default is no choice of the config.
+        # Rules about a constructed object apply to a partial only if the config writes the setting that they read.
         if called.callee is not None:
             facts["is_built"] = False
         if called.callee is not None and len(called.callee.signatures) == 1:

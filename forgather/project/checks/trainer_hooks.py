@@ -43,7 +43,7 @@ def _may_be_a_trainer(node: Call) -> bool:
 
 
 def _check_class(call: Call, reader: Reader) -> Iterator[Diagnostic]:
-    # All hooks that any trainer refuses: which trainer it is, is known only with its bases.
+    # The hooks of every trainer: the bases that are read here show which trainer it is.
     names = {name for trainer in ("", "PipelineTrainer") for name in refused_hooks([trainer])}
     lineage = reader.lineage(call.constructor, (), _PACKAGE, sorted(names))
     if _TRAINER not in lineage.bases:
