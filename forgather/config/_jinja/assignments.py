@@ -1,8 +1,8 @@
 """Tracks, while a template runs, the line that last assigned each name.
 
-A place is a template, a line of it and the block around the line. Takes the tables of names that are stored in compiled
-code; gives the places where the names in an expression were assigned. Invariants: the places of a name are dropped
-where Jinja ends the scope of the name; a name that was never assigned has no place.
+A place is a tuple of a template, a line of the template, and the block that contains the line. Takes the tables of
+names in compiled code; gives, for an expression, the places at which its names were last assigned. Invariants: when
+Jinja ends the scope of a name, the places of the name are dropped; a name that was never assigned has no place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Places = tuple[Place, ...]
 
 
 class OutsideVariable:
-    """The pseudo template in the place of a variable that an option or a Python caller has set."""
+    """A stand-in for the template, in the place of a variable that an option or a Python caller has set."""
 
     __slots__ = ("name",)
 
@@ -29,19 +29,20 @@ class OutsideVariable:
         self.name = variable_place(variable)
 
     def span(self, line: int) -> Span:
-        """Returns a span in the pseudo file that is named after the variable."""
+        """Returns a span in a pseudo file, `<variable NAME>`."""
         return Span(self.name, line)
 
 
 def given_places(variables: Iterable[str]) -> dict[str, Places]:
-    """Returns the places of variables that an option or a Python caller has set, by name."""
+    """Returns the place of each variable that an option or a Python caller has set, by the name of the variable."""
     return {name: ((OutsideVariable(name), 1, None),) for name in variables}
 
 
 def with_given(places: Places, context: RunContext, names: Names) -> Places:
-    """Returns the place of a `set`, followed by the places of the outside variables on which its value depends.
+    """Returns the place of a `set`, followed by the places of the outside variables on which the set value depends.
 
-    A variable may have reached the expression through other names.
+    An outside variable is one that an option or a Python caller has set. The expression of the `set` may read another
+    name, whose value was computed from the variable.
 
     Args:
         places: the place of the `set`.
@@ -56,13 +57,14 @@ def with_given(places: Places, context: RunContext, names: Names) -> Places:
 def sets_of(names: Names, fields: Fields, known: Mapping[str, Places], spaces: Iterable[Any]) -> Places:
     """Returns the places where the names in an expression were last set.
 
-    If an attribute that the expression reads was set by itself, its place replaces that of the name.
+    If the expression reads an attribute that has a `set` of its own, as in `set ns.x = 1`, the place of that `set` is
+    returned instead of the place of the name.
 
     Args:
         names: the names that the expression reads.
         fields: the attributes that the expression reads, as pairs of name and attribute.
         known: the places of each name.
-        spaces: the object that has the attribute, for each pair in `fields`.
+        spaces: for each pair in `fields`, the object whose attribute is read.
     """
     found: dict[Place, None] = {}
     replaced: set[str] = set()
@@ -106,10 +108,10 @@ def note_imported(context: RunContext, module: TemplateModule, pairs: Iterable[t
 
 
 class Turns:
-    """A running `for` loop, in which each iteration has its own places of names.
+    """A running `for` loop. Each iteration has its own record of the places (template lines) that set each name.
 
     Args:
-        context: the context of the running template; `outer` keeps the places from before the loop.
+        context: the context of the running template, whose places before the loop are kept in `outer`.
         place: the place of the `for` statement.
         rows: for each iteration, the names and attributes on which each loop variable depends; the last row applies to
             all further iterations.
@@ -142,5 +144,5 @@ class Turns:
         context.fg_sets = self.outer.copy()
 
     def end(self, context: RunContext) -> None:
-        """Ends the loop, and restores the places from before it."""
+        """Ends the loop, and restores the places from before the loop."""
         context.fg_sets = self.outer

@@ -17,28 +17,33 @@ from forgather.config.environment import Budget
 from forgather.errors import BudgetError
 from forgather.source import Span
 
+# The limit of all work follows from that of one value, so that a user has one limit to set and not two.
 _WORK_PER_VALUE = 10
 _WORK_PER_STEP = 4
+# An item takes about the memory of 32 characters: its slot in the list, and the object itself.
 _ITEM_CHARS = 32
 _SMALL = 1024
 _TEXTS = (str, bytes)
 _REPEATED = (str, bytes, list, tuple)
 _SEQUENCES = (list, tuple, set, frozenset)
 _FLAT = frozenset({int, float, bool, type(None), range})
+# Python has no names for the types of these views.
 _VIEWS = frozenset({type({}.keys()), type({}.values()), type({}.items())})
+# The largest `range` that Jinja's sandbox allows has as many items.
 MAX_COUNT = 100_000
+# log2(10), rounded up: a number of exactly the allowed digits must pass.
 BITS_PER_DIGIT = 3.33
 
 
 class Account:
-    """The account of one render: each method adds a cost to it, or compares a size with a limit.
+    """The account of one render, whose methods add a cost to the account or compare a size with a limit.
 
     Args:
         limits: the limits of the load.
 
     Raises:
-        BudgetError: FG120 if the templates take too many turns; FG122 if they do too much work, or if a value would be
-            too large. `overflow` returns FG121, for output that is too long.
+        BudgetError: raised by the methods: FG120 if the templates take too many turns; FG122 if they do too much work,
+            or if a value would be too large. `overflow` returns an error FG121, for output that is too long.
 
     Units:
         A turn is one loop iteration, one call or one item. Work and sizes are counted in characters.
@@ -110,7 +115,7 @@ class Account:
         )
 
     def weigh(self, value: Any) -> Any:
-        """Counts the size of an existing value against the rendering budget, including all items of a container.
+        """Counts the size of an existing value against the rendering budget; a container counts with all its items.
 
         Returns:
             the value itself.
@@ -143,11 +148,13 @@ class Account:
         return self.weigh(value)
 
     def items(self, count: int, what: str) -> None:
-        """Checks the size of a list of `count` items before the list is made, and counts it against the budget."""
+        """Checks the size of a list of `count` items before the list is made; the size counts against the budget."""
         self.reserve(_ITEM_CHARS * count, what)
 
     def size(self, value: Any) -> int:
-        """Returns the size of a value in characters; an object that a container has several times is counted each time.
+        """Returns the size of a value in characters.
+
+        An object that occurs several times in a container is counted each time.
 
         Raises:
             BudgetError: FG122 if the value is too large.

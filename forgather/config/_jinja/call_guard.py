@@ -1,4 +1,4 @@
-"""Checks what a template may call, and estimates the cost of the call before it is made.
+"""Checks what a template may call, and estimates the cost of a call before the call is made.
 
 Takes a callable and its arguments; raises an error if the call is not allowed or if its result would be too large.
 Invariants: methods of plain values are allowed by name; every method whose result can be larger than its input has an
@@ -25,6 +25,7 @@ from forgather.errors import BudgetError, RenderError
 
 _PERCENT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?.", re.S)
 _NUMBER = re.compile(r"\d+")
+# `str.splitlines` splits at all of these, so counting "\n" alone would give too small an estimate.
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _FUNCTION_WORK = 4
 STRIPTAGS_CHARS = 100_000
@@ -35,6 +36,7 @@ _STR = frozenset(
     maketrans partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split
     splitlines startswith strip swapcase title translate upper zfill""".split()
 )
+# A list of what is allowed, because a new version of Python may add methods of unknown cost.
 _METHODS: dict[type, frozenset[str]] = {
     str: _STR,
     Traced: _STR,
@@ -112,17 +114,20 @@ def check_call(account: Account, called: Any, args: tuple[Any, ...], kwargs: Map
 
 
 def _is_plain_function(called: Any) -> bool:
-    """Returns whether a builtin is a module's function, which the caller of `render` passed as a variable."""
+    """Returns whether a builtin function belongs to a module; such a function was passed in as a variable."""
     return type(called.__self__) is ModuleType
 
 
 def traced_result(called: Any, args: tuple[Any, ...], result: Any) -> Any:
-    """Returns the result of a method of a `Traced` string, with its origins as far as they can be followed.
+    """Returns the result of a call; texts that a method of a `Traced` string made get origins.
+
+    The results of `strip` and `replace` keep the origins of the string where they can be followed. The origin of any
+    other text becomes the line that prints it.
 
     Args:
-        called: the bound method.
+        called: the function or method that was called.
         args: the positional arguments of the call.
-        result: the value that the method returned.
+        result: the value that the call returned.
     """
     owner = getattr(called, "__self__", None)
     if type(owner) is not Traced or type(called) is not BuiltinMethodType:
@@ -225,7 +230,7 @@ def check_percent(account: Account, text: str, values: Any) -> None:
     Args:
         account: the budget account of the render.
         text: the text with format fields.
-        values: the operand on the right.
+        values: the right operand of `%`.
 
     Raises:
         BudgetError: FG122 if the result would be too large.
@@ -271,7 +276,7 @@ class _CheckedFormatter(SandboxedFormatter):
 
 
 def checked_format(environment: SandboxedEnvironment, account: Account, value: Any) -> Callable[..., str] | None:
-    """Returns a size-checking replacement for `str.format` or `str.format_map`; None if `value` is neither."""
+    """Returns a replacement for `str.format` or `str.format_map` that checks sizes; None if `value` is neither."""
     if not isinstance(value, MethodType | BuiltinMethodType) or value.__name__ not in ("format", "format_map"):
         return None
     text = value.__self__
@@ -292,7 +297,7 @@ def checked_format(environment: SandboxedEnvironment, account: Account, value: A
 
 
 def small_count(value: Any, what: str) -> None:
-    """Raises an error if a number of items or columns that a template passes to a filter is too large.
+    """Raises an error if a template passes too large a number of items or columns to a filter.
 
     Args:
         value: the argument; a value other than a whole number is accepted.

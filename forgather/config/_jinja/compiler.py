@@ -1,8 +1,8 @@
 """Compiles Jinja source to Python code that records origins and counts its cost against the rendering budget.
 
 Takes the Jinja source that `config.syntax.desugar` made of a template; gives a code object. Invariant: the code
-contains line numbers and block names of its own template, and no paths or template names, so equal text gives equal
-code that can be cached by content. The template is bound to the code when the code runs (`RunEnvironment.instance`).
+contains line numbers and block names of its own template, but no path and no template name. So equal text gives equal
+code, and the code can be cached by the text. `RunEnvironment.instance` binds the code to its template.
 """
 
 from __future__ import annotations
@@ -162,6 +162,7 @@ class TracingGenerator(ChargingGenerator):
         """Writes the code of a `set`, which counts the size of the value and records the line of the `set`."""
         if not isinstance(node.node, nodes.Const):
             node.node.__dict__["fg_wrap"] = "fg_weigh("
+        # Jinja first writes a check of the namespace, without a line; this statement gives its traceback one.
         self.writeline("pass", node)
         super().visit_Assign(node, frame)
         self._note_set(node, frame)
@@ -223,13 +224,14 @@ class TracingGenerator(ChargingGenerator):
         self.bound[id(node.body)] = tuple(argument.name for argument in node.args), None
 
     def visit_Macro(self, node: nodes.Macro, frame: Frame) -> None:
-        """Writes the code of a macro; each call counts against the budget by the size of the body of the macro."""
+        """Writes the code of a macro; the cost of each call is in proportion to the size of the macro's body."""
         self._scope_macro(node)
         super().visit_Macro(node, frame)
 
     def visit_CallBlock(self, node: nodes.CallBlock, frame: Frame) -> None:
         """Writes the code of a call block; the origin of its output is the line of the call."""
         self._scope_macro(node)
+        # Jinja's own method would write the output without origins, so its steps are repeated here.
         call_frame, macro_ref = self.macro_body(node, frame)
         self.writeline("caller = ")
         self.macro_def(macro_ref, call_frame)
@@ -259,7 +261,7 @@ class TracingGenerator(ChargingGenerator):
         self.leave_frame(filter_frame)
 
     def visit_Block(self, node: nodes.Block, frame: Frame) -> None:
-        """Writes the code of a block; a seam after the block completes the last line of an override."""
+        """Writes the code of a block; the seam after the block completes an unfinished last line of an override."""
         guarded = frame.toplevel and self.extends_so_far > 0
         if frame.toplevel and self.has_known_extends:
             return
@@ -279,7 +281,7 @@ class TracingGenerator(ChargingGenerator):
     # -- loops and other templates
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
-        """Writes the code of a loop; each iteration counts against the budget, and its assignments end with it."""
+        """Writes the code of a loop; each iteration counts against the budget and has its own scope for assignments."""
         cost = 1 + (count_nodes(node.body) + count_nodes(node.else_)) // _BODY_COST
         node.iter.__dict__["fg_wrap"] = f"fg_count({cost}, "
         owners = tuple(dict.fromkeys(name for name, _ in names_in(node.iter)[1]))
@@ -296,6 +298,7 @@ class TracingGenerator(ChargingGenerator):
         """Writes the code of `extends`, which passes its own line to the request for the parent template."""
         # Jinja raises "extended multiple times" without a line; this statement gives the traceback one.
         self.writeline("pass", node)
+        # Jinja writes `repr(self.name)` as the name of the asking template; the `_Asker` puts its line there, too.
         self.name = _Asker(node.lineno, "extends")  # type: ignore[assignment]
         try:
             super().visit_Extends(node, frame)
@@ -366,6 +369,7 @@ def _blocks_around(node: nodes.Template) -> dict[str, tuple[str, ...]]:
 class CompilerEnvironment(Environment):
     """The Jinja environment that parses and compiles templates; they run in a `RunEnvironment`."""
 
+    # Jinja writes calls and operators as calls of the environment only if the environment is a sandbox.
     sandboxed = True
     intercepted_binops = INTERCEPTED
     intercepted_unops: frozenset[str] = frozenset()

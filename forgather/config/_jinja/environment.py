@@ -41,7 +41,7 @@ _MANY = 10
 
 
 class MissingTemplate(TemplateNotFound):
-    """A template was not found; unless the statement says `ignore missing`, the render raises the attribute `error`."""
+    """The exception for a missing template; unless `ignore missing` catches it, its `error` is reported."""
 
     def __init__(self, name: str, error: RenderError) -> None:
         super().__init__(name)
@@ -138,7 +138,8 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
 
         Args:
             name: the name of the template; Jinja passes the value of any expression.
-            parent: the template that contains the statement, the line of the statement, and its kind.
+            parent: a tuple of the template that contains the statement, the line of the statement, and the kind of the
+                statement.
             globals: ignored; Jinja passes it.
 
         Raises:
@@ -202,7 +203,7 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
             )
 
     def instance(self, found: Definition, ask: TemplateRequest | None) -> LoadedTemplate:
-        """Returns a new instance of a template, whose code has run, so that its blocks and functions exist.
+        """Returns a new instance of a template, and runs its compiled code, which defines the functions of its blocks.
 
         Args:
             found: the definition of the template.
@@ -399,13 +400,14 @@ class RunEnvironment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Returns a size-checking replacement for `str.format` or `str.format_map`; None if `value` is neither."""
+        """Returns a replacement for `str.format` or `str.format_map` that checks sizes; None if `value` is neither."""
         return call_guard.checked_format(self, self.account, value)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Returns the result of a function, macro or block that a template calls.
 
-        The call is checked first, its cost counts against the rendering budget, and a text keeps its origins.
+        The call is checked first, and its cost counts against the rendering budget. The text of a macro, a
+        block or a string method keeps its origins where they can be followed.
         """
         account = __self.account
         kind = type(__obj)

@@ -2,8 +2,8 @@
 
 Takes Jinja's tables of filters and tests; gives `FILTERS` and `TESTS`. Invariants: the cost of a filter counts against
 the rendering budget before the filter runs; a filter that keeps the text of its input keeps the origins of the text,
-and the origin of any other result is the line that prints it. `toyaml` writes flow-style YAML 1.2 on one line that
-reads back equal, without characters that a YAML reader refuses or changes.
+and the origin of any other result is the line that prints it. `toyaml` writes a value as flow-style YAML 1.2 on one
+line. A YAML reader reads an equal value from the line, which contains no character that a reader refuses or changes.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def _float(value: float) -> str:
         return ".nan"
     if value in (float("inf"), float("-inf")):
         return ".inf" if value > 0 else "-.inf"
+    # A subclass may have another repr, such as numpy's float64.
     return repr(float(value))
 
 
@@ -99,7 +100,9 @@ def _escape(match: re.Match[str]) -> str:
     return _SHORT.get(char) or (f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}")
 
 
+# The work of these filters does not grow with the size of the value: at most they read its length or one item.
 _FREE = frozenset({"default", "d", "length", "count", "first", "last", "random", "attr", "abs", "items"})
+# These filters take longer for a character than copying it does.
 _WORK = {"wordwrap": 9, "pprint": 9, "tojson": 9, "xmlattr": 9, "escape": 9, "e": 9, "forceescape": 9,
          "wordcount": 15, "urlencode": 20, "title": 40}  # fmt: skip
 _SORTS = frozenset({"sort", "unique", "groupby", "dictsort", "min", "max"})
@@ -209,6 +212,7 @@ _FOLLOW: dict[str, Callable[..., Traced | None]] = {
 
 def _priced(name: str, function: Any) -> Callable[..., Any]:
     """Returns a filter that first counts its work against the budget, and keeps the origins of its input if it can."""
+    # Private to Jinja, but nothing else says whether a filter takes the context or environment as its first argument.
     wants = _PassArg.from_obj(function)
     estimate, follow = _ESTIMATES.get(name), _FOLLOW.get(name)
     weight = _WORK.get(name, 3 if name in _SORTS else 0)

@@ -27,6 +27,7 @@ _USUAL = ("HOME", "USER", "USERNAME", "LOGNAME", "HOSTNAME", "LANG", "PWD", "TMP
           "VIRTUAL_ENV", "HF_HUB_OFFLINE", "FORGATHER_*")  # fmt: skip
 _PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 _UNSAFE_IN_FILES = re.compile(r"[:+]")
+# None is a default like any other.
 _REQUIRED = object()
 _APP = "forgather"
 
@@ -76,6 +77,7 @@ class Globals:
 
     def isotime(self) -> str:
         """The instant as 2026-01-31T12:30:00, in local time."""
+        # An instant with a time zone would add its offset to the text.
         return self._now.replace(tzinfo=None).isoformat(timespec="seconds")
 
     def utcisotime(self) -> str:

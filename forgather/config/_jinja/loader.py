@@ -48,7 +48,7 @@ class Definition:
     root: int | None = None
 
     def span(self, line: int) -> Span:
-        """Returns the place in the file of a line of the template; lines are counted from 1."""
+        """Returns the place of a line in the file; `line` is counted from 1 at the beginning of the template."""
         return Span(self.file, self.line - 1 + line)
 
 
@@ -207,7 +207,10 @@ class Library:
         )
 
     def on_search_path(self, name: str) -> str | None:
-        """Returns the file of that name on the search path, ignoring inline sub-templates; None if there is none."""
+        """Returns the first file with a template's name on the search path; None if there is none.
+
+        Inline sub-templates are ignored.
+        """
         for root in self.roots:
             path = os.path.join(root, *name.split("/"))
             if os.path.isfile(path):
@@ -306,7 +309,7 @@ class Library:
 
 
 def _of_other_tools(name: str, names: Sequence[str]) -> list[str]:
-    """Returns our templates that replace a template name of other tools, such as `trainers/ddp.yaml`."""
+    """Returns a list with the template that corresponds to a name from another tool, or an empty list."""
     alias = alias_of("template", os.path.splitext(os.path.basename(name))[0])
     # A word may belong to several kinds: `models/pretrained.yaml` and `tokenizers/pretrained.yaml`.
     same_kind = alias is not None and os.path.dirname(name) in ("", os.path.dirname(alias.name))

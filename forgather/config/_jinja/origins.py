@@ -110,7 +110,7 @@ def printed(text: Traced, site: Place, sets: tuple[Place, ...] = ()) -> Traced:
 
     Args:
         text: the captured text.
-        site: the place that prints it.
+        site: the place that prints the text.
         sets: the places of the last `set` of each name in the printing expression.
     """
     trails = [
@@ -139,7 +139,7 @@ def owned(text: Traced, site: Place) -> Traced:
 
 
 def captured(text: Traced) -> Traced:
-    """Returns the text of a macro or block, marked so that printing it adds a site, which is not done for `super()`."""
+    """Returns the text of a macro or block without the mark of `super()`, so that printing the text adds a site."""
     # The common case without a copy.
     if not any(trail[3] for trail in text.trails):
         return text

@@ -15,6 +15,7 @@ from jinja2.parser import Parser
 
 from forgather.config.syntax import unclosed_quote
 
+# A jump may leave a `for`, but not the function to which Jinja compiles a macro, a call or a block.
 _LOOPS = ("for", "macro", "call", "block")
 
 
@@ -24,7 +25,8 @@ class UnclosedStatement(TemplateSyntaxError):
     Args:
         tag: the word of the statement, such as "if".
         lineno: the line that opens the statement.
-        found: the word of the end of another statement that was found first; None at the end of the template.
+        found: the word that ends another statement and was found first, such as "endfor"; None if the template ended
+            first.
         found_line: the line at which the parser failed.
     """
 
@@ -129,7 +131,7 @@ def open_tag(source: str) -> tuple[str, int] | None:
 
 
 def open_block(source: str) -> tuple[str, int] | None:
-    """Returns the name and the line of a block that contains the end of a block around it; None if there is none."""
+    """Returns the name and the line of a block that is still open where an outer block ends; None if there is none."""
     opened: list[tuple[str, int]] = []
     for tag in _BLOCK_TAG.finditer(source):
         if tag[1] == "block":

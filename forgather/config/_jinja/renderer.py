@@ -40,6 +40,7 @@ from forgather.source import Origin, Site, SourceMap, Span
 
 _MAGIC = b"forgather template 1\n"
 _MAX_ENTRIES = 512
+# A digest can be checked only after the whole entry is in memory.
 _MAX_BYTES = 50_000_000
 _memory: dict[str, CodeType] = {}
 
@@ -170,6 +171,7 @@ def _remove(path: str) -> None:
         return
 
 
+# Compiling has no budget account that could stop it, so the size of its input is limited.
 _MAX_TAGS = 10_000
 _MAX_TAG_CHARS = 150_000
 

@@ -44,7 +44,7 @@ class UndefinedValue(StrictUndefined):
         self._fg_code_line = frame.f_lineno if frame else 0
 
     def __repr__(self) -> str:
-        """Raises the error of printing, so that a list with an undefined item is not printed as "[Undefined]"."""
+        """Raises the error for an undefined value; otherwise a list would print an undefined item as "Undefined"."""
         return str(self)
 
     @property

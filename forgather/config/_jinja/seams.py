@@ -26,7 +26,7 @@ Token = tuple[int, str, str]
 
 
 class Seam(str):
-    """An empty string that compiled code writes where a line of a template begins, to detect lines of two templates."""
+    """An empty string that compiled code writes where a template line begins, to detect a line of two templates."""
 
     __slots__ = ("owner",)
 
@@ -76,7 +76,7 @@ def mark_seams(tree: nodes.Template, tokens: Iterable[Token], source: str) -> No
 
 
 def _writers(tokens: Iterable[Token]) -> Iterator[tuple[bool, str, bool]]:
-    """Yields, for each token with output: whether it begins a line, its word, and whether text follows it."""
+    """Yields, for each token with output: whether it begins a line, its word, and whether text follows on its line."""
     at_start, word, pending = True, "", None
     for kind, value, name in _tags(tokens):
         if kind in _ENDS:
@@ -112,7 +112,7 @@ def _writers(tokens: Iterable[Token]) -> Iterator[tuple[bool, str, bool]]:
 
 
 def _tags(tokens: Iterable[Token]) -> Iterator[tuple[str, str, str]]:
-    """Yields the kind, text and statement word of each token outside of tags and each mark of a tag."""
+    """Yields the kind, the text and the statement's word of each token outside of tags, and of each mark of a tag."""
     opened = ""
     for _, kind, value in tokens:
         if opened and kind == "name":

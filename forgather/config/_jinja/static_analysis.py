@@ -98,9 +98,9 @@ def name_tables(tree: nodes.Template) -> Tables:
             name is "" if the object is the value of another expression.
         fg_whole: the names whose whole value is used, so that any of its attributes may be read.
         fg_written: the names and the attributes that the template sets.
-        fg_sets: a record of each `set` of a name that nothing in the template can read: the name, the line, the kind
-            and the name of the scope at whose end the name is discarded, and whether the template reads the name
-            elsewhere. The kind is "" if other templates can see the name.
+        fg_sets: a record of each `set` whose value nothing in the template reads: the name, the line, the kind and the
+            name of the scope at whose end the value is discarded, and whether the template reads the name elsewhere.
+            The kind is "" if other templates can see the name.
         fg_set_fields: the name, the attribute and the line of each `set` of an attribute that the template does not
             read.
     """

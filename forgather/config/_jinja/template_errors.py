@@ -68,6 +68,7 @@ _KINDS = {
     "TracedNamespace": "namespace", "Traced": "text", "str": "text", "TemplateReference": "template",
     "None": "empty value",
 }  # fmt: skip
+# The exceptions of Jinja have no codes, so the cause is read from the words of their messages.
 _EXPECTED = re.compile(r"expected token '(.+?)', got '(.+)'", re.S)
 _END = "the end of the statement"
 _HINTS = {
@@ -425,6 +426,7 @@ def near_variable(name: str, frames: Frames) -> str:
 
 def near_attribute(name: str, frames: Frames) -> str | None:
     """Returns a hint with the closest attribute of the namespaces in scope; None if no attribute is close."""
+    # Jinja's namespace has no public way to list its attributes.
     spaces = [value for value in _visible(frames).values() if isinstance(value, TracedNamespace)]
     return _close(name, sorted({attribute for space in spaces for attribute in space._Namespace__attrs}))
 

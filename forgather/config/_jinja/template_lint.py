@@ -25,7 +25,10 @@ _PLAIN = ("", "!dlist", "!dict")
 def replaced_blocks(
     template: LoadedTemplate, parents: Sequence[LoadedTemplate], environment: RunEnvironment
 ) -> Iterator[Diagnostic]:
-    """Yields a finding for each block of a project's template that drops contents of its parents' block."""
+    """Yields a finding for each block of a template that drops contents of the parents' block.
+
+    Templates from outside the project have no findings.
+    """
     if not is_own(template, environment.globals.get("project_dir")):
         return
     for name, (line, _) in template.namespace["fg_blocks"].items():
@@ -51,6 +54,7 @@ def _lost_keys(name: str, own: BlockContents, above: BlockContents) -> Found | N
         message = f"[{name}] drops {len(lost)} settings of its parent ({_listed(lost)})"
         hint = "did you mean to keep them? Begin the block with `== super()`; to replace them all, write them out"
         return Severity.WARNING, message, hint
+    # A block with another constructor has other keys, which is no mistake.
     if len(lost) == len(above.keys) and _shape(own) in _PLAIN:
         message = f"[{name}] replaces the {len(lost)} entries of its parent ({_listed(lost)})"
         return Severity.LINT, message, "to keep them, begin the block with `== super()`"
@@ -147,6 +151,7 @@ def findings(environment: RunEnvironment, given: Collection[str] = ()) -> tuple[
                 *_outside(template, parents, environment, {header.span for header in headers}),
                 *replaced_blocks(template, parents, environment),
             ):
+                # A template that is loaded twice has each finding twice.
                 found.setdefault((item.code, item.span), item)
     for item in (*_sub_templates(environment), *unread_sets(environment)):
         found.setdefault((item.code, item.span), item)
@@ -172,6 +177,7 @@ def _idle_blocks(
     known = {name for parent in parents for name in parent.blocks}
     blocks: Blocks = template.namespace["fg_blocks"]
     for name, (line, around) in blocks.items():
+        # A block inside another block is printed with it, and needs no parent.
         if around or name in known or name in environment.called_blocks:
             continue
         meant = alias_of("block", name)
@@ -189,9 +195,10 @@ def _idle_blocks(
 def _swallowed_blocks(
     template: LoadedTemplate, parents: list[LoadedTemplate], environment: RunEnvironment
 ) -> Iterator[Diagnostic]:
-    """Yields an error for each block inside a bracket block that the parents have outside that bracket block.
+    """Yields an error for each block that a template has inside a bracket block, and its parents have outside of it.
 
-    Such a block replaces the block of that name in the parents, and is also printed inside the bracket block.
+    A bracket block begins with a line `[name]`. The inner block replaces the parents' block of its name, and is also
+    printed inside the bracket block.
     """
     blocks: Blocks = template.namespace["fg_blocks"]
     for name, (line, around) in blocks.items():
@@ -199,6 +206,7 @@ def _swallowed_blocks(
         outer = _line(template, blocks[around[-1]][0]) if hosts else ""
         if not outer.startswith("["):
             continue
+        # A parent also has it inside one of these blocks, so the nesting is meant.
         if any(set(around) & set(host.namespace["fg_blocks"][name][1]) for host in hosts):
             continue
         first = hosts[-1]
@@ -225,7 +233,7 @@ def _blocks_hint(known: list[str]) -> str | None:
 def _near_headers(
     template: LoadedTemplate, parents: list[LoadedTemplate], environment: RunEnvironment
 ) -> Iterator[Diagnostic]:
-    """Yields an error for each line that a wrong bracket or space keeps from being the header of a parent's block."""
+    """Yields an error for each line that is not the header of a parent's block only because of a bracket or space."""
     known = {name for parent in parents for name in parent.blocks}
     before = ""
     for number, line in enumerate(template.definition.text.split("\n"), start=1):
@@ -288,7 +296,7 @@ def _outside(
 
 
 def _block_of(key: str, parents: list[LoadedTemplate]) -> str | None:
-    """Returns a hint for a key outside of blocks: the block in which a parent writes it."""
+    """Returns a hint for a key outside of blocks, such as the block in which a parent writes the key."""
     alias = alias_of("setting", key)
     # Another tool's name for something that is no setting here: the table says where it belongs.
     if alias is not None and alias.verdict != "same":
@@ -316,6 +324,7 @@ def _meant(text: str) -> str | None:
 
 def _sub_templates(environment: RunEnvironment) -> Iterator[Diagnostic]:
     library = environment.library
+    # By identity, because several files may define sub-templates of one name.
     used = {id(found) for found in library.used}
     for name, definitions in library.inline.items():
         if not any(id(found) in used for found in definitions):

@@ -118,7 +118,7 @@ def finding_in(
 
 
 def _extended_after(line: int, template: LoadedTemplate, environment: RunEnvironment) -> str | None:
-    """Returns the template that the config extends below a line, for which a `set` on the line is meant."""
+    """Returns the name of the template that the config extends below `line`; None if there is no such `extends`."""
     for use in environment.library.uses:
         if use.why == "extends" and use.parent == template.use == 0 and use.by is not None and use.by.line > line:
             return use.name

@@ -120,7 +120,7 @@ def repeat_findings(repeat: Repeat, event: Event, places: SourcePositions, *, is
 
 
 def _meant_block(repeat: Repeat, event: Event, places: SourcePositions) -> Diagnostic | None:
-    """Returns the finding for a target that repeats a parent's target and was probably meant as its block; or None."""
+    """Returns the finding for a target that was probably meant as the parent's block of that name; otherwise None."""
     earlier, later = repeat.earlier, repeat.later
     buried = repeat.verdict is KeyVerdict.BURIED
     ours, theirs = (earlier, later) if buried else (later, earlier)

@@ -193,7 +193,7 @@ def _call(kind: CallKind, tag: Tag, entries: tuple[Entry, ...], origin: Origin |
 
 
 def _latent_args(kind: CallKind, entry: Entry | None) -> tuple[Entry, ...]:
-    """Returns the keyword arguments that are merged last; a `!var` that gives them keeps the key `latent_args`."""
+    """Returns the keyword arguments under `latent_args`; if a `!var` gives them, the entry of `latent_args` itself."""
     # A `!meta` gets its arguments unconstructed, so a `!var` there is a value like any other.
     if entry is not None and isinstance(entry.value, Var) and kind is not CallKind.META:
         return (entry,)
@@ -242,7 +242,7 @@ def _sequence_under(entry: Entry | None) -> tuple[Node, ...]:
 
 
 def _marks_under(entry: Entry | None) -> tuple[Entry, ...]:
-    """Returns the marks of the items of `args:`, which also include the items of `args:` lists that were replaced."""
+    """Returns an entry for each item of `args:` that came through an alias or replaces an item of another `args:`."""
     if entry is None or not isinstance(entry.value, Sequence):
         return ()
     marks = {mark.key: mark for mark in entry.value.marks}
@@ -251,7 +251,7 @@ def _marks_under(entry: Entry | None) -> tuple[Entry, ...]:
 
 
 def _seen_in(form: Entry, entry: Entry) -> Entry:
-    """Returns an entry inside `args:`, `kwargs:` or `latent_args:`, with the outer key's alias and replaced entries."""
+    """Returns an entry of `args:`, `kwargs:` or `latent_args:` with the alias and replaced entries of that key."""
     if not form.alias and not form.replaced:
         return entry
     seen = through_alias(entry, form.alias, form.through)

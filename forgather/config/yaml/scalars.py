@@ -17,6 +17,7 @@ _WORDS: dict[str, bool | None] = {
     "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
     "": None, "~": None, "null": None, "Null": None, "NULL": None,
 }  # fmt: skip
+# The patterns of ruamel.yaml's resolver with their quirks: `.5e3` is a string, because its exponent has no sign.
 _FLOAT = re.compile(
     r"[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"

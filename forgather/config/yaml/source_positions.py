@@ -161,7 +161,7 @@ class SourcePositions:
         )
 
     def context(self, line: int, column: int) -> tuple[str, ...]:
-        """Returns lines of text with the templates and statements that led to a position of the rendered text."""
+        """Returns lines of text that name the templates and statements behind a position of the rendered text."""
         rendered = self._rendered
         config = rendered.templates[0].name if rendered.templates else rendered.name
         lines = [", ".join([f"config {config}", *(f"extends {name}" for name in rendered.extends_chain)])]
