@@ -18,8 +18,8 @@ from forgather.project.locations import library_dir
 from forgather.rule_conditions import accepted_values
 from forgather.rules import shipped_rules
 
-_TRAINER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "ml", "trainer")
 _ML = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "ml")
+_TRAINER = os.path.join(_ML, "trainer")
 _SOURCES = ("arguments.py", "parallel_arguments.py")
 _TRAINERS = {
     "TrainingArguments": ("Trainer", "AccelTrainer", "PipelineTrainer"),
@@ -162,8 +162,7 @@ def _is_ours(constructor: str) -> bool:
 def _readers() -> Mapping[str, tuple[str, ...]]:
     """Returns, by name, the modules under `forgather/ml` that read an attribute of an object called `args`."""
     found: dict[str, dict[str, None]] = {}
-    for folder, folders, files in sorted(os.walk(_ML)):
-        folders.sort()
+    for folder, _, files in sorted(os.walk(_ML)):
         for file in sorted(files):
             if not file.endswith(".py") or file in _SOURCES:
                 continue
@@ -181,8 +180,7 @@ def templates() -> Mapping[str, LibraryTemplate]:
     """Returns the templates of the template library by name."""
     root = library_dir()
     found: dict[str, LibraryTemplate] = {}
-    for folder, folders, files in sorted(os.walk(root)):
-        folders.sort()
+    for folder, _, files in sorted(os.walk(root)):
         for file in sorted(files):
             if file.endswith(".yaml"):
                 path = os.path.join(folder, file)
