@@ -37,7 +37,7 @@ digraph config {
 
 
 def dot(graph: Graph) -> str:
-    """Returns a directed graph with one table for each box; all edges to a box but the first are dashed."""
+    """Returns a directed graph with one table for each box; the first edge to a box is solid, the others are dashed."""
     boxes = boxes_of(graph)
     names = anchor_names(graph, roots(graph))
     used = use_counts(boxes)

@@ -19,6 +19,7 @@ from forgather.config.yaml.scalar_text import key_text, quoted, scalar_text
 
 _RESERVED = frozenset(("submodule_searchpath", "latent_args"))
 _EXPLICIT = frozenset(("args", "kwargs"))
+# A longer key is written after `? `: YAML limits the length of a key in front of a colon.
 _LONG_KEY = 100
 # A block scalar that begins with a space or an empty line would need an indentation indicator.
 _BLOCK_TEXT = re.compile(r"(?![ \n])(?:[ -~\u00a1-\u024f]*\n)+(?:[ -~\u00a1-\u024f]*)")

@@ -18,6 +18,7 @@ MAX_TEXT = 50_000
 MAX_EDGES = 500
 _LINES = 6
 _WIDTH = 44
+# Besides markup: `__` is bold in Markdown, and a digit, `+` or `-` at the start begins a list.
 _SPECIAL = re.compile(r"[^\w .,:/()+=@!~'\[\]…-]|_(?=_)|^[\d+-]")
 _CLASSES = """\
   classDef singleton stroke:#3b76d9
@@ -28,7 +29,7 @@ _CLASSES = """\
 
 
 def mermaid(graph: Graph) -> str:
-    """Returns a flowchart of the graph from left to right; all arrows to a box but the first are dotted."""
+    """Returns a flowchart from left to right; the first arrow to a box is solid, the others are dotted."""
     boxes = boxes_of(graph)
     names = anchor_names(graph, roots(graph))
     used = use_counts(boxes)
@@ -59,6 +60,7 @@ def too_large(text: str) -> str | None:
     Source:
         `maxTextSize` and `maxEdges` of Mermaid's configuration; sites such as GitHub use their defaults.
     """
+    # Labels do not contain these texts: `>` and `|` are escaped there.
     edges = text.count("-->|") + text.count("-.->|")
     if len(text) > MAX_TEXT:
         return f"{len(text):,} characters, and Mermaid draws {MAX_TEXT:,} unless configured otherwise (maxTextSize)"

@@ -74,6 +74,7 @@ def choose_config(meta: ProjectMeta, name: str | None = None) -> str:
     if len(available) == 1:
         return next(iter(available))
     if available:
+        # A longer list would hide the message.
         listed = ": " + ", ".join(available) if len(available) < 10 else ""
         raise ProjectError(
             f"project {meta.name!r} has {len(available)} configs and no 'default_config'{listed}",
@@ -111,6 +112,7 @@ def _existing(name: str, available: dict[str, str], meta: ProjectMeta, *, in_met
     for candidate in (name, f"{name}.yaml"):
         if candidate in available:
             return candidate
+    # A path is relative to the working folder, which does not matter for a name in meta.yaml.
     by_file = None if in_meta else _of_file(name, available)
     if by_file is not None:
         return by_file

@@ -68,6 +68,7 @@ def fault_tolerance(graph: Graph) -> FaultTolerance | None:
         name = str(one.key)
         if one.key not in _RULES:
             raise _wrong_setting(f"has no setting {one.key!r}", one.span, nearest(name, list(_RULES)))
+        # Any other node violates the rule, and the error describes it.
         values[name] = one.value.value if isinstance(one.value, Scalar) else one.value
         if expected := misfit(values[name], _RULES[name]):
             raise _wrong_setting(f"has {name}: {_shown_value(one.value)}", one.span, f"write {expected}")

@@ -88,9 +88,10 @@ class Tree:
         return self._inside(file) in self._blobs
 
     def is_folder(self, folder: str) -> bool:
-        """Returns whether a folder exists, and writes its files into the private folder if it is part of the revision.
+        """Returns whether a folder exists.
 
-        A folder outside the private folder is looked up in the file system.
+        If the folder is inside the private folder, its files at the revision are written first. Any other folder is
+        looked up in the file system.
         """
         inside = _below(folder, self.folder)
         if inside is None:

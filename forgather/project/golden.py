@@ -251,6 +251,7 @@ def read_golden(file: str) -> Graph:
 
 def _graph_of(text: str, file: str) -> Graph:
     starts, origins, offset = [], [], 0
+    # Each line is its own origin, so that differences are located in the golden.
     for number, line in enumerate(text.split("\n"), start=1):
         starts.append(offset)
         origins.append(Origin((Site(Span(file, number), os.path.basename(file)),)))

@@ -29,6 +29,7 @@ def describe_project(project_dir: str, display: Display) -> ProjectListing:
         meta = load_meta(project_dir)
     except ForgatherError as error:
         return ProjectListing(project_dir=project_dir, name=os.path.basename(project_dir), error=reason(error, display))
+    # Only `fgcli check` shows lints.
     warnings = [_one_line(found, display) for found in meta.diagnostics if found.severity is not Severity.LINT]
     return ProjectListing(
         project_dir=project_dir,

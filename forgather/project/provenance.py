@@ -107,6 +107,7 @@ def _record(run: PastRun) -> Iterator[Row]:
 def _sources(run: PastRun) -> Iterator[Row]:
     digest = Digests()
     for here, folders, files in os.walk(os.path.join(run.folder, "templates")):
+        # A repeated run may have imported the copies.
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(files):
             copy = os.path.join(here, name)

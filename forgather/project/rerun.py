@@ -161,6 +161,7 @@ def complete_record(folder: str, run: PastRun, project: Project) -> None:
         project: the config that was built.
     """
     variables, overrides = run.changes
+    # The repeated run rendered the recorded graph, so its own copies are not the templates of the config.
     kept = os.path.join(folder, "templates")
     shutil.rmtree(kept, ignore_errors=True)
     with suppress(FileNotFoundError):

@@ -221,6 +221,7 @@ class PastRun:
             template = str(self.facts.get("template") or f"configs/{self.config}")
             return override(load(render(self.environment(), template, variables)), list(overrides))
         except (ForgatherError, ValueError, TypeError, KeyError):
+            # Templates of an older release may not render anymore; the graph itself is recorded, too.
             return None
 
 

@@ -223,4 +223,5 @@ def _own_repository(folder: str) -> str | None:
 
 def is_inside(path: str, folder: str) -> bool:
     """Returns whether a path is a folder or inside it; both must be real paths."""
+    # With a separator at the end, because `/a/bc` is not inside `/a/b`.
     return os.path.join(path, "").startswith(os.path.join(folder, ""))

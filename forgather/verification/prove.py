@@ -178,7 +178,7 @@ def _calcs(graph: Graph) -> list[Calc]:
 
 
 def _value(graph: Graph, variable: str, log: Log) -> Any:
-    """Returns the value of a variable: a stand-in, or a mapping with one if it is unpacked into keywords."""
+    """Returns a stand-in as the value of a variable, or a mapping if the variable is unpacked into keywords."""
     value = log.record(f"the variable {variable}")
     holders = (node.spread for node in _nodes(graph) if isinstance(node, Call))
     holds_keywords = any(isinstance(node, Var) and node.variable == variable for node in holders)

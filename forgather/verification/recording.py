@@ -212,7 +212,7 @@ class Unequal(Exception):
 
 
 class Comparison:
-    """The comparison of the construction of a config with that of its generated code.
+    """Compares the construction of a config with the construction of its generated code.
 
     Args:
         ours: the log of the config.

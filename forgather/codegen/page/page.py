@@ -330,6 +330,7 @@ def embedded(data: Mapping[str, Any]) -> str:
 
 
 def _escaped(text: str) -> str:
+    # Names of files may contain surrogates, which cannot be encoded.
     return text.replace("&", "&amp;").replace("<", "&lt;").encode("utf-8", "replace").decode()
 
 

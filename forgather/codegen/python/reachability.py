@@ -26,6 +26,7 @@ class Reach:
     def __init__(self, graph: Graph, targets: Iterable[str]) -> None:
         self._graph = graph
         tops = [node for _, node in roots(graph)]
+        # A root key counts as a use, because other targets and `!calc` expressions may refer to it.
         self._shared = shared_nodes(tops) | {id(node) for node in tops}
         self._live: dict[int, bool] = {}
         starts: list[tuple[GraphPath, Node]] = [((Key(name),), graph.target(name).value) for name in targets]

@@ -68,6 +68,7 @@ def _check_trainer(
 
 
 def _joins_documents(packing: Call) -> bool:
+    # A value that is known only after construction may be False, so nothing is reported for it.
     values = (entry.value for entry in packing.kwargs if entry.key == "document_boundaries")
     return any(not (isinstance(value, Scalar) and value.value is True) for value in values)
 
@@ -142,6 +143,7 @@ def _why_own_model_mixes(model: Call, name: str, reader: Reader) -> str | None:
     if not isinstance(forward, Callee) or not forward.signatures:
         return None
     parameters = forward.signatures[0].parameters.values()
+    # A model with this parameter is assumed to use it to keep documents apart.
     if any(one.name == "position_ids" or one.kind is Parameter.VAR_KEYWORD for one in parameters):
         return None
     return f"the forward of {name} has no parameter position_ids"

@@ -44,6 +44,7 @@ def check_root_settings(graph: Graph, calls: Mapping[int, Called]) -> Iterator[D
     called = calls.get(id(arguments.call)) if arguments else None
     if arguments is None or called is None or called.callee is None:
         return
+    # `**settings` of the constructor is not a setting.
     settings = {name for signature in called.callee.signatures for name in signature.parameters} - {"settings"}
     for rules in rules_about(called):
         settings |= {*rules.settings, *rules.renamed, *rules.without_effect}

@@ -80,6 +80,7 @@ def _check_deepspeed(graph: Graph, arguments: TrainerArguments, calls: Mapping[i
         return
     known = known_processes(graph)
     try:
+        # The config is checked as for GPUs, even if this machine has none.
         judge.zero_config(asked, given, processes=known or 1, on_cpu=False)
     except ForgatherError as error:
         for one in (error.diagnostic, *error.others):

@@ -72,6 +72,7 @@ def _needs(project: Project, targets: Sequence[str] | None, seen: set[tuple[str,
     packages = tuple(package for kind in kinds for package in kind.packages)
     needs = needs.plus(Needs(folders=folders, packages=packages))
     for other in projects_named(project.graph, project):
+        # Two projects may use each other.
         if (other.meta.project_dir, other.config_name) not in seen:
             needs = needs.plus(_needs(other, None, seen))
     return needs
