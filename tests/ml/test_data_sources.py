@@ -1,3 +1,4 @@
+import gzip
 import json
 import socket
 
@@ -128,6 +129,7 @@ def test_parquet_reads_its_text_column(tmp_path):
         ("FG833", {"a.jsonl": '{"text": ["x"]}'}, lambda folder: json_lines(folder)),
         ("FG834", {"a.jsonl": '{"text": "x"}\n{"text": "y",\n'}, lambda folder: json_lines(folder)),
         ("FG834", {"a.txt": b"\xff\xfe\x00abc"}, lambda folder: text_files(folder)),
+        ("FG834", {"a.jsonl": b'{"text": "\xff"}'}, lambda folder: json_lines(folder)),
         ("FG834", {"a.parquet": "no parquet"}, lambda folder: parquet(folder)),
     ],
 )
@@ -143,6 +145,12 @@ def test_a_line_that_is_not_json_is_counted_from_1_in_its_own_file(tmp_path):
     write(tmp_path, {"a.jsonl": '{"text": "x"}\n', "b.jsonl": '{"text": "x"}\n\n' * 3 + "{bad\n"})
     with pytest.raises(DataFileError, match=r"b\.jsonl' cannot be read: JSON parse error: .* in line 7 "):
         json_lines([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+
+
+def test_a_compressed_file_gets_no_line_number(tmp_path):
+    write(tmp_path, {"a.jsonl.gz": gzip.compress(b'{"text": "x"}\n{bad\n')})
+    with pytest.raises(DataFileError, match=r"a\.jsonl\.gz' cannot be read: JSON parse error: .* in row \d "):
+        json_lines(tmp_path / "a.jsonl.gz")
 
 
 @pytest.mark.parametrize(

@@ -379,7 +379,7 @@ def test_a_checkpoint_of_one_group_resumes_with_its_decay_and_logs_that(settings
     resumed.train(folder)
     assert_same_weights(weights(whole.model), weights(resumed.model))
     assert whole.lr_scheduler.get_last_lr() * 2 == resumed.lr_scheduler.get_last_lr()
-    assert "settings of the checkpoint: weight_decay 0.5 (the config says 0.5/0.0)" in caplog.text
+    assert "settings of the checkpoint: weight_decay 0.5 in parameter group 1 (the config says 0.0)" in caplog.text
 
 
 def test_one_group_does_not_go_on_from_two_that_decay_differently(settings):

@@ -122,7 +122,7 @@ def json_lines(paths: Paths, text_column: str | None = "text") -> Dataset:
         A data set with the column `text`, or with all columns of the files if `text_column` is None.
 
     Raises:
-        DataFileError: FG830 if a path matches no file, FG834 if a line is not a JSON object.
+        DataFileError: FG830 if a path matches no file, FG834 if a line is not a JSON object in UTF-8.
         DataError: FG831 if the column is missing, FG832 if there is no text, FG833 if the column is not a text column.
     """
     files = find_files(paths, (".jsonl", ".json"))
@@ -264,20 +264,31 @@ def _read(files: list[str], reader: object, **options: object) -> Dataset:
         # The parser counts rows from 0, without empty lines, and from the start of the block that it reads.
         if (row := _ROW.search(reason)) and (bad := _first_bad_line(files)):
             where, reason = repr(bad[0]), f"{reason[: row.start()]} in line {bad[1]}"
-        raise DataFileError(
-            f"{where} cannot be read: {reason}",
-            code="FG834",
-            hint="is it in this format, complete, and in UTF-8?",
-        ).about("paths") from error
+        raise _unreadable(where, reason) from error
+
+
+def _unreadable(where: str, reason: str) -> DataFileError:
+    error: DataFileError = DataFileError(
+        f"{where} cannot be read: {reason}", code="FG834", hint="is it in this format, complete, and in UTF-8?"
+    )
+    error.argument = "paths"
+    return error
 
 
 def _first_bad_line(files: Sequence[str]) -> tuple[str, int] | None:
-    """Returns the first file and line, counted from 1, that is not a JSON object; None if each line is one."""
+    """Returns the first line that is not a JSON object, as its file and its number, counted from 1.
+
+    Returns None if there is no such line, or if a line has no number, because its file is compressed or contains one
+    value that spans all lines.
+    """
     for file in files:
         with open(file, "rb") as stream:
             for number, line in enumerate(stream, 1):
                 try:
                     is_object = not line.strip() or isinstance(json.loads(line), dict)
+                # Most likely a compressed file, which `datasets` unpacks: its lines are not those of its content.
+                except UnicodeDecodeError:
+                    return None
                 except ValueError:
                     is_object = False
                 # A file that is not JSON lines but one indented value has no line that is wrong by itself.
@@ -311,7 +322,12 @@ def _usable(dataset: Dataset, text_column: str | None, files: Sequence[str]) -> 
     if text_column is None:
         kept = dataset
     else:
-        kept = text_only(dataset, text_column).rename_columns({text_column: "text"} if text_column != "text" else {})
+        try:
+            rows = text_only(dataset, text_column)
+        # JSON and parquet files are decoded only when their texts are read.
+        except UnicodeDecodeError as error:
+            raise _unreadable(_listed(files), first_line(error)[:200]) from error
+        kept = rows.rename_columns({text_column: "text"} if text_column != "text" else {})
     if not len(kept):
         raise DataError(f"{_listed(files)} gives no row with text", code="FG832", hint=_AT_LEAST_ONE).about("paths")
     return kept

@@ -12,8 +12,9 @@ import functools
 import os
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +126,10 @@ def warn_of_overridden(configured: dict[str, list[Any]], restored: dict[str, lis
         restored: the result of `restored_settings` after the checkpoint was restored.
     """
     lost = [
-        f"{name} {_shown(restored[name])} (the config says {_shown(value)})"
-        for name, value in configured.items()
-        if name in restored and restored[name] != value
+        shown
+        for name, values in configured.items()
+        if name in restored
+        for shown in _overridden(name, restored[name], values)
     ]
     if lost:
         _log.warning(
@@ -247,9 +249,16 @@ def _comparable(value: Any) -> Any:
     return [_comparable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _shown(values: list[Any]) -> str:
-    different = list(dict.fromkeys(repr(value) for value in values))
-    return different[0] if len(different) == 1 else "/".join(different)
+def _overridden(name: str, restored: list[Any], configured: list[Any]) -> Iterator[str]:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for number, (found, given) in enumerate(zip_longest(restored, configured)):
+        if found != given:
+            groups.setdefault((repr(found), repr(given)), []).append(number)
+    for (found, given), numbers in groups.items():
+        # Groups are named only if others differ: most settings have one value for all parameters.
+        several = "s" if len(numbers) > 1 else ""
+        where = f" in parameter group{several} {', '.join(map(str, numbers))}" if len(numbers) < len(restored) else ""
+        yield f"{name} {found}{where} (the config says {given})"
 
 
 def warn_of_earlier_run(output_dir: Path) -> None:
@@ -367,12 +376,9 @@ def _restore_parts(
     with restoring("owed", folder):
         pending = checked_strings(parts.get("owed", []))
     # Checkpoints of earlier releases hold neither guard nor skips.
-    with restoring("guard", folder):
-        norms = parts.get("guard", {}).get("norms", [])
-        guard = {"norms": list(checked_numbers({str(place): norm for place, norm in enumerate(norms)}).values())}
     with restoring("skips", folder):
         skips = [SkippedStep.from_dict(facts) for facts in parts.get("skips", ())]
-    return RestoredState(progress or TrainerState(global_step=step), rng, pending, guard, skips)
+    return RestoredState(progress or TrainerState(global_step=step), rng, pending, parts.get("guard", {}), skips)
 
 
 def read_progress(folder: Path) -> TrainerState | None:

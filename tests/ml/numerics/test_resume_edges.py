@@ -94,7 +94,7 @@ def test_settings_that_lose_against_the_checkpoint_are_said(settings, caplog):
     other.train(folder)
     assert (
         "resuming with the settings of the checkpoint: "
-        "weight_decay 0.1/0.0 (the config says 0.2/0.0), lr 0.01 (the config says 0.5)"
+        "weight_decay 0.1 in parameter group 0 (the config says 0.2), lr 0.01 (the config says 0.5)"
     ) in caplog.text
 
 
