@@ -17,7 +17,7 @@ _CHANGING_STATE = frozenset({"base_lrs", "last_epoch", "last_lr", "lr_lambdas"})
 
 
 def effective_settings(args: Any, optimizer: Any = None, schedule: Any = None) -> dict[str, Any]:
-    """Returns a dict of the settings of a run that have an effect, by "arguments", "optimizer" and "schedule".
+    """Returns the settings of a run that have an effect, under the keys "arguments", "optimizer" and "schedule".
 
     Args:
         args: the training arguments.

@@ -192,7 +192,8 @@ def format_logs(logs: Mapping[str, Any], room: int | None = None) -> str:
 
 
 def _step_label(state: Any) -> str:
-    """Returns "step N/MAX", or a text that says that the step is past a `max_steps` that was lowered on a resume."""
+    """Returns "step N/MAX", or another text if the step is past `max_steps`."""
+    # A resume may have lowered `max_steps`.
     if state.global_step > state.max_steps:
         return f"step {state.global_step} (past max_steps {state.max_steps})"
     return f"step {state.global_step:>{len(str(state.max_steps))}}/{state.max_steps}"

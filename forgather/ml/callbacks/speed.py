@@ -63,9 +63,9 @@ class SpeedCallback(TrainerCallback):
 
     @report_only
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Subtracts the time since the previous step if there was an evaluation or a save.
+        """Excludes the time since the previous step from the speeds if there was an evaluation or a save in between.
 
-        The time for fetching data is not subtracted, because it is part of training.
+        Otherwise that time is included, because fetching data is part of training.
         """
         if self._paused_at and self._resumes_after_pause:
             # A log inside the pause has restarted the clock already; only the time since then is subtracted.

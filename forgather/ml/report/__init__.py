@@ -1,8 +1,8 @@
 """The report of a run as one HTML page: `write_report(run_dir)` writes `report.html` from the files in the run folder.
 
 Takes a run folder with any of `metrics.jsonl`, `samples.jsonl`, `summary.json`, `run.json` and `config.yaml`. Gives the
-path of the page. The page needs no network and no other file. A report is also written for a run that was killed, and
-if a file is damaged.
+path of the page. The page needs no network and no other file. A report is also written if the run was killed or if one
+of the files is damaged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     """
     folder = Path(run_dir)
     text = page(read_facts(folder))
+    # Renamed when it is complete, so that a browser never shows a part of the page.
     aside = folder / f".{REPORT_FILE}.{os.getpid()}"
+    # JSON can contain lone surrogates, which UTF-8 cannot encode.
     aside.write_text(text, encoding="utf-8", errors="replace")
     os.replace(aside, folder / REPORT_FILE)
     return folder / REPORT_FILE

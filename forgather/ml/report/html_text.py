@@ -14,6 +14,6 @@ def html_text(text: str, *, is_document: bool = False) -> str:
 
     Args:
         text: any text.
-        is_document: True if a user wrote the text, such as a config, in which nested lines below a name belong to it.
+        is_document: True if a user wrote the text, such as a config. Nested lines below a name then belong to the name.
     """
     return escape(hide(text, is_document=is_document))

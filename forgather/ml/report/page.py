@@ -261,6 +261,7 @@ def _charts(facts: RunFacts) -> str:
     for title, wanted, look in _CHARTS:
         named |= {name for name, _ in wanted}
         found = [(label, series[name]) for name, label in wanted if name in series]
+        # `train_tokens_per_second` is the mean of the run, one point: it is shown only if nothing else was logged.
         cards.append(chart(title, found[:1] if title == "Tokens per second" else found, look))
     for name in sorted(set(series) - named):
         if not name.endswith(_UNCHARTED) and len(series[name].values) > 1:
@@ -310,6 +311,7 @@ def _row(cells: Sequence[str]) -> str:
 def _settings(facts: RunFacts) -> list[tuple[str, str]]:
     summary = facts.summary
     model = summary.get("model") or {}
+    # `run.json` has them already, and the page would show them twice.
     known = {} if facts.run.get("versions") else summary.get("versions") or {}
     # The changes are already listed at the top of the page.
     run = {name: value for name, value in facts.run.items() if name != "changes"}

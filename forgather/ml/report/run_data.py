@@ -19,8 +19,8 @@ from forgather.errors import TrainingError
 from forgather.ml.metrics import METRICS_FILE, read_records
 
 SAMPLES_FILE, SUMMARY_FILE, RUN_FILE, CONFIG_FILE = "samples.jsonl", "summary.json", "run.json", "config.yaml"
-_LONGEST_CONFIG_BYTES = 500_000
-_NO_METRIC = frozenset({"step", "time", "epoch"})
+_LONGEST_CONFIG_BYTES = 500_000  # the whole text becomes a part of the page
+_NO_METRIC = frozenset({"step", "time", "epoch"})  # they say when a line was logged
 
 
 class ReportError(TrainingError, ValueError):
@@ -79,6 +79,7 @@ class RunFacts:
         found: dict[str, dict[float, float]] = {}
         for record in self.records:
             step = record.get("step")
+            # `bool` is a subclass of `int`, and a damaged file may contain anything.
             if not isinstance(step, int | float) or isinstance(step, bool):
                 continue
             for name, value in record.items():

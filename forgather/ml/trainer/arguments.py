@@ -53,8 +53,8 @@ class TrainingArguments:
         bad_step_policy: the reaction to a step whose loss or gradient norm is not finite, or whose gradient norm is a
             spike: "stop" ends the run before the optimizer step, "skip" skips the optimizer step, "rewind" returns to
             the last checkpoint and skips the rows of the step.
-        spike_threshold: the number of standard deviations above the mean of recent gradient norms beyond which a norm
-            is a spike; None turns spike detection off.
+        spike_threshold: the number of standard deviations by which a spike exceeds the mean of recent gradient norms;
+            None turns spike detection off.
         spike_window: the number of recent gradient norms from which the mean and standard deviation are computed, and
             the number of recent steps to which `max_bad_steps` applies.
         max_bad_steps: the number of skipped steps that are allowed within `spike_window`; one more ends the run.
@@ -81,8 +81,8 @@ class TrainingArguments:
         save_total_limit: the number of checkpoints to keep; the best and the newest one are always kept.
         save_top_k: the number of best checkpoints to keep, ranked by `metric_for_best_model`. Without
             `save_total_limit`, only the best and the newest checkpoints are kept.
-        keep_every_n_steps: the interval in optimizer steps of checkpoints that are never removed and that
-            `save_total_limit` does not count.
+        keep_every_n_steps: an interval in optimizer steps. A checkpoint at a multiple of the interval is never removed,
+            and `save_total_limit` does not count it.
         save_only_model: whether checkpoints omit the training state, without which a run cannot resume.
         async_save: whether checkpoints are written in the background. Training then waits only until weights and
             optimizer state are copied to host memory.
@@ -91,8 +91,8 @@ class TrainingArguments:
         metric_for_best_model: the name of the metric by which models are compared; the evaluation loss by default.
         greater_is_better: whether a larger metric is better; by default true unless the name of the metric ends in
             "loss".
-        restore_callback_states_from_checkpoint: whether a resumed run restores the states of its callbacks from the
-            checkpoint.
+        restore_callback_states_from_checkpoint: whether a resumed run restores the constructor arguments of its
+            callbacks from the checkpoint. Attributes that change during a run (such as counters) are always restored.
         seed: the seed of the initial weights and of all other random numbers of the run.
         data_seed: the seed of the shuffling of rows; `seed` by default.
         use_cpu: whether to train on the CPU even if an accelerator is available.

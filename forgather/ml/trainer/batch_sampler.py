@@ -81,7 +81,7 @@ class RankShare:
         return {"rows": self.rows, "rank": self.rank, "size": self.size}
 
     def local_rows(self, rows: Sequence[Row]) -> list[Row]:
-        """Returns the rank-local rows of a global micro-batch; an empty list if a short one has none for this rank."""
+        """Returns the rank-local rows of a global micro-batch; an empty list if it has too few rows for this rank."""
         return list(rows[self.rank * self.rows : (self.rank + 1) * self.rows])
 
     def prepare(self, batch: Any, rule: LossRule) -> PreparedBatch:

@@ -180,7 +180,7 @@ class BackgroundWriter:
     def is_finished(self, *, wait: bool) -> bool:
         """Returns whether a checkpoint was completed since the last call; every process gets the same answer.
 
-        False if the checkpoint is still being written, and if no checkpoint was started.
+        Returns False if no checkpoint was started, or if the checkpoint is still being written.
 
         Collective: every process must call it after the same training steps.
 
@@ -276,7 +276,10 @@ class SpaceNeeded:
     present: Sequence[int] = ()
 
     def num_checkpoints(self, retention: Retention) -> tuple[int, int]:
-        """Returns how many checkpoints more than now exist at the peak, and at the end of the run."""
+        """Returns two numbers of checkpoints in addition to the present ones: at the peak, and at the end of the run.
+
+        The peak is the time at which the largest number of checkpoints exist.
+        """
         if retention.last is None:  # nothing is removed, so the loop below, slow for many saves, is not needed
             earlier = {*self.present, *self.steps[:-1]}
             return len(earlier) + 1 - len(self.present), len(earlier | {*self.steps[-1:]}) - len(self.present)

@@ -21,7 +21,8 @@ class Session:
 
     Args:
         args: the training arguments.
-        dispatcher: the dispatcher that calls the callbacks, with the objects that they may use.
+        dispatcher: the dispatcher, which calls the callbacks and passes them the model, the optimizer and similar
+            objects.
         state: the trainer state, which records the progress of the run.
         control: the control flags, which callbacks can set.
     """
@@ -106,13 +107,16 @@ def is_evaluated(state: TrainerState) -> bool:
 
 
 def pending_actions(control: TrainerControl) -> list[str]:
-    """Returns the names of the flags that a resumed run must set: those of an interrupted evaluation and its save."""
+    """Returns the names of the flags that a resumed run must set again.
+
+    These are the flags of an evaluation that was interrupted, and of the save that was due after it.
+    """
     # A save alone is not pending: the checkpoint that stores this list is that save.
     return [name for name in ("should_evaluate", "should_save") if control.should_evaluate and getattr(control, name)]
 
 
 def restore_pending(control: TrainerControl, names: Sequence[str]) -> None:
-    """Sets the control flags that `pending_actions` returned.
+    """Sets the control flags whose names `pending_actions` returned.
 
     Args:
         control: the control flags, which are changed.

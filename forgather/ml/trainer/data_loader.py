@@ -300,7 +300,7 @@ class TrainBatches:
         return RowRange(self.epoch, self.row, self.row + len(window.batches) * self._own.share.all_rows)
 
     def advance(self, window: Window) -> None:
-        """Moves the current position behind the rows of a window, after the model was trained on these rows."""
+        """Moves the current position past the rows of a window, after the model was trained on these rows."""
         self.row += len(window.batches) * self._own.share.all_rows
         if self.num_rows is None:
             # A stream has no row numbers: after a resume, a digest of this batch shows whether it gives the same rows
@@ -382,7 +382,7 @@ def _total(counts: list[Any]) -> Any:
 
 def is_iterable(dataset: Any) -> bool:
     """Returns whether a data set is iterable only: rows cannot be read by number."""
-    # That of `datasets` has no length, and is found below.
+    # The `IterableDataset` of `datasets` is another class; it has no length, so the last line finds it.
     if isinstance(dataset, IterableDataset):
         return True
     return not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"))

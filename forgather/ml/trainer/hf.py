@@ -188,6 +188,7 @@ class HFTrainer(Trainer):
         self._num_rows = 0
         self._inputs: ModelInputs | None = None
         speed = SpeedCallback(rows=lambda: self._num_rows * self.args.world_size)
+        # transformers may import DeepSpeed, which would search for an accelerator and print a warning.
         with device_for_deepspeed_imports():
             super().__init__(model=model, args=args, callbacks=[speed, *callbacks] if callbacks else None, **others)
         made = cast(nn.Module, self.model)  # transformers has called model_init by now

@@ -61,7 +61,7 @@ class _Sums:
     Args:
         loss: the sum of the losses of the steps that have a loss.
         losses: the number of steps that have a loss.
-        steps: the number of all steps, with skipped ones.
+        steps: the number of all steps, including skipped ones.
         skipped: the number of skipped steps.
     """
 
@@ -94,6 +94,7 @@ class Meter:
         self._total = _Sums()
         self._line = _Sums()
         self._tokens = self._rows = 0
+        # Steps of the current line that were trained before a resume: rates must not include them.
         self._resumed = 0
         self._own_steps = 0
         self._began = self._line_began = time.perf_counter()

@@ -1,9 +1,9 @@
 """Builds a model, prepares it for training (TF32, activation checkpointing, compilation), and computes its cache key.
 
 Preparation steps change how a model computes, and never its weights. `model_key` returns a key for `ml/data/cache.py`.
-Two models with equal keys have equal initial weights, also in different runs. A key covers everything on which the
-initial weights, and the state of the random generators after initialization, depend. A model has no key if these
-dependencies are not fully known.
+Two models with equal keys have equal initial weights, also in different runs. A key is computed from everything that
+determines the initial weights and the state of the random generators after initialization. If a part of this is
+unknown, the model has no key.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def recompute_activations(model: nn.Module, *, settings: Mapping[str, Any]) -> N
         settings: the arguments of `torch.utils.checkpoint.checkpoint`; `use_reentrant` is False by default.
 
     Raises:
-        TrainingError: FG822 if the model has neither the method nor such units.
+        TrainingError: FG822 if the model has neither that method nor such a container.
     """
     settings = {"use_reentrant": False, **settings}
     # transformers renamed the method; earlier releases and other models have the second name only.

@@ -345,8 +345,8 @@ def refuse_impossible(
         progress: the trainer state of the checkpoint; None if the checkpoint does not store one.
         optimizer: the optimizer state of the checkpoint, see `CheckpointReader.optimizer`.
         parts: the other parts of the training state of the checkpoint, by name.
-        groups: the parameter groups of the current optimizer. A value of the checkpoint may be infinite or negative if
-            the value of the same name in these groups is.
+        groups: the parameter groups of the current optimizer. If a value in these groups is infinite or negative, the
+            value of the same name in the checkpoint may be so, too.
         schedule: the state of the current learning rate schedule, which is used in the same way.
 
     Raises:
@@ -453,7 +453,7 @@ def _check_best_metric(progress: TrainerState, best: int | None) -> None:
     _check(type(metric) not in (int, float) or math.isnan(metric), "best_metric", metric)
     lines = [line for line in progress.log_history if best is not None and line.get("step") == best]
     measured = [value for line in lines for name, value in line.items() if name.startswith("eval_")]
-    # The best metric is a value of an evaluation. The log may lack that line if it was written without it.
+    # The best metric is a value of an evaluation, whose line the log may lack.
     is_known = any(isinstance(value, int | float) and _is_near(value, metric) for value in measured)
     _check(not is_known and (bool(measured) or not abs(metric) < _MOST), "best_metric", metric)
 

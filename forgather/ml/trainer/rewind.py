@@ -1,10 +1,9 @@
-"""The list of skipped steps with their rows, and the search for the checkpoint to which a run goes back after them.
+"""The list of skipped steps with their rows, and the search for the checkpoint to which a run is rewound.
 
-`SkipList` contains the skipped steps and the rows from which they were computed, and finds out whether a window (the
-micro-batches of one optimizer step) contains one of these rows. A row is identified by the number of the epoch and the
-position in the epoch, which do not depend on the number of processes or the batch size. Every checkpoint stores the
-list.
-`RewindTarget` finds the checkpoint to which the run goes back.
+A step is skipped if its loss or gradient norm is bad. `SkipList` contains the skipped steps and the rows from which
+they were computed, and finds out whether a window (the micro-batches of one optimizer step) contains one of these rows.
+A row is identified by the number of the epoch and the position in the epoch, which do not depend on the number of
+processes or the batch size. Every checkpoint stores the list. `RewindTarget` finds the checkpoint.
 """
 
 from __future__ import annotations
@@ -162,7 +161,9 @@ class Renewable(Generic[T]):
 
 
 class RewindTarget:
-    """The checkpoints from which the current state of a run descends. Every process must call each method.
+    """Finds the checkpoint to which a run is rewound: the newest intact one from which the current state descends.
+
+    Every process must call each method.
 
     Args:
         output_dir: the output folder of the run.

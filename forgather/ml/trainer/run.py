@@ -101,7 +101,7 @@ class Run:
         self._pending: list[str] = []
         self._follows_metric = isinstance(schedule, ReduceLROnPlateau)
         self._num_batches = data.num_batches or session.state.max_steps * self.args.gradient_accumulation_steps
-        # A step guard reads every gradient norm; otherwise only a log line needs it.
+        # `BadSteps` checks the norm of every step; `FiniteGuard` checks it only if a log line or clipping needs it.
         self.want_norm = self.args.logging_strategy != "no" or isinstance(self.guard, BadSteps)
 
     @property

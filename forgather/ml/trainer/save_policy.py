@@ -1,4 +1,4 @@
-"""Determines when a run saves checkpoints (after minutes, or by a metric), and writes them.
+"""Determines when a run saves checkpoints (at intervals in minutes, or by a metric), and writes them.
 
 `SaveClock` determines whether the interval in minutes has passed, with the same result on every process. `BestMetric`
 compares evaluations. `CheckpointSaver` takes snapshots, writes them in the foreground or in the background, and sends

@@ -99,7 +99,7 @@ _log = get_logger(__name__)
 
 
 def export_states(session: Session) -> None:
-    """Stores the states of a session's callbacks in its trainer state, by class name, for those that export a state.
+    """Stores the states of the `ExportableState` callbacks and the control flags in the trainer state, by class name.
 
     Raises:
         CheckpointError: FG606 if a state cannot be stored as JSON.
@@ -281,7 +281,7 @@ def _json_without_secrets(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Code:
-    """The Python files of a model whose class is not in transformers; its `save_pretrained` copies these files."""
+    """The Python files of a model whose class is not in transformers; `save_pretrained` of this object copies them."""
 
     model: PreTrainedModel
     config: Any

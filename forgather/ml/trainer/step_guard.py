@@ -2,8 +2,9 @@
 
 `FiniteGuard` stops the run at the first loss or norm that is not finite. With a fused optimizer on an accelerator, the
 host does not wait for the device: the optimizer skips the step on the device, and the host reads the result a few steps
-later. With other optimizers the host waits for the loss and the norm. `BadSteps` also detects spikes, and can skip
-steps or request a rewind; the host always waits. With both guards, a bad step does not change the weights.
+later. With other optimizers the host waits for the loss and the norm. `BadSteps` also detects spikes (unusually large
+gradient norms), and can skip steps or request a rewind; the host always waits. With both guards, a step whose loss or
+norm is bad does not change the weights.
 """
 
 from __future__ import annotations
@@ -72,13 +73,13 @@ class StepGuard:
         raise NotImplementedError
 
     def poll(self, *, wait: bool = False) -> None:
-        """Checks the results of earlier steps that the host has received.
+        """Raises an error if the device found an earlier step bad, and the host has received that result.
 
         Args:
             wait: whether to wait for the results of all earlier steps.
 
         Raises:
-            TrainingError: FG818 if a result is bad and the run must stop.
+            TrainingError: FG818 if an earlier step was bad and the run must stop.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,22 +104,14 @@ class FiniteGuard(StepGuard):
         self.optimizer = optimizer
         # Fused optimizers of torch skip the step on the device if `found_inf` is set, as for a gradient scaler.
         self.waits = device.type == "cpu" or not getattr(optimizer, "_step_supports_amp_scaling", False)
+        # A list: the device may be several steps behind the host.
         self._pending: list[tuple[int, AsyncHostCopy]] = []
 
     def loss(self, loss: Tensor, step: int) -> float | Tensor:
-        """Checks the loss of a step, and returns the loss.
-
-        The result is a float, or the given tensor if reading the value would wait for the device.
-
-        Args:
-            loss: the loss of the step, summed over all ranks.
-            step: the number of the step, which the message names.
-
-        Shapes:
-            loss: a scalar tensor.
+        """Checks the loss of a step, and returns it as `StepGuard.loss` does.
 
         Raises:
-            TrainingError: FG818 if the loss of this step, or the result of an earlier one, is not finite.
+            TrainingError: FG818 if the loss of this step, or the loss or norm of an earlier one, is not finite.
         """
         if self.waits:
             value = loss.item()
@@ -132,13 +125,6 @@ class FiniteGuard(StepGuard):
 
     def gradients(self, norm: Tensor | None, step: int) -> bool:
         """Checks the gradient norm of a step, and returns False: the caller never has to skip a step.
-
-        Args:
-            norm: the norm of all gradients before clipping; None if it was not computed.
-            step: the number of the step, which the message names.
-
-        Shapes:
-            norm: a scalar tensor.
 
         Raises:
             TrainingError: FG818 if the norm is not finite and the optimizer cannot skip the step on the device.
@@ -163,13 +149,13 @@ class FiniteGuard(StepGuard):
         self._pending.append((step, AsyncHostCopy(bad)))
 
     def poll(self, *, wait: bool = False) -> None:
-        """Checks the results of earlier steps that the host has received.
+        """Raises an error if the device found an earlier step bad, and the host has received that result.
 
         Args:
             wait: whether to wait for the results of all earlier steps.
 
         Raises:
-            TrainingError: FG818 if the loss or the gradient norm of a step is not finite.
+            TrainingError: FG818 if the loss or the gradient norm of an earlier step is not finite.
         """
         while self._pending:
             # In order: the error names the first bad step, whose rows are the ones to look at.
@@ -284,13 +270,6 @@ class BadSteps(StepGuard):
     def loss(self, loss: Tensor, step: int) -> float:
         """Checks the loss of a step, and returns it as a float. Collective: every process must call it.
 
-        Args:
-            loss: the loss of the step, summed over all ranks.
-            step: the number of the step, which the message names.
-
-        Shapes:
-            loss: a scalar tensor.
-
         Raises:
             TrainingError: FG818 if the loss is not finite and `bad_step_policy` is "stop".
         """
@@ -304,13 +283,6 @@ class BadSteps(StepGuard):
         """Checks the gradient norm of a step, and returns whether the caller must skip the optimizer step.
 
         Collective: every process must call it.
-
-        Args:
-            norm: the norm of all gradients before clipping; None if it was not computed.
-            step: the number of the step, which the message names.
-
-        Shapes:
-            norm: a scalar tensor.
 
         Raises:
             TrainingError: if `bad_step_policy` is "stop": FG818 if the norm is not finite, FG650 if it is a spike.

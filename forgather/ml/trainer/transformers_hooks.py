@@ -1,4 +1,4 @@
-"""Support for subclasses that override methods of transformers' `Trainer`: `compute_loss` works, others are errors.
+"""Methods of transformers' `Trainer` in a user's trainer class: `compute_loss`, and hooks that are never called.
 
 `refuse_unused_hooks` raises an error for methods that would never be called, so that no code of the user is ignored
 silently. `OwnLoss` is the loss rule of a trainer whose class overrides `compute_loss`. A loss rule determines how the
@@ -83,8 +83,8 @@ class OwnLoss:
         method: the bound method `compute_loss`.
         model: the model to train.
         rule: the loss rule that the trainer would have without the method.
-        said: a function that returns whether the user's class declares that results are divided by
-            `num_items_in_batch`, or None if the class declares nothing.
+        said: a function that returns the class attribute `loss_is_scaled_for_ga`: whether the method divides by
+            `num_items_in_batch`, or None if the user's class does not set the attribute.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class Items(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Counts calls that convert the tensor to a Python number or an array, after which it is untraced."""
+        """Counts the calls that convert the tensor to a Python number or an array, which do not have this class."""
         if func in cls._READERS:
             Items.reads += 1
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
