@@ -47,7 +47,9 @@ def hub_access() -> Iterator[None]:
         The connection attempt takes at most 5 seconds.
     """
     # `datasets` copies the constant when it is imported, so its module has to be changed too.
-    modules: list[Any] = [constants, *(module for name in ("datasets.config",) if (module := sys.modules.get(name)))]
+    modules: list[Any] = [constants]
+    if datasets_config := sys.modules.get("datasets.config"):
+        modules.append(datasets_config)
     before = [module.HF_HUB_OFFLINE for module in modules]
     offline = constants.HF_HUB_OFFLINE or not _reachable()
     try:

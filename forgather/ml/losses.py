@@ -25,6 +25,7 @@ Shapes:
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -253,7 +254,7 @@ def flat_logits(logits_BTV: Tensor) -> Tensor:
     return logits_BTV.reshape(-1, logits_BTV.shape[-1])
 
 
-class _BaseLossRule:
+class _BaseLossRule(ABC):
     """The base class of loss rules, which handles padding batches and shifted labels.
 
     Args:
@@ -301,11 +302,11 @@ class _BaseLossRule:
             return labels
         return shifted_labels(labels, IGNORE_INDEX if self.ignore_index is None else self.ignore_index)
 
-    def _count(self, batch: Any) -> float | Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _count(self, batch: Any) -> float | Tensor: ...
 
-    def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor: ...
 
 
 class CausalTokenLoss(_BaseLossRule):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 import torch
 
@@ -63,11 +64,9 @@ def available_bytes() -> int | None:
     Units:
         bytes.
     """
-    try:
-        with open(_MEMINFO) as stream:
-            for line in stream:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    # Only Linux has the file.
+    with suppress(OSError), open(_MEMINFO) as stream:
+        for line in stream:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
     return None

@@ -227,16 +227,12 @@ def as_json(value: Any) -> Any:
     if not isinstance(value, float) and callable(getattr(value, "tolist", None)):
         return as_json(value.tolist())
     if isinstance(value, float):
-        return value if math.isfinite(value) else next(name for name, same in _NOT_FINITE.items() if _same(value, same))
+        return value if math.isfinite(value) else str(float(value))  # the keys of `_NOT_FINITE`
     return str(value)
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
     return (json.dumps(known_hidden(as_json(record)), ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
-
-
-def _same(one: float, other: float) -> bool:
-    return one == other or (math.isnan(one) and math.isnan(other))
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

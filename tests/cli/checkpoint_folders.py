@@ -5,7 +5,7 @@ import json
 import xxhash
 
 from forgather.ml.checkpoint.checkpoint_dir import write_checkpoint
-from forgather.ml.checkpoint.files import as_json
+from forgather.ml.checkpoint.files import json_bytes
 from forgather.ml.checkpoint.lineage import next_origin
 from forgather.ml.checkpoint.manifest import MANIFEST
 
@@ -48,12 +48,12 @@ def make_checkpoint(
     def fill(draft):
         draft.write("model.safetensors", [tensor_bytes({"weight": (2, 3), "bias": (1, 3)})])
         if not alone:
-            draft.write("optimizer.json", [as_json({"state": {}, "param_groups": [group]})])
+            draft.write("optimizer.json", [json_bytes({"state": {}, "param_groups": [group]})])
             draft.write("optimizer.safetensors", [tensor_bytes({"state.weight.exp_avg": (2, 3)})])
             classes, position = {"optimizer": "AdamW"}, {"epoch": 0, "batch": step}
-            draft.write("training_state.json", [as_json({"classes": classes, "data": position})])
-        draft.write("trainer_state.json", [as_json(state)])
-        draft.write("training_args.json", [as_json(args)])
+            draft.write("training_state.json", [json_bytes({"classes": classes, "data": position})])
+        draft.write("trainer_state.json", [json_bytes(state)])
+        draft.write("training_args.json", [json_bytes(args)])
 
     origin = next_origin(output_dir, run, 100)
     return write_checkpoint(output_dir, step, fill, facts={**facts, "run": origin})

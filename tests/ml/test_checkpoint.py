@@ -39,7 +39,7 @@ from forgather.ml.checkpoint import (
     write_state,
 )
 from forgather.ml.checkpoint.checkpoint_dir import Draft, process_mark, step_of
-from forgather.ml.checkpoint.files import as_json
+from forgather.ml.checkpoint.files import json_bytes
 from forgather.ml.checkpoint.manifest import digest_of_file, read_manifest
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.trainer.run_start import checkpoint_to_resume
@@ -49,7 +49,7 @@ from tests.reliability.faults import Faulty, Refusal
 
 def fill(draft):
     draft.write("a.bin", [bytes(range(256)) * 8])
-    draft.write("b.json", [as_json({"step": 1})])
+    draft.write("b.json", [json_bytes({"step": 1})])
     draft.write("sub/c.txt", [b"c" * 50, b"c" * 50])
 
 
@@ -107,6 +107,15 @@ def test_any_plain_tree_comes_back(tree, tmp_path_factory):
 def test_a_state_that_needs_pickle_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"FG606.*state.schedule.fn is a function"):
         write_state(by_hand(tmp_path), "state", {"schedule": {"fn": lambda step: step}})
+
+
+def test_a_state_whose_json_file_cannot_be_read_is_one_located_error(tmp_path):
+    write_state(by_hand(tmp_path), "state", {"tensor": torch.ones(2)})
+    file = tmp_path / "state.json"
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(CheckpointError, match=r"FG611.*state\.json"):
+        read_state(tmp_path, "state")
 
 
 def test_no_file_of_a_checkpoint_is_a_pickle(saved):

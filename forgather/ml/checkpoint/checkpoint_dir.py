@@ -383,7 +383,7 @@ def is_running(mark: str) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        pass
+        pass  # the process exists and belongs to another user
     # After a reboot or in a new container the same id soon belongs to another process.
     return not started.isdecimal() or int(started) == _started(process)
 

@@ -122,8 +122,8 @@ def _is_of_weights(name: str) -> bool:
 
 
 def _refuse_changed(source: Path, manifest: Manifest) -> None:
-    # Optimizer and training state may be missing and are most of the bytes; the model does not need them.
     """Raises an error for the first file of the model that is changed or missing."""
+    # Optimizer and training state may be missing and are most of the bytes; the model does not need them.
     files = {name: fact for name, fact in manifest.files.items() if not name.startswith(_STATE_OF_THE_RUN)}
     for error in changed_files(source, dataclasses.replace(manifest, files=files)):
         raise error

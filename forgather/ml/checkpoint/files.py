@@ -56,8 +56,8 @@ def parts_in(name: str) -> tuple[str, ...]:
     return (OPTIMIZER,) if name.startswith(OPTIMIZER) else ()
 
 
-def as_json(value: Any) -> bytes:
-    """Returns the content of an indented JSON file that stores a value."""
+def json_bytes(value: Any) -> bytes:
+    """Returns a value as the content of an indented JSON file."""
     return (json.dumps(value, indent=1) + "\n").encode()
 
 

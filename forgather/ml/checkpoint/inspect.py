@@ -27,6 +27,7 @@ from forgather.ml.checkpoint.lineage import Origin, checkpoints_in_order, origin
 from forgather.ml.checkpoint.manifest import (
     Manifest,
     changed_files,
+    check_complete,
     corrupt_file,
     extra_files,
     is_regular,
@@ -331,9 +332,7 @@ def contents(folder: Path) -> Contents:
         CheckpointError: the errors of `read_manifest`; FG603 if a file has another size than the manifest says; FG604
             if a file is missing.
     """
-    manifest = read_manifest(folder)
-    for error in changed_files(folder, manifest, read=False):
-        raise error
+    manifest = check_complete(folder)
     tensors = {name: read_header(folder / name)[0] for name in manifest.files if name.endswith(".safetensors")}
     # The JSON files are read without the tensors next to them: `write_state` marks where a tensor would be.
     optimizer, training = _json(folder / f"{OPTIMIZER}.json"), _json(folder / f"{TRAINING_STATE}.json")

@@ -160,7 +160,7 @@ def describe_passed_over(chosen: Path) -> str:
         elif origin.run != own.run:
             reason = f"of an earlier run of {origin.max_steps} steps"
         else:
-            reason = "written earlier" if step > int(chosen.name.rpartition("-")[2]) else ""
+            reason = "written earlier" if step > step_of(chosen) else ""
         if reason:
             others.setdefault(reason, []).append(folder.name)
     return "; ".join(f"{', '.join(_shortened(names))} ({reason})" for reason, names in others.items())

@@ -17,7 +17,7 @@ from typing import Any
 import xxhash
 
 from forgather.errors import CheckpointError
-from forgather.ml.checkpoint.files import as_json, missing_manifest_error, require_folder
+from forgather.ml.checkpoint.files import json_bytes, missing_manifest_error, require_folder
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -62,7 +62,7 @@ class Manifest:
         # Sorted: equal checkpoints have equal manifests, whichever rank reported first.
         files = {name: {"bytes": fact.size, "xxh3": fact.digest} for name, fact in sorted(self.files.items())}
         body = {**self.facts, "format": FORMAT, "step": self.step, "files": files}
-        return as_json({**body, "xxh3": _digest_of(body)})
+        return json_bytes({**body, "xxh3": _digest_of(body)})
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -39,7 +39,7 @@ from forgather.ml.checkpoint.manifest import (
     read_manifest,
     read_small_file,
 )
-from forgather.ml.checkpoint.state import DTYPE_OF, unpack_tree
+from forgather.ml.checkpoint.state import DTYPE_OF, MALFORMED_DATA, unpack_tree
 
 _PRIME = 2**61 - 1
 _MAX_ELEMENTS = 2**63
@@ -176,7 +176,7 @@ class CheckpointReader:
             # Both names of a tied weight: a model without the tie reads each of them.
             self.weights = {**first, **{name: first[of] for name, of in self.aliases.items()}}
         # An index with a correct digest may still be crafted: every type error in it is one located message.
-        except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, ArithmeticError) as error:
+        except MALFORMED_DATA as error:
             raise malformed_file(self.folder / INDEX, f"{type(error).__name__}: {error!s:.80}") from None
 
     def _is_there(self, section: str, tensors: Mapping[str, Any]) -> bool:
@@ -202,7 +202,7 @@ class CheckpointReader:
         plain = self._json(f"{section}.json")
         try:
             return unpack_tree(plain, {name: what(one) for name, one in stored.items()})
-        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError) as error:
+        except MALFORMED_DATA as error:
             raise malformed_file(self.folder / f"{section}.json", f"{type(error).__name__}: {error!s:.80}") from None
 
     def _add(self, section: str, name: str, facts: Mapping[str, Any]) -> None:

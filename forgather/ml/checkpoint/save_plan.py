@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
-from forgather.ml.checkpoint.files import EXTRA_STATE, INDEX, MODEL, OPTIMIZER, SLICES, WEIGHTS_INDEX, as_json
+from forgather.ml.checkpoint.files import EXTRA_STATE, INDEX, MODEL, OPTIMIZER, SLICES, WEIGHTS_INDEX, json_bytes
 from forgather.ml.checkpoint.state import DTYPES, pack_tree, refuse_unknown_type
 from forgather.ml.distributed import collectives
 
@@ -220,19 +220,19 @@ def _texts(
     texts = {INDEX: json.dumps({"tensors": index, "aliases": aliases}).encode() + b"\n"}
     # A single file of whole weights needs no index for `from_pretrained`.
     if len(files := {names[key] for key in names if key[1] == MODEL}) > 1 and _is_whole(metadata):
-        texts[WEIGHTS_INDEX] = as_json(_hf_index(index[MODEL], plans))
+        texts[WEIGHTS_INDEX] = json_bytes(_hf_index(index[MODEL], plans))
         assert all(file.startswith(MODEL) for file in files)  # noqa: S101 - see _file_names
     for section, merge in ((EXTRA_STATE, _merged_extra), (OPTIMIZER, merged_optimizers)):
         found = [tree[section] for tree in trees if section in tree]
         if found:
-            texts[f"{section}.json"] = as_json(merge(found))
+            texts[f"{section}.json"] = json_bytes(merge(found))
     return texts
 
 
 def _hf_index(weights: Mapping[str, Any], plans: Sequence[SavePlan]) -> dict[str, Any]:
-    sizes = [item.tensor_storage_size() or 0 for plan in plans for item in plan.items if item.index.fqn[:6] == "model/"]
+    items = (item for plan in plans for item in plan.items if item.index.fqn.startswith(f"{MODEL}/"))
     where = {name: facts["chunks"][0]["file"] for name, facts in sorted(weights.items())}
-    return {"metadata": {"total_size": sum(sizes)}, "weight_map": where}
+    return {"metadata": {"total_size": sum(item.tensor_storage_size() or 0 for item in items)}, "weight_map": where}
 
 
 def _merged_extra(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forgather.errors import CheckpointError
 from forgather.ml.checkpoint.checkpoint_dir import Draft
-from forgather.ml.checkpoint.files import as_json
+from forgather.ml.checkpoint.files import json_bytes
 from forgather.ml.checkpoint.manifest import malformed_file, missing_file, read_small_file
 from forgather.ml.checkpoint.storage import Bytes
 
@@ -50,6 +50,9 @@ DTYPES = {
     torch.complex64: "C64",
 }
 DTYPE_OF = {word: dtype for dtype, word in DTYPES.items()}
+
+MALFORMED_DATA = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError)
+"""The errors that Python and torch raise for malformed JSON data of a checkpoint. Its digest may still be correct."""
 
 
 def refuse_unknown_type(name: str, tensor: Tensor) -> None:
@@ -156,7 +159,7 @@ def write_state(draft: Draft, name: str, tree: Any) -> None:
         CheckpointError: FG606 if the tree contains a value that neither format can store.
     """
     plain, tensors = pack_tree(tree, name)
-    draft.write(f"{name}.json", [as_json(plain)])
+    draft.write(f"{name}.json", [json_bytes(plain)])
     write_tensors(draft, f"{name}.safetensors", tensors)
 
 
@@ -194,7 +197,7 @@ def read_state(folder: Path, name: str, *, device: str = "cpu") -> Any:
         return unpack_tree(json.loads(read_small_file(file)), tensors)
     except FileNotFoundError:
         raise missing_file(file) from None
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, MemoryError) as error:
+    except (OSError, MemoryError, *MALFORMED_DATA) as error:
         raise malformed_file(file, f"{type(error).__name__}: {error!s:.80}") from None
 
 

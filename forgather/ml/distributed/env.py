@@ -121,8 +121,8 @@ def export_local_rank(facts: ProcessFacts) -> None:
 def device_for_deepspeed_imports() -> contextlib.AbstractContextManager[None]:
     """Returns a context manager that sets DeepSpeed's accelerator to "cpu" on a machine without an accelerator.
 
-    transformers imports DeepSpeed, if it is installed, when a model is saved. Without the variable, DeepSpeed would
-    search for an accelerator and print a warning, even in a run that does not use DeepSpeed.
+    The Trainer of transformers imports DeepSpeed, if it is installed, when it saves a model. Without the variable,
+    DeepSpeed would search for an accelerator and print a warning, even in a run that does not use DeepSpeed.
     """
     on_cpu = torch.accelerator.current_accelerator(check_available=True) is None
     return accelerator_for_deepspeed("cpu") if on_cpu else contextlib.nullcontext()

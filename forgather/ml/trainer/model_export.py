@@ -17,7 +17,6 @@ from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.hf_layout import load_mismatch, weight_files
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.storage import Storage, make_folders
-from forgather.ml.distributed.env import device_for_deepspeed_imports
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
 from forgather.ml.trainer.snapshot import described_files, files_of_self_saving_model, write_weights
@@ -84,9 +83,7 @@ def export_model(
 
     def fill(draft: Draft) -> None:
         if isinstance(model, PreTrainedModel) and (reason is None or is_adapted):
-            # Libraries would print progress bars, and on several processes use the default device instead of this
-            # process's.
-            with without_progress_bars(), device_for_deepspeed_imports():
+            with without_progress_bars():
                 weight_files(model, weights).write(draft)
                 texts = described_files(model, processing_class)
         elif not isinstance(model, PreTrainedModel) and callable(getattr(model, "save_pretrained", None)):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from forgather.errors import CheckpointError, TrainingError
-from forgather.ml.checkpoint.files import as_json
+from forgather.ml.checkpoint.files import json_bytes
 from forgather.ml.checkpoint.manifest import first_intact
 from forgather.ml.checkpoint.storage import Storage, make_folders, write_file
 from forgather.ml.distributed import collectives
@@ -265,7 +265,7 @@ def write_skipped(storage: Storage, output_dir: Path, run: str, skips: SkipList)
     # Through the storage and by a rename, like a checkpoint: a crash leaves the old list or the new one.
     try:
         make_folders(storage, output_dir)
-        write_file(storage, unfinished, [as_json({"run": run, "steps": skips.state()})])
+        write_file(storage, unfinished, [json_bytes({"run": run, "steps": skips.state()})])
         storage.rename(unfinished, output_dir / SKIPPED)
         storage.sync_folder(output_dir)
     except OSError as error:

@@ -36,7 +36,7 @@ from forgather.ml.checkpoint.files import (
     TRAINING_ARGS,
     TRAINING_STATE,
     WEIGHTS,
-    as_json,
+    json_bytes,
 )
 from forgather.ml.checkpoint.hf_layout import load_mismatch
 from forgather.ml.checkpoint.save_plan import SavePlanner
@@ -380,7 +380,7 @@ class SnapshotBuilder:
             plain, packed = collectives.run_collectively(lambda: pack_tree(tree, TRAINING_STATE))
             if is_writer:
                 tensors[f"{TRAINING_STATE}.safetensors"] = packed
-                texts[f"{TRAINING_STATE}.json"] = without_secrets_of(f"{TRAINING_STATE}.json", as_json(plain))
+                texts[f"{TRAINING_STATE}.json"] = without_secrets_of(f"{TRAINING_STATE}.json", json_bytes(plain))
         return Snapshot(step=state.global_step, tensors=tensors, texts=texts if is_writer else {})
 
     def description_files(self) -> dict[str, bytes]:

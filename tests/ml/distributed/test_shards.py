@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from forgather.errors import CheckpointError, ForgatherError
 from forgather.ml.checkpoint.checkpoint_dir import Draft
-from forgather.ml.checkpoint.files import as_json
+from forgather.ml.checkpoint.files import json_bytes
 from forgather.ml.checkpoint.reader import CheckpointReader, whole_weights
 from forgather.ml.checkpoint.retention import Retention
 from forgather.ml.checkpoint.save_plan import LocalState, SavePlanner, merged_optimizers
@@ -359,7 +359,7 @@ def test_an_index_that_does_not_fit_the_files_is_told_as_what_no_run_writes(chan
     _writes_model(tmp_path, Two())
     index = json.loads((tmp_path / "index.json").read_text())
     change(index)
-    Draft(LocalStorage(), tmp_path).write("index.json", [as_json(index)])
+    Draft(LocalStorage(), tmp_path).write("index.json", [json_bytes(index)])
     with pytest.raises(CheckpointError) as caught:
         CheckpointReader(tmp_path)
     assert "FG611" == caught.value.code
