@@ -3,7 +3,7 @@
     python scripts/train_script.py -p projects/tiny_llama tiny.yaml --set trainer_args.max_steps=10
     torchrun --nproc_per_node 4 scripts/train_script.py -p projects/parallel ddp.yaml
 
-Equivalent to `fgcli -p DIR -t CONFIG train [options]`. If a launcher started several processes, this is one of them.
+Equivalent to `fgcli -p DIR -t CONFIG train [options]`. A launcher runs this script in each process.
 """
 
 from __future__ import annotations

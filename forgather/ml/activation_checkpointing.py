@@ -1,7 +1,7 @@
 """Activation checkpointing: the backward pass recomputes blocks of a model instead of keeping their activations.
 
 Gradients are equal to those without activation checkpointing, and training needs less memory. Only the `forward` method
-of a block is replaced, so parameter names do not change, and a block runs as before if there is no backward pass.
+of a block is replaced, so parameter names do not change. Without a backward pass, a block runs as before.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+# Costly to recompute, unlike the elementwise operations between them.
 _PRODUCTS = {
     torch.ops.aten.mm.default,
     torch.ops.aten.bmm.default,
@@ -45,6 +46,7 @@ def checkpoint_activations(modules: Iterable[nn.Module], recompute: Literal["ful
         recompute: "full" to recompute every operation, or "selective" to keep the results of matrix products and
             attention.
     """
+    # The reentrant variant loses gradients if no input of a block requires them, and does not support `context_fn`.
     settings: dict[str, Any] = {"use_reentrant": False}
     if recompute == "selective":
         settings["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_products)

@@ -31,6 +31,7 @@ MIXED = "FG848"
 TOO_LONG = "FG864"
 """The code of the warning that rows have more tokens than the model has positions."""
 _TABLE = Path(__file__).parent / "packing_models.json"
+# The attention implementations for which transformers builds masks.
 _MASKED = frozenset({"eager", "sdpa", "flex_attention"})
 # Weak sets: a warning must not keep a model in memory.
 _WARNED: dict[str, WeakSet[nn.Module]] = {MIXED: WeakSet(), TOO_LONG: WeakSet()}

@@ -102,6 +102,7 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
         recipes.append(recipe)
         _build(strategy, recipe)
 
+    # A trainer builds its strategy in its constructor, with the function in this variable.
     token = build_strategy.set(build)
     try:
         with _as_rank(0, world_size, local_world_size), shapes_only():
@@ -219,7 +220,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _step(trainer: Trainer, recipe: Recipe) -> tuple[dict[str, str], str | None]:
-    """Returns the shapes of one micro-batch through the model, and the reason why shapes are missing, or None."""
+    """Returns the shapes of one micro-batch in the model, and the reason why some are missing, or None."""
     if trainer.train_dataset is None:
         return {}, "there is no train_dataset"
     window = next(trainer._train_batches().windows(trainer.strategy.rule))
@@ -268,6 +269,7 @@ def _record_shapes(model: nn.Module, shapes: dict[str, str]) -> None:
 
     for name, blocks in model.named_modules():
         if isinstance(blocks, nn.ModuleList) and len(blocks):
+            # The blocks of a list return hidden states of the same shape, so the first block stands for all.
             blocks[0].register_forward_hook(note(f"after each of {name}"))
             break
     model.register_forward_hook(note("output"))

@@ -85,7 +85,7 @@ def as_sum(loss_fn: Callable[..., Any]) -> tuple[Callable[..., Any], bool, str]:
 
 
 def layers_of(function: Any) -> list[Any]:
-    """Returns a callable, followed by the callables that it wraps if it is a partial, the innermost last."""
+    """Returns a list of a callable and, if it is a partial, of the callables that it wraps; the innermost is last."""
     layers = [function]
     while (inner := getattr(layers[-1], "func", None)) is not None and hasattr(layers[-1], "keywords"):
         layers.append(inner)
@@ -103,7 +103,8 @@ def takes_labels(loss_fn: Callable[..., Any]) -> bool:
 
 
 def has_own_mean(loss_fn: Callable[..., Any]) -> bool:
-    """Returns whether only a call can show what a loss's mean is divided by, because the loss is not one of torch's."""
+    """Returns whether a loss computes its mean with code that is not torch's, so that only a call shows the divisor."""
+    # A subclass of the user may override `forward`, and then divide by any number.
     if isinstance(loss_fn, _PER_TARGET + _PER_ELEMENT):
         return not type(loss_fn).__module__.startswith("torch.")
     if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
@@ -179,6 +180,7 @@ def _value_on_device(value: Any, device: torch.device) -> Any:
 
 
 def _move_attributes(owner: Any, device: torch.device) -> None:
+    # `Module.to` moves parameters and buffers only.
     for name, value in getattr(owner, "__dict__", {}).items():
         if isinstance(value, Tensor):
             setattr(owner, name, value.to(device))
@@ -192,11 +194,7 @@ def no_labels(batch: Any, hint: str = _CAUSAL_LABELS) -> TrainingError:
         hint: the hint of the error.
     """
     keys = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
-    return TrainingError(
-        f"the batch has no labels (found: {keys})",
-        code="FG808",
-        hint=hint,
-    )
+    return TrainingError(f"the batch has no labels (found: {keys})", code="FG808", hint=hint)
 
 
 def unknown_reduction(loss_fn: Any, reason: str) -> TrainingError:
@@ -254,7 +252,7 @@ _TOLERANCE = 1e-3
 class DivisorCheck:
     """Compares the sum of a loss over a batch with its mean, until four batches agree.
 
-    It finds a loss that divides its mean by another number than the assumed one, which would scale the gradients.
+    The check finds a loss whose mean has another divisor than the assumed one. Such a loss would scale the gradients.
 
     Args:
         loss_fn: the loss, as the user gave it.
@@ -278,7 +276,7 @@ class DivisorCheck:
             given: a tuple of the logits, and of the labels if there are any.
 
         Raises:
-            TrainingError: FG806 if the mean is divided by another number.
+            TrainingError: FG806 if the mean is divided by another number than the assumed one.
 
         Shapes:
             total: a scalar tensor.
@@ -325,8 +323,8 @@ class DivisorCheck:
 class PairCheck:
     """Refuses a loss that broadcasts logits and labels against each other, and so pairs each logit with every label.
 
-    A user's function passes if logits in the labels' shape give the same result, or if the sum over a batch equals the
-    sum over two parts of it: with broadcasting, a batch of N rows has N * N pairs.
+    A user's function passes if logits in the labels' shape give the same result. It also passes if the sum over a batch
+    equals the sum over two parts of the batch: with broadcasting, a batch of N rows has N * N pairs.
 
     Args:
         is_elementwise: True if the loss is an elementwise loss of torch, which needs logits and labels of the same
@@ -348,7 +346,7 @@ class PairCheck:
             TrainingError: FG869 if the loss pairs each logit with every label.
 
         Shapes:
-            logits and labels: N rows, and otherwise the same axes except for axes of size one.
+            logits and labels: N rows each; without axes of size one, the shapes are equal.
         """
         logits, labels = given
         if logits.device.type == "meta" or not labels.ndim:

@@ -24,7 +24,7 @@ _MEMINFO = "/proc/meminfo"
 
 
 def memory_facts(device: torch.device) -> dict[str, float]:
-    """Returns the CUDA memory in use on a CUDA device, or else the memory that the current process uses.
+    """Returns the CUDA memory in use if the device is a CUDA device, and otherwise the memory of the current process.
 
     Args:
         device: the device that the rank computes on.

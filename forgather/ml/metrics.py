@@ -39,8 +39,8 @@ class MetricsError(TrainingError, ValueError):
 class LineWriter:
     """A writer that appends records to a JSON lines file.
 
-    The file is opened when the first record is written. If a record cannot be written (for example because the disk is
-    full), it is dropped, and the first such failure logs a warning, so that a run does not end because of its log.
+    The file is opened when the first record is written. A record that cannot be written (for example because the disk
+    is full) is dropped, so that a run does not end because of its log. The first such failure logs a warning.
 
     Args:
         file: the file to append to. Its folder is created if it does not exist.
@@ -87,7 +87,7 @@ def resume_lines(
         file: the metrics file of the run, which may not exist yet.
         records: the records that the run had written up to the resumed step.
         begin: the byte offset at which the run's part of the file begins. None to search for the run's first record.
-        name: the value of "name" in the run's records.
+        name: the value of "name" in the run's records; None if the records have no such entry.
 
     Returns:
         The byte offset at which the run's part of the file begins.
@@ -123,6 +123,7 @@ def _lines_to_keep(lines: Sequence[bytes], records: Sequence[Any], name: str | N
         if record is not None and ("step" not in record or record.get("name") != name):
             stays.append(True)
             continue
+        # After the first line that differs, every line of the run with a step is removed: the step will be repeated.
         is_behind = is_behind and same < len(records) and _comparable(record) == records[same]
         same += is_behind
         stays.append(is_behind)
@@ -133,6 +134,7 @@ def _lines_before(content: bytes, records: Sequence[Mapping[str, Any]]) -> bytes
     """Returns the lines before the last line that equals the first record, or all complete lines if there is none."""
     lines = content.split(b"\n")[:-1]
     first = _comparable(as_json(records[0])) if records else None
+    # From the end: an earlier run in the same file may have an equal first record.
     for number in range(len(lines) - 1, -1, -1):
         if records and _comparable(_parsed(lines[number])) == first:
             return b"".join(line + b"\n" for line in lines[:number])

@@ -132,6 +132,7 @@ def _not_loaded(name: str, reason: str) -> ModelSourceError:
 def _in_training_mode(model: PreTrainedModel) -> PreTrainedModel:
     if model.loss_type is None:  # transformers derives it from the class name, and warns if it cannot
         model.loss_type = "ForCausalLM"
+    # `from_pretrained` of transformers returns models in evaluation mode.
     model.train()
     return model
 

@@ -126,6 +126,7 @@ def evaluation_loss_titles(values: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for name in values:
         stem = name.removesuffix("_loss")
+        # An evaluation with a prefix such as "test" is recognized by its runtime. A training logs a runtime too.
         if stem == name or stem == "train" or not (stem.startswith("eval") or f"{stem}_runtime" in values):
             continue
         prefix, _, of = stem.partition("_")

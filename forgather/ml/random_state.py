@@ -31,7 +31,7 @@ def forked_random(seed: int) -> Iterator[None]:
 
 @contextmanager
 def seeded_random(seed: int) -> Iterator[None]:
-    """Context manager that seeds all generators, also those of accelerators; it restores their states at the end."""
+    """Context manager that seeds all generators, including accelerators; it restores their states at the end."""
     give_back = _accelerator_state()
     try:
         with forked_random(seed):

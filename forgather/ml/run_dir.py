@@ -10,11 +10,12 @@ import itertools
 from datetime import UTC, datetime
 from pathlib import Path
 
+# The caller creates the folder later, so `exists` alone could not keep two runs of one process apart.
 _given: set[Path] = set()
 
 
 def own_run_folder(output_dir: str | Path) -> Path:
-    """Returns the path `<output_dir>/runs/<utc time>`, with `-2` or the next free number appended if it is in use."""
+    """Returns the path `<output_dir>/runs/<utc time>`. If that path is in use, `-2` or the next number is added."""
     began = Path(output_dir, "runs", f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     numbered = (began.with_name(f"{began.name}-{number}") for number in itertools.count(2))
     folder = next(

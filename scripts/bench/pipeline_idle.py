@@ -1,8 +1,8 @@
 """Compares the idle shares of torch's seven pipeline schedules by formula, simulation, and a run of sleeping layers.
 
-The run has four gloo ranks. A layer sleeps in its forward pass, in its backward pass for the inputs and in that for the
-weights, so that the ranks do not compete for processors. The simulation uses the mean times that the layers slept.
-Prints rows as JSON; `--table` prints all measurements.
+The run has four gloo ranks. A layer sleeps in its forward pass, in its backward pass for the inputs and in its backward
+pass for the weights, so that the ranks do not compete for processors. The simulation uses the mean times that the
+layers slept. Prints rows as JSON; `--table` prints all measurements.
 """
 
 from __future__ import annotations

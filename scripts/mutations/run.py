@@ -40,12 +40,12 @@ class Mutant:
     """A defect that the tests must detect.
 
     Args:
-        id: its name.
-        file: the file that it changes, relative to the root of the repository.
-        old: text that occurs there exactly once.
-        new: the text that replaces it.
-        why: what the defect is.
-        tests: files and folders that are run first, in order of increasing cost.
+        id: the name of the mutant.
+        file: the path of the changed file, relative to the root of the repository.
+        old: a text that occurs in the file exactly once.
+        new: the text that replaces `old`.
+        why: a description of the defect.
+        tests: the test files and folders that are run first, in order of increasing cost.
     """
 
     id: str
@@ -59,7 +59,7 @@ class Mutant:
         """Returns the text of the file with the change.
 
         Raises:
-            ValueError: the text does not occur exactly once, or the result is not valid Python.
+            ValueError: if `old` does not occur in the text exactly once, or if the result is not valid Python.
         """
         if (count := text.count(self.old)) != 1:
             raise ValueError(f"{self.id}: its text occurs {count} times in {self.file}, and must occur once")
@@ -74,10 +74,10 @@ class Verdict:
     """The result for a mutant.
 
     Args:
-        id: of the mutant.
-        killed: whether a test detects it.
-        by: that test; the tests that were run if none detects it.
-        seconds: how long the tests ran.
+        id: the name of the mutant.
+        killed: whether a test detects the mutant.
+        by: the test that detects the mutant, or the tests that were run if none detects it.
+        seconds: the time that the tests took, in seconds.
     """
 
     id: str
@@ -99,9 +99,9 @@ def judge(mutant: Mutant, tree: Path, *, whole: bool = False) -> Verdict:
     """Returns the result for a mutant, tested in a copy of the repository, which is restored afterwards.
 
     Args:
-        mutant: what to apply.
-        tree: the copy.
-        whole: run the whole suite if the tests of the mutant do not detect it.
+        mutant: the mutant to apply.
+        tree: the copy of the repository.
+        whole: True to run the whole suite if the tests of the mutant do not detect it.
     """
     file, began = tree / mutant.file, time.monotonic()
     text = file.read_text(encoding="utf-8")

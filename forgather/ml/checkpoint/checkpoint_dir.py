@@ -2,8 +2,8 @@
 
 Every process writes its files into a hidden draft folder and syncs them. Then the manifest is written, and the draft is
 renamed to its final name. A crash or a power failure at any point leaves either the complete checkpoint or none. An
-existing checkpoint of the same step is kept until the new one is complete. If a folder has the name of the checkpoint
-and no manifest, it is renamed and not removed.
+existing checkpoint of the same step is kept until the new one is complete. A folder that has the name of the new
+checkpoint and no manifest may belong to the user, so the folder is renamed and not removed.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class _Hashed:
 
 
 def begin_draft(storage: Storage, output_dir: Path, step: int) -> Draft:
-    """Removes the leftovers of crashed processes, and returns a new, empty draft.
+    """Removes the drafts and hidden folders of crashed processes, and returns a new, empty draft.
 
     Args:
         storage: the object through which files are written and removed.
@@ -171,7 +171,8 @@ def finish_draft(
         facts: further entries of the manifest, see `Manifest`.
 
     Raises:
-        CheckpointError: FG603 or FG604 if a file is not as it was written; the draft is then not committed.
+        CheckpointError: FG603 if a file has another size than was written, FG604 if a file is missing. The draft is
+            then not committed.
         OSError: if a file or folder cannot be written or renamed.
     """
     # Every name must be durable before the rename: after a power failure a committed checkpoint has all of its files.
@@ -211,7 +212,7 @@ def _commit(storage: Storage, draft: Path, final: Path) -> None:
 
 
 def _put_aside(storage: Storage, folder: Path) -> None:
-    """Renames a folder that has the name of a checkpoint and no manifest. It may be a user's, so it is not removed."""
+    """Renames a folder that has the name of a checkpoint and no manifest: it may belong to the user."""
     # An earlier run may have used the first name already.
     names = (folder.with_name(f"{folder.name}.aside{number or ''}") for number in itertools.count())
     aside = next(name for name in names if not os.path.lexists(name))
@@ -280,7 +281,7 @@ def write_checkpoint(
 
 
 def discard_folder(storage: Storage, folder: Path) -> None:
-    """Removes a checkpoint, after renaming it to a hidden name, so that a crash never leaves an incomplete checkpoint.
+    """Renames a checkpoint to a hidden name, and then removes it, so that a crash leaves no incomplete checkpoint.
 
     Args:
         storage: the object through which files are written and removed.
@@ -297,7 +298,7 @@ def discard_folder(storage: Storage, folder: Path) -> None:
 
 
 def remove_leftovers(storage: Storage, output_dir: Path) -> None:
-    """Removes the leftovers of crashed processes, and restores a checkpoint whose replacement was interrupted.
+    """Removes the drafts and hidden folders of crashed processes, after a call of `restore_replaced`.
 
     Args:
         storage: the object through which files are written and removed.
@@ -311,7 +312,7 @@ def remove_leftovers(storage: Storage, output_dir: Path) -> None:
 
 
 def restore_replaced(storage: Storage, output_dir: Path) -> None:
-    """Gives each checkpoint whose replacement was interrupted by a crash its original name again.
+    """Renames checkpoints back to their original names if a crash interrupted their replacement.
 
     Args:
         storage: the object through which files are written and removed.
@@ -356,10 +357,10 @@ def is_abandoned(folder: Path, mark: str, *, still_seconds: float = _DAY_SECONDS
     Args:
         folder: the draft or hidden folder.
         mark: the result of `process_mark` in the process that created the folder.
-        still_seconds: the time in seconds for which the folder of a process on another host must not have changed. It
-            cannot be found out whether such a process is still running.
+        still_seconds: the time in seconds after which an unchanged folder of another host counts as abandoned. Whether
+            a process on another host is still running cannot be determined.
     """
-    # Marks of older versions have no host; they are taken for marks of this one.
+    # Marks of older versions have no host; they are taken for marks of this host.
     host = mark.split(".", 2)[2] if mark.count(".") > 1 else _own_host()
     if host == _own_host():
         return not is_running(mark)
@@ -371,7 +372,7 @@ def is_abandoned(folder: Path, mark: str, *, still_seconds: float = _DAY_SECONDS
 
 
 def is_running(mark: str) -> bool:
-    """Returns whether another process of this host is running, identified by the result of its `process_mark`."""
+    """Returns whether a mark (see `process_mark`) belongs to another process that is running on this host."""
     number, _, rest = mark.partition(".")
     started = rest.partition(".")[0]
     # A mark with the own id is a leftover: an earlier process, often in a container, had the same id.

@@ -74,7 +74,7 @@ def export_checkpoint(
     dtype: str | None = None,
     storage: Storage | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Writes the model of a checkpoint to a new folder, and returns {"bytes": ..., "sha256": ...} for each file.
+    """Writes the model of a checkpoint to a new folder, and returns {"bytes": ..., "sha256": ...} by file name.
 
     Args:
         source: the folder of the checkpoint, which any number of processes may have written.

@@ -47,7 +47,7 @@ CUSTOM = "custom"
 
 
 def parts_in(name: str) -> tuple[str, ...]:
-    """Returns the names of the parts that a checkpoint file stores; empty if every resume needs the file."""
+    """Returns the names of the parts that a checkpoint file stores, or () for a file that every resume needs."""
     if name == TRAINER_STATE:
         return (PROGRESS,)
     # With the dot, so that `training_state.json` and `training_state.safetensors` match and nothing else.

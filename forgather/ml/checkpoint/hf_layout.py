@@ -1,8 +1,8 @@
 """The Hugging Face layout of a model's weights: which tensors are stored, under which names, and in which files.
 
-`weight_files` returns the tensors of each file that `save_pretrained` would write. Tied weights and those in
-`_keys_to_ignore_on_save` are omitted, and weight names that transformers converts on loading are converted back to
-those of the hub. Only `WeightFiles.write` writes files.
+`weight_files` returns the tensors of each file that `save_pretrained` would write. A tied weight is stored under one of
+its names, and the weights in `_keys_to_ignore_on_save` are omitted. Weight names that transformers converts on loading
+are converted back to those of the hub. Only `WeightFiles.write` writes files.
 
 `load_mismatch` checks whether a model's state dict has the weight names that `from_pretrained` expects. transformers
 initializes missing weights with random numbers and only logs a warning, so a folder whose weights have other names must
@@ -115,7 +115,7 @@ def split_into_files(
     """Returns weight files of at most `shard_size` that contain the given tensors, with the file names of the hub.
 
     Args:
-        state: the tensors by name, none of which share memory.
+        state: the tensors by name. No two of them share memory.
         name: the name of the file if one file is enough.
         shard_size: the maximum size of one file, in bytes or as a string such as "5GB".
         facts: the entries of the index file in addition to the total size.

@@ -115,7 +115,7 @@ class Progress:
         loss: the loss in the last log line that contains a loss; None if there is none.
         loss_step: the step of that log line; -1 if it is unknown.
         metric: the name and value of the metric that ranks checkpoints; None if this step was not evaluated.
-        is_best: whether no earlier step had a better metric.
+        is_best: whether the metric was the best of the run so far.
         greater_is_better: whether larger values of the metric are better.
         top_k: the number of best checkpoints that the run keeps.
     """
@@ -140,7 +140,7 @@ class CheckpointSummary:
         origin: the run that wrote the checkpoint, and the time.
         size: the size of all files in bytes, according to the manifest.
         progress: the progress of the run at the checkpoint.
-        problem: the error that makes the checkpoint incomplete; None if the manifest and all file sizes are right.
+        problem: the first error that was found; None if the manifest and all file sizes are right.
         is_model_alone: whether the checkpoint was saved with `save_only_model`, so that a run cannot resume completely.
     """
 
@@ -206,7 +206,7 @@ def summarize_folder(output_dir: Path) -> FolderSummary:
 
 
 def _by_step_where_unknown(found: list[CheckpointSummary]) -> list[CheckpointSummary]:
-    """Returns checkpoints in writing order; those without a readable manifest are placed behind all smaller steps."""
+    """Returns checkpoints in writing order; those without a readable manifest come after all smaller steps."""
     # Their place in the order of writing is unknown; the step in the folder name is the best estimate.
     lost = [one for one in found if one.problem is not None and one.origin == Origin()]
     ordered = [one for one in found if one not in lost]
@@ -351,7 +351,7 @@ def contents(folder: Path) -> Contents:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a setting of the optimizer, with a tuple in place of the object by which `write_state` marks tuples."""
+    """Returns a setting of the optimizer; an object {"$tuple": [...]}, as `write_state` writes it, becomes a tuple."""
     is_tuple = isinstance(value, dict) and list(value) == ["$tuple"] and isinstance(value["$tuple"], list)
     return tuple(value["$tuple"]) if is_tuple else value
 

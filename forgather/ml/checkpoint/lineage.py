@@ -80,7 +80,7 @@ def origin_of(folder: Path) -> Origin:
 
 
 def checkpoints_in_order(output_dir: Path) -> list[tuple[Path, Origin]]:
-    """Returns the checkpoints of a folder, grouped by run. The run that wrote last comes last.
+    """Returns (folder, origin) of the checkpoints in a folder, grouped by run. The run that wrote last comes last.
 
     Within a run, the checkpoints are in the order in which they were written.
     """
@@ -95,7 +95,7 @@ def checkpoints_in_order(output_dir: Path) -> list[tuple[Path, Origin]]:
 
 
 def last_written(output_dir: Path) -> tuple[int, int]:
-    """Returns the serial number and the step of the checkpoint that was written last into a folder; zeros if none was.
+    """Returns the serial number and the step of the checkpoint that was written last into a folder, or (0, 0).
 
     A checkpoint that has a temporary name, because a crash interrupted its replacement, is included.
     """
@@ -110,7 +110,7 @@ def newest_verified(
 ) -> tuple[Path | None, list[CheckpointError]]:
     """Returns the newest intact checkpoint, or None if there is none, and the errors of newer ones that are not intact.
 
-    A checkpoint whose replacement was interrupted by a crash first gets its original name again.
+    First, checkpoints are renamed back to their original names if a crash interrupted their replacement.
 
     Args:
         output_dir: the folder that contains the checkpoints.

@@ -95,7 +95,7 @@ def _put_in_place(storage: Storage, draft: Draft, folder: Path) -> None:
 
 
 def _turn(name: str) -> tuple[int, str]:
-    """Returns the sort key by which files are renamed: weights first, then other files, the index, the configuration.
+    """Returns the sort key for renaming files: weights first, then other files, the index, and the configuration.
 
     A folder with an older model describes that model until the index or the configuration is replaced.
     """

@@ -1,6 +1,6 @@
 """Checkpoint reader: validates the index of a checkpoint, and reads its tensors as whole tensors or local shards.
 
-The sharding of the ranks that read a checkpoint may differ from that of the ranks that wrote it. The chunks of each
+A checkpoint may be read with another sharding than the one with which it was written. The chunks of each
 tensor must cover the tensor exactly once. The reader detects chunks that overlap, leave a gap or are outside of the
 tensor, in time linear in the number of chunks. Files stay open until the reader is closed.
 """
@@ -127,7 +127,8 @@ class CheckpointReader:
         aliases: a mapping from each further name of a tied weight to its first name.
         extra: the entries of the model's state dict that are not tensors, by name.
         optimizer: the optimizer state, in the form of `LocalState.optimizer` with a `StoredTensor` in place of each
-            tensor. None if the checkpoint contains no optimizer state, or if one of its files is missing.
+            tensor. None if the checkpoint contains no optimizer state, or if a file of that state is
+            missing.
 
     Args:
         folder: the folder of a verified checkpoint.

@@ -1,7 +1,7 @@
 """Stores tensors in safetensors files, and nested state dicts in one safetensors file and one JSON file.
 
 `file_chunks` yields the bytes of a safetensors file, one tensor at a time, so that at most one tensor is copied to the
-host at a time. Equal tensors with equal names give equal bytes, in whatever order they are passed.
+host at a time. Equal tensors with equal names give equal bytes; the order in which they are passed has no effect.
 
 `write_state` and `read_state` write and read nested dicts, lists, tuples, scalars and tensors (a state tree). Nothing
 is pickled, so reading an untrusted checkpoint cannot run code. The tree that is read equals the tree that was written,
