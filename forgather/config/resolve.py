@@ -24,8 +24,15 @@ from typing import Any
 
 from forgather.config import builtin_names
 from forgather.config.builtin_names import SHORT
-from forgather.config.lint.file_suggestions import near_file, near_module, near_symbol, own_module
-from forgather.errors import ResolveError, nearest
+from forgather.config.lint.file_suggestions import (
+    missing_builtin,
+    missing_file,
+    missing_folders,
+    missing_module,
+    missing_relative_module,
+    near_symbol,
+)
+from forgather.errors import ResolveError
 
 _PREFIX = "_forgather_folder_"
 
@@ -108,29 +115,21 @@ class Resolver:
             return SHORT[name]
         found = getattr(builtins, name, None)
         if found is None:
-            known = [*SHORT, *(word for word in dir(builtins) if not word.startswith("_"))]
-            raise ResolveError(
-                f"no builtin named {name!r}", code="FG324", hint=nearest(name, known) or "write module:symbol"
-            )
+            raise missing_builtin(name)
         return found
 
     def _file(self, name: str, folders: tuple[str, ...]) -> ModuleType:
         file = self._absolute(name)
-        if not os.path.isfile(file):
-            raise ResolveError(
-                f"no file {name!r} in {self.project_dir}", code="FG322", hint=near_file(name, file, self.project_dir)
-            )
         folder, base = os.path.split(file)
-        if not base.endswith(".py"):
-            raise ResolveError(f"{name!r} is not a Python file", code="FG322", hint="name a .py file")
+        if not os.path.isfile(file) or not base.endswith(".py"):
+            raise missing_file(name, file, self.project_dir)
         # Before the import, which runs the code of the file.
         self.guard.before_files((folder, *folders))
         return importlib.import_module(f"{_package((folder, *folders))}.{base.removesuffix('.py')}")
 
     def _relative(self, name: str, folders: tuple[str, ...]) -> ModuleType:
         if not folders:
-            hint = "add submodule_searchpath: [FOLDER] to the call"
-            raise ResolveError(f"the relative module {name!r} has no folder to be searched in", code="FG325", hint=hint)
+            raise missing_folders(name)
         self.guard.before_files(folders)
         package = _package(folders)
         full = f"{package}{name}"
@@ -140,8 +139,7 @@ class Resolver:
             if not _is_missing(error, full):
                 raise
             found = [module.name for module in pkgutil.iter_modules(list(folders))]
-            message = f"no module {name!r} in {', '.join(folders)}"
-            raise ResolveError(message, code="FG320", hint=nearest(name.lstrip("."), found)) from None
+            raise missing_relative_module(name, folders, found) from None
 
     def _walk(self, module: ModuleType, symbol: str, module_name: str) -> list[tuple[str, Any]]:
         """Returns the module and each part of the symbol, as pairs of name and object."""
@@ -209,11 +207,7 @@ def _import(name: str, symbol: str, project_dir: str) -> ModuleType:
         if not _is_missing(error, name):
             raise
         missing = error.name or name
-        known = _beside(missing)
-        hint = own_module(name, symbol, project_dir) or near_module(name, symbol, missing, known)
-        if hint is None and "." in missing and not known:
-            hint = f"{missing.rpartition('.')[0]!r} is a module, not a package"
-        raise ResolveError(f"no module named {error.name!r}", code="FG320", hint=hint) from None
+        raise missing_module(name, symbol, missing, _beside(missing), project_dir) from None
 
 
 def _is_missing(error: ModuleNotFoundError, name: str) -> bool:

@@ -17,8 +17,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
 from forgather.config.builtin_names import SHORT
-from forgather.config.lint.file_suggestions import near_file, near_module, near_symbol, own_module
-from forgather.errors import ResolveError, nearest
+from forgather.config.lint.file_suggestions import (
+    missing_builtin,
+    missing_file,
+    missing_folders,
+    missing_module,
+    missing_relative_module,
+    near_symbol,
+)
+from forgather.errors import ResolveError
 from forgather.signatures.call_signatures import CallSignatures, return_annotation
 from forgather.signatures.lazy_ast import Block, Parsed
 from forgather.signatures.module_finder import FOLDER, Finder
@@ -101,21 +108,21 @@ class Engine:
             return self._file(name, folders)
         if name.startswith("."):
             if not folders:
-                refuse_folders(name)
+                raise missing_folders(name)
             module = self._world.in_folders(name[1:], real_paths(folders))
             if module is None:
-                refuse_module(name, folders, self._world.finder)
+                raise missing_relative_module(name, folders, self._world.finder.listing(folders))
             return module
         module = self._world.module(name)
         if module is None:
-            refuse_module(name, None, self._world.finder, symbol=symbol, project_dir=self.project_dir)
+            refuse_module(name, self._world.finder, symbol=symbol, project_dir=self.project_dir)
         return module
 
     def _file(self, name: str, folders: tuple[str, ...]) -> Module | Doubt:
         file = os.path.abspath(os.path.join(self.project_dir, os.path.expanduser(name)))
         folder, base = os.path.split(file)
         if not os.path.isfile(file) or not base.endswith(".py"):
-            refuse_file(name, file, self.project_dir)
+            raise missing_file(name, file, self.project_dir)
         module = self._world.in_folders(base.removesuffix(".py"), real_paths((folder, *folders)))
         return module or Doubt(f"{name} has a name that cannot be imported")
 
@@ -234,9 +241,7 @@ def builtin_callee(name: str) -> Callee | Unknown:
     """
     found: Any = SHORT.get(name, getattr(builtins, name, None))
     if found is None:
-        known = [*SHORT, *(word for word in dir(builtins) if not word.startswith("_"))]
-        hint = nearest(name, known) or "write module:symbol"
-        raise ResolveError(f"no builtin named {name!r}", code="FG324", hint=hint)
+        raise missing_builtin(name)
     is_class = isinstance(found, type)
     if not callable(found):
         return Unknown(name, "it is neither a class nor a function")
@@ -275,43 +280,11 @@ def _has_call(cls: type) -> bool:
     return any("__call__" in vars(base) for base in cls.__mro__)
 
 
-def refuse_file(name: str, file: str, project_dir: str) -> NoReturn:
-    """Raises the error for a file that does not exist, or is not a Python file.
+def refuse_module(name: str, finder: Finder, *, symbol: str, project_dir: str) -> NoReturn:
+    """Raises the error for an absolute module that does not exist.
 
     Args:
-        name: the name of the file as the config writes it.
-        file: the absolute path of the file.
-        project_dir: the folder that the name is relative to.
-
-    Raises:
-        ResolveError: FG322, always.
-    """
-    if os.path.isfile(file):
-        raise ResolveError(f"{name!r} is not a Python file", code="FG322", hint="name a .py file")
-    raise ResolveError(f"no file {name!r} in {project_dir}", code="FG322", hint=near_file(name, file, project_dir))
-
-
-def refuse_folders(name: str) -> NoReturn:
-    """Raises the error for a relative module in a call without `submodule_searchpath`.
-
-    Raises:
-        ResolveError: FG325, always.
-    """
-    raise ResolveError(
-        f"the relative module {name!r} has no folder to be searched in",
-        code="FG325",
-        hint="add submodule_searchpath: [FOLDER] to the call",
-    )
-
-
-def refuse_module(
-    name: str, folders: Sequence[str] | None, finder: Finder, *, symbol: str = "", project_dir: str = ""
-) -> NoReturn:
-    """Raises the error for a module that does not exist.
-
-    Args:
-        name: the name of the module.
-        folders: the folders in which a relative module was searched; None for an absolute module.
+        name: the dotted name of the module.
         finder: the finder that lists the existing modules for the hint.
         symbol: the symbol that the config imports from the module, for the hint.
         project_dir: the project's folder, for the hint.
@@ -319,19 +292,13 @@ def refuse_module(
     Raises:
         ResolveError: FG320, always.
     """
-    if folders is not None:
-        hint = nearest(name.lstrip("."), finder.listing(folders))
-        raise ResolveError(f"no module {name!r} in {', '.join(folders)}", code="FG320", hint=hint)
     parts = name.split(".")
     missing = next(".".join(parts[: i + 1]) for i in range(len(parts)) if not finder.find(".".join(parts[: i + 1])))
-    parent, _, leaf = missing.rpartition(".")
+    parent = missing.rpartition(".")[0]
     above = finder.find(parent) if parent else None
     inside = finder.listing(above.folders) if above and above.folders is not None else []
     known = inside if parent else sorted({*finder.listing(None), *sys.stdlib_module_names})
-    hint = own_module(name, symbol, project_dir) or near_module(name, symbol, missing, known)
-    if hint is None and parent and not inside:
-        hint = f"{parent!r} is a module, not a package"
-    raise ResolveError(f"no module named {missing!r}", code="FG320", hint=hint)
+    raise missing_module(name, symbol, missing, known, project_dir)
 
 
 def refuse_symbol(shown: str, part: str, names: Names, things: Sequence[Thing]) -> NoReturn:

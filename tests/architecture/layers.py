@@ -12,7 +12,8 @@ foundation:
     aliases compatibility launcher_env process_limits redaction
     interrupt rules
 graph:
-    config config.builtin_names config.environment config.insight config.lint config.lint.file_suggestions
+    config config.builtin_names config.environment config.insight config.lint
+    config.lint.file_suggestions
     config.path config.yaml config.yaml.events
     config.graph
     config.calc config.rendered config.traverse

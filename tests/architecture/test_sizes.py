@@ -31,7 +31,6 @@ LONG_MODULES = {
     "forgather/ml/trainer/run.py": "the state of one training, in one class",
     "forgather/redaction.py": "the known secrets, and each form of a text or of data that hides them",
     "forgather/ml/trainer/trainer.py": "one class, whose keywords and documentation are its interface",
-    "forgather/signatures/engine.py": "the search for one constructor, and the error of each of its steps",
     "forgather/signatures/name_resolution.py": "one class that resolves names, and its scopes",
 }
 LONG_FUNCTIONS: dict[str, str] = {}

@@ -1,20 +1,82 @@
-"""Suggestions for a missing file, module or symbol in the name of a constructor.
+"""Errors and suggestions for a missing file, module or symbol in the name of a constructor.
 
-Takes a name; gives a hint. Invariant: only the names of files are read, never the contents of files.
+Takes a name; gives an error or a hint. Invariants: construction and the static check report the same error; only the
+names of files are read, never the contents of files.
 """
 
 from __future__ import annotations
 
+import builtins
 import os
 from collections.abc import Sequence
 
 from forgather.aliases import suggest_module, suggest_symbol
-from forgather.errors import closest, nearest
+from forgather.config.builtin_names import SHORT
+from forgather.errors import ResolveError, closest, nearest
 from forgather.spelling import close_matches, same_letters
 
 _MAX_LISTED = 2_000
 _A_SLIP = 0.75
 _NOT_SOURCES = ("output_models", "node_modules", "venv")
+
+
+def _error(message: str, *, code: str, hint: str | None) -> ResolveError:
+    # The variable has a type because mypy reads the result of this constructor as Any.
+    error: ResolveError = ResolveError(message, code=code, hint=hint)
+    return error
+
+
+def missing_builtin(name: str) -> ResolveError:
+    """Returns the error FG324 for a name that is neither a Python builtin nor a function of the config language."""
+    known = [*SHORT, *(word for word in dir(builtins) if not word.startswith("_"))]
+    return _error(f"no builtin named {name!r}", code="FG324", hint=nearest(name, known) or "write module:symbol")
+
+
+def missing_file(name: str, file: str, project_dir: str) -> ResolveError:
+    """Returns the error FG322 for a file that does not exist, or is not a Python file.
+
+    Args:
+        name: the name of the file as the config writes it.
+        file: the absolute path of the file.
+        project_dir: the folder that the name is relative to.
+    """
+    if os.path.isfile(file):
+        return _error(f"{name!r} is not a Python file", code="FG322", hint="name a .py file")
+    return _error(f"no file {name!r} in {project_dir}", code="FG322", hint=near_file(name, file, project_dir))
+
+
+def missing_folders(name: str) -> ResolveError:
+    """Returns the error FG325 for a relative module in a call without `submodule_searchpath`."""
+    hint = "add submodule_searchpath: [FOLDER] to the call"
+    return _error(f"the relative module {name!r} has no folder to be searched in", code="FG325", hint=hint)
+
+
+def missing_relative_module(name: str, folders: Sequence[str], known: Sequence[str]) -> ResolveError:
+    """Returns the error FG320 for a relative module that does not exist.
+
+    Args:
+        name: the name of the module, which begins with a dot.
+        folders: the folders in which the module was searched.
+        known: the names of the modules in these folders.
+    """
+    hint = nearest(name.lstrip("."), known)
+    return _error(f"no module {name!r} in {', '.join(folders)}", code="FG320", hint=hint)
+
+
+def missing_module(name: str, symbol: str, missing: str, known: Sequence[str], project_dir: str) -> ResolveError:
+    """Returns the error FG320 for an absolute module that does not exist.
+
+    Args:
+        name: the dotted name of the module.
+        symbol: the symbol that the config names in the module.
+        missing: the part of the name that does not exist: the module, or a package around it.
+        known: the names of the modules that exist next to the missing one.
+        project_dir: the folder of the project.
+    """
+    hint = own_module(name, symbol, project_dir) or near_module(name, symbol, missing, known)
+    if hint is None and "." in missing and not known:
+        hint = f"{missing.rpartition('.')[0]!r} is a module, not a package"
+    return _error(f"no module named {missing!r}", code="FG320", hint=hint)
 
 
 def own_module(module: str, symbol: str, project_dir: str) -> str | None:
