@@ -68,6 +68,11 @@ class Outcome:
     interrupted: bool = False
     nothing_trained: bool = False
 
+    @property
+    def existing_run_dir(self) -> str | None:
+        """The run folder, or None if it has been removed."""
+        return self.run_dir if os.path.isdir(self.run_dir) else None
+
 
 def _why_no_main(project: Project, targets: list[str]) -> str:
     known = list_of_targets(targets, MAIN)

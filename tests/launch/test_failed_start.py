@@ -94,6 +94,19 @@ def test_a_signal_during_construction_removes_the_run_folder(bench, capsys):
     assert [] == list(bench.glob("output_models/a/runs/2*"))
 
 
+def test_a_rerun_that_a_signal_ends_during_construction_names_no_folder(bench, capsys, monkeypatch):
+    code = "\ndef stop_later(run_dir):\n    if 'STOP' in os.environ:\n        stop(run_dir)\n    return print\n"
+    (bench / "toy.py").write_text(TOY + code)
+    (bench / "templates/configs").mkdir(parents=True)
+    (bench / "templates/configs/a.yaml").write_text("main: !singleton:toy.py:stop_later [!var run_dir ]\n")
+    assert 0 == main(["-t", "a", "train", "--json"])
+    first = json.loads(capsys.readouterr().out)["run_dir"]
+    monkeypatch.setenv("STOP", "1")
+
+    assert 143 == main(["rerun", first, "--json"])
+    assert json.loads(capsys.readouterr().out)["run_dir"] is None
+
+
 @pytest.mark.parametrize("file", ["notes.txt", "config.yaml", "templates/own/notes.txt"])
 def test_a_folder_with_a_file_of_the_user_stays_whole(bench, file):
     text = f"main: !singleton:toy.py:Trainer {{run_dir: !var run_dir , at: construction, writes: {file}}}\n"

@@ -221,7 +221,7 @@ def _ending(outcome: Outcome, losses: Losses) -> dict[str, object]:
     return {
         "status": outcome.status,
         "interrupted": outcome.interrupted,
-        "run_dir": outcome.run_dir,
+        "run_dir": outcome.existing_run_dir,
         "model_dir": outcome.model_dir,
         "same_loss": losses.same,
         "loss_lines": losses.lines,

@@ -384,7 +384,7 @@ def _print_outcome(outcome: Outcome, staying: str | None, *, as_json: bool) -> N
             {
                 "status": outcome.status,
                 "interrupted": outcome.interrupted,
-                "run_dir": outcome.run_dir if os.path.isdir(outcome.run_dir) else None,
+                "run_dir": outcome.existing_run_dir,
                 "model_dir": outcome.model_dir,
                 "checkpoint": outcome.checkpoint,
                 "step": ending.get("step"),
