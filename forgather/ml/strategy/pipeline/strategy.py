@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -57,7 +57,6 @@ from forgather.ml.strategy.pipeline.stage import blocks_of_stage, make_stage
 from forgather.ml.strategy.state import local_optimizer_state, local_state, restore_weights
 from forgather.ml.strategy.tensor_parallel import apply_tensor_parallel
 from forgather.ml.train_mode import restored_train_modes
-from forgather.ml.types import Window
 
 _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
 
@@ -112,6 +111,7 @@ class Pipeline(ModelStrategy):
         # Schedules that split the backward pass lose gradients silently if weights are gathered again within a step.
         self._sharding = None if sharding is None else dataclasses.replace(sharding, reshard_after_forward=False)
         self._tp_plan = tp_plan
+        # Before the process group is started, so that every rank refuses sizes that do not fit.
         self.placement = place_stages(
             schedule_class,
             layout.pipeline_parallel_size,
@@ -139,8 +139,9 @@ class Pipeline(ModelStrategy):
         """Makes the stages on this rank and the loss rule; fills the stages and applies the recipe's `prepare` steps.
 
         Raises:
-            TrainingError: FG75x if the model cannot be cut as requested, FG762 if the loss needs the whole model, FG763
-                if a stage has no trainable weight and the schedule splits backward passes, FG767 for float16.
+            TrainingError: FG750 to FG755 if the model cannot be cut as requested, FG762 if the loss needs the whole
+                model, FG763 if a stage has no trainable weight and the schedule splits backward passes, FG767 if the
+                precision is float16.
         """
         if recipe.autocast is torch.float16:
             raise TrainingError(
@@ -248,22 +249,6 @@ class Pipeline(ModelStrategy):
 
     # -- one update ----------------------------------------------------------------------------------------------------
 
-    def forward_backward(
-        self, window: Window, *, denom: float | Tensor, after_micro_batch: Callable[[], None] | None = None
-    ) -> Tensor:
-        """Adds the gradients of a window, and returns the part of the loss from this rank's batches; see `Strategy`.
-
-        Shapes:
-            Returns a scalar tensor.
-        """
-        total = super().forward_backward(window, denom=denom, after_micro_batch=after_micro_batch)
-        if self._partial_over_slices:
-            sum_gradients(self._partial_over_slices, self.mesh.tp_group, self.topology.device)
-        if self._sharding is None and self.topology.dp_size > 1:
-            sum_gradients(self._parameters, self.mesh.dp_group, self.topology.device)
-        sum_tied(self._tied, rank=self.topology.pp_rank, group=self.mesh.pp_group, device=self.topology.device)
-        return total
-
     def _micro_step(self, batch: Any, denom: float | Tensor, *, is_last: bool) -> Tensor | None:
         inputs = step_inputs(batch)
         size = self._rows_of_a_part(inputs.rows)
@@ -281,6 +266,13 @@ class Pipeline(ModelStrategy):
             # Raises FG761 with the numbers that would work.
             num_micro_batches(self.schedule, self.placement, rows, self.parts)
         return size
+
+    def _reduce_gradients(self) -> None:
+        if self._partial_over_slices:
+            sum_gradients(self._partial_over_slices, self.mesh.tp_group, self.topology.device)
+        if self._sharding is None and self.topology.dp_size > 1:
+            sum_gradients(self._parameters, self.mesh.dp_group, self.topology.device)
+        sum_tied(self._tied, rank=self.topology.pp_rank, group=self.mesh.pp_group, device=self.topology.device)
 
     def _grad_norm(self) -> Tensor:
         return grad_norm(self._parameters, pp_group=self.mesh.pp_group, weights_counted_once=self._counted_elsewhere)
@@ -369,15 +361,19 @@ def pipeline_strategy(environment: DistributedEnvironment, args: Any) -> Pipelin
         DistributedError: FG704 if the product of the sizes is not the number of processes, FG760 or FG761 if stages or
             micro-batches do not fit the schedule.
     """
-    sizes: dict[str, Any] = {"pipeline": args.pipeline_parallel_size, "tensor": args.tensor_parallel_size}
-    layout = Layout.for_world(environment.world_size, data=args.data_parallel_size, **sizes)
+    layout = Layout.for_world(
+        environment.world_size,
+        data=args.data_parallel_size,
+        pipeline=args.pipeline_parallel_size,
+        tensor=args.tensor_parallel_size,
+    )
     sharding = Sharding.from_arguments(args.fsdp, args.fsdp_config) if args.fsdp else None
     if sharding is not None and sharding.strategy != "NO_SHARD":
         replicas = environment.local_world_size // args.tensor_parallel_size
-        sharded = sharding.shard_size_among(layout.data_parallel_size, replicas)
-        # Made twice: the shard size depends on the data-parallel size, which the first layout computed.
-        layout = Layout.for_world(environment.world_size, data=layout.data_parallel_size, shard=sharded, **sizes)
+        shard_size = sharding.shard_size_among(layout.data_parallel_size, replicas)
+        layout = dataclasses.replace(layout, shard_size=shard_size)
     else:
+        # `Pipeline` itself sums the gradients of replicated weights.
         sharding = None
     return Pipeline(
         environment,
