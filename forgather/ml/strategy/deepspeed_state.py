@@ -20,7 +20,13 @@ from forgather.ml.checkpoint.reader import CheckpointReader, StoredTensor
 from forgather.ml.distributed import collectives
 from forgather.ml.strategy.initial_weights import InitialWeights
 from forgather.ml.strategy.meta_model import set_tensor, tensors_of
-from forgather.ml.strategy.state import LAYOUT_KEYS, names_of, refuse_other_model, refuse_other_optimizer
+from forgather.ml.strategy.state import (
+    LAYOUT_KEYS,
+    names_of,
+    refuse_other_model,
+    refuse_other_optimizer,
+    whole_model_state,
+)
 
 
 class EngineState:
@@ -31,7 +37,7 @@ class EngineState:
         model: the model in the engine.
         zero: the engine's ZeRO optimizer.
         stage: the ZeRO stage.
-        groups: the names of the weights in each parameter group, in the order in which the optimizer was made.
+        groups: the names of the weights in each parameter group of the optimizer.
     """
 
     def __init__(
@@ -106,20 +112,12 @@ class EngineState:
         Shapes:
             value: the shape of the whole weight.
         """
-        gathered: dict[int, Tensor] = {}
-        shared = _tied_weight_ids(self._model)
-        for name, value in self._model.state_dict(keep_vars=True).items():
-            if not isinstance(value, nn.Parameter):
-                yield name, value.detach() if isinstance(value, Tensor) else value
-                continue
-            whole = gathered.get(id(value))
-            if whole is None:
-                whole = self._whole_weight(value)
-                if id(value) in shared:
-                    gathered[id(value)] = whole
-            yield name, whole
+        return whole_model_state(self._model, self._whole_tensor)
 
-    def _whole_weight(self, weight: nn.Parameter) -> Tensor:
+    def _whole_tensor(self, weight: Tensor) -> Tensor:
+        if not isinstance(weight, nn.Parameter):
+            return weight.detach()
+        # Below stage 3 every rank has the whole weight, and only a weight in half precision has a float32 copy.
         if self._stage < 3 and (not weight.requires_grad or weight.dtype == torch.float32):
             return weight.detach()
         if weight.requires_grad:
@@ -165,6 +163,7 @@ class EngineState:
             self._set_slice(weight, value, None)
 
     def _set_slice(self, weight: nn.Parameter, value: Tensor, key: str | None) -> None:
+        """Sets this rank's slice of the optimizer state `key` of a weight, or of its float32 copy if `key` is None."""
         utils = self._deepspeed.utils
         if self._stage < 3:
             # Each process passes the whole weight, and DeepSpeed copies the part that the process holds.
@@ -229,6 +228,7 @@ class EngineState:
             group |= {key: value for key, value in group_of[names[0]].items() if key not in ("params", *LAYOUT_KEYS)}
         name_of = names_of(self._model)
         state = tree["state"]
+        # DeepSpeed can set only a state that exists, and a new optimizer has none before its first step.
         for weights, flat in self._slices():
             held = next((state[name_of[id(weight)]] for weight in weights if name_of[id(weight)] in state), None)
             if held is not None:
@@ -266,14 +266,6 @@ def _local_slice(weight: Any, value: Tensor, rank: int) -> Tensor:
     rows = value.to(device=weight.ds_tensor.device, dtype=torch.float32).flatten()
     part = rows[size * rank : size * (rank + 1)]
     return nn.functional.pad(part, (0, size - part.numel()))
-
-
-def _tied_weight_ids(model: nn.Module) -> set[int]:
-    seen: set[int] = set()
-    shared: set[int] = set()
-    for _, weight in model.named_parameters(remove_duplicate=False):
-        (shared if id(weight) in seen else seen).add(id(weight))
-    return shared
 
 
 def fill_stage_3(

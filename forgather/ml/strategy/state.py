@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,24 +66,31 @@ def local_slice(whole: Tensor, like: Tensor) -> Tensor:
     return whole[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))]
 
 
-def whole_model_state(model: nn.Module) -> Iterator[tuple[str, Any]]:
+def whole_model_state(model: nn.Module, gather: Callable[[Tensor], Tensor] = whole_tensor) -> Iterator[tuple[str, Any]]:
     """Yields (name, value) for each entry in a model's state, one at a time, with sharded tensors gathered.
 
-    Collective: every rank must iterate to the end.
+    Collective: every rank must iterate to the end. A tied tensor is gathered only once.
+
+    Args:
+        model: the model, or the local part of a sharded model.
+        gather: a function that returns the whole tensor for a tensor in the model's state.
+
+    Shapes:
+        value: the shape of the whole tensor.
     """
     state = model.state_dict(keep_vars=True)
     # A tied weight is gathered once and kept for its other names; all others are freed by the caller one by one.
     times = Counter(id(value) for value in state.values())
-    shared: dict[int, Tensor] = {}
+    tied: dict[int, Tensor] = {}
     for name, value in state.items():
         if not isinstance(value, Tensor):
             yield name, value
         elif times[id(value)] == 1:
-            yield name, whole_tensor(value)
+            yield name, gather(value)
         else:
-            if id(value) not in shared:
-                shared[id(value)] = whole_tensor(value)
-            yield name, shared[id(value)]
+            if id(value) not in tied:
+                tied[id(value)] = gather(value)
+            yield name, tied[id(value)]
 
 
 def on_host(weights: Iterable[tuple[str, Any]], *, keep: bool) -> dict[str, Any]:
@@ -116,7 +123,7 @@ def local_state(
     is_first: bool = True,
     aliases: Mapping[str, str] | None = None,
 ) -> LocalState:
-    """Returns the local state in the form in which checkpoints store it.
+    """Returns the part of the state that this rank stores in a checkpoint.
 
     Args:
         state: the state of the model or of a part of it, by the names of the whole model, with local tensors (from
@@ -124,8 +131,8 @@ def local_state(
         optimizer: the optimizer state, as returned by `local_optimizer_state`. None if there is no optimizer.
         is_first: True on the first data-parallel rank. Only the buffers of this rank are stored, since buffers may
             differ between replicas.
-        aliases: the further names of tied weights that `state` has under their first names only. None if there are
-            none.
+        aliases: a mapping of each further name of a tied weight to its first name, for weights that `state` has under
+            the first name only. None if there are no such weights.
     """
     tensors, shared, extra = split_tensors(state)
     weights = {name: value for name, value in tensors.items() if is_first or isinstance(value, nn.Parameter)}
@@ -216,7 +223,7 @@ LAYOUT_KEYS = ("fused", "foreach")
 
 
 def names_of(model: nn.Module) -> dict[int, str]:
-    """Returns the name of each parameter of a model by the parameter's id; for a tied parameter, its first name."""
+    """Returns the names of a model's parameters by the `id` of the parameter. A tied parameter has its first name."""
     return {id(parameter): name for name, parameter in model.named_parameters()}
 
 
