@@ -12,6 +12,7 @@ The collectives are the gathering and scattering of weights by torch's `fully_sh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,11 +46,10 @@ class Sharded(ModelStrategy):
         environment: the rank, the world size and the process group.
         layout: the sizes of the mesh axes: the number of data-parallel ranks, of ranks that shard one replica, and of
             tensor-parallel ranks.
-        sharding: the settings of FSDP2. None for the default settings if there are several data-parallel ranks or only
-            one process; otherwise None leaves the weights unsharded.
+        sharding: the settings of FSDP2. None for the default settings; but if all ranks are tensor-parallel ranks of
+            one replica, None leaves the slices unsharded.
         tp_plan: the layers that are sliced; see `tensor_parallel.apply_tensor_parallel`.
-        scaling: the settings of the loss scale of float16, as arguments of `torch.amp.GradScaler`. None for the
-            defaults.
+        scaling: the arguments of `torch.amp.GradScaler`, which scales the loss in float16. None for the defaults.
         use_cpu: True to compute on the CPU even if there is an accelerator.
 
     Raises:
@@ -79,8 +79,8 @@ class Sharded(ModelStrategy):
         self.layout = layout
         self.mesh = Mesh.create(layout, device.type)
         self.topology = topology_of(environment, layout, device)
-        shared = sharding or (Sharding() if layout.data_parallel_size > 1 or layout.world_size == 1 else None)
-        self._sharding = shared
+        shards_by_default = layout.data_parallel_size > 1 or layout.world_size == 1
+        self._sharding = sharding or (Sharding() if shards_by_default else None)
         self._tp_plan = tp_plan
         self._scaling = scaling
 
@@ -188,7 +188,7 @@ def fsdp2_strategy(
     Args:
         environment: the rank, the world size and the process group.
         args: the training arguments.
-        scaling: the settings of the loss scale of float16.
+        scaling: the arguments of `torch.amp.GradScaler`, which scales the loss in float16.
         **accelerator: the settings of other strategies, which are ignored.
 
     Raises:
@@ -199,7 +199,7 @@ def fsdp2_strategy(
     tensor = args.tensor_parallel_size
     layout = Layout.for_world(environment.world_size, data=args.data_parallel_size, tensor=tensor)
     if sharding is not None:
-        shared = sharding.shard_size_among(layout.data_parallel_size, environment.local_world_size // tensor)
-        layout = Layout.for_world(environment.world_size, data=layout.data_parallel_size, tensor=tensor, shard=shared)
+        shard_size = sharding.shard_size_among(layout.data_parallel_size, environment.local_world_size // tensor)
+        layout = replace(layout, shard_size=shard_size)
     settings: dict[str, Any] = {"sharding": sharding, "tp_plan": args.tp_plan, "scaling": scaling}
     return Sharded(environment, layout, use_cpu=args.use_cpu, **settings)
