@@ -1,9 +1,9 @@
 """Host collectives: gather, broadcast and sum small Python values, and raise an exception of one rank on all ranks.
 
-Takes small values, or functions that the main process or all processes run. Gives the values of all ranks, or the
-same outcome on every rank. All ranks must call the same functions in the same order. With one process nothing is sent.
-The values are sent over gloo, so a collective never waits for a device. An exception on one rank is raised on every
-rank, so that no rank waits for a peer that has failed.
+The functions take small values, or functions that the main process or all processes run. They return the values of all
+ranks, or the same outcome on every rank. All ranks must call the same functions in the same order. With one process
+nothing is sent. The values are sent over gloo, so a collective never waits for a device. An exception on one rank is
+raised on every rank, so that no rank waits for a peer that has failed.
 """
 
 from __future__ import annotations
@@ -238,7 +238,8 @@ def broadcast_from_main(switches: Sequence[bool]) -> list[bool]:
     """Broadcasts the booleans of the main process; every rank returns them. Collective: every rank must call it.
 
     Args:
-        switches: the booleans of this rank. All ranks must pass equally many; the values matter on rank 0 only.
+        switches: the booleans of this rank. Every rank must pass the same number of booleans; the values are used on
+            rank 0 only.
     """
     if not is_multi_process():
         return list(switches)

@@ -1,8 +1,8 @@
 """The distributed environment: rank, world size, device and process group settings of the current process.
 
-Takes the environment variables that launchers set (`forgather/launcher_env.py` lists their names). Gives
-`ProcessFacts`, `DistributedEnvironment`, and context managers that set environment variables for libraries. No other
-module under forgather/ml reads environment variables. Reading the variables does not start a process group.
+This module reads the environment variables that launchers set (`forgather/launcher_env.py` lists their names). It
+provides `ProcessFacts`, `DistributedEnvironment`, and context managers that set environment variables for libraries. No
+other module under forgather/ml reads environment variables. Reading the variables does not start a process group.
 """
 
 from __future__ import annotations

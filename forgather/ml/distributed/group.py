@@ -1,8 +1,9 @@
 """The default process group: functions that initialize it once and destroy it once.
 
-Takes `GroupSettings` and initializes torch's default process group. There is at most one such group, even if several
-`DistributedEnvironment` objects start it. A separate timeout limits the wait for the other processes to connect;
-afterwards all groups use the training timeout. A restarted process never reads addresses of an earlier attempt.
+`start` takes `GroupSettings` and initializes torch's default process group. There is at most one such group, even if
+several `DistributedEnvironment` objects start it. A separate timeout limits the wait for the other processes to
+connect; afterwards all groups use the training timeout. A restarted process never reads addresses of an earlier
+attempt.
 """
 
 from __future__ import annotations

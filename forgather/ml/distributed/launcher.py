@@ -1,8 +1,8 @@
 """Launcher: starts the processes of a run on this machine through `torch.distributed.run` (torchrun).
 
-Takes the arguments of torchrun's command line. Gives a `LaunchResult` with the failed processes, and the error to
-print for them. torchrun parses the arguments, and torchrun's agent starts, watches and ends the processes. A failure
-is reported as an error with a code, not as a traceback.
+`launch` takes the arguments of torchrun's command line and returns a `LaunchResult` with the failed processes. Other
+functions return the error to print for them. torchrun parses the arguments, and torchrun's agent starts, watches and
+ends the processes. A failure is reported as an error with a code, not as a traceback.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The parallel layout of a run: data-, pipeline- and tensor-parallel sizes whose product is the world size.
 
-Takes the configured sizes and the number of processes. Gives a `Layout`, which computes the position of each rank. A
-`Layout` is plain data and needs no process group. Tensor parallelism is the innermost (fastest varying) axis of the
+A `Layout` is made from the configured sizes and the number of processes, and computes the position of each rank. It is
+plain data and needs no process group. Tensor parallelism is the innermost (fastest varying) axis of the
 rank, then data parallelism, then pipeline stages, so that ranks which communicate most have adjacent numbers.
 """
 
@@ -68,12 +68,13 @@ class Layout:
         tensor: int = 1,
         shard: int | None = 1,
     ) -> Layout:
-        """Returns the layout of `world_size` processes; the data-parallel or the pipeline size can be inferred.
+        """Returns the layout of `world_size` processes. Either the data-parallel or the pipeline size can be inferred.
 
         Args:
             world_size: the number of processes.
-            data: the data-parallel size. None infers this size from the other sizes, or means 1 if `pipeline` is None.
-            pipeline: the pipeline-parallel size, or None to infer this size from the other sizes.
+            data: the data-parallel size. None to infer it from the other sizes; but if `pipeline` is None too, the size
+                is 1.
+            pipeline: the pipeline-parallel size. None to infer it from the other sizes.
             tensor: the tensor-parallel size.
             shard: the number of data-parallel ranks over which the weights are sharded, or None for all of these ranks.
 

@@ -1,8 +1,8 @@
 """The device mesh of a layout: the grid of ranks and the process group of each axis.
 
-Takes a `Layout` and an initialized process group; gives a `Mesh`. Every axis has a process group, even an axis of size
-one, so that a collective over an axis needs no special case. All ranks create the same groups in the same order. Each
-group has the timeout of the default group.
+A `Mesh` is created from a `Layout` and an initialized process group. Every axis has a process group, even an axis of
+size one, so that a collective over an axis needs no special case. All ranks create the same groups in the same order.
+Each group has the timeout of the default group.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The current process as a peer of a run: values that processes exchange over the store, and failure handling.
 
-Takes the position of the process; gives a `Peer`, which distributes values of rank 0 and makes exactly one process
-print the root cause of a failure. A `Peer` communicates through the TCP store of the launcher, never through a
+`join` returns a `Peer` for the current process. It distributes values of rank 0 and makes exactly one process print the
+root cause of a failure. A `Peer` communicates through the TCP store of the launcher, never through a
 collective, because it works before there is a process group and while collectives hang. A run of one process needs no
 store.
 """

@@ -66,8 +66,8 @@ class FailureRecord:
         where: the optimizer step and the phase in which the process failed.
         told: True if the process has printed the error itself.
         instant: the time of the failure.
-        code: the FG code of a ForgatherError, or the name of the exception type if a constructor was called with wrong
-            arguments or has a mistake in its code; "" for any other failure.
+        code: the FG code of a ForgatherError. The name of the exception type if the exception was raised in the
+            construction of the run's objects, and means a mistake in code or its arguments. "" for any other failure.
 
     Units:
         `instant` is in seconds since the epoch.

@@ -1,7 +1,7 @@
 """Stack dumps for hangs: the stack, step and last collective of every rank, and the rank that the others wait for.
 
-Takes the state of each rank as plain data; gives a full report and a one-line summary. The rank that the others wait
-for is the one that has started fewer collectives than the others.
+The functions take the state of each rank as plain data, and return a full report or a one-line summary. The rank that
+the others wait for is the one that has started fewer collectives than the others.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def summarize_hang(states: Mapping[int, Mapping[str, Any] | None]) -> str:
 
 
 def missing_ranks(states: Mapping[int, Mapping[str, Any] | None]) -> list[int]:
-    """Returns the ranks that the others wait for: those that did not answer, and those with fewer collectives."""
+    """Returns the ranks that the others wait for: those that did not answer or have started fewer collectives."""
     silent = [rank for rank, state in states.items() if state is None]
     counts = {rank: _count(state) for rank, state in states.items() if state is not None}
     most = max(counts.values(), default=0)

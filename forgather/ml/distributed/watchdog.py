@@ -1,8 +1,8 @@
 """The watchdog: a thread that ends the process when another process of the run has failed, or the launcher is gone.
 
-Takes a separate connection to the store, over which the ranks exchange liveness, status and stacks. When one process
-is killed, reports a hang, is stopped or loses its launcher, the other processes end within seconds, even while they
-are blocked in native code. The thread wakes up twice a second and does not depend on the training loop.
+The watchdog has its own connection to the store, over which the ranks exchange liveness, status and stacks. If one
+process is killed, reports a hang, is stopped or loses its launcher, the other processes end within seconds, even while
+they are blocked in native code. The thread wakes up twice a second and does not depend on the training loop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Watchdog:
     """The watchdog of one process.
 
     Args:
-        store: a connection to the store that only the watchdog thread uses.
+        store: a connection to the store that only the watchdog uses.
         facts: the position of this process.
         folder: the folder in which the stack of a crash in native code is written, or None to write no stack.
 

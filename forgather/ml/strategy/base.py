@@ -1,9 +1,9 @@
 """The protocol between the training loop and a strategy, which computes optimizer steps.
 
-A strategy takes a `Recipe` (how to make the model, the loss rule and the optimizer) and windows, which are the
-micro-batches of one optimizer step. Each rank divides its sum of losses by the number of valid targets on all ranks, so
-the losses of the ranks can be added. After the loss is known to be finite, `update` clips the gradients, steps the
-optimizer and zeroes the gradients in one call.
+A strategy takes a `Recipe` (how to make the model, its loss rule and the optimizer) and windows. A window is the list
+of the micro-batches of one optimizer step. Each rank divides its sum of losses by the number of valid targets on all
+ranks, so the losses of the ranks can be added. After the loss is known to be finite, `update` clips the gradients,
+steps the optimizer and zeroes the gradients in one call.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Recipe:
         model_is_made_anew: True if each call of `make_model` makes a new model. Such a model can be made on the meta
             device, without memory, and filled later. False if `make_model` returns an existing model.
         model_key: a function that returns a cache key for the initial weights, so that a later run can read them from
-            the cache. The key covers everything that the weights, and the random state after making the model, depend
-            on. None, or a function that returns None, if no such key is known.
+            the cache. Two recipes with the same key must give the same weights, and the same random state after the
+            model was made. None, or a function that returns None, if no such key is known.
     """
 
     make_model: Callable[[], nn.Module]
@@ -58,7 +58,8 @@ class Strategy(Protocol):
 
     `title` is the name of the strategy in output for users, and "" for a single process. `builds_on_meta` is True if
     `build` first makes the model on the meta device, so that a dry run can call `build`. `slices_per_weight` is the
-    number of ranks over which each weight is split by other means than DTensor, and 1 if there are no other means.
+    number of ranks over which each weight is split without DTensors. It is 1 if the strategy splits weights only by
+    DTensors, or not at all.
 
     The following attributes are valid after `build`, except for `optimizer`, which is valid after `build_optimizer`.
     `topology` is the position of this rank. `layout` has the sizes of the mesh axes. `model` is the model, or the part
@@ -93,6 +94,8 @@ class Strategy(Protocol):
     ) -> Tensor:
         """Adds the gradients of a window, and returns the part of the loss that comes from the batches of this rank.
 
+        A strategy may sum the gradients over ranks here or in `update`.
+
         Args:
             window: the micro-batches of one optimizer step.
             denom: the number of valid targets on all ranks and in all micro-batches.
@@ -117,11 +120,11 @@ class Strategy(Protocol):
         Args:
             max_norm: the largest gradient norm; larger norms are clipped. 0 leaves the gradients unchanged.
             want_norm: True to measure the norm even if the gradients are not clipped.
-            before_step: a function that is called before the weights change, with the gradient norm before clipping.
-                The norm is None if it is not measured before the step. If the function raises, the weights are
-                unchanged. If it returns True, the gradients are dropped and the step is skipped.
-            after_step: a function that is called after the step. Unless stepping and zeroing are a single operation, it
-                is called before the gradients are zeroed.
+            before_step: a function that is called before the weights change. Its argument is the norm of the gradients
+                before clipping, or None if the norm is not measured before the step. If the function raises, the
+                weights are unchanged. If it returns True, the gradients are dropped and the step is skipped.
+            after_step: a function that is called after the step, unless the step is skipped. The gradients are not yet
+                zeroed when it is called, unless the strategy steps and zeroes in one operation.
 
         Returns:
             The gradient norm before clipping, and whether the step was skipped.
@@ -152,10 +155,10 @@ class Strategy(Protocol):
         ...
 
     def capture(self) -> LocalState:
-        """Returns the local state, whose names and shapes do not depend on the layout of ranks.
+        """Returns this rank's part of the state of model and optimizer, for a checkpoint.
 
-        Collective: every rank must call it. State that several ranks have may be in the local state of each of them.
-        The local states of all ranks together are complete.
+        Collective: every rank must call it. The names and global shapes do not depend on the layout of ranks. State
+        that several ranks have may be in the result of each of them. The results of all ranks together are complete.
         """
         ...
 

@@ -42,8 +42,7 @@ class DataParallel(ModelStrategy):
         environment: the rank, the world size and the process group.
         layout: the sizes of the mesh axes. Only the data-parallel axis may be larger than 1.
         ddp: the settings of DistributedDataParallel, including its communication hook. None for the defaults.
-        scaling: the settings of the loss scale of float16, as arguments of `torch.amp.GradScaler`. None for the
-            defaults.
+        scaling: the arguments of `torch.amp.GradScaler`, which scales the loss in float16. None for the defaults.
         sync_each_batch: True to reduce gradients after every micro-batch, which may save memory.
         use_cpu: True to compute on the CPU even if there is an accelerator.
 
@@ -127,7 +126,7 @@ def data_parallel_strategy(
     Args:
         environment: the rank, the world size and the process group.
         args: the training arguments.
-        scaling: the settings of the loss scale of float16.
+        scaling: the arguments of `torch.amp.GradScaler`, which scales the loss in float16.
         sync_each_batch: True to reduce gradients after every micro-batch.
         ddp: a function that returns the settings of DistributedDataParallel.
 

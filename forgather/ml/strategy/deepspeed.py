@@ -1,8 +1,9 @@
-"""The strategy of DeepSpeed's ZeRO: its engine shards optimizer state, gradients and weights over data-parallel ranks.
+"""The strategy that trains with DeepSpeed's ZeRO engine.
 
-The losses and updates equal those of one process. There is no fallback to another engine. The trainer, and not
-DeepSpeed, controls the optimizer, the learning rate schedule, gradient accumulation and clipping. A captured state has
-the names and shapes of the whole model, so that any other strategy can resume from it.
+The engine shards the optimizer state, from stage 2 also the gradients, and at stage 3 also the weights. Losses and
+updates equal those of one process. There is no fallback to another engine. The trainer, and not DeepSpeed, controls the
+optimizer, the learning rate schedule, gradient accumulation and clipping. A captured state has the names and shapes of
+the whole model, so that any other strategy can resume from it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ _log = get_logger(__name__)
 _WHOLE_TENSORS = ("adafactor", "muon", "lamb", "lars", "shampoo", "soap", "galore", "lbfgs", "sparseadam")
 """Optimizers that need whole weights: on the flat slices of ZeRO their updates would be different."""
 
-
 _SAID_BY_DESIGN = ("Setting accelerator to CPU", "**** You are using ZeRO with an untested optimizer")
 
 
@@ -64,6 +64,7 @@ def import_deepspeed(device_type: str) -> Any:
         DistributedError: FG740 if deepspeed is not installed.
     """
     logging.getLogger("DeepSpeed").addFilter(_is_unexpected)
+    # DeepSpeed calls collectives that torch has deprecated, and a user cannot change that.
     warnings.filterwarnings("ignore", message=r".*torch.distributed.\w+_tensor. is deprecated", category=FutureWarning)
     try:
         with accelerator_for_deepspeed(device_type):
@@ -204,12 +205,12 @@ class DeepSpeedZero:
         _refuse_whole_tensor_optimizer(ours)
         refuse_differences(self.config, list(optimizer_settings(type(ours).__name__, ours.defaults)), "the trainer")
         self.config = self.config.filled_for_model(_hidden_size(self.model))
+        # The engine gets the trainer's optimizer; DeepSpeed would make another one from this section.
         settings = {name: value for name, value in self.config.config.items() if name != "optimizer"}
         self._check_schema(settings)
         self._record(settings)
         names = names_of(self.model)
         groups = [[names[id(weight)] for weight in group["params"]] for group in ours.param_groups if group["params"]]
-        # DeepSpeed reads LOCAL_RANK, which only some launchers set.
         export_local_rank(self._facts)
         try:
             with accelerator_for_deepspeed(self.topology.device.type), warnings.catch_warnings():
@@ -288,7 +289,7 @@ class DeepSpeedZero:
         before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
-        """Clips the gradients, steps and zeroes in one call of the engine; see `Strategy.update` for the arguments.
+        """Clips, steps and zeroes by one call of the engine; see `Strategy.update` for the arguments.
 
         Shapes:
             The gradient norm is a scalar tensor.
@@ -339,7 +340,7 @@ class DeepSpeedZero:
         return local_state(state, optimizer if keep else None)
 
     def restore(self, saved: CheckpointReader) -> None:
-        """Restores the weights of a checkpoint. Collective: every rank must call it, and reads all weights one by one.
+        """Restores the weights of a checkpoint. Collective: every rank must call it, and each rank reads all weights.
 
         Raises:
             CheckpointError: FG605, on every rank, if the checkpoint has the weights of another model.

@@ -1,9 +1,9 @@
 """The DeepSpeed config: reading, renaming deprecated keys, and filling values in from the training arguments.
 
-`zero_config` takes "auto", the path of a JSON file or a mapping, and the training arguments. It returns the complete
-config for the engine, without importing torch or deepspeed. If both DeepSpeed and the trainer have a setting, the
-training argument determines its value: the config may repeat the argument but must not differ from it. A setting that
-has no effect is reported.
+`zero_config` takes the value of the training argument `deepspeed` ("auto", the path of a JSON file, or a mapping) and
+all training arguments. It returns the complete config for the engine, without importing torch or deepspeed. If both
+DeepSpeed and the trainer have a setting, the training argument determines its value: the config may repeat the argument
+but must not differ from it. A setting that has no effect is reported.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class ZeroConfig:
         return Span(self.source, self.text.count("\n", 0, start) + 1)
 
     def filled_for_model(self, hidden_size: int | None) -> ZeroConfig:
-        """Returns the config without the value "auto".
+        """Returns the config with each value "auto" replaced or removed.
 
         Bucket sizes with this value are computed from the width of the model. All other keys with this value are
         removed, so that the defaults of DeepSpeed apply.
@@ -259,12 +259,14 @@ ELSEWHERE = {
 }
 """The DeepSpeed features that this trainer does not use or provides itself, each with what to do instead."""
 
+# DeepSpeed silently ignores unknown keys in these sections, so they are refused here.
 _SILENT = {
     "activation_checkpointing": """partition_activations number_checkpoints contiguous_memory_optimization
         synchronize_checkpoint_boundary profile cpu_checkpointing""",
     "aio": """block_size queue_depth intra_op_parallelism thread_count single_submit overlap_events use_gds""",
     "optimizer": "type params legacy_fusion",
 }
+# An unknown key in these sections is left to DeepSpeed, unless the intended key can be guessed.
 _REFUSED_BY_DEEPSPEED = {
     ZERO: """stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce
         allgather_partitions allgather_bucket_size overlap_comm compute_grad_norm load_from_fp32_weights

@@ -120,8 +120,8 @@ class Sharding:
             ranks on one machine.
         forward_prefetch: the number of units whose weights are requested before the current unit computes its forward
             pass.
-        backward_prefetch: the same number for the backward pass. None for torch's default, which requests the next
-            unit.
+        backward_prefetch: the number of units whose weights are requested before the current unit computes its backward
+            pass. None for torch's default, which is one unit.
 
     Units:
         min_num_params: elements.
@@ -178,8 +178,8 @@ class Sharding:
     ) -> tuple[Sharding, torch.dtype | None]:
         """Returns the settings for a run in the given precision, and the dtype of autocast that is still needed.
 
-        With bfloat16, FSDP2 gathers the weights in bfloat16 and sums gradients in float32. Autocast would gather them
-        in float32, and keep a bfloat16 copy of all weights until the backward pass.
+        With bfloat16, FSDP2 gathers the weights in bfloat16 and sums gradients in float32. Under autocast, it would
+        gather the weights in float32, and a bfloat16 copy of all weights would be kept until the backward pass.
 
         Args:
             dtype: the dtype of forward passes. None for the dtype of the weights.

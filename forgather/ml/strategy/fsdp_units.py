@@ -116,7 +116,10 @@ def checkpoint_units(model: nn.Module, units: list[nn.Module], sharding: Shardin
 
 
 def _untied_units(model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
-    """Returns the units without weights that are tied to a module outside; the root unit takes tied weights."""
+    """Returns the units except those with a weight that is tied to a module outside the unit.
+
+    The root unit shards the weights of the other units.
+    """
     owners: dict[int, set[int]] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -142,9 +145,10 @@ def _inner_first(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _large_modules(model: nn.Module, at_least: int) -> list[nn.Module]:
-    """Returns the innermost modules with at least the given number of parameters, not counting those in inner units.
+    """Returns the innermost modules that have at least the given number of parameters.
 
-    Modules without children are left out: gathering so few weights at a time costs more than it saves.
+    Parameters that belong to a unit inside a module are not counted for the module. Modules without children are left
+    out: gathering so few weights at a time costs more than it saves.
     """
     found: list[nn.Module] = []
 

@@ -28,8 +28,7 @@ def grad_norm(
     Args:
         parameters: the parameters on this rank. A parameter that is given several times is counted once.
         pp_group: the process group of the ranks with the other stages of a pipeline. None without a pipeline.
-        weights_counted_once: the tied parameters that are left out on this rank, since another stage counts its copy of
-            them.
+        weights_counted_once: the tied parameters that this rank leaves out, because another stage counts its own copy.
 
     Shapes:
         Returns a scalar tensor.
@@ -135,9 +134,10 @@ def sum_over_group(value: Any, group: Any, device: torch.device) -> Any:
 
 
 def sum_bucket_async(gradients: Tensor, group: Any) -> torch.futures.Future[Tensor]:
-    """Starts summing a bucket of gradients over a process group, and returns the future; DDP itself takes the mean.
+    """Starts an all-reduce that sums a bucket of gradients over a process group, and returns its future.
 
-    Multiplying a mean by the number of ranks would round, unless that number is a power of two.
+    DDP itself would take the mean. Multiplying a mean by the number of ranks would round, unless that number is a power
+    of two.
 
     Args:
         gradients: the flat gradients in one DDP bucket, which are summed in place.

@@ -2,9 +2,9 @@
 
 `make_initial_weights` takes a recipe and the position of this rank, and returns `InitialWeights`: the model on the meta
 device, each weight by name, and a method that fills a model or a part of it. One process per machine makes the model on
-the CPU, before the random state is used otherwise, and writes the weights to a file that the other processes read.
-Every process continues with the random state after the model was made. Tied weights stay tied. The files are cached up
-to a size limit. A model that is too large for the cache is written to a temporary folder.
+the CPU, from the random state that a single process would have, and writes the weights to a file that the other
+processes read. Every process continues with the random state after the model was made. Tied weights stay tied. The
+files are cached up to a size limit. A model that is too large for the cache is written to a temporary folder.
 
 Making the model on the meta device and initializing it on each rank would not give the same weights, because most
 weights would be drawn from other random numbers.
@@ -130,13 +130,17 @@ def seed_checkpoint(recipe: Recipe) -> SeedCheckpoint:
     try:
         _write_weights(folder, model)
     except BaseException:
+        # Also after an interrupt: the folder may be as large as the model, and nothing else removes it.
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return SeedCheckpoint(folder, model, rng, is_kept=False)
 
 
 def _from_cache(recipe: Recipe, key: str) -> SeedCheckpoint | None:
-    """Returns the initial weights from the cache, or None if they cannot be cached; makes them if they are missing."""
+    """Returns the initial weights from the cache, and makes and caches them first if the cache does not have them.
+
+    Returns None if the weights cannot be cached.
+    """
     made: list[nn.Module] = []
     is_making = False
     before = capture_rng()
@@ -161,6 +165,7 @@ def _from_cache(recipe: Recipe, key: str) -> SeedCheckpoint | None:
         if is_making:  # an error of the model itself
             raise
         _log.warning("initial weights are not cached for later runs: %s", error)
+        # The caller makes the model again, which must draw the same random numbers.
         restore_rng(before)
         return None
     prune(KIND, max_bytes=MAX_BYTES, max_folders=MAX_FOLDERS)
@@ -397,6 +402,7 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
                 code="FG730",
                 hint="see the message of that rank",
             )
+    # The file of this machine: launchers give consecutive ranks to the processes of a machine.
     mine = outcomes[(topology.rank - topology.local_rank) if len(outcomes) > 1 else 0]
     weights = SeedWeights(Path(mine["folder"]))
     restore_rng(mine["rng"])
@@ -463,6 +469,7 @@ def _from_existing_model(recipe: Recipe, topology: Topology) -> InitialWeights:
 
 @torch.no_grad()
 def _broadcast(tensor: Tensor, device: torch.device) -> None:
+    # On the device: NCCL cannot communicate CPU tensors.
     there = tensor.detach().to(device).contiguous()
     dist.broadcast(there, src=0)
     tensor.copy_(there)

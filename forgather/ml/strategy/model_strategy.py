@@ -1,7 +1,7 @@
-"""The base class of all strategies except DeepSpeed's: gradients of a window, update, evaluation and state.
+"""The base class of all strategies except DeepSpeed's: backward passes, update, evaluation and state.
 
-By default, an update is bit-identical to that of a plain torch loop, and no method waits for the device. Only this
-module implements `update`. Strategies for several processes override the methods that `update` calls.
+By default, an update is bit-identical to that of a plain torch loop, and no method waits for the device. All subclasses
+use the same `update`. Strategies for several processes override the methods that `update` calls.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class ModelStrategy:
         Shapes:
             Returns a scalar tensor.
         """
+        # Not in every step: `train()` visits each module.
         if not self.local.training:
             self.engine.train()
         total = torch.zeros((), device=self.topology.device)
@@ -130,7 +131,7 @@ class ModelStrategy:
         before_step: Callable[[Tensor | None], bool],
         after_step: Callable[[], None],
     ) -> Update:
-        """Clips the gradients, steps and zeroes in one call; see `Strategy.update` for the arguments.
+        """Clips the gradients, steps the optimizer and zeroes the gradients; see `Strategy.update` for the arguments.
 
         After an overflow in float16, the step is skipped.
 
@@ -159,7 +160,7 @@ class ModelStrategy:
         return Update(grad_norm=norm)
 
     def _reduce_gradients(self) -> None:
-        """Reduces over ranks the gradients that the backward passes did not reduce."""
+        """Sums over ranks the gradients that the backward passes of this optimizer step did not sum."""
 
     def _grad_norm(self) -> Tensor:
         """Returns the norm of all gradients, which is the same on every rank.

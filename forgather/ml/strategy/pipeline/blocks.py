@@ -228,7 +228,7 @@ def _by_use(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns the modules and parameters before and after the blocks, according to their use in the forward pass.
 
-    For an unused module, the order of registration determines the side.
+    For a module that was not used, the order of registration determines whether it is before or after the blocks.
     """
     last = seen.num_blocks
     before, after = [], []

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# Private, but torch has no public function that lists the actions of a schedule without a process group.
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from forgather.errors import TrainingError, nearest
@@ -119,6 +120,7 @@ def _known_facts(schedule: str) -> ScheduleFacts:
     return SCHEDULES[schedule]
 
 
+# Cached, since torch constructs a schedule object to list its actions.
 @functools.lru_cache(maxsize=64)
 def actions_of(
     schedule: str, num_ranks: int, num_micro_batches: int, stages_per_rank: int

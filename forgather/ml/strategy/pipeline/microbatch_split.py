@@ -22,6 +22,7 @@ from forgather.ml.model_inputs import inputs_of
 from forgather.ml.types import PaddingBatch
 
 _MAIN_INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_values")
+# Arguments of models for padding-free batches, in which all documents are in a single row.
 _FLATTENED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "seq_idx")
 
 

@@ -329,7 +329,8 @@ class StageRNG:
     def isolated(self) -> Iterator[None]:
         """Context manager that seeds torch for this rank, and restores the previous random state at its end.
 
-        All ranks of a pipeline must enter it equally often.
+        Every rank of a pipeline must enter it the same number of times, because entering draws a random number from the
+        global random state.
         """
         if not self.draws:
             yield

@@ -137,6 +137,7 @@ def _best_cuts(
                 value, cuts = min(options)
                 following[stop] = (value, (*cuts, stop))
         best = following
+    # The last stage may have no block if it has modules after the blocks.
     ends = [
         (join(value, total[count] - total[start] + costs.after), cuts)
         for start, (value, cuts) in best.items()

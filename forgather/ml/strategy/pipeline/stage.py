@@ -135,6 +135,7 @@ class PlaceholderBefore(_Placeholder):
         if like is None or self.gate.states is None:
             raise _used_elsewhere(self.name, "after the first block of a later stage")
         given = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+        # A norm or a dropout, for example, keeps the shape of its input.
         if given is not None and self.width is None and given.is_floating_point():
             return given
         shape = () if given is None or self.width is None else (*given.shape, self.width)
@@ -305,7 +306,9 @@ class _StageForward:
         except StageExit as left:
             output = left.states
         finally:
+            # Otherwise the hidden states would stay in memory until the next forward pass.
             gate.close()
+        # torch sends only contiguous tensors.
         return output_tensor(output) if part.is_last else output.contiguous()
 
     def _refuse_leak(self, states: Tensor, keywords: dict[str, Any], result: Tensor) -> None:
@@ -414,6 +417,7 @@ def _replace_bare_parameters(stage: nn.Module, blocks: BlockList, held: tuple[st
         module = stage.get_submodule(owner)
         if unit not in held and isinstance(parameter := module._parameters.get(name), nn.Parameter):
             del module._parameters[name]
+            # Not persistent: the state of a stage must not have entries of other stages.
             module.register_buffer(name, torch.full_like(parameter.detach(), math.nan), persistent=False)
 
 
@@ -424,6 +428,7 @@ def _mark_borders(stage: nn.Module, part: StagePart, blocks: BlockList, span: ra
         block = stage.get_submodule(blocks.block_name(index))
         block._border = Border(gate, enters=index == enters, leaves=index == leaves)  # type: ignore[assignment]
         kind = type(block)
+        # Python looks up `__call__` on the class, so an attribute of this one block would have no effect.
         block.__class__ = type(kind.__name__, (BorderBlock, kind), {"__module__": kind.__module__})
 
 

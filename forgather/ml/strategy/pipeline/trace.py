@@ -254,6 +254,7 @@ class _Watch(NumbersUnread):
                 raise RuntimeError("blocks are not called once, in order")
             self.entered.append(index)
             states = first_tensor(args, kwargs)
+            # Before the phase changes: the operations so far belong to the earlier phase.
             self.count_flops()
             self.phase = index
             replaced, keywords = with_first_tensor(args, kwargs, self._without_history(states))
@@ -292,6 +293,7 @@ class _Watch(NumbersUnread):
                 continue
             for unit in self._holders.get(id(tensor), ()):
                 self._use(unit, id(tensor))
+            # An unknown tensor is an input, a parameter or a constant, and not the result of an earlier phase.
             phase, _ = self._made.get(id(tensor), (self.phase, None))
             if computes and phase != self.phase and tensor.requires_grad and self.seen.crossing is None:
                 self.seen.crossing = Crossing(phase, self.phase, getattr(func, "__name__", str(func)))
