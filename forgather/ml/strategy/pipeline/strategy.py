@@ -139,9 +139,8 @@ class Pipeline(ModelStrategy):
         """Makes the stages on this rank and the loss rule; fills the stages and applies the recipe's `prepare` steps.
 
         Raises:
-            TrainingError: FG750 to FG755 if the model cannot be cut as requested, FG762 if the loss needs the whole
-                model, FG763 if a stage has no trainable weight and the schedule splits backward passes, FG767 if the
-                precision is float16.
+            TrainingError: FG750 to FG755 if the model cannot be cut, FG762 if the loss needs the whole model, FG763 if
+                a stage has no trainable weight and the schedule splits backward passes, FG767 if `fp16` is on.
         """
         if recipe.autocast is torch.float16:
             raise TrainingError(
