@@ -1,8 +1,8 @@
 """Names that other tools use, and suggestions for names that do not exist.
 
-Takes a name and the names that exist; gives a hint. The table of other tools' names is data (`ml/aliases.json`) and is
-read only when a name is not found. A record in the table takes precedence over a name of similar spelling, and a
-deprecated name is never suggested.
+The inputs are a name and the names that exist; the output is a hint. The table of other tools' names is data
+(`ml/aliases.json`) and is read only when a name is not found. A record in the table takes precedence over a name of
+similar spelling, and a deprecated name is never suggested.
 
 Each record has one of four verdicts. "same": only the name differs. "near": a different setting has this effect, or the
 value is written in another form. "elsewhere": a block, a template or an option takes the place of the setting. "none":

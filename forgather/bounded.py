@@ -1,7 +1,7 @@
 """Reads of files and folders, with limits on size and number.
 
-Takes paths that an untrusted config or folder may name; gives file contents and names. The size of a file is checked
-before the file is read, only regular files are read, and a walk ends after a bounded number of entries.
+The input is paths that an untrusted config or folder may name; the output is file contents and names. The size of a
+file is checked before the file is read, only regular files are read, and a walk ends after a bounded number of entries.
 """
 
 from __future__ import annotations

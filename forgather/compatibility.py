@@ -1,8 +1,9 @@
 """The compatibility matrix: which combinations of strategy, precision and further features work together.
 
-Takes the settings of a trainer's arguments; gives the value of each axis of the matrix, and the verdict for a
-combination from `ml/matrix.json`. The check before a run, the trainers and the documentation all read this one table. A
-combination that is not in the table gives the same training result as a run with one process.
+The input is the settings of a trainer's arguments. The output is the value of each axis of the matrix, and the verdict
+that `ml/matrix.json` contains for this combination of values. The check before a run, the trainers and the
+documentation all read this one table. A combination that is not in the table gives the same training result as a run
+with one process.
 """
 
 from __future__ import annotations
@@ -72,18 +73,20 @@ class Matrix(NamedTuple):
 
     Args:
         axes: the axes, by name.
-        cells: the combinations with a verdict other than "equal to one process". If several cells match, the first one
-            applies.
+        cells: the combinations with a verdict other than "same training result as with one process". If several cells
+            match, the first one applies.
     """
 
     axes: Mapping[str, Axis]
     cells: tuple[Cell, ...]
 
     def cell(self, values: Mapping[str, str]) -> Cell | None:
-        """Returns the first cell that matches; None if the combination gives the result of one process.
+        """Returns the first cell that matches the values; None if no cell matches.
+
+        A combination without a cell gives the same training result as a run with one process.
 
         Args:
-            values: the value of each axis. A cell that names another axis does not match.
+            values: the value of each axis, by name. A cell with an axis that is missing here does not match.
         """
         return next((cell for cell in self.cells if _fits(cell, values)), None)
 

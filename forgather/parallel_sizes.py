@@ -1,7 +1,8 @@
 """Sizes of a parallel run that follow from settings: stages, pipeline ranks, replicas, processes and machines.
 
-Takes the settings of a trainer's arguments; gives the sizes, by name, for the conditions of rules (`computed: layout`).
-A size that depends on an unknown setting is `UNKNOWN`, and a size that no setting determines is None.
+The input is the settings of a trainer's arguments; the output is the sizes, by name, for the conditions of rules
+(`computed: layout`). A size that depends on an unknown setting is `UNKNOWN`, and a size that no setting determines is
+None.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Redaction of secrets from texts, data and output streams.
 
-Takes texts and data; gives them with `(hidden)` in place of each secret. A value is a secret if `!env` read it, if its
-name looks secret, or if it is the secret part of a URL. Once a secret is known, it is hidden from everything that this
-process writes or prints, also in the escaped spellings of JSON, Python and HTML, and where it was shortened.
+The input is texts and data; the output is the same texts and data, with `(hidden)` in place of each secret. A value is
+a secret if `!env` read it, if its name looks secret, or if it is the secret part of a URL. Once a secret is known, it
+is hidden from everything that this process writes or prints, also in the escaped spellings of JSON, Python and HTML,
+and where it was shortened.
 
 A secret is never shown in part: a longer word that contains a random-looking secret is hidden as a whole. An ordinary
 word that `!env` read (`NAME=baseline`) is hidden only as a whole word, so that `baselines` stays.

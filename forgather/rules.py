@@ -1,8 +1,9 @@
 """Rules about the settings of a constructor.
 
-Takes the data of a rules file (JSON, stored next to the code that owns the constructor) and the settings of a call;
-gives a `Violation` for each rule that is broken. The check before a run and the constructor itself read the same data
-through these functions, so that their verdicts cannot differ. A setting that is not known (`UNKNOWN`) breaks no rule.
+The inputs are the data of a rules file (JSON, stored next to the code that owns the constructor) and the settings of a
+call; the output is a `Violation` for each rule that is broken. The check before a run and the constructor itself read
+the same data through these functions, so that their verdicts cannot differ. A setting that is not known (`UNKNOWN`)
+breaks no rule.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class Rules(NamedTuple):
             yield Violation(code="FG810", message=message, argument=name, hint=hint)
 
     def _in_other_words(self, name: str) -> str | None:
-        """Returns a hint if another tool uses the name for a setting that this constructor lacks; otherwise None."""
+        """Returns a hint about a setting that another tool calls `name` and that `settings` lacks; otherwise None."""
         alias = alias_of("setting", name)
         if alias is None or alias.verdict != "same" or alias.name in self.settings:
             return None

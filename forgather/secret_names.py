@@ -1,7 +1,7 @@
 """Names that mark a value as a secret, and similar names that do not.
 
-Takes a name and a value; gives how certain it is that the value is a secret. Names of vocabulary items (`pad_token`),
-of counts (`num_memory_tokens`) and of facts about a secret (`password_file`) do not mark a secret.
+The inputs are a name and a value; the output is how certain it is that the value is a secret. Names of vocabulary items
+(`pad_token`), of counts (`num_memory_tokens`) and of facts about a secret (`password_file`) do not mark a secret.
 """
 
 from __future__ import annotations

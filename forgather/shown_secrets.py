@@ -1,7 +1,7 @@
 """Search for secrets in a text by the names before them: in YAML, JSON, Python, command lines, headers and URLs.
 
-Takes a text; gives the positions of its secrets. `secret_names` decides whether a name marks a value as a secret. The
-time is linear in the length of the text, also for texts that are constructed to be slow.
+The input is a text; the output is the positions of its secrets. `secret_names` decides whether a name marks a value as
+a secret. The time is linear in the length of the text, also for texts that are constructed to be slow.
 """
 
 from __future__ import annotations

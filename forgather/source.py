@@ -49,18 +49,21 @@ class Site:
 
 
 def variable_place(name: str) -> str:
-    """Returns the pseudo file of a template variable that an option or a Python caller has set."""
+    """Returns `<variable NAME>`, the pseudo file of a template variable.
+
+    A `Span` has this name in place of a file if an option or a Python caller has set the variable.
+    """
     return f"<variable {name}>"
 
 
 def variable_of(site: Site) -> str | None:
-    """Returns the name of the variable if a site is in the pseudo file of a template variable; otherwise None."""
+    """Returns the name of the variable if the file of a site is a name from `variable_place`; otherwise None."""
     file = site.span.file
     return file[10:-1] if file.startswith("<variable ") else None
 
 
 def option_place(name: str) -> str:
-    """Returns the pseudo file of a command-line option."""
+    """Returns `<option NAME>`, the name that the `Span` of a command-line option has in place of a file."""
     return f"<option {name}>"
 
 

@@ -1,7 +1,7 @@
 """Similar names for suggestions.
 
-Takes a name and the names that exist; gives the closest ones. The results equal those of `difflib.get_close_matches`,
-at a fraction of the cost: the lengths and letters of two names rule out most pairs.
+The inputs are a name and the names that exist; the output is the closest of these names. The results equal those of
+`difflib.get_close_matches`, at a fraction of the cost: the lengths and letters of two names rule out most pairs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Hooks of transformers' `Trainer` that a subclass of our trainers may override.
 
-Takes the names of methods and of base trainers; gives the reason why each hook is refused. An overridden hook is either
-called as transformers calls it, or refused by an error that names it. The check before a run and the trainer itself
-read the same table, `ml/trainer_hooks.json`.
+The inputs are the names of methods and of base trainers; the output is the reason why each hook is refused. An
+overridden hook is either called as transformers calls it, or refused by an error that names it. The check before a run
+and the trainer itself read the same table, `ml/trainer_hooks.json`.
 """
 
 from __future__ import annotations

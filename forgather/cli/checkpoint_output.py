@@ -1,6 +1,7 @@
 """Tables and text about checkpoints for the terminal, and the same facts as plain data for JSON.
 
-Takes the results of `forgather.ml.checkpoint.inspect`; gives text or plain data. This module reads no file.
+The input is the results of `forgather.ml.checkpoint.inspect`; the output is text or plain data. This module reads no
+file.
 """
 
 from __future__ import annotations

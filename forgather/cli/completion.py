@@ -1,7 +1,7 @@
 """Shell completion of `fgcli`, which `eval "$(register-python-argcomplete fgcli)"` switches on.
 
-Takes the incomplete command line of the shell; gives the possible next words. Configs are read, but the code that they
-name is not run. No process is started.
+The input is the incomplete command line of the shell; the output is the possible next words. Configs are read, but the
+code that they name is not run. No process is started.
 """
 
 from __future__ import annotations

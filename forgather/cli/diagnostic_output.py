@@ -1,7 +1,8 @@
 """Output of all findings of a check, grouped by file, and of errors as JSON.
 
-Takes findings; gives lines for the terminal, or plain data. No finding is left out. The files come in the order of
-their first finding. Each finding is worded as in the report of a single error, with at most four lines of its message.
+The input is findings; the output is lines for the terminal, or plain data. No finding is left out. The files come in
+the order of their first finding. Each finding is worded as in the report of a single error, with at most four lines of
+its message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Differences between two graphs as lines for the terminal, and as plain data for JSON.
 
-Takes the differences, and the `Labels` of both graphs. A difference is printed on one line if it fits. A value that is
-used in several places of the graph is listed once, with the other paths in parentheses.
+The inputs are the differences, and the `Labels` of both graphs. A difference is printed on one line if it fits. A value
+that is used in several places of the graph is listed once, with the other paths in parentheses.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ def paint(line: str) -> str:
 
 
 def hang(line: str) -> int:
-    """Returns the column at which continuation lines of a wrapped line begin: that of the key after the mark."""
+    """Returns the column at which the continuation lines of a wrapped line begin.
+
+    It is the column of the key, two columns after the mark `+`, `-` or `~` that begins the line.
+    """
     return indent_of(line) + 2
 
 

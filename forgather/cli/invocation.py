@@ -1,7 +1,7 @@
 """The parsed arguments of one `fgcli` command.
 
-Takes the namespace of argparse; gives the project and the config that the arguments name. The modules that read configs
-are imported only when a project is opened.
+The input is the namespace of argparse; the output is the project and the config that the arguments name. The modules
+that read configs are imported only when a project is opened.
 """
 
 from __future__ import annotations

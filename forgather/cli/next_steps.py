@@ -1,7 +1,7 @@
 """The command line that resumes a training run after an interruption or a failure.
 
-Takes a config, the command that was typed, and the error that ended the run; gives a command line. No command is given
-if the resumed run would fail in the same way.
+The inputs are a config, the command that was typed, and the error that ended the run; the output is a command line. No
+command is given if the resumed run would fail in the same way.
 """
 
 from __future__ import annotations

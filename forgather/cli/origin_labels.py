@@ -1,6 +1,6 @@
 """Labels for the origins of values: `file:line`, an option of the config, a variable, or `--set`.
 
-Takes origins of values and lines; gives short labels for the terminal, and plain data for JSON.
+The input is origins of values and lines; the output is short labels for the terminal, or plain data for JSON.
 """
 
 from __future__ import annotations

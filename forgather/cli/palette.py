@@ -1,8 +1,8 @@
 """Colors, line breaks and links on a terminal, which are the same for every command.
 
-Takes plain lines; gives lines with terminal codes. If the output is not a terminal, lines are unchanged, unless
-`FORCE_COLOR` is set. `NO_COLOR` takes precedence over `FORCE_COLOR`. Only the sixteen basic colors are used, because
-terminals adapt these colors to a light or dark background.
+The input is plain lines; the output is the same lines with terminal codes for colors. If the output is not a terminal,
+lines are unchanged, unless `FORCE_COLOR` is set. `NO_COLOR` takes precedence over `FORCE_COLOR`. Only the sixteen basic
+colors are used, because terminals adapt these colors to a light or dark background.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The argument parsers of `fgcli`, and the two parsing passes that the options of a config need.
 
-Takes the command line; gives the module of the command and an `Invocation`. Only the module of the chosen command is
-imported. The config is read only if its options are needed: for an unknown argument, for `--help`, and for completion.
+The input is the command line; the output is the module of the command and an `Invocation`. Only the module of the
+chosen command is imported. The config is read only if its options are needed: for an unknown argument, for `--help`,
+and for completion.
 """
 
 from __future__ import annotations

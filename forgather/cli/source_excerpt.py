@@ -1,7 +1,7 @@
 """Excerpts of the user's files: the line to which a finding refers, with carets below the value in question.
 
-Takes findings; gives lines of text. A file is read again only after it has changed, and only up to a size limit. The
-carets are in the same columns as the text that they mark.
+The input is findings; the output is lines of text. A file is read again only after it has changed, and only up to a
+size limit. The carets are in the same columns as the text that they mark.
 """
 
 from __future__ import annotations

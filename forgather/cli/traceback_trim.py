@@ -1,8 +1,8 @@
 """The report of an exception from the user's code, with a shortened traceback.
 
-Takes an exception; gives lines with the type, the message, the place in the config, and the innermost stack frames
-outside forgather's own modules for configs and commands. The innermost frame in a file of the user is always included.
-`FORGATHER_TRACEBACK=full` shows the whole traceback.
+The input is an exception; the output is lines with the type, the message, the place in the config, and the innermost
+stack frames outside forgather's own modules for configs and commands. The innermost frame in a file of the user is
+always included. `FORGATHER_TRACEBACK=full` shows the whole traceback.
 """
 
 from __future__ import annotations

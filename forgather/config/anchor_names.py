@@ -1,7 +1,7 @@
 """Anchor names for shared nodes.
 
-Takes a graph; gives a name for each container or call that several paths reach. Invariants: names are unique and valid
-in YAML; a name that the user chose is kept if it is unique and valid.
+The input is a graph; the output is a name for each container or call that several paths reach. Invariants: names are
+unique and valid in YAML; a name that the user chose is kept if it is unique and valid.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def named_tuple(*members: Any) -> tuple[Any, ...]:
 
 
 def named_dict(*pairs: Any, **members: Any) -> dict[Any, Any]:
-    """Returns a dict of the key and value pairs and the keyword arguments."""
+    """Returns a dict of the positional arguments, which are (key, value) pairs, and the keyword arguments."""
     # Positional pairs allow keys that are not names.
     return {**dict(pairs), **members}
 

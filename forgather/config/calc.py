@@ -1,8 +1,8 @@
 """Evaluates `!calc` expressions: bounded arithmetic on names.
 
-Takes an expression and a function that looks up names; gives a value. Invariants: an expression has no attributes, no
-subscripts, and no calls except of `min max round int float len abs`; the size of every result is bounded before it is
-computed; no code is compiled.
+The inputs are an expression and a function that looks up names; the output is a value. Invariants: an expression has no
+attributes, no subscripts, and no calls except of `min max round int float len abs`; the size of every result is bounded
+before it is computed; no code is compiled.
 """
 
 from __future__ import annotations

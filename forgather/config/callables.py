@@ -1,9 +1,10 @@
 """The list of callables that every config may call, and of callables that no config may call.
 
-Takes names ("module:symbol") and objects; gives a `Verdict` by the list in `callables.json`. Invariants: an entry
-applies to the named module or symbol and to everything inside it, and the longest matching entry decides; the named
-parts of a listed package are allowed, and the user decides about the rest of the package (`fgcli trust`); the verdict
-on an object depends on the module that defines it, not on the name in the config. Nothing is imported.
+The input is a name ("module:symbol") or an object; the output is a `Verdict` by the list in `callables.json`.
+Invariants: an entry applies to the named module or symbol and to everything inside it, and the longest matching entry
+decides; the named parts of a listed package are allowed, and the user decides about the rest of the package (`fgcli
+trust`); the verdict on an object depends on the module that defines it, not on the name in the config. Nothing is
+imported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Equality of values and of graphs, by structure and by which paths share a node; origins are ignored.
 
-Takes two nodes or two graphs; gives a boolean. Invariant: two graphs are equal if construction gives equal objects,
-shared by the same paths; the lines that wrote the values do not matter.
+The input is two nodes or two graphs; the output is a boolean. Invariant: two graphs are equal if construction gives
+equal objects, and the same paths lead to one object; the lines that wrote the values do not matter.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from forgather.config.traverse import children
 
 
 def same_value(a: Node, b: Node) -> bool:
-    """Returns whether two nodes are equal; which nodes inside them are shared is ignored."""
+    """Returns whether two nodes are equal. Whether they share nodes at the same paths is ignored."""
     return _Comparison(sharing=False).nodes([(a, b)])
 
 
 def same_graph(a: Graph, b: Graph) -> bool:
-    """Returns whether two graphs have equal targets and definitions, with the same nodes shared."""
+    """Returns whether two graphs have equal targets and definitions, and share nodes at the same paths."""
     ours, theirs = _entries(a), _entries(b)
     if list(a.targets) != list(b.targets) or [entry.key for entry in ours] != [entry.key for entry in theirs]:
         return False

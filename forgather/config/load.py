@@ -1,7 +1,7 @@
 """Loads rendered YAML text into a graph.
 
-Takes a `RenderedText`; gives a `Graph`. Invariants: every failure is a `LoadError` or `BudgetError` with a place in the
-user's files; nothing that the config names is imported.
+The input is a `RenderedText`; the output is a `Graph`. Invariants: every failure is a `LoadError` or `BudgetError` with
+a place in the user's files; nothing that the config names is imported.
 """
 
 from __future__ import annotations

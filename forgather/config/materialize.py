@@ -1,10 +1,10 @@
 """Builds the objects of a graph.
 
-Takes a graph, target names and values for `!var`; gives the built targets. Invariants: each call of `materialize` is
-one construction, with a state of its own that is never written to a node; in one construction, all aliases of a value
-are one object, and a factory is called again at every occurrence; all constructors are imported and their arguments are
-checked before the first constructor is called, so that a misspelt name is found before an hour of loading data;
-`before_calls` runs once, before the first call.
+The inputs are a graph, target names and values for `!var`; the output is the built targets. Invariants: each call of
+`materialize` is one construction, with a state of its own that is never written to a node; in one construction, all
+aliases of a value are one object, and a factory is called again at every occurrence; all constructors are imported and
+their arguments are checked before the first constructor is called, so that a misspelt name is found before an hour of
+loading data; `before_calls` runs once, before the first call.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Applies `--set path=value` to a graph.
 
-Takes a graph and assignments, each a path and a YAML text; gives a new graph. Invariants: the given graph is unchanged;
-sharing is preserved, so a value inside a shared node changes wherever that node is used, and a finding of the new graph
-reports this change; `Entry.replaced` keeps the old value.
+The inputs are a graph and assignments, each a path and a YAML text; the output is a new graph. Invariants: the given
+graph is unchanged; sharing is preserved, so a value inside a shared node changes wherever that node is used, and a
+finding of the new graph reports this change; `Entry.replaced` keeps the old value.
 
 An assignment does what editing the file would do: at the path of an anchor (`lr: &lr 1e-3`, or a definition) it changes
 the value for every alias; at the path of an alias it changes that path only.

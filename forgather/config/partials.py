@@ -1,8 +1,8 @@
 """The objects of `!partial`, and the recipes of values that each of their calls builds again.
 
-Takes built arguments and recipes (values that each call builds again); gives a callable. Invariants: values that all
-calls of a partial share are built once, when the partial is built; a recipe contains no node and no construction, so a
-partial can be pickled if its arguments can.
+A recipe describes a value that each call of a partial builds again. The inputs are built arguments and recipes; the
+output is a callable. Invariants: values that all calls of a partial share are built once, when the partial is built; a
+recipe contains no node and no construction, so a partial can be pickled if its arguments can.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from forgather.source import Span
 
 @dataclass(frozen=True, slots=True)
 class CallPlace:
-    """The place of a call in the config, for the note on an exception that the call raises."""
+    """The place of a call in the config, which is noted on an exception that the call raises."""
 
     constructor: str
     path: str
@@ -36,7 +36,7 @@ def call_noted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
         function: the constructor.
         args: the positional arguments.
         kwargs: the keyword arguments.
-        place: the place of the call, for the note.
+        place: the place of the call in the config, which the `BuildNote` names.
     """
     try:
         return function(*args, **kwargs)
@@ -87,7 +87,7 @@ def note_once(error: BaseException, note: BuildNote) -> None:
 
 
 class Recipe(ABC):
-    """A value that each call of a partial builds again."""
+    """The description of a value that each call of a partial builds again."""
 
     __slots__ = ()
 
@@ -101,7 +101,7 @@ class Recipe(ABC):
 
 
 def built(value: Any, memo: dict[int, Any]) -> Any:
-    """Returns a new value if the argument is a recipe; otherwise the argument itself."""
+    """Returns the value that a recipe builds; an argument that is not a recipe is returned as it is."""
     # Most arguments are plain values that were built once.
     return value.build(memo) if isinstance(value, Recipe) else value
 

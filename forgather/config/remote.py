@@ -1,7 +1,7 @@
 """Checks that code of models and data sets comes from a pinned commit on the Hub or from a trusted folder.
 
-Takes a graph, or the arguments of a call; gives findings or raises an error. Invariant: a change of a branch or a tag
-on the Hub cannot change the code that a config runs.
+The input is a graph or the arguments of a call. Findings are returned for a graph; an error is raised for a call.
+Invariant: a change of a branch or a tag on the Hub cannot change the code that a config runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Renders templates to YAML text with the origin of each character.
 
-Takes a `ConfigEnvironment` and the name or the text of a template; gives a `RenderedText`. Invariants: any input gives
-a result or a `ForgatherError` with a place; two renders share nothing except compiled code; Jinja is imported by the
-first render, not by the import of this module.
+The inputs are a `ConfigEnvironment` and the name or the text of a template; the output is a `RenderedText`. Invariants:
+any input gives a result or a `ForgatherError` with a place; two renders share nothing except compiled code; Jinja is
+imported by the first render, not by the import of this module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Imports the constructors that a config names.
 
-Takes "module:symbol.path", "path/file.py:symbol", ".module:symbol" or the name of a builtin; gives the object.
-Invariants: `sys.path` is never changed; a file of a project is imported under a module name made from its folder, so
-`json.py` or `torch.py` in a project neither shadows a library nor is shadowed by one.
+The input is "module:symbol.path", "path/file.py:symbol", ".module:symbol" or the name of a builtin; the output is the
+object. Invariants: `sys.path` is never changed; a file of a project is imported under a module name made from its
+folder, so `json.py` or `torch.py` in a project neither shadows a library nor is shadowed by one.
 
 A file import makes a package of the file's folder (and of the `submodule_searchpath` of the call). Files in the same
 folder are therefore modules of that package: `from .blocks import Layer` imports the `blocks.py` next to the file.

@@ -1,8 +1,8 @@
 """Splits a file into its own text and its inline sub-templates.
 
-Takes the text of a file; gives the text up to the first `#--- name ---` line, and the named sub-templates after that
-line. Invariants: every part has the line of the file on which it begins; the parts and their header lines, joined, are
-the text of the file.
+The input is the text of a file; the output is the text up to the first `#--- name ---` line, and the named
+sub-templates after that line. Invariants: every part has the line of the file on which it begins; the parts and their
+header lines, joined, are the text of the file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rewrites line statements, comments and block headers to Jinja's syntax.
 
-Takes the text of one template as the user wrote it; gives Jinja source. Invariants: each line stays one line, so a line
-number of Jinja is a line number of the template; any text is accepted, and the parser reports errors at their place.
+The input is a template's text; the output is Jinja source. Invariants: each line stays one line, so a line number of
+Jinja is a line number of the template; any text is accepted, and the parser reports errors at their place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The table of tags, and the parser for the text of a tag.
 
-Takes the text of a tag (`!singleton:torch:nn.Linear@head`); gives a `Tag`. Invariants: nothing is imported; a
-constructor has the form "module:symbol", "path/file.py:symbol" or the name of a builtin.
+The input is the text of a tag (`!singleton:torch:nn.Linear@head`); the output is a `Tag`. Invariants: nothing is
+imported; a constructor has the form "module:symbol", "path/file.py:symbol" or the name of a builtin.
 """
 
 from __future__ import annotations

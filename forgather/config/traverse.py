@@ -1,8 +1,9 @@
 """Traversal of graphs: the only module that knows the children of each kind of node.
 
-Takes nodes; gives their children with typed steps, walks over graphs, rebuilt nodes and the set of shared nodes.
-Invariants: `walk` visits each node once and does not recurse; `rebuild` preserves sharing if `change` returns the same
-new node for the same old node.
+The functions return the children of a node, visit all nodes of a graph, rebuild nodes with other children, and find
+shared nodes. A child comes with the step that leads to it: a `Key` or an `Index`. Invariants: `walk` visits each node
+once and does not recurse; `rebuild` keeps shared nodes shared if the function `change`, which replaces children,
+returns the same new node whenever it gets the same old node.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Scripts that start a run on another machine: a SLURM batch job, torchrun, or `accelerate launch`.
 
-Takes a `ProcessRequest` and the command line of `fgcli`; gives the text of a script. One task on each machine starts
-the processes of that machine. The script contains every setting of the launcher, so that no setting comes from a
-configuration file on the machine that runs the script.
+The inputs are a `ProcessRequest` and the command line of `fgcli`; the output is the text of a script. One task on each
+machine starts the processes of that machine. The script contains every setting of the launcher, so that no setting
+comes from a configuration file on the machine that runs the script.
 """
 
 from __future__ import annotations

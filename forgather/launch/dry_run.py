@@ -1,7 +1,7 @@
 """The dry run: the parameters and memory of each process of a run, computed in the current process.
 
-Takes a `RunPlan` and a number of processes. Gives plain data, whose form `forgather/ml/dry_run.py` describes, and a
-table of these data. Nothing is written and no process is started.
+The inputs are a `RunPlan` and a number of processes. The output is plain data, whose form `forgather/ml/dry_run.py`
+describes, and a table of these data. Nothing is written and no process is started.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Runs the `main` target of a config in the current process.
 
-Takes a `Project`. Gives the exit status and the paths of the run folder, the model and the newest checkpoint. The
-record of the run is written completely before any object is constructed. An exception of the run is raised unchanged.
+The input is a `Project`. The output is the exit status and the paths of the run folder, the model and the newest
+checkpoint. The record of the run is written completely before any object is constructed. An exception of the run is
+raised unchanged.
 """
 
 from __future__ import annotations

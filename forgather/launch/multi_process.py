@@ -1,8 +1,8 @@
 """Runs with several processes: starts the processes with torchrun, or joins processes that a launcher has started.
 
-Takes a `ProcessRequest`. Gives the exit status and the cause of a failure, or the current process as a peer of the
-run. The modules that use torch are imported by name when they are needed, because this package must not import torch.
-Before any object is constructed, the number of existing processes is compared with the requested number.
+The input is a `ProcessRequest`. The output is the exit status and the cause of a failure, or the current process as a
+peer of the run. The modules that use torch are imported by name when they are needed, because this package must not
+import torch. Before any object is constructed, the number of existing processes is compared with the requested number.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Process requests: the number of processes that a config and a command line ask for, and the machines to use.
 
-Takes a config and the options of `train`. Gives a `ProcessRequest`, and the arguments with which torchrun starts the
-requested processes. No process is started and no device is counted. An option takes precedence over the config.
-Requests that contradict themselves are errors. `added_settings` lists the settings that `accelerate launch` adds to a
-run.
+The inputs are a config and the options of `train`. The output is a `ProcessRequest`, and the arguments with which
+torchrun starts the requested processes. No process is started and no device is counted. An option takes precedence over
+the config. Requests that contradict themselves are errors. `added_settings` lists the settings that `accelerate launch`
+adds to a run.
 """
 
 from __future__ import annotations

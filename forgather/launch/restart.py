@@ -1,8 +1,9 @@
 """Restarts of a failed or requeued run: whether processes are started again, and from which checkpoint they resume.
 
-Takes the failure and the checkpoints of the output folder. Gives a decision, which is printed in one line and passed to
-the new processes in an environment variable. A failure that would occur again is not retried. A restarted run resumes
-from a checkpoint that the run itself wrote, not from a checkpoint of an earlier run in the same folder.
+The inputs are the failure and the checkpoints of the output folder. The output is a decision, which is printed in one
+line and passed to the new processes in an environment variable. A failure that would occur again is not retried. A
+restarted run resumes from a checkpoint that the run itself wrote, not from a checkpoint of an earlier run in the same
+folder.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ def decay_groups(model: nn.Module, weight_decay: float, no_decay: Collection[str
 
     Args:
         model: the model whose parameter names and module classes determine the groups. The parameters of a pipeline
-            stage are grouped as in the whole model, provided that they have the same names as there.
+            stage are grouped as in the whole model, provided that the stage and the whole model give them the same
+            names.
         weight_decay: the weight decay of the first group. With 0, all parameters are in a single group.
         no_decay: the kinds of parameters without weight decay. "bias" means every parameter with that word in its name;
             "norm" means every parameter of a normalization layer, which is recognized by its class or its name. With

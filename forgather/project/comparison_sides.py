@@ -250,10 +250,13 @@ def _sides_of_run(a: str, b: str | None, folder: str | None, now: datetime) -> t
 
 
 def split_revision(word: str, folder: str | None) -> tuple[str, str | None]:
-    """Returns the config and the revision of `CONFIG@REVISION`; the revision is None if the word contains none.
+    """Returns the config and the revision that `word` names.
+
+    In `CONFIG@REVISION`, the revision follows the "@". It is None if `word` is only the name of a config or an existing
+    path.
 
     Args:
-        word: the word of the command line.
+        word: the argument of the command line: `CONFIG`, `CONFIG@REVISION` or a path.
         folder: the project that names are relative to; None for the nearest project above the working folder.
 
     Example:

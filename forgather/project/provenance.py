@@ -183,7 +183,7 @@ def _processors(run: PastRun) -> Iterator[Row]:
 
 
 def _checkpoint(run: PastRun) -> Iterator[Row]:
-    """Yields a row for the checkpoint that the run resumed from, which a repeated run needs at the same path."""
+    """Yields a row for the checkpoint from which the run resumed. A repeated run needs it at the same path."""
     for path, node in all_nodes(run.built):
         for entry in entries(node) if isinstance(node, Call) else ():
             if entry.key == "resume_from_checkpoint" and _names_a_checkpoint(entry):

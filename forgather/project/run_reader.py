@@ -192,7 +192,7 @@ class PastRun:
         return os.path.join(self.folder, "templates", *self._display.archive_name(path).split("/"))
 
     def original(self, file: str) -> str:
-        """Returns the file from which a recorded copy was made; a path that is not a recorded copy is unchanged."""
+        """Returns the path of which `file` is the recorded copy; `file` itself if it is not a recorded copy."""
         inside = os.path.relpath(file, os.path.join(self.folder, "templates")).replace(os.sep, "/")
         label, _, rest = inside.partition("/")
         workspace = str(self.facts.get("workspace_root") or "")

@@ -49,7 +49,8 @@ class ModuleTable:
         Args:
             key: the key of the result.
             make: the function that computes the result; the modules that it reads are recorded with the result.
-            meanwhile: the result of a recursive call with the same key.
+            meanwhile: the value to return if `make` calls this method again with the same key before `make` has
+                returned.
         """
         if key in self._memo:
             value, used = self._memo[key]

@@ -250,7 +250,7 @@ class Comparison:
             stack += list(self._inner_pairs(a, b, where))[::-1]
 
     def _inner_pairs(self, a: Any, b: Any, path: str) -> Iterator[tuple[Any, Any, str]]:
-        """Compares two values without their members, and yields the pairs of members with the path of each pair."""
+        """Compares two values, but not their members, and yields each pair of corresponding members with its path."""
         if isinstance(a, _CALLABLE) and isinstance(b, _CALLABLE):
             if self._is_new(a, b, path):
                 self._callables.append((path, a, b))

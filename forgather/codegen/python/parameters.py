@@ -1,8 +1,8 @@
 """The parameters of the generated function: one for each variable of the config.
 
-The input is the needed nodes; the output is the parameter of each variable. If all uses of a variable have the same
-plain default, the parameter has this default. If the defaults of the uses differ, or a default has to be built,
-the default of the parameter is `UNSET`, and each use evaluates its own default.
+The input is the graph and the nodes that the requested targets need; the output is the parameter of each variable. If
+all uses of a variable have the same plain default, the parameter has this default. If the defaults of the uses differ,
+or a default has to be built, the default of the parameter is `UNSET`, and each use evaluates its own default.
 """
 
 from __future__ import annotations

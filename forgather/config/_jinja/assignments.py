@@ -1,8 +1,9 @@
 """Tracks, while a template runs, the line that last assigned each name.
 
-A place is a tuple of a template, a line of the template, and the block that contains the line. Takes the tables of
-names in compiled code; gives, for an expression, the places at which its names were last assigned. Invariants: when
-Jinja ends the scope of a name, the places of the name are dropped; a name that was never assigned has no place.
+A place is a tuple of a template, a line of the template, and the block that contains the line. The input is the tables
+of names in compiled code; the output is, for each expression, the places at which its names were last assigned.
+Invariants: when Jinja ends the scope of a name, the places of the name are dropped; a name that was never assigned has
+no place.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The budget account of one render, which counts the work, output and memory of the templates.
 
-Takes the limits of a load; gives an `Account` that raises `BudgetError` when a cost would exceed a limit.
-Invariants: the cost of an operation is counted before the operation runs; every unit of work that a template can repeat
-is counted, so no template can exceed the limits.
+The input is the limits of a load; the output is an `Account` that raises `BudgetError` when a cost would exceed a
+limit. Invariants: the cost of an operation is counted before the operation runs; every unit of work that a template can
+repeat is counted, so no template can exceed the limits.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Account:
         return value
 
     def compared(self, value: Any) -> Any:
-        """Counts the size of a value that is compared or searched against the budget, and returns the value."""
+        """Counts a comparison with a value, or a search in it, against the rendering budget, and returns the value."""
         # Searching a range for anything but an int compares item by item.
         if type(value) is range:
             self.charge(_WORK_PER_STEP * len(value))

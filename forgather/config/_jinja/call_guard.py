@@ -1,8 +1,8 @@
 """Checks what a template may call, and estimates the cost of a call before the call is made.
 
-Takes a callable and its arguments; raises an error if the call is not allowed or if its result would be too large.
-Invariants: methods of plain values are allowed by name; every method whose result can be larger than its input has an
-estimate of the size of the result.
+The inputs are a callable and its arguments. An error is raised if the call is not allowed or if its result would be too
+large. Invariants: methods of plain values are allowed by name; every method whose result can be larger than its input
+has an estimate of the size of the result.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ class _CheckedFormatter(SandboxedFormatter):
         return super().format_field(self._account.weigh(value), format_spec)
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
-        """Returns the value of one field after a conversion such as `!r`."""
+        """Returns a field's value after a conversion such as `!r`; its size is first counted against the budget."""
         return super().convert_field(self._account.weigh(value), conversion)
 
 

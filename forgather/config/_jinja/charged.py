@@ -1,8 +1,9 @@
 """The generator of Python code for expressions; the code counts its own cost against the rendering budget.
 
-Takes Jinja's expression nodes; writes their Python code. Invariants: if the size of an operand determines the cost of
-an operation, the size is counted before the operation runs; an expression that begins on another line of the template
-than the code before it begins on a new line of the generated code, so that a traceback gives the right line.
+The input is Jinja's expression nodes; the output is their Python code. Invariants: if the size of an operand determines
+the cost of an operation, the size is counted before the operation runs; an expression that begins on another line of
+the template than the code before it begins on a new line of the generated code, so that a traceback gives the right
+line.
 """
 
 from __future__ import annotations

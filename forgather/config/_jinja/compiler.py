@@ -1,8 +1,8 @@
 """Compiles Jinja source to Python code that records origins and counts its cost against the rendering budget.
 
-Takes the Jinja source that `config.syntax.desugar` made of a template; gives a code object. Invariant: the code
-contains line numbers and block names of its own template, but no path and no template name. So equal text gives equal
-code, and the code can be cached by the text. `RunEnvironment.instance` binds the code to its template.
+The input is the Jinja source that `config.syntax.desugar` made of a template; the output is a code object. Invariant:
+the code contains line numbers and block names of its own template, but no path and no template name. So equal text
+gives equal code, and the code can be cached by the text. `RunEnvironment.instance` binds the code to its template.
 """
 
 from __future__ import annotations

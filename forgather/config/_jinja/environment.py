@@ -1,8 +1,8 @@
 """The sandbox in which compiled templates run.
 
-Takes the code and the definition of a template; gives the functions that the code calls (`fg_...`). Invariants: a
-`RunEnvironment` serves one load only; it checks every call of a template, counts the cost of calls and repetitions
-against the rendering budget, and records the origins of the output.
+The inputs are the code and the definition of a template; the output is the functions that the code calls (`fg_...`).
+Invariants: a `RunEnvironment` serves one load only; it checks every call of a template, counts the cost of calls and
+repetitions against the rendering budget, and records the origins of the output.
 """
 
 from __future__ import annotations

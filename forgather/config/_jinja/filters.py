@@ -1,9 +1,10 @@
 """The filters and tests of templates: those of Jinja, extended by budget checks and origins, and `toyaml`.
 
-Takes Jinja's tables of filters and tests; gives `FILTERS` and `TESTS`. Invariants: the cost of a filter counts against
-the rendering budget before the filter runs; a filter that keeps the text of its input keeps the origins of the text,
-and the origin of any other result is the line that prints it. `toyaml` writes a value as flow-style YAML 1.2 on one
-line. A YAML reader reads an equal value from the line, which contains no character that a reader refuses or changes.
+The input is Jinja's tables of filters and tests; the output is `FILTERS` and `TESTS`. Invariants: the cost of a filter
+counts against the rendering budget before the filter runs; a filter that keeps the text of its input keeps the origins
+of the text, and the origin of any other result is the line that prints it. `toyaml` writes a value as flow-style YAML
+1.2 on one line. A YAML reader reads an equal value from the line, which contains no character that a reader refuses or
+changes.
 """
 
 from __future__ import annotations

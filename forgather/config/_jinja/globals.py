@@ -1,7 +1,8 @@
 """The global functions of templates: clocks, paths, folders and environment variables.
 
-Takes the time of the load; gives the global functions by name. Invariants: all clock functions of one load return one
-instant; every environment variable that a template reads is recorded, and no variable that looks secret can be read.
+`Globals` takes the time of the load, and its method `table` returns the global functions by name. Invariants: all clock
+functions of one load use the same time, the time of the load; every environment variable that a template reads is
+recorded, and no variable that looks secret can be read.
 """
 
 from __future__ import annotations
@@ -68,28 +69,28 @@ class Globals:
         return table
 
     def now(self) -> datetime:
-        """The instant of the load, in local time."""
+        """The time of the load, as a `datetime` in local time."""
         return self._now
 
     def utcnow(self) -> datetime:
-        """The instant of the load, in UTC."""
+        """The time of the load, as a `datetime` in UTC."""
         return self._now.astimezone(UTC)
 
     def isotime(self) -> str:
-        """The instant as 2026-01-31T12:30:00, in local time."""
+        """The time of the load in local time, as text of the form 2026-01-31T12:30:00."""
         # An instant with a time zone would add its offset to the text.
         return self._now.replace(tzinfo=None).isoformat(timespec="seconds")
 
     def utcisotime(self) -> str:
-        """The instant as 2026-01-31T12:30:00, in UTC."""
+        """The time of the load in UTC, as text of the form 2026-01-31T12:30:00."""
         return self.utcnow().replace(tzinfo=None).isoformat(timespec="seconds")
 
     def filetime(self) -> str:
-        """The instant for file names, as 2026-01-31T12-30-00, in local time."""
+        """The time of the load in local time, as text for file names, of the form 2026-01-31T12-30-00."""
         return _UNSAFE_IN_FILES.sub("-", self.isotime())
 
     def utcfiletime(self) -> str:
-        """The instant for file names, as 2026-01-31T12-30-00, in UTC."""
+        """The time of the load in UTC, as text for file names, of the form 2026-01-31T12-30-00."""
         return _UNSAFE_IN_FILES.sub("-", self.utcisotime())
 
     def env(self, name: str, default: Any = _REQUIRED) -> Any:

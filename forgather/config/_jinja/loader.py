@@ -1,8 +1,9 @@
 """Finds the text of a template by its name, in one load.
 
-Takes the search path; gives a `Definition`: the text of a file, or an inline sub-template of a file that was read for
-the same load. Invariants: of several definitions of a name, the one in the child template is found before the one in
-its parent; files are read from the folders of the search path only; two loads share nothing.
+The inputs are the search path and the name of a template. The output is a `Definition`: the text of a file, or an
+inline sub-template of a file that was read for the same load. Invariants: of several definitions of a name, the one in
+the child template is found before the one in its parent; files are read from the folders of the search path only; two
+loads share nothing.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ class Library:
     # -- reading
 
     def add_text(self, name: str, file: str, text: str) -> Definition:
-        """Adds a text and its inline sub-templates, and returns the definition of the text without the sub-templates.
+        """Adds a text and its inline sub-templates to the load, and returns a `Definition`.
+
+        The definition contains the part of the text before the first sub-template.
 
         Args:
             name: the name of the template.

@@ -1,11 +1,13 @@
 """Strings that carry their origins: the template lines that wrote each part.
 
-Takes and gives pieces of text with trails (records of origins). Invariant: a `Traced` equals, character for character,
-the string that plain Jinja would have made; trails never change the text.
+The functions take and return pieces of text whose parts have trails (records of their origins). Invariant: a `Traced`
+equals, character for character, the string that plain Jinja would have made; trails never change the text.
 
-A trail is a tuple `(sites, sets, approximate, through_super)`; a site is `(template, line, block)`, with the template
-as an object. Trails and sites are plain tuples for speed, and are converted to `Origin` and `Site` at the end of the
-render.
+A trail is a tuple `(sites, sets, approximate, through_super)`. `sites`, `sets` and `approximate` are the fields of
+`Origin`: the lines that wrote the text, the assignments of the names in it, and whether a filter changed it.
+`through_super` is whether the text comes from `super()`. A site is a tuple `(template, line, block)`, in which the
+template is an object. Trails and sites are plain tuples for speed, and are converted to `Origin` and `Site` at the end
+of the render.
 """
 
 from __future__ import annotations

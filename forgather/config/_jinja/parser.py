@@ -1,7 +1,7 @@
 """Jinja's parser, extended by a record of where each open statement begins, for error messages.
 
-Takes Jinja source; gives Jinja's nodes. Invariants: a statement without an end is reported at the line that opens
-it; `do`, `break` and `continue` are statements.
+The input is Jinja source; the output is Jinja's nodes. Invariants: a statement without an end is reported at the line
+that opens it; `do`, `break` and `continue` are statements.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Renders one config: compiles its templates, with a cache of compiled code, and runs them.
 
-Takes the environment of a load and the name or text of a config; gives a `RenderedText`. Invariants: every error of a
-render has a place in the user's files; a render leaves nothing behind except compiled code. Equal template text gives
-equal code for one version each of Python, Jinja and this package. A cache entry on disk is used only if this user owns
-it, nobody else can write it, and its digest matches. If the cache folder cannot be written, only speed is lost.
+The inputs are the environment of a load and the name or text of a config; the output is a `RenderedText`. Invariants:
+every error of a render has a place in the user's files; a render leaves nothing behind except compiled code. Equal
+template text gives equal code for one version each of Python, Jinja and this package. A cache entry on disk is used
+only if this user owns it, nobody else can write it, and its digest matches. If the cache folder cannot be written, only
+speed is lost.
 """
 
 from __future__ import annotations

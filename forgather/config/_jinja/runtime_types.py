@@ -1,7 +1,7 @@
 """Jinja's runtime types with records of template lines: undefined values, namespaces, `super()`, context.
 
-Takes the arguments of Jinja's own types; gives objects that also record template lines. Invariant: in a template, each
-object behaves like one of Jinja's own type.
+The input is the arguments of Jinja's own types; the output is objects that also record template lines. Invariant: in a
+template, each object behaves like one of Jinja's own type.
 """
 
 from __future__ import annotations

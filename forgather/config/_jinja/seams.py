@@ -1,9 +1,9 @@
 """Seams, the places where text of one template could end up on the same line as text of another template.
 
-Takes the tokens and the tree of a template; marks on each node with output whether it begins a line of the source, and
-on each include whether text follows on the line of the include. Invariants: trimming that the user wrote (`-%}`, `{%-`)
-does not count as the end of a line; a seam changes the output only where two templates would share a line that neither
-wrote.
+`mark_seams` takes the tokens and the tree of a template. It marks on each node with output whether the node begins a
+line of the source, and on each include whether text follows on the line of the include. Invariants: trimming that the
+user wrote (`-%}`, `{%-`) does not count as the end of a line; a seam changes the output only where two templates would
+share a line that neither wrote.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ Token = tuple[int, str, str]
 
 
 class Seam(str):
-    """An empty string that compiled code writes where a template line begins, to detect a line of two templates."""
+    """An empty string that compiled code writes where a line of the template `owner` begins.
+
+    It serves to detect text of two templates on one line.
+    """
 
     __slots__ = ("owner",)
 
     owner: Any
 
     def joins(self, before: str) -> bool:
-        """Returns whether the text before the seam is an unfinished line that another template wrote."""
+        """Returns whether the text before the seam ends in an unfinished line of a template other than `owner`."""
         if type(before) is not Traced or before.endswith("\n"):
             return False
         # A template may leave its own line open, as `a: {{ x }}` does; only another template's open line is a mistake.
@@ -41,7 +44,7 @@ class Seam(str):
 
 
 def seam_of(owner: Any) -> Seam:
-    """Returns a seam, the empty string that marks the start of a line, for the template `owner`."""
+    """Returns a seam of the template `owner`: an empty string at a place where a line of the template begins."""
     made = Seam()
     made.owner = owner
     return made

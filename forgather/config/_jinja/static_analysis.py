@@ -1,7 +1,8 @@
 """Static analysis of a template: the names that it reads, sets and binds, the contents of its blocks, and sizes.
 
-Takes Jinja's nodes; gives tables of plain constants, which are stored in compiled code. Invariant: the tables depend
-only on the text of the template. Nothing is rendered, so a rendered block may have more keys than its `BlockContents`.
+The input is Jinja's nodes; the output is tables of plain constants, which are stored in compiled code. Invariant: the
+tables depend only on the text of the template. Nothing is rendered, so a rendered block may have more keys than its
+`BlockContents`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Translates exceptions of Jinja and Python into located errors in the terms of this language.
 
-Takes an exception and the load in which it was raised; gives a `ForgatherError` with the user's file and line, the
-chain of templates that led to the line, and a hint. Invariants: a message shows text and line numbers of the user's
-files only, never rewritten text or generated code; only names that the failing line could have used are suggested.
+The inputs are an exception and the load in which it was raised; the output is a `ForgatherError` with the user's file
+and line, the chain of templates that led to the line, and a hint. Invariants: a message shows text and line numbers of
+the user's files only, never rewritten text or generated code; only names that the failing line could have used are
+suggested.
 """
 
 from __future__ import annotations
@@ -425,7 +426,10 @@ def near_variable(name: str, frames: Frames) -> str:
 
 
 def near_attribute(name: str, frames: Frames) -> str | None:
-    """Returns a hint with the closest attribute of the namespaces in scope; None if no attribute is close."""
+    """Returns a hint with the attribute whose name is closest to `name`; None if no name is close.
+
+    The attributes are those of all namespaces in scope at the failing line.
+    """
     # Jinja's namespace has no public way to list its attributes.
     spaces = [value for value in _visible(frames).values() if isinstance(value, TracedNamespace)]
     return _close(name, sorted({attribute for space in spaces for attribute in space._Namespace__attrs}))
@@ -441,7 +445,7 @@ def near_argument(message: str, frames: Frames) -> str | None:
 
 
 def near_export(name: str, template: str, library: Library) -> str | None:
-    """Returns a hint with the closest macro or variable of an imported template; None if there is none."""
+    """Returns a hint: the macro or variable in `template` whose name is closest to `name`; None if none is close."""
     texts = [found.text for found in library.used if found.name == template]
     return nearest(name, [exported for text in texts for exported in _EXPORT.findall(text)])
 

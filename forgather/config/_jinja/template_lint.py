@@ -1,6 +1,7 @@
 """Findings about templates whose text has no effect, or replaces more of a parent than was meant.
 
-Takes the templates of a load after they have run; gives diagnostics. Invariant: no finding stops a render.
+The input is the templates of a load after they have run; the output is diagnostics. Invariant: no finding stops a
+render.
 """
 
 from __future__ import annotations

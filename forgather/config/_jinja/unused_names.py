@@ -1,7 +1,8 @@
 """Findings about names that are set in templates or given from outside, and that nothing reads.
 
-Takes the templates of a load and their tables of names; gives findings. Invariants: there is no finding about a name
-that anything in the load may read, and none about the `set`s of a template from outside the project.
+The inputs are the templates of a load and their tables of names; the output is findings. Invariants: there is no
+finding about a name that anything in the load may read, and none about the `set`s of a template from outside the
+project.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The line that wrote each value of a config, and the values that it replaced.
 
-Takes a graph; gives a `Blame` for each path in the graph. Invariants: a shared value has a `Blame` at each of its
-paths; replaced values are ordered from the last to the first that was written; nothing is imported or built.
+The input is a graph; the output is a `Blame` for each path in the graph. Invariants: a shared value has a `Blame` at
+each of its paths; replaced values are ordered from the last to the first that was written; nothing is imported or
+built.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The differences of two graphs, by path.
 
-Takes two graphs; gives `Difference` records in the order of the graphs. Invariants: equal graphs have no difference; a
-difference inside a shared value is reported once, with its other paths; the contents of a changed value are compared
-with the old contents, so that one change is not repeated at every value inside; equal items of two sequences are paired
-in order, and an equal item at another position is reported as moved. No function recurses.
+The input is two graphs; the output is `Difference` records in the order of the graphs. Invariants: equal graphs have no
+difference; a difference inside a shared value is reported once, with its other paths; the contents of a changed value
+are compared with the old contents, so that one change is not repeated at every value inside; equal items of two
+sequences are paired in order, and an equal item at another position is reported as moved. No function recurses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The lines of a rendered config, each annotated with the values that it writes and what overrides them.
 
-Takes a `RenderedText` and its graph; gives one `Line` for each line of the text. Invariants: an overridden line names
-the line that overrides it, and the overriding line names what it replaced; no line is left out.
+The inputs are a `RenderedText` and its graph; the output is one `Line` for each line of the text. Invariants: an
+overridden line names the line that overrides it, and the overriding line names what it replaced; no line is left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Looks up paths in a graph, and suggests the nearest paths for one that does not exist.
 
-Takes a graph and the text of a path; gives the value or an error with suggestions. Invariant: all commands, and the
-option `--set`, find the same value at a path.
+The inputs are a graph and the text of a path; the output is the value or an error with suggestions. Invariant: all
+commands, and the option `--set`, find the same value at a path.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shows a graph as a text tree or as JSON.
 
-Takes a graph; gives text or plain data. Invariants: nothing is imported or built; `!env` stays symbolic; a shared node
-is written once.
+The input is a graph; the output is text or plain data. Invariants: nothing is imported or built; `!env` stays symbolic;
+a shared node is written once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Aliases that refer to another value than was meant, because a later anchor has the same name.
 
-Takes anchors and aliases in the order of the document; gives findings. Invariants: there is no finding for an anchor
-that replaces, wraps or repeats the earlier value. If the template of the alias also writes or extends the later anchor,
-there is a finding only if one template wrote the alias and both anchors, and nothing used the earlier anchor.
+The input is anchors and aliases in the order of the document; the output is findings. Invariants: there is no finding
+for an anchor that replaces, wraps or repeats the earlier value. If the template of the alias also writes or extends the
+later anchor, there is a finding only if one template wrote the alias and both anchors, and nothing used the earlier
+anchor.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Checks the arguments of one call: their names and number against a signature, and their values against annotations.
 
-Takes a callable, or signatures that were read from source, and the arguments in the config; gives a `Mismatch` for
-names and numbers, a `Misfit` for a value. Invariants: only arguments that the signature itself rules out are reported,
-never a `TypeError` from inside a constructor; construction and the static check report the same mismatch. As in Python,
-an int is accepted as a float and a list as a tuple; a string is accepted as a path or a member of an enum; a value that
-cannot be ruled out is accepted.
+The inputs are a callable, or signatures that were read from source, and the arguments in the config. The output is a
+`Mismatch` for a wrong name or number of arguments, and a `Misfit` for a value that the annotation of its parameter
+rules out. Invariants: only arguments that the signature itself rules out are reported, never a `TypeError` from inside
+a constructor; construction and the static check report the same mismatch. As in Python, an int is accepted as a float
+and a list as a tuple; a string is accepted as a path or a member of an enum; a value that cannot be ruled out is
+accepted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Checks the calls of a graph against the signatures of their constructors, without importing anything.
 
-Takes a graph and a reader of signatures; gives findings, unchecked calls, and the calls with their callees. Invariants:
-an error is reported only if the call would fail for the same reason, or if the simple type of a literal differs from
-the annotation; a call with an unknown signature is listed as unchecked, and no signature is guessed.
+The inputs are a graph and a reader of signatures; the output is findings, unchecked calls, and the calls with their
+callees. Invariants: an error is reported only if the call would fail for the same reason, or if the simple type of a
+literal differs from the annotation; a call with an unknown signature is listed as unchecked, and no signature is
+guessed.
 """
 
 from __future__ import annotations

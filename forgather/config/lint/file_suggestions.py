@@ -1,7 +1,7 @@
 """Errors and suggestions for a missing file, module or symbol in the name of a constructor.
 
-Takes a name; gives an error or a hint. Invariants: construction and the static check report the same error; only the
-names of files are read, never the contents of files.
+The input is a name; the output is an error or a hint. Invariants: construction and the static check report the same
+error; only the names of files are read, never the contents of files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks of a graph that need no constructor: repeated names of nodes, `!calc` expressions, unused definitions.
 
-Takes a graph; gives all findings. Invariant: nothing is imported.
+The input is a graph; the output is all findings. Invariant: nothing is imported.
 """
 
 from __future__ import annotations

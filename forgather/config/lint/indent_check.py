@@ -1,7 +1,8 @@
 """Keys and list items whose indent puts them into another value than was meant.
 
-Takes pairs of a key and the first key of the block mapping under that key, texts that contain dashes, and the root
-keys; gives findings. Invariant: a document that indents by one space throughout has no finding about indents.
+The inputs are pairs of a key and the first key of the block mapping under that key, texts that contain dashes, and the
+root keys; the output is findings. Invariant: a document that indents by one space throughout has no finding about
+indents.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Plain scalars that are strings but look like numbers, booleans or null.
 
-Takes the text of a plain scalar that is a string; gives a hint. Invariant: there is no hint for a text that YAML reads
-as a string and that is commonly meant as a string, such as a version, a range, a size in bytes or a time.
+The input is the text of a plain scalar that is a string; the output is a hint. Invariant: there is no hint for a text
+that YAML reads as a string and that is commonly meant as a string, such as a version, a range, a size in bytes or a
+time.
 """
 
 from __future__ import annotations

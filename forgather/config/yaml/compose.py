@@ -1,8 +1,9 @@
 """Composes YAML events into nodes, without recursion.
 
-Takes `Event` records one by one; gives the root node and, for a config, the entries of the root. Invariants: an alias
-is the same object as the node of its anchor; a document that exceeds a limit is refused before it is built; no document
-can cause recursion; if possible, reading continues after a mistake, and all mistakes are reported as one error.
+The input is `Event` records, one by one; the output is the root node and, for a config, the entries of the root.
+Invariants: an alias is the same object as the node of its anchor; a document that exceeds a limit is refused before it
+is built; no document can cause recursion; if possible, reading continues after a mistake, and all mistakes are reported
+as one error.
 """
 
 from __future__ import annotations

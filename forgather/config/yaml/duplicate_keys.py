@@ -1,9 +1,9 @@
 """Duplicate keys of a mapping: an override, a redundant line, or an error.
 
-Takes two entries of one key, and the pairs of templates of which one extends the other; gives a verdict and findings.
-The rule: the writer chain of a key is the list of sites in its origin. Two chains are compared from the outermost site;
-if they differ in a template or a block, the later key is an override. Sub-templates of one name in two files are two
-templates.
+The inputs are two entries of one key, and the pairs of templates of which one extends the other; the output is a
+verdict and findings. The rule: the writer chain of a key is the list of sites in its origin. Two chains are compared
+from the outermost site; if they differ in a template or a block, the later key is an override. Sub-templates of one
+name in two files are two templates.
 """
 
 from __future__ import annotations

@@ -60,14 +60,15 @@ class Event(NamedTuple):
 
 
 class Refusal(ValueError):
-    """The config language refuses a value or a tag. A caller that knows the place turns the exception into a located
-    error.
+    """Raised for a value or a tag that the config language refuses. The caller, which knows the place of the value,
+    turns the exception into a located error.
 
     Args:
         code: the error code.
         message: a description of what was found.
         hint: a suggestion of what the user can do.
-        span: a more exact place than the caller knows; None if the place of the caller is the best.
+        span: the place of the refused part, if it is more exact than the place of the whole event or value; None to
+            report the place of the event or value, which the caller knows.
     """
 
     def __init__(self, code: str, message: str, hint: str | None = None, *, span: Span | None = None) -> None:

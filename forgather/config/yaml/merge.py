@@ -1,8 +1,8 @@
 """Merge keys and duplicate keys of one mapping.
 
-Takes the entries of a mapping in the order of the document, and the mappings under its `<<` keys; gives the effective
-entries. Invariants: explicit keys override merged ones, a later `<<` line overrides an earlier one, and within one
-`<<: [*a, *b]` the earlier mapping wins; overridden entries are kept in `Entry.replaced`.
+The inputs are the entries of a mapping in the order of the document, and the mappings under its `<<` keys; the output
+is the effective entries. Invariants: explicit keys override merged ones, a later `<<` line overrides an earlier one,
+and within one `<<: [*a, *b]` the earlier mapping wins; overridden entries are kept in `Entry.replaced`.
 """
 
 from __future__ import annotations

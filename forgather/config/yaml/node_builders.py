@@ -1,7 +1,7 @@
 """Builds the node of a tag and of the value after the tag.
 
-Takes a `Tag` and a scalar, a sequence or the entries of a mapping; gives a node. Invariants: only this module
-interprets the forms of arguments (`args`, `kwargs`, `arg0`, ...); nothing is imported.
+The inputs are a `Tag`, and a scalar, a sequence or the entries of a mapping; the output is a node. Invariants: only
+this module interprets the forms of arguments (`args`, `kwargs`, `arg0`, ...); nothing is imported.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Parses YAML text into events; the only importer of ruamel.yaml.
 
-Takes a text; gives `Event` records one by one. Invariants: only ruamel's parser is used, because its composer refuses
-re-used anchors and recurses; libyaml parses the text, and the pure Python parser takes over where libyaml wrongly
-refuses a text such as `[12:30]`; there is one document without directives; every failure is a `YamlProblem` with a
-place; the place of a value is that of its tag or text, even if its anchor is on a line before.
+The input is a text; the output is `Event` records, one by one. Invariants: only ruamel's parser is used, because its
+composer refuses re-used anchors and recurses; libyaml parses the text, and the pure Python parser takes over where
+libyaml wrongly refuses a text such as `[12:30]`; there is one document without directives; every failure is a
+`YamlProblem` with a place; the place of a value is that of its tag or text, even if its anchor is on a line before.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writes plain values as YAML text on one line.
 
-Takes a string, number, boolean, null or tuple of these; gives text that YAML reads as the same value.
+The input is a string, number, boolean, null or tuple of these; the output is text that YAML reads as the same value.
 """
 
 from __future__ import annotations

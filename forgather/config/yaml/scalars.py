@@ -1,8 +1,8 @@
 """Resolves plain YAML 1.2 scalars to strings, numbers, booleans and null.
 
-Takes the text of an untagged plain scalar; gives its value. Invariant: the value equals that of ruamel.yaml's safe
-loader for YAML 1.2 (a property test compares them), except for what the language refuses: timestamps, a lone `=`, and
-integers with more digits than the budget allows.
+The input is the text of an untagged plain scalar; the output is its value. Invariant: the value equals that of
+ruamel.yaml's safe loader for YAML 1.2 (a property test compares them), except for what the language refuses:
+timestamps, a lone `=`, and integers with more digits than the budget allows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Maps positions of the rendered text to places in the user's files.
 
-Takes a `RenderedText`; gives the origins of events, and errors with a span and the chain of templates. Invariants: an
-error of loading never has a line of the rendered text as its only place; a column is given only if the rendered line
-equals the line of the file.
+The input is a `RenderedText`; the output is the origins of events, and errors with a span and the chain of templates.
+Invariants: an error of loading never has a line of the rendered text as its only place; a column is given only if the
+rendered line equals the line of the file.
 """
 
 from __future__ import annotations

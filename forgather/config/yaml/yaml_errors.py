@@ -1,7 +1,7 @@
 """The errors of a YAML document: parser errors with their cause, place and fix, and the collection of all errors.
 
-Takes a `YamlProblem` and the rendered text, or the errors of the composer; gives one located `LoadError`. Invariant: a
-message describes the text (indents, tags, quotes) and not the state of the parser.
+The inputs are a `YamlProblem` and the rendered text, or the errors of the composer; the output is one located
+`LoadError`. Invariant: a message describes the text (indents, tags, quotes) and not the state of the parser.
 """
 
 from __future__ import annotations

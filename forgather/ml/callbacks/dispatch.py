@@ -1,8 +1,8 @@
 """Callback dispatch: sends the events of a trainer to its callbacks.
 
-Takes callbacks and the keyword arguments of the events; gives the `TrainerControl` after each event. Callbacks are
-called in the order in which they were added. An event that no callback overrides costs one dictionary lookup. If a
-callback raises an exception, the exception gets a note with the names of the callback and the event.
+The inputs are callbacks and the keyword arguments of the events; the output is the `TrainerControl` after each event.
+Callbacks are called in the order in which they were added. An event that no callback overrides costs one dictionary
+lookup. If a callback raises an exception, the exception gets a note with the names of the callback and the event.
 """
 
 from __future__ import annotations

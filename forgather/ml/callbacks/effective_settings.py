@@ -1,7 +1,8 @@
 """Effective settings of a run: the settings of arguments, optimizer and LR schedule that have an effect.
 
-Takes the objects at the start of training; gives plain data for reports. Settings of the optimizer and the LR schedule
-are read from these objects. Training arguments that only configure a default optimizer or schedule are left out.
+The input is the objects at the start of training; the output is plain data for reports. Settings of the optimizer and
+the LR schedule are read from these objects. Training arguments that only configure a default optimizer or schedule are
+left out.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ class TBLogger(TrainerCallback):
     if the resumed run writes to a new folder.
 
     Args:
-        summary_writer: a `torch.utils.tensorboard.SummaryWriter`, or a function that returns one, such as a partial,
-            which is called at the start of training with the run's folder (or its own `log_dir`). None creates a
-            `SummaryWriter` in the run's folder.
+        summary_writer: a `torch.utils.tensorboard.SummaryWriter`, or a function that returns one, such as a partial.
+            The function is called at the start of training. Its argument `log_dir` is the folder of the run, or the
+            `log_dir` of the partial if the partial sets one. None creates a `SummaryWriter` in the run's folder.
         experiment_info: the facts about the run that are shown as the text `experiment`.
         rank_filter: the rank or ranks that write, or None for all ranks.
         run_dir: the folder of the run, or None for the training arguments' `logging_dir`.

@@ -206,7 +206,11 @@ def summarize_folder(output_dir: Path) -> FolderSummary:
 
 
 def _by_step_where_unknown(found: list[CheckpointSummary]) -> list[CheckpointSummary]:
-    """Returns checkpoints in writing order; those without a readable manifest come after all smaller steps."""
+    """Returns the checkpoints in the order in which they were written.
+
+    The position of a checkpoint without a readable manifest is unknown. It is placed after the last of the other
+    checkpoints with a smaller step.
+    """
     # Their place in the order of writing is unknown; the step in the folder name is the best estimate.
     lost = [one for one in found if one.problem is not None and one.origin == Origin()]
     ordered = [one for one in found if one not in lost]

@@ -1,9 +1,9 @@
 """Content-addressed cache of prepared data: folders that are built once and looked up by a key.
 
-Takes a key that covers everything on which the content depends, and a function that fills an empty folder. Gives a
-complete folder. A folder is built under a temporary name; a manifest records the sizes and digests of the files; then
-the folder is renamed. A damaged folder is built again. A file lock ensures that several processes which need the same
-folder build it only once. Building a folder does not change the random states of the caller.
+The inputs are a key that covers everything on which the content depends, and a function that fills an empty folder. The
+output is a complete folder. A folder is built under a temporary name; a manifest records the sizes and digests of the
+files; then the folder is renamed. A damaged folder is built again. A file lock ensures that several processes which
+need the same folder build it only once. Building a folder does not change the random states of the caller.
 """
 
 from __future__ import annotations

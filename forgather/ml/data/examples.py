@@ -1,8 +1,8 @@
 """Tokenization of prompt and completion pairs, one row per example, for instruction data that is not packed.
 
-Takes rows of text and a tokenizer; gives rows with `input_ids`, `attention_mask` and `labels`. The rows differ in
-length, and `CausalLMCollator` pads them. The loss is computed only on the completion and the end-of-text token after
-it. The numbers of truncated examples and of dropped examples (no completion left) are logged.
+The inputs are rows of text and a tokenizer; the output is rows with `input_ids`, `attention_mask` and `labels`. The
+rows differ in length, and `CausalLMCollator` pads them. The loss is computed only on the completion and the end-of-text
+token after it. The numbers of truncated examples and of dropped examples (no completion left) are logged.
 """
 
 from __future__ import annotations

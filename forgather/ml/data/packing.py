@@ -1,9 +1,9 @@
 """Packing: tokenizes documents and cuts the token stream into blocks of equal length.
 
-Takes rows of text and a tokenizer; gives a data set of `input_ids`, `labels` and `position_ids`, in which each row is
-exactly `block_size` tokens long. The concatenation of all blocks and the tail is the token stream of all documents in
-order, each followed by the end-of-text token. The tail (the tokens at the end that do not fill a block) is dropped, and
-its length is logged. Results are cached by content.
+The inputs are rows of text and a tokenizer; the output is a data set of `input_ids`, `labels` and `position_ids`, in
+which each row is exactly `block_size` tokens long. The concatenation of all blocks and the tail is the token stream of
+all documents in order, each followed by the end-of-text token. The tail (the tokens at the end that do not fill a
+block) is dropped, and its length is logged. Results are cached by content.
 
 `position_ids` restart at 0 at the start of each document and of each block: the part of a document after a block
 border is treated as a separate document. The label of the token at position 0 is -100, because no earlier token of the

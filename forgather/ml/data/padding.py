@@ -1,8 +1,9 @@
 """Padding collators, which turn rows of different lengths into one batch of tensors.
 
-Takes rows of numbers; gives tensors. Columns with one value per token are padded at the end to the longest row. Labels
-of the rows are kept. The mask is computed from the lengths of the rows, never from token ids, so a tokenizer may use
-the end-of-text token for padding. A column that needs padding and has no padding value raises an error with its name.
+The input is rows of numbers; the output is tensors. Columns with one value per token are padded at the end to the
+longest row. Labels of the rows are kept. The mask is computed from the lengths of the rows, never from token ids, so a
+tokenizer may use the end-of-text token for padding. A column that needs padding and has no padding value raises an
+error with its name.
 
 Shape suffixes: B rows, T tokens of the longest row.
 """
@@ -131,8 +132,8 @@ class CausalLMCollator(PaddingCollator):
             `input_ids` and `labels`: (B, T).
 
         Raises:
-            DataError: FG847 as for `PaddingCollator`, if the rows have no `input_ids`, or if a row does not have one
-                label per token.
+            DataError: FG847 if the rows have no `input_ids`, if a row does not have one label per token, or in the
+                cases in which `PaddingCollator` raises it.
         """
         columns = _columns(rows)
         if _IDS not in columns:

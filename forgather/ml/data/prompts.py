@@ -1,7 +1,8 @@
 """Prompts for text samples: the first tokens of documents in a data set.
 
-Takes rows of token ids and the tokenizer that made them; gives texts. Equal rows give equal prompts. Only the first
-rows are read. A data set without token ids gives the empty prompt, with which a model starts a new document.
+The inputs are rows of token ids and the tokenizer that made them; the output is texts. Equal rows give equal prompts.
+Only the first rows are read. A data set without token ids gives the empty prompt, with which a model starts a new
+document.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Text sources: Python files, plain text, JSON lines, parquet files, and data sets of the Hugging Face Hub.
 
-Takes files, or the name of a data set on the Hub; gives a `datasets.Dataset`, usually with a column `text`. The same
-files give the same rows, order and fingerprint. Only `hub_dataset` opens a network connection.
+The input is files, or the name of a data set on the Hub; the output is a `datasets.Dataset`, usually with a column
+`text`. The same files give the same rows, order and fingerprint. Only `hub_dataset` opens a network connection.
 """
 
 from __future__ import annotations

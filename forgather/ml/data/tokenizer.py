@@ -1,7 +1,7 @@
 """Tokenizers: functions that train a byte-level BPE, load an existing tokenizer, and compute a tokenizer's digest.
 
-Takes a data set with text, or a folder or name on the Hub; gives a tokenizer of transformers. A trained tokenizer is
-cached. Equal rows and settings give an equal tokenizer.
+The input is a data set with text, or a folder or name on the Hub; the output is a tokenizer of transformers. A trained
+tokenizer is cached. Equal rows and settings give an equal tokenizer.
 """
 
 from __future__ import annotations

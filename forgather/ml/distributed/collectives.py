@@ -34,7 +34,7 @@ def rank() -> int:
 
 
 def _host_group() -> Any:
-    """Returns the process group for host values.
+    """Returns the process group over which the collectives of this module send Python values.
 
     This is the group that `use_group` has set, else the default group if it uses gloo, else a gloo group of all ranks.
     """

@@ -341,8 +341,8 @@ class Peer:
 def _kill_in_a_second(process: int) -> None:
     """Kills another process one second from now, by a shell that outlives the current process.
 
-    The other process does not react to SIGTERM, and torchrun would wait 30 s for it. It must not end before the current
-    process, which was the first that failed and has printed the root cause.
+    The other process does not react to SIGTERM, and torchrun would wait 30 s for it. The kill is delayed because the
+    other process must end after the current process, which was the first to fail and has printed the root cause.
 
     Args:
         process: the id of the process to kill.

@@ -1,6 +1,6 @@
 """The watchdog: a thread that ends the process when another process of the run has failed, or the launcher is gone.
 
-The watchdog has its own connection to the store, over which the ranks exchange liveness, status and stacks. If one
+The ranks exchange liveness, status and stacks through a store, to which the watchdog has its own connection. If one
 process is killed, reports a hang, is stopped or loses its launcher, the other processes end within seconds, even while
 they are blocked in native code. The thread wakes up twice a second and does not depend on the training loop.
 """

@@ -1,8 +1,8 @@
 """The report of a run as one HTML page: `write_report(run_dir)` writes `report.html` from the files in the run folder.
 
-Takes a run folder with any of `metrics.jsonl`, `samples.jsonl`, `summary.json`, `run.json` and `config.yaml`. Gives the
-path of the page. The page needs no network and no other file. A report is also written if the run was killed or if one
-of the files is damaged.
+The input is a run folder with any of `metrics.jsonl`, `samples.jsonl`, `summary.json`, `run.json` and `config.yaml`.
+The output is the path of the page. The page needs no network and no other file. A report is also written if the run was
+killed or if one of the files is damaged.
 """
 
 from __future__ import annotations

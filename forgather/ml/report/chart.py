@@ -1,7 +1,7 @@
 """The charts of the report page: SVG curves, and axes with round numbers at the ticks.
 
-Takes series of numbers by step; gives HTML in which all texts are escaped. An attribute of the SVG element contains the
-points as JSON, from which the script of the page shows the values under the mouse pointer.
+The input is series of numbers by step; the output is HTML in which all texts are escaped. An attribute of the SVG
+element contains the points as JSON, from which the script of the page shows the values under the mouse pointer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The report page of a run: one HTML document that needs no other file.
 
-Takes `RunFacts`; gives HTML. Every text from a file of the run is escaped, and secrets in it are hidden. The content
-security policy of the page forbids all network connections.
+The input is a `RunFacts`; the output is HTML. Every text from a file of the run is escaped, and secrets in it are
+hidden. The content security policy of the page forbids all network connections.
 """
 
 from __future__ import annotations

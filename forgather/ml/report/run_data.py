@@ -1,8 +1,8 @@
 """The data of a report, read from the files of a run folder.
 
-Takes the folder; gives `RunFacts`. A missing file is left out. For a file that cannot be read, `problems` has a
-message, because a report must also be possible for a run that was killed. A folder without any record of a run is an
-error.
+The input is the folder; the output is a `RunFacts`. A missing file is left out. For a file that cannot be read,
+`problems` has a message, because a report must also be possible for a run that was killed. A folder without any record
+of a run is an error.
 """
 
 from __future__ import annotations

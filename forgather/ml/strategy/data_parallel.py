@@ -47,7 +47,8 @@ class DataParallel(ModelStrategy):
         use_cpu: True to compute on the CPU even if there is an accelerator.
 
     Raises:
-        DistributedError: FG722 if Accelerate runs another engine than the requested one.
+        DistributedError: FG722 if Accelerate runs on another number of processes, on another device, or with an engine
+            other than DistributedDataParallel.
     """
 
     title = "DDP"
@@ -131,8 +132,9 @@ def data_parallel_strategy(
         ddp: a function that returns the settings of DistributedDataParallel.
 
     Raises:
-        DistributedError: FG704 if the product of the sizes is not the number of processes, FG722 if Accelerate runs
-            another engine than the requested one.
+        DistributedError: FG704 if the product of `data_parallel_size` and `tensor_parallel_size` is not the number of
+            processes; FG722 if Accelerate runs on another number of processes, on another device, or with an engine
+            other than DistributedDataParallel.
     """
     layout = Layout.for_world(environment.world_size, data=args.data_parallel_size, tensor=args.tensor_parallel_size)
     settings: dict[str, Any] = {"ddp": ddp(), "scaling": scaling, "sync_each_batch": sync_each_batch}
@@ -148,7 +150,8 @@ def make_accelerator(device: torch.device, world_size: int, ddp: DistributedData
         ddp: the settings of DistributedDataParallel.
 
     Raises:
-        DistributedError: FG722 if Accelerate runs another engine than the requested one.
+        DistributedError: FG722 if Accelerate runs on another number of processes, on another device, or with an engine
+            other than DistributedDataParallel.
     """
     _forget_earlier_state(device, world_size)
     # Accelerate sets the number of threads in a CPU run of several processes, which the launcher or the user decides.

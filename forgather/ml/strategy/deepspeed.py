@@ -93,7 +93,7 @@ def deepspeed_strategy(environment: DistributedEnvironment, args: Any, **acceler
     Args:
         environment: the rank, the world size and the process group.
         args: the training arguments.
-        **accelerator: the settings of other strategies, which are ignored.
+        **accelerator: the settings `scaling`, `sync_each_batch` and `ddp` of the other strategies, which are ignored.
 
     Raises:
         TrainingError: FG741 to FG744 if the DeepSpeed config cannot be used.
@@ -192,7 +192,7 @@ class DeepSpeedZero:
             )
 
     def build_optimizer(self) -> Optimizer:
-        """Makes the optimizer and the engine. If they exist from an earlier training, the optimizer state is reset."""
+        """Returns the optimizer. The first call makes it and the engine; a later call resets the optimizer's state."""
         if self._engine is None:
             self._start_engine()
         elif self._state is not None:

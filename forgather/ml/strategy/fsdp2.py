@@ -189,11 +189,11 @@ def fsdp2_strategy(
         environment: the rank, the world size and the process group.
         args: the training arguments.
         scaling: the arguments of `torch.amp.GradScaler`, which scales the loss in float16.
-        **accelerator: the settings of other strategies, which are ignored.
+        **accelerator: the settings `sync_each_batch` and `ddp` of the data-parallel strategy, which are ignored.
 
     Raises:
-        DistributedError: FG704 if the product of the sizes is not the number of processes, FG734 if a sharding setting
-            is unknown.
+        DistributedError: FG704 if the product of `data_parallel_size` and `tensor_parallel_size` is not the number of
+            processes; FG734 if a sharding setting is unknown.
     """
     sharding = Sharding.from_arguments(args.fsdp, args.fsdp_config) if args.fsdp or args.fsdp_config else None
     tensor = args.tensor_parallel_size

@@ -86,13 +86,13 @@ class SeedWeights:
         self.names = sorted(self._known | set(self._aliases))
 
     def find(self, fqn: str) -> Tensor:
-        """Returns a weight, whole and on the CPU.
+        """Returns one weight, unsharded and on the CPU.
 
         Args:
             fqn: the name of the weight.
 
         Shapes:
-            Returns the shape of the whole weight.
+            The result has the shape of the unsharded weight.
 
         Raises:
             KeyError: if there is no weight with this name.

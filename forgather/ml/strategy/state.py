@@ -223,7 +223,10 @@ LAYOUT_KEYS = ("fused", "foreach")
 
 
 def names_of(model: nn.Module) -> dict[int, str]:
-    """Returns the names of a model's parameters by the `id` of the parameter. A tied parameter has its first name."""
+    """Returns the name of each parameter of a model, by the `id` of the parameter.
+
+    For a parameter that the model contains under several names, the name is the first one in `named_parameters`.
+    """
     return {id(parameter): name for name, parameter in model.named_parameters()}
 
 

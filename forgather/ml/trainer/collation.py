@@ -136,7 +136,7 @@ def has_new_boundaries(dataset: Any) -> bool:
 def without_unused_columns(dataset: Any, known: frozenset[str] | None) -> Any:
     """Returns a `datasets` data set without the columns that the model does not take.
 
-    A data set of another library, whose columns cannot be selected, is returned unchanged.
+    A data set of another library is returned itself, because its columns cannot be selected.
 
     Args:
         dataset: the data set.
@@ -165,9 +165,10 @@ class KnownColumns:
 
 
 def protecting_rows(collate: Collate, model: nn.Module) -> Collate:
-    """Returns a collator that raises an error for rows whose labels or positions the given collator would overwrite.
+    """Returns a collator that raises an error instead of overwriting labels or positions of rows.
 
-    A collator that overwrites neither is returned unchanged.
+    The result calls `collate`, but first checks the rows. A collator that overwrites neither labels nor positions is
+    returned itself.
 
     Args:
         collate: the collator, of transformers or of the user.

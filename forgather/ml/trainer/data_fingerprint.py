@@ -147,7 +147,7 @@ def _begins_with_a_number(value: Any) -> bool:
 
 
 def _head_and_tail(value: Any, most: int) -> Any:
-    """Returns the first and the last items of a value with more than `most` items, and all items of a shorter one.
+    """Returns the first and last items of a value, `most` in total. A value of at most `most` items is returned whole.
 
     Hashing a gigabyte of pixels for 64 rows would delay the start of a run. A change that affects only the middle of a
     long value is therefore not detected.

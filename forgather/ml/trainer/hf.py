@@ -427,7 +427,7 @@ class _StopAfterStep(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> TrainerControl:
-        """Requests the end of training, and a checkpoint if saving is on, if a process was asked to stop."""
+        """If a process was asked to stop, requests the end of training, and a checkpoint if saving is enabled."""
         if self.asked() is not None:
             control.should_training_stop = True
             control.should_save = control.should_save or self._saves

@@ -1,8 +1,8 @@
-"""Training metrics: losses, norms, learning rate, throughput and memory, summed up between log lines.
+"""Training metrics: loss, gradient norm, learning rate, throughput and memory, as a log line reports them.
 
 `AsyncHostCopy` copies a small tensor to host memory asynchronously: the copy is queued at once and does not wait for
-work that is queued on the device later. `Meter` sums up optimizer steps and returns the metrics of a log line and of
-the whole run.
+work that is queued on the device later. `Meter` adds up the losses and the numbers of steps, tokens and rows. Of the
+gradient norm and the learning rate it keeps the last value. It returns the metrics of a log line and of the whole run.
 """
 
 from __future__ import annotations

@@ -313,8 +313,8 @@ def restore_checkpoint(
         schedule: the learning rate schedule, whose state is restored.
         data: the training data, whose position is restored.
         meter: the meter, whose sums of losses are restored.
-        meanings: the description of the resumed run's tokenizer, labels and model settings, which is compared with the
-            checkpoint. None if the checkpoint was written by the same run.
+        meanings: the description of the resumed run's tokenizer, labels and model settings. It is compared with the
+            description in the checkpoint. None, which skips the comparison, if the same run wrote the checkpoint.
 
     Raises:
         CheckpointError: FG605 if the checkpoint belongs to another model, optimizer or schedule; FG608 if a required

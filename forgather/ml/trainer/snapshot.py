@@ -1,9 +1,9 @@
 """Snapshots: the part of a checkpoint that one process writes, and the files and entries that describe the run.
 
 `SnapshotBuilder` takes snapshots at step boundaries. A snapshot contains weights and optimizer state as tensors, the
-training state, and files in Hugging Face layout. `origin_facts` returns the entries about the run in a manifest; two
-runs whose settings differ only in folders and names have the same digest. `export_states` and `import_states` store and
-restore the states of callbacks.
+training state, and files in Hugging Face layout. `origin_facts` returns the entries about the run in a manifest. The
+entry "config" is a digest (hash) of the training arguments and the model's settings, except folders and names.
+`export_states` and `import_states` store and restore the states of callbacks.
 """
 
 from __future__ import annotations

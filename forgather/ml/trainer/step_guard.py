@@ -27,7 +27,7 @@ class StepGuard:
     """Checks the loss and the gradient norm of a step before the step changes the weights.
 
     Args:
-        rank: the rank of this process, which messages name.
+        rank: the rank of this process, which error messages contain.
 
     Attributes:
         bad: a description of what is wrong with the current step; None if no fault was found so far.
@@ -47,7 +47,7 @@ class StepGuard:
 
         Args:
             loss: the loss of the step, summed over all ranks.
-            step: the number of the step, which the message names.
+            step: the number of the step, which the error message contains.
 
         Shapes:
             loss: a scalar tensor.
@@ -62,7 +62,7 @@ class StepGuard:
 
         Args:
             norm: the norm of all gradients before clipping; None if it was not computed.
-            step: the number of the step, which the message names.
+            step: the number of the step, which the error message contains.
 
         Shapes:
             norm: a scalar tensor.
@@ -96,7 +96,7 @@ class FiniteGuard(StepGuard):
     Args:
         optimizer: the optimizer of the run. If it is fused, it can skip a step on the device.
         device: the device of the losses.
-        rank: the rank of this process, which messages name.
+        rank: the rank of this process, which error messages contain.
     """
 
     def __init__(self, optimizer: Any, device: torch.device, *, rank: int) -> None:
@@ -257,7 +257,7 @@ class BadSteps(StepGuard):
 
     Args:
         args: the training arguments, whose `bad_step_policy`, `spike_threshold` and `spike_window` are read.
-        rank: the rank of this process, which messages name.
+        rank: the rank of this process, which error messages contain.
     """
 
     def __init__(self, args: TrainingArguments, *, rank: int) -> None:
@@ -335,7 +335,7 @@ def choose_guard(args: TrainingArguments, optimizer: Any, device: torch.device, 
         args: the training arguments, whose `bad_step_policy` and `spike_threshold` select the guard.
         optimizer: the optimizer of the run.
         device: the device of the losses.
-        rank: the rank of this process, which messages name.
+        rank: the rank of this process, which error messages contain.
     """
     # The guard that does not wait for the device suffices here.
     if args.bad_step_policy == Policy.STOP and args.spike_threshold is None:

@@ -1,7 +1,9 @@
-"""Checks keyword arguments of a function that another setting selects, such as `lr_scheduler_kwargs`.
+"""Checks a setting with keyword arguments for a function whose name is in a second setting.
+
+An example is `lr_scheduler_kwargs`, whose function is selected by `lr_scheduler_type`.
 
 The input is calls, the rules about their arguments (`keywords_of`) and a reader of signatures; the output is findings.
-Nothing is reported if the function is unknown, or if the setting that selects the function is not plain data.
+Nothing is reported if the function is unknown, or if the second setting is not plain data.
 """
 
 from __future__ import annotations

@@ -171,7 +171,10 @@ class _Settings:
         )
 
     def _plain_value(self, node: Node) -> Any:
-        """Returns a value that is plain data; else `SOMETHING` if the value cannot be None, and `UNKNOWN` if it can."""
+        """Returns the value of a node if the value is plain data.
+
+        Otherwise returns `SOMETHING` if the value is certainly not None, and `UNKNOWN` if it may be None.
+        """
         if isinstance(node, Scalar):
             return node.value
         if isinstance(node, Sequence):

@@ -357,8 +357,8 @@ def pipeline_strategy(environment: DistributedEnvironment, args: Any) -> Pipelin
         args: the training arguments.
 
     Raises:
-        DistributedError: FG704 if the product of the sizes is not the number of processes, FG760 or FG761 if stages or
-            micro-batches do not fit the schedule.
+        DistributedError: FG704 if the product of the data-parallel, pipeline-parallel and tensor-parallel sizes is not
+            the number of processes; FG760 or FG761 if the number of stages or micro-batches does not fit the schedule.
     """
     layout = Layout.for_world(
         environment.world_size,

@@ -51,7 +51,7 @@ class Crossing:
 
 @dataclass(slots=True)
 class Observed:
-    """The observations of a forward pass.
+    """What was observed in a forward pass: the use of modules and the number of operations in each phase.
 
     Args:
         num_blocks: the number of blocks.
@@ -118,7 +118,9 @@ def with_first_tensor(args: Sequence[Any], kwargs: dict[str, Any], new: Tensor) 
 
 
 def observe(model: nn.Module, name: str, keys: Sequence[str], units: Sequence[str]) -> Observed | None:
-    """Returns the observations of a forward pass on made-up inputs, or None if the pass fails with every such input.
+    """Runs a forward pass on made-up inputs, and returns the modules and the number of operations of each phase.
+
+    Returns None if the forward pass fails with every made-up input.
 
     Args:
         model: the whole model.
