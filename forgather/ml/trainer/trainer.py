@@ -263,6 +263,8 @@ class Trainer(WithOwnLoss):
                 raise
 
     def _make_run(self, interrupt: Interrupt) -> Run:
+        # The digest of the data is computed from rows, which the data set or a worker process may fail to read.
+        phase.set_phase("reading data")
         data = self._train_batches()
         steps, epochs = run_start.num_steps_and_epochs(self.args, data)
         # Different steps or rows per process would end in a collective that waits for ever.
@@ -270,6 +272,7 @@ class Trainer(WithOwnLoss):
             {"the number of training rows": data.num_rows, "the seed": data.seed, "the number of steps": steps}
         )
         refuse_other_data("the training data", data.fingerprint)
+        phase.set_phase("run")
         optimizer = self.strategy.build_optimizer()
         self.lr_scheduler = make_schedule(optimizer, self.args, steps, self._scheduler_factory)
         state = self._session.state = TrainerState(
