@@ -71,7 +71,15 @@ GUARANTEES = {
         "An incomplete last line is repaired; memory stays flat.",
         "a cut at every byte of the last record; 10,000 steps",
     ),
+    "C1": (
+        "A number in a checkpoint is used only if the run could have written it.",
+        "each number of the state replaced by four that no run writes",
+    ),
     "S6": ("Loading a checkpoint never unpickles.", "payloads in every place where a file can hide one"),
+    "S11": (
+        "Any input gives a result or a located error.",
+        "checkpoints whose contents were changed and whose digests fit the change",
+    ),
     "layouts": (
         "A run saved under one layout of processes can be resumed under any other.",
         "all 169 pairs of one process, DDP, FSDP2 of 2 and 4, hybrid shards, tensor parallel (alone and with "

@@ -1,6 +1,7 @@
 """The table of guarantees says what the full sets noted, and how to measure it again."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,13 @@ def test_a_row_joins_what_the_tests_of_a_guarantee_noted():
 def test_what_a_benchmark_noted_is_measured_again_by_it():
     row = load_script().table({"digests": {"scripts/bench/checkpoint_save.py": "1.01"}}).splitlines()[-1]
     assert row.endswith("| 1.01 | `python scripts/bench/checkpoint_save.py` |")
+
+
+def test_each_guarantee_that_a_test_notes_has_a_row():
+    tests = "".join(file.read_text(encoding="utf-8") for file in Path(__file__).parent.glob("test_*.py"))
+    noted = set(re.findall(r'\bfigure\(\s*"(\w+)"', tests))
+    assert {"R1", "S6"} < noted
+    assert set() == noted - set(load_script().GUARANTEES)
 
 
 def test_the_page_has_a_place_for_the_table():
