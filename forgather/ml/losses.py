@@ -87,6 +87,22 @@ class LossRule(Protocol):
         """
         ...
 
+    def total_and_output(self, model: Callable[..., Any], batch: Any) -> tuple[Tensor, Any]:
+        """Returns the sum of the losses of the valid targets, and the output of the model without the loss.
+
+        Shapes:
+            Returns a scalar tensor, and the model's output.
+        """
+        ...
+
+    def output(self, model: Callable[..., Any], batch: Any) -> Any:
+        """Returns the output of the model for a batch that may have no labels.
+
+        Shapes:
+            Returns the model's output.
+        """
+        ...
+
 
 def loss_rule(model: nn.Module, loss_fn: Callable[..., Any] | None = None, *, label_smoothing: float = 0.0) -> LossRule:
     """Returns the loss rule of a model, which determines how labels are shifted and which label value is ignored.
@@ -294,6 +310,33 @@ class _BaseLossRule(ABC):
             return self.total(model, batch.batch, denom=denom) * 0.0
         return self._total(model, self._inputs.prepared(batch), denom)
 
+    def total_and_output(self, model: Callable[..., Any], batch: Any) -> tuple[Tensor, Any]:
+        """Returns the sum of the losses of the valid targets, and the output of the model without the loss.
+
+        Shapes:
+            Returns a scalar tensor, and the model's output.
+        """
+        outputs: list[Any] = []
+
+        def recording(*args: Any, **kwargs: Any) -> Any:
+            outputs.append(model(*args, **kwargs))
+            return outputs[-1]
+
+        total = self.total(recording, batch)
+        return total, self._without_loss(outputs[-1])
+
+    def output(self, model: Callable[..., Any], batch: Any) -> Any:
+        """Returns the output of the model for a batch that may have no labels.
+
+        Shapes:
+            Returns the model's output.
+        """
+        batch = batch.batch if isinstance(batch, PaddingBatch) else batch
+        return self._inputs.call(model, self._inputs.prepared(batch))
+
+    def _without_loss(self, output: Any) -> Any:
+        return output
+
     def _targets(self, batch: Any) -> Tensor | None:
         if isinstance(batch, Mapping) and isinstance(found := batch.get(SHIFTED), Tensor):
             return found
@@ -376,6 +419,9 @@ class ModelLoss(_BaseLossRule):
         # Without targets the model's mean is NaN, and 0 * NaN is NaN too.
         some = targets > 0 if isinstance(targets, Tensor) else torch.zeros_like(mean, dtype=torch.bool)
         return torch.where(some, mean * targets, torch.zeros_like(mean))
+
+    def _without_loss(self, output: Any) -> Any:
+        return without_loss(output)
 
 
 class UserLoss(_BaseLossRule):
@@ -474,6 +520,17 @@ def logits_of(output: Any) -> Tensor:
         code="FG809",
         hint="return a tensor, a tuple with the logits first, or a mapping with 'logits'",
     ).about("model")
+
+
+def without_loss(output: Any) -> Any:
+    """Returns a model's output without its loss, which is the entry "loss" of a mapping or the first item of a tuple.
+
+    Shapes:
+        Returns the model's output.
+    """
+    if isinstance(output, Mapping):
+        return {name: value for name, value in output.items() if name != "loss"}
+    return tuple(output[1:]) if isinstance(output, tuple | list) else output
 
 
 def _returned_loss(output: Any) -> Tensor:

@@ -132,3 +132,29 @@ def evaluation_loss_titles(values: Mapping[str, Any]) -> dict[str, str]:
         prefix, _, of = stem.partition("_")
         found[name] = f"{prefix} loss ({of})" if of else f"{prefix} loss"
     return found
+
+
+_TIMES = ("_runtime", "_per_second")
+
+
+def evaluation_titles(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns a title for each loss and each other metric of the evaluations in a log record, the losses first.
+
+    Args:
+        values: the log record, whose keys are names of metrics.
+
+    Example:
+        >>> evaluation_titles({"eval_few_f1": 0.5, "eval_few_loss": 3.0, "eval_few_runtime": 1.0, "loss": 2.0})
+        {'eval_few_loss': 'eval loss (few)', 'eval_few_f1': 'eval f1 (few)'}
+    """
+    found = evaluation_loss_titles(values)
+    # The longest first: the name of a set can be the beginning of another one's.
+    stems = sorted((name.removesuffix("_loss") for name in found), key=len, reverse=True)
+    for name in values:
+        stem = next((stem for stem in stems if name.startswith(f"{stem}_")), None)
+        if stem is None or name in found or name.endswith(_TIMES):
+            continue
+        prefix, _, of = stem.partition("_")
+        metric = name.removeprefix(f"{stem}_").replace("_", " ")
+        found[name] = f"{prefix} {metric} ({of})" if of else f"{prefix} {metric}"
+    return found

@@ -84,6 +84,24 @@ class Update:
     skipped: bool = False
 
 
+class Evaluated(NamedTuple):
+    """The evaluation of one micro-batch.
+
+    Args:
+        loss: the sum of the losses of the valid targets. 0 on a rank that does not compute the loss.
+        num_valid: the number of targets that contribute to the loss.
+        output: the output of the model without the loss. None on a rank that does not have the last stage of a
+            pipeline.
+
+    Shapes:
+        loss: a scalar tensor; num_valid: a scalar, if it is a tensor.
+    """
+
+    loss: Tensor
+    num_valid: float | Tensor
+    output: Any
+
+
 @dataclass(frozen=True, slots=True)
 class Topology:
     """The position of this rank among all ranks.

@@ -121,7 +121,7 @@ losses and models:
     activation_checkpointing documents loss_reduction models optim
     model_inputs
     losses
-    task
+    label_metrics task
 events:
     callbacks.base
     callbacks.dispatch
@@ -158,13 +158,14 @@ trainers:
     trainer.rewind trainer.save_function
     trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
     trainer.synchronization
-    trainer.control trainer.data_loader trainer.optimizers
+    trainer.control trainer.data_loader trainer.optimizers trainer.predictions
+    trainer.metric_functions
     trainer.model_setup trainer.parallel_arguments trainer.step_guard trainer.transformers_hooks
     trainer.snapshot
     trainer.checkpoint_writer trainer.model_export
     trainer.resume trainer.save_policy
     trainer.run trainer.run_start
-    trainer.loop
+    trainer.evaluation trainer.loop
     trainer.hf trainer.trainer
     trainer.accel trainer.pipeline
 dry run:

@@ -22,7 +22,7 @@ def refused(code, **given):
 
 
 def test_every_default_is_that_of_transformers():
-    on_purpose = {"output_dir": "trainer_output", "gradient_checkpointing": False}
+    on_purpose = {"output_dir": "trainer_output", "gradient_checkpointing": False, "include_for_metrics": None}
     expected = {name: TRANSFORMERS_DEFAULTS[name] for name in OURS if name in TRANSFORMERS_DEFAULTS} | on_purpose
     plain = {name: getattr(value, "value", value) for name, value in expected.items()}
     assert plain == {name: value for name, value in OURS.items() if name in expected}
@@ -32,6 +32,7 @@ def test_every_default_is_that_of_transformers():
         "allow_missing",
         "allow_changed",
         "async_save",
+        "eval_full_logits",
         "save_minutes",
         "save_on_best",
         "save_top_k",

@@ -34,13 +34,13 @@ def test_without_a_terminal_each_log_is_one_plain_line():
     def scene(callback):
         log(callback, 5, STEP)
         evaluate(callback)
-        log(callback, 5, {"eval_loss": 2.25, "eval_runtime": 1.0})
+        log(callback, 5, {"eval_loss": 2.25, "eval_runtime": 1.0, "eval_accuracy": 0.5})
         log(callback, 10, {"train_runtime": 3.0})
 
     lines = shown(live=False, scene=scene).splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("step  5/10  loss 2.5000  lr 3.00e-04  grad norm 0.8123  tok/s 12.35k  left ")
-    assert lines[1] == "step  5/10  eval loss 2.2500"
+    assert lines[1] == "step  5/10  eval loss 2.2500  eval accuracy 0.5000"
 
 
 def test_on_a_terminal_there_is_a_bar_and_evaluations_are_lines_above_it():

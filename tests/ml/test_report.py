@@ -248,3 +248,19 @@ def test_a_secret_among_the_changes_is_hidden(tmp_path):
     values = [{"path": "hub.token", "value": "hf_abcdef0123456789", "was": None}]
     run_folder(tmp_path, run_json=json.dumps({**RUN, "changes": {"parent": "p.yaml", "values": values}}))
     assert "hf_abcdef0123456789" not in body_of(tmp_path)
+
+
+def test_metrics_of_an_evaluation_are_tiles_and_curves_before_what_is_looked_up(tmp_path):
+    records = [
+        {"step": step, "eval_loss": 2.0 / step, "eval_f1": step / 10, "eval_runtime": 1.0, "eval_few_f1": 0.5,
+         "eval_few_loss": 1.0, "eval_few_runtime": 1.0}
+        for step in (1, 2, 3)
+    ]  # fmt: skip
+    run_folder(tmp_path, metrics_jsonl="".join(json.dumps(record) + "\n" for record in records))
+    body = body_of(tmp_path)
+    tiles, first = body[: body.index('aria-label="Loss')], body[: body.index("<details")]
+    assert "<span>eval f1</span><b>0.3</b><small>from 0.1 to 0.3</small>" in tiles
+    assert "<span>eval f1 (few)</span><b>0.5</b>" in tiles
+    assert 'aria-label="eval f1 by step"' in first
+    assert 'aria-label="eval f1 (few) by step"' in first
+    assert "runtime" not in tiles

@@ -13,7 +13,7 @@ from rich.progress import TimeRemainingColumn as Remaining
 from transformers import TrainerCallback
 
 from forgather.ml.callbacks.output_target import report_only, shared_console
-from forgather.ml.number_format import evaluation_loss_titles, format_count, format_duration, format_number
+from forgather.ml.number_format import evaluation_titles, format_count, format_duration, format_number
 
 _REFRESH_SECONDS = 0.1
 # (minimum width of the terminal, width of the bar); below the last one there is neither a bar nor the elapsed time.
@@ -177,7 +177,7 @@ def format_logs(logs: Mapping[str, Any], room: int | None = None) -> str:
         room: the maximum width in characters, for which less important metrics are dropped, or None for no limit.
     """
     parts: dict[str, str] = {}
-    evaluated = [(name, label, "{:.4f}".format) for name, label in evaluation_loss_titles(logs).items()]
+    evaluated = [(name, label, "{:.4f}".format) for name, label in evaluation_titles(logs).items()]
     for name, label, text in (*_SHOWN[:1], *evaluated, *_SHOWN[1:]):
         value = logs.get(name)
         if isinstance(value, int | float) and label not in parts:

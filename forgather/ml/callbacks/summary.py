@@ -23,7 +23,7 @@ from forgather.ml.callbacks.output_target import report_only, run_folder, shared
 from forgather.ml.callbacks.text_sample import unwrap_model
 from forgather.ml.metrics import METRICS_FILE, as_json, repeatable_metrics
 from forgather.ml.model_class import class_name
-from forgather.ml.number_format import evaluation_loss_titles, format_count, format_duration, format_perplexity
+from forgather.ml.number_format import evaluation_titles, format_count, format_duration, format_perplexity
 from forgather.ml.report import REPORT_FILE, write_report
 from forgather.ml.report.run_data import SAMPLES_FILE, SUMMARY_FILE
 from forgather.redaction import hidden
@@ -130,7 +130,7 @@ class RunSummaryCallback(TrainerCallback):
             return
         begin, first_step = self._begin
         seconds = time.monotonic() - begin
-        losses = evaluation_loss_titles(self._last)
+        evaluated = evaluation_titles(self._last)
         self._summary |= {
             "status": status(state, error),
             "error": f"{type(error).__name__}: {error}" if error is not None else None,
@@ -141,7 +141,7 @@ class RunSummaryCallback(TrainerCallback):
             "steps_per_second": (state.global_step - first_step) / seconds if seconds else None,
             **{f"{unit}_per_second": self._speed(unit) for unit in _UNITS},
             "final": self._last,
-            "final_steps": {name: step for name, step in self._steps.items() if name in ("loss", *losses)},
+            "final_steps": {name: step for name, step in self._steps.items() if name in ("loss", *evaluated)},
             "best": {"metric": state.best_metric, "step": state.best_global_step},
         }
         folder = run_folder(args, self.run_dir)
@@ -212,14 +212,17 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     """Returns the lines of a summary that are printed at the end of a run."""
     lines = [f"run {summary['status']}: {_progress_text(summary)}"]
     final = summary["final"]
-    for name, label in evaluation_loss_titles(final).items():
-        read = format_perplexity(final[name]) if summary.get("has_perplexity") else None
+    titles = evaluation_titles(final)
+    width = max([10, *map(len, titles.values())])
+    for name, label in titles.items():
+        has_perplexity = summary.get("has_perplexity") and name.endswith("_loss")
+        read = format_perplexity(final[name]) if has_perplexity else None
         notes = ([f"perplexity {read}"] if read else []) + ([at] if (at := _logged_at(summary, name)) else [])
-        lines.append(f"  {label:<10} {final[name]:.4f}" + (f"  ({', '.join(notes)})" if notes else ""))
+        lines.append(f"  {label:<{width}} {final[name]:.4f}" + (f"  ({', '.join(notes)})" if notes else ""))
     if "loss" in final:
         at = _logged_at(summary, "loss")
-        lines.append(f"  loss       {final['loss']:.4f}" + (f"  ({at})" if at else ""))
-    return lines + [f"  {name:<10} {_relative_path(place)}" for name, place in summary["places"].items() if place]
+        lines.append(f"  {'loss':<{width}} {final['loss']:.4f}" + (f"  ({at})" if at else ""))
+    return lines + [f"  {name:<{width}} {_relative_path(place)}" for name, place in summary["places"].items() if place]
 
 
 def _task(args: Any, scene: Mapping[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from forgather.ml.number_format import (
     evaluation_loss_titles,
+    evaluation_titles,
     format_bytes,
     format_count,
     format_duration,
@@ -145,14 +146,22 @@ def _speed(facts: RunFacts, unit: str) -> float | None:
 
 
 def _evaluated(facts: RunFacts) -> list[tuple[str, str | None, str]]:
-    """Returns the label, value and note of the tiles for each evaluation set: its loss, and its perplexity if any."""
+    """Returns the label, value and note of each tile for evaluations: their metrics, and their perplexity if any."""
     tiles: list[tuple[str, str | None, str]] = []
-    for name, label in evaluation_loss_titles(facts.series).items():
+    losses = evaluation_loss_titles(facts.series)
+    for name, label in evaluation_titles(facts.series).items():
         value = facts.last(name)
-        read = format_perplexity(value) if facts.summary.get("has_perplexity") else None
-        tiles.append((label, format_number(value) if value is not None else None, _best(facts, name)))
+        note = _best(facts, name) if name in losses else _range(facts, name)
+        tiles.append((label, format_number(value) if value is not None else None, note))
+        read = format_perplexity(value) if name in losses and facts.summary.get("has_perplexity") else None
         tiles.append((label.replace("eval loss", "perplexity"), read, f"exp({label})"))
     return tiles
+
+
+def _range(facts: RunFacts, name: str) -> str:
+    # Whether more is better is known of the metric that chooses the best model only.
+    values = facts.series[name].values
+    return f"from {format_number(min(values))} to {format_number(max(values))}" if len(values) > 1 else "last"
 
 
 def _best(facts: RunFacts, name: str) -> str:
@@ -175,9 +184,15 @@ def _problems(facts: RunFacts) -> str:
 
 
 def _loss(facts: RunFacts) -> str:
-    """Returns the first chart of the page, with the training loss and the loss of each evaluation set."""
+    """Returns the first charts of the page: the training loss with the evaluation losses, and each other metric."""
     found = [(label, facts.series[name]) for name, label in _losses(facts).items() if name in facts.series]
-    return chart("Loss", found, Look(wide=True)) or '<p class="note">No metric was logged yet.</p>'
+    shown = chart("Loss", found, Look(wide=True)) or '<p class="note">No metric was logged yet.</p>'
+    metrics = "".join(
+        chart(label, [(label, facts.series[name])])
+        for name, label in evaluation_titles(facts.series).items()
+        if name not in _losses(facts) and len(facts.series[name].values) > 1
+    )
+    return shown + (f'<div class="charts">{metrics}</div>' if metrics else "")
 
 
 def _losses(facts: RunFacts) -> dict[str, str]:
@@ -257,7 +272,7 @@ def _more(facts: RunFacts) -> str:
 
 def _charts(facts: RunFacts) -> str:
     series = facts.series
-    cards, named = [], set(_losses(facts))
+    cards, named = [], {"loss", *evaluation_titles(series)}
     for title, wanted, look in _CHARTS:
         named |= {name for name, _ in wanted}
         found = [(label, series[name]) for name, label in wanted if name in series]

@@ -21,7 +21,7 @@ from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.losses import LossRule
-from forgather.ml.types import Topology, Update, Window
+from forgather.ml.types import Evaluated, Topology, Update, Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +138,17 @@ class Strategy(Protocol):
         """Drops the gradients."""
         ...
 
-    def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
-        """Returns the loss sum and the number of valid targets of a batch, computed without gradients.
+    def evaluate(self, batch: Any) -> Evaluated:
+        """Returns the loss sum, the number of valid targets and the model's output for a batch, without gradients."""
+        ...
+
+    def predict(self, batch: Any) -> Any:
+        """Returns the model's output for a batch that may have no labels, without gradients.
+
+        Returns None on a rank that does not have the last stage of a pipeline.
 
         Shapes:
-            Returns a scalar tensor, and a Python number or scalar tensor.
+            Returns the model's output.
         """
         ...
 

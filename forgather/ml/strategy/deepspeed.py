@@ -38,7 +38,7 @@ from forgather.ml.strategy.gradients import sum_over_group
 from forgather.ml.strategy.initial_weights import InitialWeights, make_initial_weights
 from forgather.ml.strategy.model_strategy import to_device, topology_of
 from forgather.ml.strategy.state import local_state, names_of, on_host
-from forgather.ml.types import Update, Window
+from forgather.ml.types import Evaluated, Update, Window
 from forgather.redaction import hidden
 
 _log = get_logger(__name__)
@@ -314,16 +314,26 @@ class DeepSpeedZero:
             self._state.drop_gradients()
 
     @torch.no_grad()
-    def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
-        """Returns the loss sum and the number of valid targets of a batch, computed without gradients.
+    def evaluate(self, batch: Any) -> Evaluated:
+        """Returns the loss sum, the number of valid targets and the model's output for this rank's batch."""
+        self._start_evaluation()
+        total, output = self.rule.total_and_output(self._engine, to_device(batch, self.topology.device))
+        return Evaluated(total, self.rule.count(batch), output)
+
+    @torch.no_grad()
+    def predict(self, batch: Any) -> Any:
+        """Returns the model's output for this rank's batch, which may have no labels.
 
         Shapes:
-            Returns a scalar tensor, and a Python number or scalar tensor.
+            Returns the model's output.
         """
+        self._start_evaluation()
+        return self.rule.output(self._engine, to_device(batch, self.topology.device))
+
+    def _start_evaluation(self) -> None:
         self._started_state()
         if self.model.training:
             self._engine.eval()
-        return self.rule.total(self._engine, to_device(batch, self.topology.device)), self.rule.count(batch)
 
     def reduce(self, value: Any) -> Any:
         """Returns the sum of a value over all ranks."""

@@ -26,7 +26,7 @@ from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.gradients import sum_over_group
 from forgather.ml.strategy.precision import Precision
 from forgather.ml.strategy.state import local_optimizer_state, local_state, restore_optimizer, restore_weights
-from forgather.ml.types import PaddingBatch, Topology, Update, Window
+from forgather.ml.types import Evaluated, PaddingBatch, Topology, Update, Window
 
 
 class ModelStrategy:
@@ -182,18 +182,28 @@ class ModelStrategy:
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
-        """Returns the loss sum and the number of valid targets of this rank's batch, computed without gradients.
-
-        Shapes:
-            Returns a scalar tensor, and a Python number or scalar tensor.
-        """
-        if self.model.training:
-            self.model.eval()
+    def evaluate(self, batch: Any) -> Evaluated:
+        """Returns the loss sum, the number of valid targets and the model's output for this rank's batch."""
+        self._leave_training()
         with self.precision.autocast():
             # The model is called, not the engine: the engine's collectives would wait for ranks with fewer batches.
-            total = self.rule.total(self.model, to_device(batch, self.topology.device))
-        return total, self.rule.count(batch)
+            total, output = self.rule.total_and_output(self.model, to_device(batch, self.topology.device))
+        return Evaluated(total, self.rule.count(batch), output)
+
+    @torch.no_grad()
+    def predict(self, batch: Any) -> Any:
+        """Returns the model's output for this rank's batch, which may have no labels.
+
+        Shapes:
+            Returns the model's output.
+        """
+        self._leave_training()
+        with self.precision.autocast():
+            return self.rule.output(self.model, to_device(batch, self.topology.device))
+
+    def _leave_training(self) -> None:
+        if self.model.training:
+            self.model.eval()
 
     def reduce(self, value: Any) -> Any:
         """Returns, on every rank, the sum of a value over the data-parallel ranks."""

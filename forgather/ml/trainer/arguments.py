@@ -76,6 +76,11 @@ class TrainingArguments:
         logging_first_step: whether the first optimizer step is also logged.
         eval_delay: the number of epochs (with `eval_strategy: steps`, of optimizer steps) before the first evaluation.
         eval_on_start: whether to evaluate once before the first optimizer step.
+        include_for_metrics: what `compute_metrics` gets in addition to predictions and labels: "inputs" (the main input
+            of the model) and "loss" (for each row, the mean loss of its micro-batch).
+        batch_eval_metrics: whether `compute_metrics` is called after each batch, so that memory does not grow. It is
+            called with `compute_result=True` after the last one, and returns the metrics then.
+        eval_full_logits: whether `compute_metrics` may get more than 1 GB of predictions.
         save_minutes: the number of minutes since the last checkpoint after which a further checkpoint is saved.
         save_on_best: whether a checkpoint is also saved when an evaluation is among the best `save_top_k`.
         save_total_limit: the number of checkpoints to keep; the best and the newest one are always kept.
@@ -162,6 +167,9 @@ class TrainingArguments:
     eval_steps: float | None = None
     eval_delay: float = 0
     eval_on_start: bool = False
+    include_for_metrics: Sequence[str] | None = None
+    batch_eval_metrics: bool = False
+    eval_full_logits: bool = False
     save_strategy: str = "steps"
     save_steps: float = 500
     save_minutes: float | None = None

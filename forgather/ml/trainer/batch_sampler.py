@@ -32,11 +32,13 @@ class PreparedBatch(NamedTuple):
         batch: the micro-batch, with shifted labels, and with padding rows if micro-batches have a fixed size.
         num_rows: the number of rows without padding rows.
         num_tokens: the number of input tokens in these rows.
+        collated: the micro-batch as the collator returned it, without padding rows and with unshifted labels.
     """
 
     batch: Any
     num_rows: int
     num_tokens: int
+    collated: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +100,10 @@ class RankShare:
         """
         # Counted before padding: throughput and the loss must not see rows that were added.
         kept, tokens = num_rows(batch), num_tokens(batch)
+        collated = whole = batch.batch if isinstance(batch, PaddingBatch) else batch
         if self.fixed and kept != self.rows:
-            whole = batch.batch if isinstance(batch, PaddingBatch) else batch
             batch = ignore_padding_labels(pad_rows(whole, self.rows), rule, kept)
-        return PreparedBatch(rule.prepared(batch), kept, tokens)
+        return PreparedBatch(rule.prepared(batch), kept, tokens, collated)
 
 
 class RankCollator:

@@ -181,6 +181,9 @@ class HFTrainer(Trainer):
                 code="FG812",
                 hint="keep one of them",
             ).about("compute_loss_func")
+        reduces = getattr(others.get("compute_metrics"), "preprocess_logits_for_metrics", None)
+        if reduces is not None and others.get("preprocess_logits_for_metrics") is None:
+            others["preprocess_logits_for_metrics"] = reduces
         # Before the model is built: it keeps what the launcher requested, which `begin` compares in `train`.
         self._start = RunStart()
         self._optimizer_factory = optimizer_factory

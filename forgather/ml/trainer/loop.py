@@ -1,32 +1,17 @@
-"""The training loop, and the evaluation loop.
+"""The training loop, which does the optimizer steps of a run.
 
-`train_loop` does the optimizer steps of a run. It does not depend on the strategy or on the number of processes: the
-loss and the counts of a window (the micro-batches of one optimizer step) are sums over all data-parallel ranks.
-`evaluate` returns metrics under `eval_` names and sends them to the callbacks. The evaluation loss is the sum over all
-valid targets of the set, divided by their number, so it does not depend on the batch size or on the number of
-processes. An evaluation changes neither the random states nor the training modes of modules, and every process gets the
-same metrics.
+The loop does not depend on the strategy or on the number of processes: the loss and the counts of a window (the
+micro-batches of one optimizer step) are sums over all data-parallel ranks.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from forgather.errors import TrainingError
-from forgather.ml.distributed import collectives
-from forgather.ml.strategy.base import Strategy
-from forgather.ml.train_mode import restored_train_modes
-from forgather.ml.trainer.arguments import TrainingArguments
-from forgather.ml.trainer.batch_sampler import RankShare
-from forgather.ml.trainer.control import Session
-from forgather.ml.trainer.data_loader import RankBatches, is_iterable, loader_options
 from forgather.ml.trainer.run import Run
-from forgather.ml.types import Topology, Update, Window
+from forgather.ml.types import Update, Window
 
 
 def train_loop(run: Run) -> None:
@@ -101,103 +86,3 @@ def loss_divisor(num_valid: Any) -> Any:
         # `where` instead of `if`: a comparison would wait for the device.
         return num_valid.where(num_valid > 0, num_valid.new_ones(()))
     return num_valid if num_valid > 0 else 1
-
-
-def eval_batches(
-    dataset: Any, args: TrainingArguments, collate: Callable[[list[Any]], Any], topology: Topology
-) -> RankBatches:
-    """Returns the rank-local batches of an evaluation set, in the order of the rows in the set.
-
-    Args:
-        dataset: the evaluation set, map-style or iterable.
-        args: the training arguments, whose batch size and loader options are read.
-        collate: the collator, a function from a list of rows to a batch.
-        topology: the topology of this process, from which the data-parallel rank is read.
-
-    Raises:
-        TrainingError: FG803 if there are no rows; FG853 if the data is already split among processes.
-    """
-    if not is_iterable(dataset) and len(dataset) == 0:
-        raise TrainingError(
-            "the evaluation data has no rows", code="FG803", hint="check how the data is filtered and split"
-        )
-    share = RankShare.for_topology(topology, args.per_device_eval_batch_size)
-    return RankBatches(dataset, share, collate, loader_options(args, topology))
-
-
-def evaluate(
-    session: Session,
-    strategy: Strategy,
-    sets: Mapping[str, RankBatches],
-    *,
-    prefix: str = "eval",
-    wants_end: Callable[[], bool] | None = None,
-) -> dict[str, float] | None:
-    """Evaluates the model on one or several data sets; returns the metrics and sends them to the callbacks.
-
-    Collective: every process must call it.
-
-    Args:
-        session: the session, whose callbacks get the metrics.
-        strategy: the strategy, which computes the losses.
-        sets: the batches of each evaluation set, by name; a single set has the name "".
-        prefix: the prefix of the names of all metrics.
-        wants_end: a function that is called before each batch and returns whether to interrupt the evaluation. It must
-            return the same answer on all processes.
-
-    Returns:
-        `<prefix>_loss` (nats per target for a cross-entropy), `<prefix>_runtime` (seconds), and samples and batches per
-        second; None if the evaluation was interrupted.
-
-    Raises:
-        TrainingError: FG803 if a set contains no rows.
-    """
-    metrics: dict[str, float] = {}
-    with restored_train_modes(strategy.model):
-        for name, batches in sets.items():
-            session.dispatcher.scene["eval_dataloader"] = batches.loader
-            found = _evaluate_one(session, strategy, batches, f"{prefix}_{name}" if name else prefix, wants_end)
-            if found is None:
-                return None
-            metrics |= found
-    # Runtimes differ between processes: a decision by any metric must be the same on all of them.
-    metrics = collectives.run_on_main(lambda: metrics)
-    session.log(metrics)
-    session.control.should_evaluate = False
-    session.send("on_evaluate", metrics={**metrics, "epoch": session.state.epoch})
-    return metrics
-
-
-def _evaluate_one(
-    session: Session, strategy: Strategy, own: RankBatches, prefix: str, wants_end: Callable[[], bool] | None
-) -> dict[str, float] | None:
-    began = time.perf_counter()
-    collectives.require_equal_facts({"the number of evaluation rows": own.num_rows})
-    device = strategy.topology.device
-    # Sums of many batches lose digits in float32, and then depend on how rows were batched.
-    sums = torch.zeros(3, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
-    rows = batches = 0
-    batches_of_all = own.read(strategy.rule)
-    # The end of a stream is not known in advance: `iterate_in_step` checks that all processes still have a batch.
-    for ready in batches_of_all if own.num_rows is not None else collectives.iterate_in_step(batches_of_all):
-        if wants_end is not None and wants_end():
-            return None
-        loss, targets = strategy.evaluate(ready.batch)
-        sums[0] += loss
-        sums[1] += targets
-        rows += ready.num_rows
-        batches += 1
-        session.send("on_prediction_step")
-    if batches == 0:
-        raise TrainingError(
-            "the evaluation data has no rows", code="FG803", hint="check how the data is filtered and split"
-        )
-    sums[2] = rows
-    loss_sum, num_targets, num_rows = strategy.reduce(sums).tolist()  # synchronizes with the device: time it too
-    seconds = max(time.perf_counter() - began, 1e-9)
-    return {
-        f"{prefix}_loss": loss_sum / num_targets if num_targets else float("nan"),
-        f"{prefix}_runtime": seconds,
-        f"{prefix}_samples_per_second": num_rows / seconds,
-        f"{prefix}_steps_per_second": batches / seconds,
-    }

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from transformers.trainer_utils import PredictionOutput
 
 from forgather.errors import CheckpointError, TrainingError
 from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, signal_handler
@@ -39,8 +40,10 @@ from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.collation import default_collate, inputs_for_model
 from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.data_fingerprint import refuse_other_data
-from forgather.ml.trainer.data_loader import TrainBatches, check_size, is_iterable
-from forgather.ml.trainer.loop import eval_batches, evaluate, train_loop
+from forgather.ml.trainer.data_loader import RankBatches, TrainBatches, check_size, is_iterable
+from forgather.ml.trainer.evaluation import eval_batches, evaluate, predict, refuse_large_logits
+from forgather.ml.trainer.loop import train_loop
+from forgather.ml.trainer.metric_functions import MetricFunctions
 from forgather.ml.trainer.model_setup import model_key, preparation
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
 from forgather.ml.trainer.run import Run
@@ -74,6 +77,10 @@ class Trainer(WithOwnLoss):
         distributed_env: the distributed environment of this process, which is read from the environment variables by
             default.
         storage: the object through which checkpoints and models are written; the local file system by default.
+        compute_metrics: the function that computes metrics from the predictions of an evaluation set. It is called with
+            a `transformers.EvalPrediction`, and returns a mapping from names to numbers.
+        preprocess_logits_for_metrics: a function of (logits, labels) that is called with the output of each batch. What
+            it returns is kept in place of the logits.
         save_function: a function that is called with the model, the step and a path when a checkpoint is written. The
             file or folder that it creates at the path becomes part of the checkpoint.
 
@@ -103,6 +110,8 @@ class Trainer(WithOwnLoss):
         lr_scheduler_factory: Callable[..., Any] | None = None,
         loss_fn: Callable[..., Any] | None = None,
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]] = (),
+        compute_metrics: Callable[..., Mapping[str, float]] | None = None,
+        preprocess_logits_for_metrics: Callable[..., Any] | None = None,
         distributed_env: DistributedEnvironment | None = None,
         storage: Storage | None = None,
         save_function: SaveFunction | None = None,
@@ -112,13 +121,14 @@ class Trainer(WithOwnLoss):
             optimizer_factory=optimizer_factory,
             lr_scheduler_factory=lr_scheduler_factory,
             save_function=save_function,
+            compute_metrics=compute_metrics,
+            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
         )
         self.args = self.ARGUMENTS() if args is None else args
         # Made in the constructor: the launcher's request is known only while the config is built.
         self._start = RunStart()
         refuse_combination(self.RULES, self.args, data_collator=data_collator, optimizer_factory=optimizer_factory)
-        self.train_dataset = train_dataset
-        self.eval_dataset = eval_dataset
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.data_collator = data_collator or default_collate(processing_class)
         self.processing_class = processing_class
         self.lr_scheduler: Any = None
@@ -126,6 +136,7 @@ class Trainer(WithOwnLoss):
         self.storage: Storage = LocalStorage() if storage is None else storage
         check_storage(self.storage)
         self.save_function = save_function
+        self._metrics = MetricFunctions.from_arguments(self.args, compute_metrics, preprocess_logits_for_metrics)
         self._scheduler_factory, self._has_own_collator = lr_scheduler_factory, data_collator is not None
         # The registry parses `fsdp_config`: an error of it is one of the arguments, here as below.
         with argument_checks.errors_under_args(self.args):
@@ -299,6 +310,9 @@ class Trainer(WithOwnLoss):
                 code="FG824",
                 hint='give an eval_dataset, or set eval_strategy: "no"',
             )
+        if evaluates:
+            sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"": self.eval_dataset}
+            refuse_large_logits(self.strategy, map(self._eval_batches, sets.values()), self._metrics)
         return Run(
             self._session,
             self.strategy,
@@ -400,11 +414,44 @@ class Trainer(WithOwnLoss):
 
     def _evaluate(self, datasets: Any, prefix: str, wants_end: Callable[[], bool] | None) -> dict[str, float] | None:
         named = datasets if isinstance(datasets, Mapping) else {"": datasets}
-        sets = {}
-        for name, rows in named.items():
-            dataset, collate = self._inputs(rows)
-            sets[name] = eval_batches(dataset, self.args, collate, self.strategy.topology)
-        return evaluate(self._session, self.strategy, sets, prefix=prefix, wants_end=wants_end)
+        sets = {name: self._eval_batches(rows) for name, rows in named.items()}
+        return evaluate(self._session, self.strategy, sets, functions=self._metrics, prefix=prefix, wants_end=wants_end)
+
+    def _eval_batches(self, rows: Any) -> RankBatches:
+        dataset, collate = self._inputs(rows)
+        return eval_batches(dataset, self.args, collate, self.strategy.topology)
+
+    def predict(
+        self, test_dataset: Any, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:
+        """Returns the predictions for the rows of a data set, in their order, on every process.
+
+        Collective: every process must call it.
+
+        Args:
+            test_dataset: the rows, with or without labels.
+            ignore_keys: the entries of the model's output to leave out of the predictions; by default those in
+                `keys_to_ignore_at_inference` of the model's configuration.
+            metric_key_prefix: the prefix of the names of all metrics.
+
+        Returns:
+            `predictions` and `label_ids` (None without labels) as numpy arrays, and `metrics`: the times and, if the
+            rows have labels, the loss and the metrics of `compute_metrics`. Arrays of batches of different lengths are
+            padded in the second dimension with -100.
+
+        Raises:
+            TrainingError: FG803 if there are no rows; FG871 or FG872 if metrics cannot be computed.
+        """
+        rows, metrics = predict(
+            self._session,
+            self.strategy,
+            self._eval_batches(test_dataset),
+            functions=self._metrics,
+            prefix=metric_key_prefix,
+            ignore_keys=ignore_keys,
+        )
+        arrays = rows.as_arrays()
+        return PredictionOutput(arrays.predictions, arrays.label_ids, metrics)
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
         """Writes the model in the layout that `from_pretrained` reads, and returns its folder.

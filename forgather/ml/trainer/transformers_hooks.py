@@ -25,6 +25,7 @@ from forgather.ml.losses import (
     loss_rule,
     num_rows,
     shifted_labels,
+    without_loss,
 )
 from forgather.ml.model_inputs import ModelInputs, NoCache, with_labels
 from forgather.ml.trainer.arguments import TrainingArguments
@@ -143,18 +144,39 @@ class OwnLoss:
             TrainingError: FG862 if it cannot be determined whether the method divides by `num_items_in_batch`; FG863
                 if the method does not return a loss.
         """
-        if isinstance(batch, PaddingBatch):
-            return self._total(model, batch.batch, denom) * 0.0
-        return self._total(model, batch, denom)
+        return self._total(model, batch, denom)[0]
 
-    def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor:
+    def total_and_output(self, model: Callable[..., Any], batch: Any) -> tuple[Tensor, Any]:
+        """Returns the method's result times its divisor, and the outputs that the method returned with the loss.
+
+        The outputs are those without the loss, and None if the method returned the loss alone.
+
+        Shapes:
+            Returns a scalar tensor, and the model's output.
+        """
+        return self._total(model, batch, None)
+
+    def output(self, model: Callable[..., Any], batch: Any) -> Any:
+        """Returns the output of the model for a batch that may have no labels. The method is not called.
+
+        Shapes:
+            Returns the model's output.
+        """
+        return self._inputs.call(model, self.prepared(batch.batch if isinstance(batch, PaddingBatch) else batch))
+
+    def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> tuple[Tensor, Any]:
+        if isinstance(batch, PaddingBatch):
+            loss, output = self._total(model, batch.batch, denom)
+            return loss * 0.0, output
         if not self.divides:
-            return self._loss(model, batch, self._items(batch)) * num_rows(batch)
+            loss, output = self._call(model, batch, self._items(batch))
+            return loss * num_rows(batch), output
         # A batch whose labels are all ignored has the loss 0, not 0 / 0.
         items = denom if denom is not None else self._items(batch) or 1
-        return self._loss(model, batch, items) * items
+        loss, output = self._call(model, batch, items)
+        return loss * items, output
 
-    def _loss(self, model: Callable[..., Any], batch: Any, items: float | Tensor) -> Tensor:
+    def _call(self, model: Callable[..., Any], batch: Any, items: float | Tensor) -> tuple[Tensor, Any]:
         inputs = with_labels(batch)  # a copy: methods commonly pop the labels
         given = {ITEMS: Items.from_number(items, labels_of(batch))} if self._takes_items else {}
         # transformers requests outputs in evaluation, and only the loss in training.
@@ -163,12 +185,14 @@ class OwnLoss:
         reads = Items.reads
         with self._no_cache.in_force():
             found = self._method(model, inputs, return_outputs=evaluates, **given)
-        loss = found[0] if evaluates and isinstance(found, tuple | list) and found else found
+        has_outputs = evaluates and isinstance(found, tuple | list) and bool(found)
+        loss = found[0] if has_outputs else found
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise self._no_loss(found)
         # `Items` propagates through tensor operations: it shows whether the result depends on the count.
         self._check(isinstance(loss, Items) or Items.reads > reads)
-        return at_least_float32(loss.as_subclass(Tensor).reshape(()))
+        output = without_loss(found[1]) if has_outputs and len(found) > 1 else None
+        return at_least_float32(loss.as_subclass(Tensor).reshape(())), output
 
     def _check(self, divides: bool) -> None:
         # The divisor was chosen before the call, from the method's code. If the result contradicts that choice, it

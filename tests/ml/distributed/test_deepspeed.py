@@ -292,7 +292,7 @@ def _after_discard(stage):
     first = steps(strategy, 3, 1.0), whole(strategy)
     give_state(strategy, {"model": strategy._recipe.make_model().state_dict()})
     strategy.build_optimizer()
-    total, valid = strategy.evaluate(dropped.batches[0])
+    total, valid, _ = strategy.evaluate(dropped.batches[0])
     return first, (steps(strategy, 3, 1.0), whole(strategy)), float(strategy.reduce(total) / strategy.reduce(valid))
 
 

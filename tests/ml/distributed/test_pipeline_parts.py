@@ -136,7 +136,7 @@ def test_a_batch_that_cannot_be_split_by_rows_is_refused(batch, words):
 def _evaluates(model, schedule):
     strategy = pipeline(recipe(MODELS[model]), world=2, schedule_class=schedule)
     batch = rows_of(5, 3, 13, packed=True)  # another shape, and rows that no number of micro-batches divides
-    total, count = strategy.evaluate(strategy.rule.prepared(batch))
+    total, count, _ = strategy.evaluate(strategy.rule.prepared(batch))
     logits = strategy.view(**{name: value for name, value in batch.items() if name != "labels"}).logits
     text = strategy.view.generate(batch["input_ids"][:2, :4], max_new_tokens=6)
     (losses, norms) = train(strategy, windows(1, 1, 4))  # and training continues
@@ -153,7 +153,7 @@ def _evaluates(model, schedule):
 def test_evaluation_and_text_are_those_of_the_whole_model(model, schedule):
     *_, one = single_run(recipe(MODELS[model]), [])
     batch = rows_of(5, 3, 13, packed=True)
-    total, count = one.evaluate(one.rule.prepared(batch))
+    total, count, _ = one.evaluate(one.rule.prepared(batch))
     with torch.no_grad():
         # With a cache, transformers does not look at positions for the borders of documents.
         inputs = {name: value for name, value in batch.items() if name != "labels"}

@@ -53,7 +53,7 @@ def train(strategy, groups, *, max_norm=0.5, after_update=None):
 def evaluated(strategy, batch):
     """Returns the mean loss of a global batch."""
     topology = strategy.topology
-    total, count = strategy.evaluate(strategy.rule.prepared(rows_of(batch, topology.dp_rank, topology.dp_size)))
+    total, count, _ = strategy.evaluate(strategy.rule.prepared(rows_of(batch, topology.dp_rank, topology.dp_size)))
     return (strategy.reduce(total) / strategy.reduce(count)).item()
 
 

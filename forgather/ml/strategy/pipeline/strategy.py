@@ -57,6 +57,7 @@ from forgather.ml.strategy.pipeline.stage import blocks_of_stage, make_stage
 from forgather.ml.strategy.state import local_optimizer_state, local_state, restore_weights
 from forgather.ml.strategy.tensor_parallel import apply_tensor_parallel
 from forgather.ml.train_mode import restored_train_modes
+from forgather.ml.types import Evaluated
 
 _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
 
@@ -282,21 +283,29 @@ class Pipeline(ModelStrategy):
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, batch: Any) -> tuple[Tensor, float | Tensor]:
-        """Returns the loss sum of a batch, and the number of its valid targets.
+    def evaluate(self, batch: Any) -> Evaluated:
+        """Returns the loss sum of a batch, the number of its valid targets, and the model's output.
 
-        The loss sum is zero on a rank that does not have the last stage.
-
-        Shapes:
-            Returns a scalar tensor, and a Python number or scalar tensor.
+        On a rank that does not have the last stage, the loss sum is zero and the output is None.
         """
         placed = to_device(batch, self.topology.device)
+        output = self.predict(placed)
+        num_valid = self.rule.count(batch)
+        if output is None:
+            return Evaluated(torch.zeros((), device=self.topology.device), num_valid, None)
+        with self.precision.autocast():
+            return Evaluated(self.rule.total(lambda *args, **kwargs: output, placed), num_valid, output)
+
+    @torch.no_grad()
+    def predict(self, batch: Any) -> Any:
+        """Returns the model's output for a batch, which may have no labels, on the ranks that have the last stage.
+
+        Shapes:
+            Returns the model's output.
+        """
         with restored_train_modes(self._local), self.precision.autocast():
             self._local.eval()
-            output = self._forward(step_inputs(placed))
-            if output is None:
-                return torch.zeros((), device=self.topology.device), self.rule.count(batch)
-            return self.rule.total(lambda *args, **kwargs: output, placed), self.rule.count(batch)
+            return self._forward(step_inputs(to_device(batch, self.topology.device)))
 
     def reduce(self, value: Any) -> Any:
         """Returns, on every rank, the sum of a value over replicas and stages.
