@@ -1,8 +1,8 @@
 """`LabelMetrics`: a `compute_metrics` that is built in a config from functions of labels and predictions.
 
-Takes functions of scikit-learn, functions and metrics of torchmetrics, and the user's functions; gives the numbers that
-an evaluation reports. The task determines what the functions get: classes, probabilities or values, without ignored
-labels. Each function gets what the names of its parameters ask for, so the order of its arguments cannot be mixed up.
+The functions are those of scikit-learn, functions and metrics of torchmetrics, and the user's own. The task determines
+what they get: classes, probabilities or values, without ignored labels. Each function gets what the names of its
+parameters ask for, so the order of its arguments cannot be mixed up.
 
 Shapes:
     N rows, T positions, C classes, L labels that are not ignored.
@@ -39,7 +39,7 @@ class LabelMetrics:
             "token_classification": one of C classes for each position. "causal_lm": the next token of each position.
         functions: the functions by the name of the metric. A function gets labels as the parameter `y_true`, `target`,
             `targets`, `labels` or `references`, predictions as `y_pred`, `preds` or `predictions`, and probabilities as
-            `y_score`, `y_prob` or `y_proba`. A metric object of torchmetrics gets (preds, target).
+            `y_score`, `y_prob` or `y_proba`. A metric object of torchmetrics gets (predictions, labels).
         ignore_index: the label of rows or positions that are left out.
 
     Raises:
@@ -122,12 +122,16 @@ class LabelMetrics:
         dims = 1 if self.task == "classification" else 2
         # Classes in place of logits are what `preprocess_logits_for_metrics` returns.
         is_reduced = scores.ndim == dims
+        # Scores in place of classes would equal no label, and reduced logits have no probabilities.
+        is_usable = not is_reduced or (scores.dtype.kind in "iu" and not self._needs_scores)
         whole = scores.shape if is_reduced else scores.shape[:-1]
-        self._require(whole == labels.shape and labels.ndim == dims and labels.dtype.kind in "iu", scores, labels)
+        fits = whole == labels.shape and labels.ndim == dims and labels.dtype.kind in "iu"
+        self._require(fits and is_usable, scores, labels)
         if self.task == "causal_lm":
             # The logits of a position predict the next token.
             scores, labels = scores[:, :-1], labels[:, 1:]
-        valid = labels != self.ignore_index
+        # Rows that were padded to a common length have the label -100 there, whatever the loss ignores.
+        valid = ~np.isin(labels, (self.ignore_index, IGNORE_INDEX))
         scores, labels = scores[valid], labels[valid]
         if is_reduced:
             return labels, scores, None
@@ -136,8 +140,8 @@ class LabelMetrics:
     def _require(self, fits: bool, scores: Any, labels: Any) -> None:
         if not fits:
             raise TrainingError(
-                f"the predictions have the shape {scores.shape} and the labels {labels.shape} of {labels.dtype}, which "
-                f"does not fit the task {self.task!r}",
+                f"the predictions have the shape {scores.shape} of {scores.dtype} and the labels {labels.shape} of "
+                f"{labels.dtype}, which does not fit the task {self.task!r}",
                 code="FG875",
                 hint=f"set another task ({', '.join(TASKS)}), or give a compute_metrics of your own",
             ).about("compute_metrics.task")

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import sklearn.metrics
+import torch
 from transformers import EvalPrediction
 from transformers import TrainingArguments as HFTrainingArguments
 
@@ -76,7 +77,7 @@ def test_functions_get_what_counting_by_hand_gives(task):
 def test_reduced_logits_give_the_same_metrics(task):
     logits, labels = data_of(task)
     metrics = LabelMetrics(task, {"accuracy": sklearn.metrics.accuracy_score})
-    reduced = metrics.preprocess_logits_for_metrics(__import__("torch").tensor(logits), None).numpy()
+    reduced = metrics.preprocess_logits_for_metrics(torch.tensor(logits), None).numpy()
     assert reduced.ndim == logits.ndim - 1
     assert metrics(EvalPrediction(logits, labels)) == metrics(EvalPrediction(reduced, labels))
 
@@ -192,3 +193,18 @@ def test_transformers_own_trainer_gives_the_same_number(tmp_path):
     )
     assert theirs.evaluate()["eval_accuracy"] == ours.evaluate()["eval_accuracy"]
     assert theirs.predict(data).predictions.ndim == 2
+
+
+def test_scores_in_place_of_classes_are_refused():
+    metrics = LabelMetrics("classification", {"accuracy": sklearn.metrics.accuracy_score})
+    with pytest.raises(TrainingError, match="does not fit the task"):
+        metrics(EvalPrediction(np.array([0.9, 0.1]), np.array([1, 0])))
+    metrics = LabelMetrics("classification", {"auc": sklearn.metrics.roc_auc_score})
+    with pytest.raises(TrainingError, match="does not fit the task"):
+        metrics(EvalPrediction(np.array([1, 0]), np.array([1, 0])))
+
+
+def test_padding_between_batches_is_left_out_whatever_the_loss_ignores():
+    metrics = LabelMetrics("token_classification", {"accuracy": sklearn.metrics.accuracy_score}, ignore_index=0)
+    found = metrics(EvalPrediction(np.array([[1, 2, -100], [1, 2, 1]]), np.array([[1, 2, -100], [2, 0, 1]])))
+    assert found == {"accuracy": pytest.approx(3 / 4)}

@@ -258,6 +258,11 @@ def test_metrics_that_cannot_be_reported_are_refused(tmp_path, returned, message
         (lambda logits, labels: "none", "contain a str"),
         (lambda logits, labels: logits[:1], r"contain a tensor of shape \(1, 3\)"),
         (lambda logits, labels: (), "contain no tensors"),
+        (lambda logits, labels: logits.flatten(), r"contain a tensor of shape \(24,\)"),
+        (
+            lambda logits, labels: logits[:, None, : 3 if len(logits) == 8 else 2],
+            "only the second size may differ",
+        ),
     ],
 )
 def test_predictions_that_are_not_of_rows_are_refused(tmp_path, preprocess, message):

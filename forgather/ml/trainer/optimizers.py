@@ -138,7 +138,7 @@ def refuse_uncallable(**factories: Any) -> None:
             raise TrainingError(
                 f"{name!r} is {_kind(factory)} {repr(factory)[:60]}, which cannot be called",
                 code="FG819",
-                hint="give a callable, as !partial:torch.optim:AdamW; a template needs `-- include 'its name'`",
+                hint="give a callable, as !partial:MODULE:NAME; a template needs `-- include 'its name'`",
             ).about(name)
 
 

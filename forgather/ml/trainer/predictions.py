@@ -142,9 +142,9 @@ class RowReader:
             device = next((tensor.device for tensor in leaves(predictions)), None)
             predictions = self._preprocess(predictions, nested(lambda tensor: tensor.to(device), labels))
         count = ready.num_rows
-        taken = [nested(lambda tensor: _first_rows(tensor, count), part) for part in (predictions, labels)]
+        taken = [nested(lambda tensor: _of_rows(tensor, count), part) for part in (predictions, labels)]
         _refuse_others(taken[0])
-        inputs = _first_rows(self._main_input(ready.collated), count) if "inputs" in self._include else None
+        inputs = _of_rows(self._main_input(ready.collated), count) if "inputs" in self._include else None
         losses = loss.detach().cpu().expand(count).clone() if "loss" in self._include and loss is not None else None
         return Rows(taken[0], taken[1], inputs, losses)
 
@@ -268,6 +268,10 @@ def joined_tensors(parts: Sequence[Any]) -> Any:
         return {name: joined_tensors([part[name] for part in parts]) for name in parts[0]}
     if parts[0].ndim < 2:
         return torch.cat(list(parts))
+    other = next((part for part in parts if part.shape[2:] != parts[0].shape[2:]), None)
+    if other is not None:
+        shapes = f"{tuple(parts[0].shape)} and {tuple(other.shape)}"
+        raise _unusable(f"the predictions of two batches have the shapes {shapes}, and only the second size may differ")
     longest = max(part.shape[1] for part in parts)
     return torch.cat([_padded(part, longest) for part in parts])
 
@@ -321,11 +325,12 @@ def _refuse_others(predictions: Any) -> None:
         raise _unusable(f"the predictions contain {found}")
 
 
-def _first_rows(tensor: Tensor, count: int) -> Tensor:
-    if tensor.ndim == 0 or tensor.shape[0] < count:
+def _of_rows(tensor: Tensor, count: int) -> Tensor:
+    # More entries than rows, as of flattened logits, could not be told apart by row.
+    if tensor.ndim == 0 or tensor.shape[0] != count:
         shape = "a number" if tensor.ndim == 0 else f"a tensor of shape {tuple(tensor.shape)}"
         raise _unusable(f"the predictions of {count} rows contain {shape}")
-    return tensor[:count].cpu()
+    return tensor.cpu()
 
 
 def _array(tensor: Tensor) -> Any:
