@@ -46,6 +46,7 @@ _GROUPS = {
     ("run", "fgcli -p projects/tiny_llama -t tiny.yaml train --set trainer_args.max_steps=20"): {
         "train": "run the target 'main' of a config",
         "rerun": "repeat a past run from the record in its folder",
+        "eval": "evaluate a checkpoint of a past run",
         "construct": "build targets and print them",
         "trust": "allow code to run",
     },

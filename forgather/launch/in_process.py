@@ -173,7 +173,7 @@ def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = No
     # It stays None if a signal ends the construction.
     main: Any = None
     try:
-        main = _construct(plan, run_dir)
+        main = construct_main(plan, run_dir)
         if built is not None:
             built(main)
         with plan.project.located():
@@ -213,7 +213,13 @@ def _can_run(main: object) -> bool:
     return _is_trainer(main) or (callable(main) and not _is_module(main))
 
 
-def _construct(plan: RunPlan, run_dir: str) -> Any:
+def construct_main(plan: RunPlan, run_dir: str) -> Any:
+    """Returns the constructed target `main` of a plan.
+
+    Args:
+        plan: the plan of the run.
+        run_dir: the value of the variable `run_dir`, a folder for the files of callbacks.
+    """
     # The caller has already compared the number of processes with the config's.
     token = compared_by_launcher.set(True)
     try:

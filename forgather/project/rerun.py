@@ -12,7 +12,9 @@ import json
 import os
 import shutil
 import stat
-from contextlib import suppress
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -123,6 +125,24 @@ def rerun_project(run: PastRun, meta: ProjectMeta, output_dir: str) -> Project:
     environment = ConfigEnvironment(searchpath=(run.folder,), cache_dir=cache_dir("templates"))
     overrides = redirected_outputs(run, output_dir)
     return Project.in_environment(meta, run.config, environment=environment, overrides=overrides, template=GRAPH)
+
+
+@contextmanager
+def unchanged_record(run: PastRun, meta: ProjectMeta) -> Iterator[None]:
+    """Context manager that keeps Python from writing compiled code next to the sources in a run folder.
+
+    The run folder is a record and must not change.
+
+    Args:
+        run: the run.
+        meta: the project whose sources are used.
+    """
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = before or meta.project_dir == run.archive
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def redirected_outputs(run: PastRun, output_dir: str) -> list[tuple[str, str]]:

@@ -228,8 +228,13 @@ class PastRun:
 def runs_of(project_dir: str) -> list[str]:
     """Returns the run folders in a project's default output folders, newest first."""
     models = _listed(os.path.join(project_dir, "output_models"))
-    found = [run for model in models for run in _folders(os.path.join(model, "runs"))]
+    found = [run for model in models for run in recorded_runs(model)]
     return sorted(found, key=os.path.basename, reverse=True)
+
+
+def recorded_runs(output_dir: str) -> list[str]:
+    """Returns the run folders in an output folder, oldest first."""
+    return _folders(os.path.join(output_dir, "runs"))
 
 
 def open_run(folder: str) -> PastRun:

@@ -86,16 +86,17 @@ project:
     project.checks.output_folders project.checks.trusted_calls project.golden
     project.run_reader
     project.check project.comparison_sides project.provenance
-    project.rerun
+    project.eval_data project.rerun
 launch:
     launch.in_process launch.process_request
-    launch launch.batch_scripts launch.dry_run launch.multi_process launch.restart
+    launch.saved_weights
+    launch launch.batch_scripts launch.dry_run launch.evaluation launch.multi_process launch.restart
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
     cli.checkpoint_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
     cli.commands.blame cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
-    cli.commands.diff cli.commands.explain cli.commands.golden cli.commands.graph cli.commands.ls
+    cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.golden cli.commands.graph cli.commands.ls
     cli.commands.new cli.commands.pp cli.commands.rerun cli.commands.targets cli.commands.tlist
     cli.commands.train cli.commands.trefs cli.commands.trust cli.parsing
     cli.completion
@@ -116,10 +117,10 @@ data:
     data.cache data.data_errors data.progress_bar data.prompts
     data.padding data.sources data.tokenizer data.train_eval_split
     data.packing
-    data.examples
+    data.examples data.labelled
 losses and models:
     activation_checkpointing documents loss_reduction models optim
-    model_inputs
+    classifiers model_inputs
     losses
     label_metrics task
 events:
@@ -131,7 +132,7 @@ checkpoints:
     checkpoint.checkpoint_dir
     checkpoint.lineage checkpoint.model_folder checkpoint.state
     checkpoint.hf_layout checkpoint.inspect checkpoint.reader checkpoint.save_plan
-    checkpoint.export checkpoint.retention
+    checkpoint.export checkpoint.retention checkpoint.saved_model
 report:
     report.html_text report.run_data
     report.chart
@@ -167,7 +168,7 @@ trainers:
     trainer.run trainer.run_start
     trainer.evaluation trainer.loop
     trainer.hf trainer.trainer
-    trainer.accel trainer.pipeline
+    trainer.accel trainer.pipeline trainer.saved_evaluation
 dry run:
     dry_run
 """

@@ -7,8 +7,8 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -27,7 +27,15 @@ from forgather.launcher_env import is_worker
 from forgather.project.output_lock import output_folder_lock
 from forgather.project.path_display import near_path
 from forgather.project.provenance import Row, Status, verify
-from forgather.project.rerun import Losses, compare_losses, complete_record, new_output_dir, rerun_meta, rerun_project
+from forgather.project.rerun import (
+    Losses,
+    compare_losses,
+    complete_record,
+    new_output_dir,
+    rerun_meta,
+    rerun_project,
+    unchanged_record,
+)
 from forgather.project.run_reader import PastRun, open_run
 from forgather.project.run_writer import new_folder, run_folder_name
 
@@ -121,7 +129,7 @@ def _run_joined(invocation: Invocation, past: PastRun, member: Any) -> int:
     plan = plan_run(rerun_project(past, rerun_meta(past), output_dir))
     run_dir = member.share("run")["run_dir"]
     member.begin_construction(run_dir)
-    with redirect_stdout(sys.stderr), _clean(kept=plan.project.meta.project_dir != past.archive):
+    with redirect_stdout(sys.stderr), unchanged_record(past, plan.project.meta):
         return run_plan(plan, run_dir, built=lambda _: member.begin_run()).status
 
 
@@ -142,7 +150,7 @@ def _repeated(invocation: Invocation, past: PastRun, output_dir: str, rows: Sequ
     plan = replace(plan, output_dir=output_dir, run_dir=run_folder_name(output_dir, past.config, plan.started))
     as_json = invocation.options.json
     stdout = redirect_stdout(sys.stderr) if as_json else nullcontext()
-    with output_folder_lock(output_dir), stdout, _clean(kept=plan.project.meta.project_dir != past.archive):
+    with output_folder_lock(output_dir), stdout, unchanged_record(past, plan.project.meta):
         run_dir = prepare_run(plan, ["fgcli", *invocation.arguments])
         # The copy of the first run's sources replaces those that were just recorded: the files may have changed since.
         complete_record(run_dir, past, plan.project)
@@ -167,23 +175,6 @@ def _repeated(invocation: Invocation, past: PastRun, output_dir: str, rows: Sequ
 
 def _verified(past: PastRun, output_dir: str, rows: Sequence[Row]) -> dict[str, object]:
     return {"run": past.folder, "output_dir": output_dir, "rows": [_fact(row) for row in rows]}
-
-
-@contextmanager
-def _clean(*, kept: bool) -> Iterator[None]:
-    """Context manager that keeps Python from writing compiled code next to the sources in a run folder.
-
-    The run folder is a record and must not change.
-
-    Args:
-        kept: True if the sources are not in the run folder, so that Python's setting is kept.
-    """
-    before = sys.dont_write_bytecode
-    sys.dont_write_bytecode = before or not kept
-    try:
-        yield
-    finally:
-        sys.dont_write_bytecode = before
 
 
 def _print(lines: Sequence[str], *, to_errors: bool) -> None:

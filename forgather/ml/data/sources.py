@@ -129,6 +129,24 @@ def json_lines(paths: Paths, text_column: str | None = "text") -> Dataset:
     return _usable(_read(files, Dataset.from_json), text_column, files)
 
 
+def csv_files(paths: Paths, text_column: str | None = "text") -> Dataset:
+    """Returns CSV files, whose first line has the names of the columns, as a data set.
+
+    Args:
+        paths: a file, a folder (whose `.csv` files are read), a glob, or a list of these.
+        text_column: the name of the column with the text, or None to keep all columns, as in `json_lines`.
+
+    Returns:
+        A data set with the column `text`, or with all columns of the files if `text_column` is None.
+
+    Raises:
+        DataFileError: FG830 if a path matches no file, FG834 if a file is not CSV in UTF-8.
+        DataError: FG831 if the column is missing, FG832 if there is no text, FG833 if the column is not a text column.
+    """
+    files = find_files(paths, (".csv",))
+    return _usable(_read(files, Dataset.from_csv), text_column, files)
+
+
 def parquet(paths: Paths, text_column: str | None = "text") -> Dataset:
     """Returns parquet files as a data set.
 

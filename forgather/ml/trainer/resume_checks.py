@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,10 @@ class Meanings:
         Raises:
             CheckpointError: FG613 if there is a difference that is not allowed.
         """
-        changed = self._changed(folder, recorded)
+        manifest = read_manifest(folder)
+        versions = manifest.facts.get("versions")
+        written_by = versions.get("transformers") if isinstance(versions, Mapping) else None
+        changed = self.changes(_descriptions(folder, manifest.files), recorded, written_by=written_by)
         message = "; ".join(
             f"the {what} changed since the checkpoint: {', '.join(how)}" for what, how in changed.items()
         )
@@ -87,13 +90,38 @@ class Meanings:
         if changed:
             _log.warning("%s: the weights were trained with the earlier meaning", message)
 
-    def _changed(self, folder: Path, recorded: Mapping[str, Any]) -> dict[str, list[str]]:
-        manifest = read_manifest(folder)
+    def refuse_other_model(self, folder: Path) -> None:
+        """Raises an error if the tokenizer, the labels or the model settings differ from those of a saved model.
+
+        Args:
+            folder: the folder of a saved model or of a verified checkpoint.
+
+        Raises:
+            CheckpointError: FG613 if there is a difference.
+        """
+        theirs = _descriptions(folder, sorted(file.name for file in folder.iterdir()))
+        written_by = _table(theirs[CONFIG]).get("transformers_version") if CONFIG in theirs else None
+        changed = self.changes(theirs, {}, written_by=written_by)
+        if changed:
+            raise CheckpointError(
+                "; ".join(
+                    f"the {what} is not that of the saved weights: {', '.join(how)}" for what, how in changed.items()
+                ),
+                code="FG613",
+                hint="the data or the code from which it is made changed since the run: bring the earlier ones back",
+            )
+
+    def changes(
+        self, theirs: Mapping[str, bytes], recorded: Mapping[str, Any], *, written_by: str | None
+    ) -> dict[str, list[str]]:
+        """Returns descriptions of the differences to saved weights, by kind: "tokenizer", "labels", "model".
+
+        Args:
+            theirs: the files that describe the saved model and its tokenizer.
+            recorded: the `facts` that a checkpoint stores.
+            written_by: the release of transformers that wrote the files; None if it is not known.
+        """
         mine = {name: file for name, file in self.files.items() if _is_description(name)}
-        names = [name for name in manifest.files if _is_description(name) and (folder / name).is_file()]
-        theirs = {name: read_small_file(folder / name) for name in names}
-        versions = manifest.facts.get("versions")
-        written_by = versions.get("transformers") if isinstance(versions, Mapping) else None
         is_same_release = written_by == importlib.metadata.version("transformers")
         found: dict[str, list[str]] = {TOKENIZER: [], LABELS: [], MODEL: []}
         # Only a warning: training without a tokenizer is normal when rows hold token ids.
@@ -109,6 +137,13 @@ class Meanings:
             found[what].append(how)
         found[LABELS] += _class_name_changes(recorded.get("labels"), self.facts.get("labels"))
         return {what: how for what, how in found.items() if how}
+
+
+def _descriptions(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Returns the files of a folder that describe a model and its tokenizer, by name."""
+    return {
+        name: read_small_file(folder / name) for name in names if _is_description(name) and (folder / name).is_file()
+    }
 
 
 def meaning_facts(processing_class: Any, dataset: Any) -> dict[str, Any]:

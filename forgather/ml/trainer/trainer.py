@@ -84,6 +84,9 @@ class Trainer(WithOwnLoss):
         save_function: a function that is called with the model, the step and a path when a checkpoint is written. The
             file or folder that it creates at the path becomes part of the checkpoint.
 
+    Attributes:
+        metric_functions: the user's functions that compute metrics, and the settings that determine what they get.
+
     Raises:
         SettingError: FG770 or FG775 if the training arguments cannot be combined with the trainer or with its other
             arguments.
@@ -136,7 +139,7 @@ class Trainer(WithOwnLoss):
         self.storage: Storage = LocalStorage() if storage is None else storage
         check_storage(self.storage)
         self.save_function = save_function
-        self._metrics = MetricFunctions.from_arguments(self.args, compute_metrics, preprocess_logits_for_metrics)
+        self.metric_functions = MetricFunctions.from_arguments(self.args, compute_metrics, preprocess_logits_for_metrics)
         self._scheduler_factory, self._has_own_collator = lr_scheduler_factory, data_collator is not None
         # The registry parses `fsdp_config`: an error of it is one of the arguments, here as below.
         with argument_checks.errors_under_args(self.args):
@@ -312,7 +315,7 @@ class Trainer(WithOwnLoss):
             )
         if evaluates:
             sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"": self.eval_dataset}
-            refuse_large_logits(self.strategy, map(self._eval_batches, sets.values()), self._metrics)
+            refuse_large_logits(self.strategy, map(self._eval_batches, sets.values()), self.metric_functions)
         return Run(
             self._session,
             self.strategy,
@@ -415,7 +418,9 @@ class Trainer(WithOwnLoss):
     def _evaluate(self, datasets: Any, prefix: str, wants_end: Callable[[], bool] | None) -> dict[str, float] | None:
         named = datasets if isinstance(datasets, Mapping) else {"": datasets}
         sets = {name: self._eval_batches(rows) for name, rows in named.items()}
-        return evaluate(self._session, self.strategy, sets, functions=self._metrics, prefix=prefix, wants_end=wants_end)
+        return evaluate(
+            self._session, self.strategy, sets, functions=self.metric_functions, prefix=prefix, wants_end=wants_end
+        )
 
     def _eval_batches(self, rows: Any) -> RankBatches:
         dataset, collate = self._inputs(rows)
@@ -446,7 +451,7 @@ class Trainer(WithOwnLoss):
             self._session,
             self.strategy,
             self._eval_batches(test_dataset),
-            functions=self._metrics,
+            functions=self.metric_functions,
             prefix=metric_key_prefix,
             ignore_keys=ignore_keys,
         )

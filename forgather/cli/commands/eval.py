@@ -1,0 +1,238 @@
+"""`fgcli eval`: evaluates the weights that a past run has saved. Runs the code that the run's config names."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import sys
+from contextlib import nullcontext, redirect_stdout
+from datetime import UTC, datetime
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from forgather.cli.invocation import Invocation
+from forgather.cli.options import add_json
+from forgather.cli.output import plural, print_error, print_findings, print_note, write_json, write_text
+from forgather.cli.trusting import ask_trust
+from forgather.errors import ProjectError
+from forgather.launch.evaluation import Evaluation, EvaluationPlan, evaluate, plan_evaluation, store
+from forgather.launch.multi_process import CHECKED, run_joined, start_processes
+from forgather.launch.process_request import ProcessRequest
+from forgather.launch.saved_weights import SavedWeights, find_weights
+from forgather.launcher_env import is_worker
+from forgather.project.path_display import near_path
+from forgather.project.provenance import Row, Status, verify
+from forgather.project.run_reader import open_run
+
+EXECUTES = True
+DESCRIPTION = """Evaluate the weights that a past run has saved, without training. The trainer of the run is rebuilt
+from the record in its folder, the weights of a checkpoint are verified and loaded, and the run's evaluation sets are
+evaluated. The metrics are printed, compared with what the run itself logged at that step, and stored with the run as
+eval-TIME.json."""
+EXAMPLES = """examples:
+  fgcli eval output_models/tiny_llama                        the newest run and its newest checkpoint
+  fgcli eval output_models/tiny_llama/runs/20260101T120000Z-tiny --checkpoint best
+  fgcli eval output_models/tiny_llama/checkpoint-500 --json
+  fgcli eval RUN --data tests.jsonl --out predictions.jsonl  the rows of a file, prepared as those of the run
+  fgcli eval RUN --data code --nproc 1                       one of several evaluation sets, in one process"""
+_TIMES = ("_runtime", "_per_second")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command-line arguments of this command to its parser."""
+    parser.add_argument("folder", metavar="FOLDER", help="a run, a checkpoint or an output folder", type=_name)
+    parser.add_argument(
+        "--checkpoint",
+        metavar="WHICH",
+        type=_name,
+        help="a step, 'best', 'last' (the newest intact one) or 'model' (the model that the run saved at its end); "
+        "default: last, or model if there is no checkpoint",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="DATA",
+        type=_name,
+        help="the name of one evaluation set, or a .jsonl or .csv file (default: all evaluation sets of the run)",
+    )
+    parser.add_argument("--out", metavar="FILE", type=_name, help="write each row's prediction to FILE, as JSON lines")
+    parser.add_argument(
+        "--nproc",
+        "--nproc-per-node",
+        type=_count,
+        metavar="N",
+        help="number of processes on this machine (default: as many as the run had)",
+    )
+    add_json(parser)
+
+
+def _name(text: str) -> str:
+    """Converts a command-line argument to a name; an empty text, as from an unset shell variable, is an error."""
+    if text:
+        return text
+    raise argparse.ArgumentTypeError("'' is not a name")
+
+
+def _count(text: str) -> int:
+    if text.isascii() and text.isdecimal() and 0 < int(text) <= 1024:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes")
+
+
+def run(invocation: Invocation) -> int:
+    """Runs the command: evaluates the run in the requested number of processes, and returns the exit status."""
+    options = invocation.options
+    if is_worker(os.environ):
+        return run_joined(partial(_evaluated, invocation))
+    weights = find_weights(options.folder, options.checkpoint)
+    _refuse_unwritable(options.out)
+    plan = plan_evaluation(weights, options.data)
+    print_findings(weights.run.notes, weights.run.project_dir)
+    plan.project.refuse_errors()
+    ask_trust(plan.project)
+    processes = options.nproc or weights.run.processes
+    if processes == 1:
+        return _evaluated(invocation, None, plan)
+    # By this variable, messages of the processes name fgcli and not torchrun as the program that started them.
+    os.environ[CHECKED] = "1"
+    source = "--nproc" if options.nproc else "the run"
+    # torchrun reads the words of the script, too, and takes --nproc for an abbreviation of several of its options.
+    words = [re.sub(r"^--nproc(?=$|=)", "--nproc-per-node", word) for word in invocation.arguments]
+    ending = start_processes(ProcessRequest(per_node=processes, source=source), words)
+    if ending.error is not None:
+        print_error(ending.error, weights.run.project_dir)
+    return ending.status
+
+
+def _refuse_unwritable(out: str | None) -> None:
+    """Raises FG418 before the evaluation if the file for the predictions cannot be written."""
+    if out is None:
+        return
+    try:
+        with open(out, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise ProjectError(
+            f"the predictions cannot be written to {out!r}: {error.strerror or error}",
+            code="FG418",
+            hint="name a file in an existing folder",
+        ) from None
+
+
+def _evaluated(invocation: Invocation, member: Any, plan: EvaluationPlan | None = None) -> int:
+    """Evaluates the run in the current process, and prints and stores the result if it is the main process.
+
+    Args:
+        invocation: the parsed command line.
+        member: the current process as a `Peer` of several processes, or None if there is only one process.
+        plan: the plan; None in one of several processes.
+
+    Returns:
+        0.
+    """
+    options = invocation.options
+    is_main = member is None or member.is_main
+    if plan is None:
+        plan = plan_evaluation(_shared_weights(invocation, member), options.data)
+        member.begin_construction(plan.weights.run.folder)
+    if is_main and not options.json:
+        for message in plan.weights.skipped:
+            print_note(f"skipped a checkpoint: {message}")
+        for line in _head(plan):
+            print_note(line)
+    # With --json, and from the other processes, nothing but the result goes to the standard output.
+    with redirect_stdout(sys.stderr) if options.json or not is_main else nullcontext():
+        found = evaluate(plan, out=options.out, built=None if member is None else member.begin_run)
+    if not is_main:
+        return 0
+    changed = [row for row in verify(plan.weights.run, plan.project.meta) if row.fate is Status.LOST]
+    file = store(
+        plan,
+        found,
+        command=["fgcli", *invocation.arguments],
+        processes=1 if member is None else member.facts.world_size,
+        now=datetime.now(UTC),
+    )
+    _print_result(plan, found, changed, file, options)
+    return 0
+
+
+def _shared_weights(invocation: Invocation, member: Any) -> SavedWeights:
+    """Returns the weights that the main process has found; all processes must load the same ones."""
+    options = invocation.options
+    if member.is_main:
+        weights = find_weights(options.folder, options.checkpoint)
+        member.share("weights", {"run": weights.run.folder, "folder": weights.folder, "step": weights.step})
+        return weights
+    facts = member.share("weights")
+    return SavedWeights(run=open_run(facts["run"]), folder=facts["folder"], step=facts["step"])
+
+
+def _head(plan: EvaluationPlan) -> list[str]:
+    weights = plan.weights
+    what = "the model of the run's end" if weights.step is None else f"step {weights.step}, intact"
+    return [
+        f"run         {shlex.quote(near_path(weights.run.folder))}",
+        f"checkpoint  {shlex.quote(near_path(weights.folder))}  ({what})",
+        *([f"data        {plan.data}"] if plan.data is not None else []),
+    ]
+
+
+def _print_result(
+    plan: EvaluationPlan, found: Evaluation, changed: list[Row], file: str, options: argparse.Namespace
+) -> None:
+    if options.json:
+        write_json(
+            {
+                "run": plan.weights.run.folder,
+                "checkpoint": plan.weights.folder,
+                "step": plan.weights.step,
+                "sets": list(found.sets),
+                "metrics": import_module("forgather.ml.metrics").as_json(found.metrics),
+                "logged": dict(found.logged),
+                "differs": sorted(found.differences),
+                "changed": [f"{row.what} {row.name}" for row in changed],
+                "file": file,
+            }
+        )
+        return
+    write_text("\n".join(_table(found)))
+    if found.differences:
+        for name, (then, now) in found.differences.items():
+            print_note(f"logged      {name} was {then!r}, and is {now!r} now")
+    elif found.logged:
+        print_note(f"logged      {plural(len(found.logged), 'metric')} of step {plan.weights.step}: the same bits")
+    if changed:
+        things = ", ".join(f"{row.what} {row.name}" for row in changed[:3])
+        print_note(f"changed     {plural(len(changed), 'thing')} since the run: {things}")
+    if options.out is not None:
+        print_note(f"predictions {shlex.quote(near_path(options.out))}  ({plural(found.predictions, 'row')})")
+    print_note(f"stored      {shlex.quote(near_path(file))}")
+
+
+def _table(found: Evaluation) -> list[str]:
+    """Returns a table of the metrics with a line for each metric and a column for each evaluation set."""
+    format_perplexity = import_module("forgather.ml.number_format").format_perplexity
+    columns: list[dict[str, str]] = []
+    # The longest first: the name of a set can be the beginning of another one's.
+    prefixes = sorted((f"eval_{name}_" if name else "eval_" for name in found.sets), key=len, reverse=True)
+    by_prefix: dict[str, dict[str, Any]] = {prefix: {} for prefix in prefixes}
+    for name, value in found.metrics.items():
+        prefix = next(prefix for prefix in prefixes if name.startswith(prefix))
+        by_prefix[prefix][name.removeprefix(prefix)] = value
+    for name in found.sets:
+        values = by_prefix[f"eval_{name}_" if name else "eval_"]
+        cells = {one: f"{value:.6g}" for one, value in values.items() if not one.endswith(_TIMES) and one != "runtime"}
+        if found.has_perplexity and (read := format_perplexity(values.get("loss"))):
+            cells = {"loss": cells.pop("loss"), "perplexity": read, **cells}
+        cells["rows/s"] = f"{values['samples_per_second']:.4g}"
+        columns.append(cells)
+    names = list(dict.fromkeys(name for cells in columns for name in cells))
+    rows = [[name, *(cells.get(name, "-") for cells in columns)] for name in [*names[:-1], names[-1]]]
+    if found.sets != [""]:
+        rows.insert(0, ["", *found.sets])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths[0] = max(widths[0], 10)
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

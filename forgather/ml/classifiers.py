@@ -1,0 +1,165 @@
+"""Builders of models for sequence classification: from a configuration and a seed, or from trained weights.
+
+The classes, their names and the kind of the labels are written into the configuration of the model, so a saved model
+names its classes. New weights depend only on the configuration and the seed; the caller's random state is not changed.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from forgather.errors import first_line, nearest
+from forgather.ml.hub import folder_problem, hub_access, lookup_hint
+from forgather.ml.library_progress import without_progress_bars
+from forgather.ml.models import ModelConfigError, ModelSourceError, as_dtype
+from forgather.ml.random_state import forked_random
+
+KINDS = {
+    "classification": "single_label_classification",
+    "multi_label": "multi_label_classification",
+    "regression": "regression",
+}
+"""transformers' `problem_type` for each task."""
+
+
+def classifier_from_config(
+    config: PretrainedConfig,
+    *,
+    task: str = "classification",
+    labels: Sequence[str] | None = None,
+    num_values: int = 1,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    seed: int = 42,
+    dtype: torch.dtype | str | None = None,
+    **options: Any,
+) -> PreTrainedModel:
+    """Returns a model for sequence classification with new weights.
+
+    Args:
+        config: the model configuration, such as `transformers.LlamaConfig(...)`. It is copied, not changed.
+        task: "classification", "multi_label" or "regression".
+        labels: the names of the classes in the order of their numbers; None for a regression.
+        num_values: the number of values of a regression.
+        tokenizer: the tokenizer, whose vocabulary size and special token ids replace those of the configuration.
+        seed: the seed of the weights.
+        dtype: the dtype of the weights, such as "bfloat16". None uses torch's default dtype.
+        **options: further arguments of `AutoModelForSequenceClassification.from_config`.
+
+    Returns:
+        The model in training mode, on the CPU.
+
+    Raises:
+        ModelConfigError: FG842 if the configuration has no model for classification; FG879 if task and labels do not
+            fit together.
+    """
+    if not isinstance(config, PretrainedConfig):
+        raise ModelConfigError(
+            f"a model configuration was expected, found {type(config).__name__}",
+            hint="as in !call:transformers:LlamaConfig with its arguments below",
+        )
+    if type(config) not in AutoModelForSequenceClassification._model_mapping:
+        known = [kind.__name__ for kind in AutoModelForSequenceClassification._model_mapping]
+        raise ModelConfigError(
+            f"{type(config).__name__} is not the configuration of a model for sequence classification",
+            hint=nearest(type(config).__name__, known) or "as in LlamaConfig or BertConfig",
+        )
+    config = copy.deepcopy(config)
+    _describe(config, task, labels, num_values)
+    if tokenizer is not None:
+        config.vocab_size = len(tokenizer)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            setattr(config, name, getattr(tokenizer, name))
+    if dtype is not None:
+        options["dtype"] = as_dtype(dtype)
+    # Always on the CPU: an accelerator's generator gives other weights for the same seed.
+    with forked_random(seed), torch.device("cpu"):
+        make: Callable[..., PreTrainedModel] = AutoModelForSequenceClassification.from_config
+        return make(config, **options).train()
+
+
+def classifier_from_pretrained(
+    pretrained_model_name_or_path: str | os.PathLike[str],
+    *,
+    task: str = "classification",
+    labels: Sequence[str] | None = None,
+    num_values: int = 1,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    seed: int = 42,
+    **options: Any,
+) -> PreTrainedModel:
+    """Returns a trained model with a head for sequence classification; a head that it does not have gets new weights.
+
+    Args:
+        pretrained_model_name_or_path: the path of a folder in the Hugging Face layout, or a name on the Hub.
+        task: "classification", "multi_label" or "regression".
+        labels: the names of the classes in the order of their numbers; None for a regression.
+        num_values: the number of values of a regression.
+        tokenizer: the tokenizer, whose padding token the model gets: some models read their prediction at the last
+            token that is not padding.
+        seed: the seed of the new weights of the head.
+        **options: further arguments of `AutoModelForSequenceClassification.from_pretrained`.
+
+    Returns:
+        The model in training mode.
+
+    Raises:
+        ModelSourceError: FG840 if the model cannot be loaded.
+        ModelConfigError: FG879 if task and labels do not fit together.
+    """
+    folder = Path(pretrained_model_name_or_path).expanduser()
+    name = str(pretrained_model_name_or_path)
+    if wrong := folder_problem(name):
+        raise _not_loaded(name, wrong)
+    source = str(folder) if folder.is_dir() else name
+    try:
+        with without_progress_bars(), nullcontext() if folder.is_dir() else hub_access():
+            config = AutoConfig.from_pretrained(source)
+            _describe(config, task, labels, num_values)
+            if tokenizer is not None:
+                config.pad_token_id = tokenizer.pad_token_id
+            with forked_random(seed), torch.device("cpu"):
+                model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+                    source, config=config, **options
+                )
+    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, ModelConfigError):
+            raise
+        raise _not_loaded(name, first_line(error)[:200]) from error
+    model.train()
+    return model
+
+
+def _describe(config: PretrainedConfig, task: str, labels: Sequence[str] | None, num_values: int) -> None:
+    """Writes the task and the names of the classes into a configuration."""
+    if task not in KINDS:
+        hint = nearest(str(task), KINDS) or f"one of: {', '.join(KINDS)}"
+        raise ModelConfigError(f"task is {task!r}", code="FG879", hint=hint).about("task")
+    if (labels is None) != (task == "regression"):
+        what = "has no classes, and labels names some" if labels is not None else "needs the names of its classes"
+        hint = "set labels: !call:forgather.ml.data:class_names with the rows, which are read with the same task"
+        raise ModelConfigError(f"task {task!r} {what}", code="FG879", hint=hint).about("labels")
+    names = list(labels) if labels is not None else [f"value_{number}" for number in range(num_values)]
+    config.num_labels = len(names)
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: number for number, name in enumerate(names)}
+    config.problem_type = KINDS[task]
+
+
+def _not_loaded(name: str, reason: str) -> ModelSourceError:
+    found: ModelSourceError = ModelSourceError(f"model {name!r} could not be loaded: {reason}", hint=lookup_hint(name))
+    found.argument = "pretrained_model_name_or_path"
+    return found

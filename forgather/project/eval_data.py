@@ -1,0 +1,145 @@
+"""The evaluation data of a past run, replaced by the rows of another file.
+
+The input is the graph of the run and the path of a JSON lines or CSV file; the output is an override that gives the
+rows of the file to the functions that prepare the rows of the run's evaluation set. So the rows are tokenized as those
+of the run are, and labels have the same numbers. The file's columns have the names that the run's own files have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from forgather.config.graph import Call, Graph, Mapped, Node, Scalar
+from forgather.config.insight.path_lookup import path_text
+from forgather.config.path import GraphPath, Index, Key
+from forgather.config.traverse import walk
+from forgather.errors import ProjectError
+from forgather.project.literal import plain_value
+from forgather.project.trainer_arguments import keyword
+
+SUFFIXES = {".jsonl": "json_lines", ".json": "json_lines", ".csv": "csv_files"}
+"""The suffixes of the files that can be evaluated, with the functions that read them."""
+
+_DATA = "forgather.ml.data:"
+_PREPARE = ("tokenize", "tokenize_examples", "tokenize_labelled")
+"""The functions of `forgather.ml.data` that prepare rows; the first argument of each is the rows."""
+_READ = ("json_lines", "csv_files", "parquet", "hub_dataset", "labelled_rows")
+_KEPT = ("text_column", "label_column", "task")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRows:
+    """The rows of a file in place of those of an evaluation set.
+
+    Args:
+        overrides: the changes of the graph, as pairs of graph path and YAML text.
+        like: the name of the evaluation set whose rows are prepared in the same way; None if it has no name.
+    """
+
+    overrides: tuple[tuple[str, str], ...]
+    like: str | None
+
+
+def named_sets(graph: Graph) -> tuple[str, ...]:
+    """Returns the names of the evaluation sets of `main`; none if there is a single set without a name."""
+    sets = _eval_dataset(graph)
+    return tuple(str(entry.key) for entry in sets.entries) if isinstance(sets, Mapped) else ()
+
+
+def is_file_name(text: str) -> bool:
+    """Returns whether the value of `--data` is the path of a file and not the name of an evaluation set."""
+    return os.sep in text or os.path.splitext(text)[1] != "" or os.path.exists(text)
+
+
+def rows_of_file(graph: Graph, file: str, labels: Sequence[str] | None) -> FileRows:
+    """Returns the overrides that evaluate the rows of a file.
+
+    Args:
+        graph: the graph of the run.
+        file: the path of the file.
+        labels: the names of the model's classes in the order of their numbers; None if the model has none.
+
+    Raises:
+        ProjectError: FG487 if the file does not exist or has another format, or if the run's evaluation set is not
+            prepared by functions that can prepare the rows of a file.
+    """
+    suffix = os.path.splitext(file)[1].lower()
+    if suffix not in SUFFIXES:
+        raise ProjectError(
+            f"{file!r} is not a file of rows that can be evaluated",
+            code="FG487",
+            hint=f"give a file that ends in {', '.join(SUFFIXES)}: JSON lines, or CSV with a line of column names",
+        )
+    if not os.path.isfile(file):
+        raise ProjectError(
+            f"the data file {file!r} does not exist", code="FG487", hint=f"it is searched in {os.getcwd()!r}"
+        )
+    node, path, like = _eval_dataset(graph), (Key("main"), Key("eval_dataset")), None
+    if isinstance(node, Mapped) and node.entries:
+        like = str(node.entries[0].key)
+        node, path = node.entries[0].value, (*path, Key(node.entries[0].key))
+    prepared = _prepared(node, path)
+    if prepared is None:
+        made = node.constructor if isinstance(node, Call) else "data"
+        raise ProjectError(
+            f"the evaluation set of the run is made by {made}, which cannot prepare the rows of a file"
+            if node is not None
+            else "the run has no evaluation set that says how rows are prepared",
+            code="FG487",
+            span=node.span if node is not None else None,
+            hint=f"rows of a file are prepared by {', '.join(_PREPARE)} of forgather.ml.data; evaluate in Python with "
+            "trainer.evaluate(rows)",
+        )
+    rows, place = prepared
+    reader = _call_of_reader(rows)
+    options = {name: value for name, value in _options(reader).items() if name in _KEPT}
+    name = SUFFIXES[suffix]
+    if reader is not None and reader.constructor == f"{_DATA}labelled_rows":
+        name = "labelled_rows"
+        # A regression has no classes, although its model numbers the values.
+        has_classes = labels is not None and options.get("task") != "regression"
+        options |= {"labels": list(labels or ())} if has_classes else {}
+    elif _prepares_columns(node):
+        # Examples have several columns, and keep their names.
+        options["text_column"] = None
+    text = f"!singleton:{_DATA}{name} {json.dumps({'paths': os.path.abspath(file), **options}, ensure_ascii=False)}"
+    return FileRows(overrides=((path_text(place), text),), like=like)
+
+
+def _eval_dataset(graph: Graph) -> Node | None:
+    main = graph.targets.get("main")
+    return keyword(main.value, "eval_dataset") if main else None
+
+
+def _prepared(node: Node | None, path: GraphPath) -> tuple[Node, GraphPath] | None:
+    """Returns the rows that the innermost preparing function gets, and their path; None without such a function."""
+    if not isinstance(node, Call) or node.constructor.removeprefix(_DATA) not in _PREPARE:
+        return None
+    rows = keyword(node, "dataset")
+    place: GraphPath = (*path, Key("dataset"))
+    if rows is None and node.args:
+        rows, place = node.args[0], (*path, Index(0))
+    if rows is None:
+        return None
+    return _prepared(rows, place) or (rows, place)
+
+
+def _prepares_columns(node: Node | None) -> bool:
+    return isinstance(node, Call) and node.constructor == f"{_DATA}tokenize_examples"
+
+
+def _call_of_reader(rows: Node) -> Call | None:
+    names = {f"{_DATA}{name}" for name in _READ}
+    return next((node for _, node in walk([((), rows)]) if isinstance(node, Call) and node.constructor in names), None)
+
+
+def _options(call: Call | None) -> Mapping[str, object]:
+    """Returns the arguments of a call that are plain scalars, or lists of them."""
+    found: dict[str, object] = {}
+    for entry in call.kwargs if call is not None else ():
+        if isinstance(entry.value, Scalar):
+            found[str(entry.key)] = plain_value(entry.value, str(entry.key))
+    return found
