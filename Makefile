@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-fast test-distributed test-reliability mutations lint bench clean
+.PHONY: demo test test-fast test-distributed test-reliability mutations lint bench oracles clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Making $(VENV), and installing into it the packages that constraints.txt pins."
@@ -52,6 +52,11 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python scripts/bench/run.py
+
+# Records what other libraries give for the same input, with their versions, for the tests to compare with. Each script fetches its
+# libraries into a temporary folder: none of them is installed into .venv. Needs the package index.
+oracles: $(STAMP)
+	$(BIN)/python scripts/oracles/chat_templates.py
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from forgather.errors import ForgatherError, TrainingError, first_line, nearest
+from forgather.ml.data.chat_template import stop_token_ids
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
@@ -87,14 +88,22 @@ def from_config(
     # Always on the CPU: an accelerator's generator gives other weights for the same seed.
     with forked_random(seed), torch.device("cpu"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
+    _stop_after_answers(model, tokenizer)
     return _in_training_mode(model)
 
 
-def from_pretrained(pretrained_model_name_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedModel:
+def from_pretrained(
+    pretrained_model_name_or_path: str | os.PathLike[str],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    **options: Any,
+) -> PreTrainedModel:
     """Returns a trained causal language model from a folder or the Hugging Face Hub.
 
     Args:
         pretrained_model_name_or_path: the path of a folder in the Hugging Face layout, or a name on the Hub.
+        tokenizer: a tokenizer. If its chat template ends answers with another token than the model's end-of-text token,
+            the model's generation config stops at it too. None keeps the generation config.
         **options: further arguments of `AutoModelForCausalLM.from_pretrained`, such as `revision` or `dtype`.
 
     Returns:
@@ -120,6 +129,7 @@ def from_pretrained(pretrained_model_name_or_path: str | os.PathLike[str], **opt
     except OSError as error:
         reason = first_line(error)
         raise _not_loaded(name, reason) from error
+    _stop_after_answers(model, tokenizer)
     return _in_training_mode(model)
 
 
@@ -127,6 +137,18 @@ def _not_loaded(name: str, reason: str) -> ModelSourceError:
     found: ModelSourceError = ModelSourceError(f"model {name!r} could not be loaded: {reason}", hint=lookup_hint(name))
     found.argument = "pretrained_model_name_or_path"
     return found
+
+
+def _stop_after_answers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Adds the token that ends an answer of a chat to those at which generation stops."""
+    settings = getattr(model, "generation_config", None)
+    if tokenizer is None or not getattr(tokenizer, "chat_template", None) or settings is None:
+        return
+    known = settings.eos_token_id
+    ends = [known] if isinstance(known, int) else list(known or ())
+    added = [end for end in stop_token_ids(tokenizer)[:1] if end not in ends]
+    if added:
+        settings.eos_token_id = [*added, *ends]
 
 
 def _in_training_mode(model: PreTrainedModel) -> PreTrainedModel:

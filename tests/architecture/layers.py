@@ -115,9 +115,11 @@ processes:
     distributed.peer
 data:
     data.cache data.data_errors data.progress_bar data.prompts
-    data.padding data.sources data.tokenizer data.train_eval_split
+    data.chat_rows data.chat_template data.padding data.sources data.train_eval_split
+    data.conversations data.tokenizer
     data.packing
     data.examples data.labelled
+    data.chat_tokens data.examples
 losses and models:
     activation_checkpointing documents loss_reduction models optim
     classifiers model_inputs

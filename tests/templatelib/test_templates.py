@@ -90,6 +90,19 @@ def test_a_project_replaces_a_default_by_a_template_of_the_same_name(tmp_path):
     assert "transformers:GPT2Config" == graph.targets["model_config"].value.constructor
 
 
+def test_a_base_model_and_its_chat_template_are_named_once():
+    graph = graph_of(
+        "-- extends 'trainers/trainer.yaml'\n[config_metadata]\n    -- set ns.base_model = 'base'\n"
+        "    -- set ns.chat_template = 'chatml'\n"
+        "[raw_dataset]\n    -- include 'datasets/instructions.yaml'\n    paths: rows.jsonl\n"
+    )
+    nodes = (graph.targets[target].value for target in ("model", "tokenizer", "train_dataset"))
+    model, tokenizer, rows = ({entry.key: entry.value for entry in node.kwargs} for node in nodes)
+    assert {"base"} == {given["pretrained_model_name_or_path"].value for given in (model, tokenizer)}
+    assert ("chatml", "completion") == (tokenizer["chat_template"].value, rows["train_on"].value)
+    assert "forgather.ml.data:CausalLMCollator" == graph.targets["data_collator"].value.constructor
+
+
 # Snippets of the documents this project came from: block texts that must work as they stand.
 SNIPPETS = {
     "trainer_args": """

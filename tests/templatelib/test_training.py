@@ -40,6 +40,20 @@ MORE = {
     "datasets/parquet.yaml": "paths: {{ joinpath(project_dir, 'data') }}",
     "datasets/text_files.yaml": "paths: {{ joinpath(project_dir, 'data') }}, sample_by: line",
     "datasets/python_sources.yaml": "folder: {{ joinpath(project_dir, 'data') }}",
+    "datasets/chat.yaml": "paths: {{ joinpath(project_dir, 'chats.jsonl') }}",
+    "datasets/instructions.yaml": "paths: {{ joinpath(project_dir, 'instructions.jsonl') }}",
+}
+# The tokenizer of `BASE` is trained on a column of text.
+CHAT_TOKENIZER = """\
+[tokenizer]
+    -- include 'tokenizers/pretrained.yaml'
+    pretrained_model_name_or_path: {{ joinpath(project_dir, 'saved') }}
+    chat_template: alpaca
+"""
+FURTHER_BLOCKS = dict.fromkeys(("datasets/chat.yaml", "datasets/instructions.yaml"), CHAT_TOKENIZER)
+CHATS = {
+    "chats.jsonl": {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
+    "instructions.jsonl": {"instruction": "Add", "input": "1 and 1", "output": "2"},
 }
 NEEDS_A_NETWORK = {"datasets/hub.yaml"}
 FRAGMENTS = {
@@ -58,6 +72,8 @@ def project(tmp_path_factory):
     (folder / "data").mkdir()
     (folder / "data" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "data" / "rows.txt").write_text("".join(row["text"] + "\n" for row in rows))
+    for name, chat in CHATS.items():
+        (folder / name).write_text(f"{json.dumps(chat)}\n" * 12)
     for number, row in enumerate(rows):
         (folder / "data" / f"module_{number}.py").write_text(f"TEXT = {row['text']!r}\n")
     datasets.disable_progress_bars()
@@ -92,7 +108,7 @@ def is_quick(fragment, trainer):
 )
 def test_a_template_of_the_library_trains(project, capfd, fragment, trainer):
     lines = "".join(f"    {line}\n" for line in re.split(r", (?=\w+:)", MORE.get(fragment, "")))
-    lines = f"[{FRAGMENTS[fragment]}]\n    -- include '{fragment}'\n{lines}"
+    lines = f"[{FRAGMENTS[fragment]}]\n    -- include '{fragment}'\n{lines}{FURTHER_BLOCKS.get(fragment, '')}"
     records = trained(project, lines, trainer)
     assert [1] == [record["step"] for record in records if "loss" in record]
     assert "" == capfd.readouterr().err

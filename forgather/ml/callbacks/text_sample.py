@@ -19,6 +19,7 @@ from transformers import GenerationConfig
 
 from forgather.ml.callbacks.base import ExportableState, TrainerCallback
 from forgather.ml.callbacks.output_target import report_only, run_folder, shared_console
+from forgather.ml.data.chat_template import stop_token_ids
 from forgather.ml.metrics import LineWriter, end_of_lines, read_records, resume_lines
 from forgather.ml.model_class import class_name
 from forgather.ml.report.run_data import SAMPLES_FILE
@@ -170,7 +171,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         settings = GenerationConfig(  # type: ignore[no-untyped-call]
             use_cache=True,
             max_new_tokens=min(self.max_new_tokens, longest - len(prompt_ids)),
-            eos_token_id=tokenizer.eos_token_id,
+            eos_token_id=stop_token_ids(tokenizer) or None,
             pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
             **self.drawing,
         )

@@ -82,7 +82,13 @@ def missing_column(name: str, columns: Sequence[str], argument: str) -> DataErro
     ).about(argument)
 
 
+CHAT_HINT = "conversations are read by forgather.ml.data:chats, as in the template 'datasets/chat.yaml'"
+CHAT_COLUMNS = frozenset({"messages", "conversations"})
+
+
 def _column_hint(name: str, columns: Sequence[str], argument: str) -> str:
+    if argument == "text_column" and CHAT_COLUMNS & set(columns):
+        return CHAT_HINT
     # A near match is a likely typo; otherwise the list of columns is the better hint.
     near = nearest(name, list(columns)) or ""
     return near if near.startswith("did you mean") else f"give {argument} one of the columns: {', '.join(columns)}"

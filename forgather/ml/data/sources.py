@@ -29,7 +29,14 @@ from datasets import (
 from datasets.exceptions import DatasetGenerationError
 
 from forgather.errors import first_line
-from forgather.ml.data.data_errors import DataError, DataFileError, missing_column, unread_column_warning
+from forgather.ml.data.data_errors import (
+    CHAT_COLUMNS,
+    CHAT_HINT,
+    DataError,
+    DataFileError,
+    missing_column,
+    unread_column_warning,
+)
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 from forgather.rules import is_path
 
@@ -368,9 +375,8 @@ def text_only(dataset: Dataset, column: str) -> Dataset:
     feature = dataset.features[column]
     if not isinstance(feature, Value) or feature.dtype not in ("string", "large_string", "null"):
         kind = feature.dtype if isinstance(feature, Value) else type(feature).__name__
-        raise DataError(
-            f"column {column!r} holds {kind}, not text", code="FG833", hint="name a column of strings"
-        ).about("text_column")
+        hint = CHAT_HINT if column in CHAT_COLUMNS else "name a column of strings"
+        raise DataError(f"column {column!r} holds {kind}, not text", code="FG833", hint=hint).about("text_column")
     kept = dataset.select_columns([column])
     # Read in batches: the whole column as a Python list would need the memory of all text.
     filled = [row for row, text in enumerate(_column(kept, column)) if text]

@@ -23,6 +23,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from forgather.errors import first_line
 from forgather.ml.data.cache import cached_folder, content_key
+from forgather.ml.data.chat_template import set_chat_template
 from forgather.ml.data.data_errors import DataError, DataFileError, missing_column
 from forgather.ml.data.progress_bar import show_progress
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
@@ -45,6 +46,7 @@ def train_bpe(
     special_tokens: Sequence[str] = (),
     min_frequency: int = 2,
     model_max_length: int | None = None,
+    chat_template: str | os.PathLike[str] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> PreTrainedTokenizerFast:
     """Returns a byte-level BPE tokenizer that is trained on a data set.
@@ -63,6 +65,7 @@ def train_bpe(
         special_tokens: further tokens that are never split.
         min_frequency: the minimum count of a pair of tokens that is merged.
         model_max_length: the maximum length of an input in tokens, or None for no limit.
+        chat_template: a chat template as for `load_tokenizer`, whose tokens `special_tokens` must contain, or None.
         cache_dir: the root of the cache, or None for the user's cache folder.
 
     Raises:
@@ -84,27 +87,39 @@ def train_bpe(
     backend = Tokenizer.from_file(str(folder / _FILE))
     if backend.get_vocab_size() < vocab_size:
         logger.warning("there is text for %d of %d tokens only", backend.get_vocab_size(), vocab_size)
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend,
-        bos_token=bos_token,
-        eos_token=eos_token,
-        pad_token=pad_token,
-        model_max_length=model_max_length or _NO_LIMIT,
-        clean_up_tokenization_spaces=False,
-    )
+    tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
+    made = _tokenizer(backend, model_max_length=model_max_length or _NO_LIMIT, **tokens)
+    if chat_template is not None:
+        set_chat_template(made, chat_template)
+    return made
 
 
-def load_tokenizer(pretrained_model_name_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedTokenizerBase:
+def _tokenizer(backend: Tokenizer, **options: Any) -> PreTrainedTokenizerFast:
+    options["clean_up_tokenization_spaces"] = False
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **options)  # type: ignore[no-untyped-call]
+
+
+def load_tokenizer(
+    pretrained_model_name_or_path: str | os.PathLike[str],
+    *,
+    chat_template: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> PreTrainedTokenizerBase:
     """Returns a tokenizer from a folder or the Hub.
 
-    If the tokenizer has no padding token, its end-of-text token becomes the padding token.
+    If the tokenizer has no padding token, its end-of-text token becomes the padding token; with a `chat_template`,
+    another special token is preferred if there is one.
 
     Args:
         pretrained_model_name_or_path: a folder, or the name of a model on the Hub.
+        chat_template: the name of a packaged chat template ("chatml", "llama3", ...), the path of a file or the text of
+            a template, which replaces the tokenizer's own and is saved with it. None keeps the tokenizer's own.
         **options: further arguments for `AutoTokenizer.from_pretrained`.
 
     Raises:
-        DataFileError: FG844 if the tokenizer cannot be loaded.
+        DataFileError: FG844 if the tokenizer cannot be loaded, FG893 if there is no such chat template.
+        DataError: FG894 if the chat template does not mark the answers, FG898 if the tokenizer does not have the token
+            that ends an answer.
     """
     name, source = str(pretrained_model_name_or_path), os.path.expanduser(pretrained_model_name_or_path)
     if wrong := folder_problem(name):
@@ -115,6 +130,8 @@ def load_tokenizer(pretrained_model_name_or_path: str | os.PathLike[str], **opti
     except (OSError, ValueError) as error:
         reason = first_line(error).rstrip(": ")
         raise _not_loaded(name, reason) from error
+    if chat_template is not None:
+        set_chat_template(tokenizer, chat_template)
     # Padding needs some token; mask and labels hide it, whichever it is.
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token

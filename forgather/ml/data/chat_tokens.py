@@ -1,0 +1,394 @@
+"""Tokenization of conversations for supervised fine-tuning, one row per conversation.
+
+Takes the conversations of `chats` and a tokenizer with a chat template; gives rows with `input_ids`, `attention_mask`
+and `labels`, which `CausalLMCollator` pads. The token ids are those of `tokenizer.apply_chat_template`. The labels are
+the token ids of the answers, from the ranges that the template marks, up to and including the token at which generation
+stops. A conversation is tokenized as a whole; then its ids and labels are cut together. Conversations that have nothing
+to train are dropped, and counted by reason.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import transformers
+from datasets import Dataset, DatasetDict
+from transformers import PreTrainedTokenizerBase
+
+from forgather.errors import nearest
+from forgather.ml.data.cache import cached_folder, content_key
+from forgather.ml.data.chat_rows import Conversation
+from forgather.ml.data.chat_template import Rendered, control_tokens, missing_begin_warning, render, turn_end
+from forgather.ml.data.conversations import CONVERSATION, SOURCE
+from forgather.ml.data.data_errors import DataError, missing_column
+from forgather.ml.data.packing import encode_rows, read_rows, rows_writer
+from forgather.ml.data.tokenizer import tokenizer_digest
+from forgather.ml.number_format import plural
+
+logger = logging.getLogger(__name__)
+
+IGNORE_INDEX = -100
+TRAIN_ON = ("assistant", "last", "completion", "everything")
+TRUNCATE = ("end", "start", "drop")
+_FORMAT = 1  # raised when the meaning of a cached folder changes
+_STATS = "stats.json"
+_COLUMNS = ("input_ids", "attention_mask", "labels")
+# Why a conversation is dropped; the position is the code that `_encode` returns.
+_REASONS = (
+    "kept",
+    "without an answer",
+    "no answer left within max_length",
+    "longer than max_length",
+    "with a control token in a message",
+    "with a token that crosses the beginning of an answer",
+)
+_KEPT, _NO_ANSWER, _CUT_AWAY, _TOO_LONG, _CONTROL, _CROSSING = range(len(_REASONS))
+
+
+class ChatTokens(NamedTuple):
+    """The tokens of one conversation.
+
+    Args:
+        ids: the token ids.
+        turns: the first position and the position after the last one of each answer.
+    """
+
+    ids: list[int]
+    turns: list[tuple[int, int]]
+
+
+def tokenize_chats(
+    dataset: Dataset | DatasetDict,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int = 2048,
+    *,
+    train_on: str = "assistant",
+    truncate: str = "end",
+    template_options: dict[str, Any] | None = None,
+    num_proc: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Dataset | DatasetDict:
+    """Returns a data set with one tokenized conversation per row, in which only the answers have labels.
+
+    Args:
+        dataset: the conversations, from `chats` or `as_chats`. The splits of a `DatasetDict` are tokenized separately.
+        tokenizer: a tokenizer whose chat template marks the answers, see `load_tokenizer` and its `chat_template`.
+        max_length: the maximum length of a row in tokens.
+        train_on: the tokens with a label: "assistant" (all answers), "last" (the last answer), "completion" (the
+            answers after the prompt; without a prompt in the row, those after the last message of the user), or
+            "everything".
+        truncate: what is done with a longer conversation: "end" cuts it at the end, "start" cuts it after the
+            begin-of-text token, "drop" leaves it out.
+        template_options: further variables of the chat template, such as `{enable_thinking: false}`.
+        num_proc: the number of processes that tokenize, or None to tokenize in the current process.
+        cache_dir: the root of the cache, or None for the user's cache folder.
+
+    Shapes:
+        Each row has `input_ids`, `attention_mask` and `labels` of one length, at most `max_length`.
+
+    Raises:
+        DataError: FG831 if the rows are not those of `chats`, FG893, FG894 or FG898 if the chat template is missing or
+            not suitable, FG895 if an answer does not end with the token at which generation stops, FG897 if the
+            template cannot render a conversation, FG899 if it writes more than one begin-of-text token, FG896 if no
+            conversation is left, FG839 if an argument has no valid value.
+    """
+    options: dict[str, Any] = {"train_on": train_on, "truncate": truncate, "template_options": template_options or {}}
+    if isinstance(dataset, DatasetDict):
+        places: dict[str, Any] = {"num_proc": num_proc, "cache_dir": cache_dir}
+        return DatasetDict(
+            {name: tokenize_chats(part, tokenizer, max_length, **options, **places) for name, part in dataset.items()}
+        )
+    _check_arguments(dataset, max_length, train_on, truncate)
+    end_id = turn_end(tokenizer)
+    if warning := missing_begin_warning(tokenizer):
+        logger.warning("%s", warning)
+    # Everything that decides the content is part of the key; `num_proc` is not.
+    template = tokenizer.chat_template
+    facts = {"rows": dataset._fingerprint, "tokenizer": tokenizer_digest(tokenizer), "template": template}
+    facts |= {"max_length": max_length, "library": transformers.__version__}
+    if "strftime_now" in str(template):
+        facts["date"] = date.today().isoformat()  # the template writes it into the text
+    key = content_key(format=_FORMAT, **facts, **options)
+
+    def build(folder: Path) -> None:
+        encode = partial(_encode, tokenizer, end_id, max_length, options)
+        stats = _write_rows(folder, encode_rows(dataset, encode, num_proc), max_length)
+        (folder / _STATS).write_text(json.dumps(stats), encoding="utf-8")
+
+    folder = cached_folder("chats", key, build, cache_dir)
+    _report(json.loads((folder / _STATS).read_text(encoding="utf-8")))
+    return read_rows(folder, key)
+
+
+def chat_prompts(dataset: Any, tokenizer: PreTrainedTokenizerBase, count: int = 3) -> list[str]:
+    """Returns the texts of the first conversations up to their last answer, as prompts for text samples.
+
+    Args:
+        dataset: the conversations, from `chats` or `as_chats`, usually those for evaluation.
+        tokenizer: the tokenizer with the chat template.
+        count: the maximum number of prompts.
+
+    Returns:
+        Distinct texts, or [""] if there are none.
+    """
+    found: dict[str, None] = {}
+    for text in dataset[CONVERSATION][: 4 * count]:
+        conversation = Conversation.from_json(text)
+        answers = [number for number, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+        if answers and answers[-1]:
+            before = conversation.messages[: answers[-1]]
+            prompt = render(tokenizer, before, conversation.tools, add_generation_prompt=True).text
+            begin = tokenizer.bos_token or ""
+            # The tokenizer adds the begin-of-text token itself if it does so for every text.
+            if begin and prompt.startswith(begin) and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
+                prompt = prompt.removeprefix(begin)
+            found[prompt] = None
+    return list(found)[:count] or [""]
+
+
+def chat_tokens(tokenizer: PreTrainedTokenizerBase, rendered: Rendered) -> ChatTokens | None:
+    """Returns the token ids of a rendered conversation and the positions of its answers.
+
+    The tokens before an answer are those of the same text without the answer, which is the prompt from which a model
+    generates. Returns None if a token crosses the beginning of an answer and cannot be divided there.
+
+    Args:
+        tokenizer: the tokenizer.
+        rendered: the conversation, from `render`.
+    """
+    cuts = [cut for turn in rendered.turns for cut in turn]
+    borders = [0, *cuts, len(rendered.text)]
+    whole, *parts = _ids(tokenizer, [rendered.text, *(rendered.text[a:b] for a, b in pairwise(borders))])
+    # Usually the tokens of the parts are those of the whole, and each part ends at a border.
+    if [id_ for part in parts for id_ in part] == whole:
+        ends = _running_sum(parts)
+        return ChatTokens(whole, _pairs(ends))
+    # Some tokenizers treat the beginning of each text in a special way (a blank before it), or let a special token take
+    # the blanks after it. What counts is that the text up to the border has the same tokens.
+    before = _ids(tokenizer, [rendered.text[:cut] for cut in cuts])
+    if all(whole[: len(ids)] == ids for ids in before):
+        return ChatTokens(whole, _pairs([len(ids) for ids in before]))
+    # A token joins the end of the prompt to the beginning of the answer: a model that generates cannot produce it.
+    divided = [id_ for part in parts for id_ in part]
+    if tokenizer.decode(divided) == tokenizer.decode(whole):
+        return ChatTokens(divided, _pairs(_running_sum(parts)))
+    return None
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    # The template has written the special tokens, so that the tokenizer must not add its own.
+    options = {"padding": False, "truncation": False, "return_attention_mask": False, "verbose": False}
+    found: list[list[int]] = tokenizer(texts, add_special_tokens=False, **options)["input_ids"] if texts else []
+    return found
+
+
+def _running_sum(parts: Sequence[Sequence[int]]) -> list[int]:
+    ends, total = [], 0
+    for part in parts[:-1]:
+        total += len(part)
+        ends.append(total)
+    return ends
+
+
+def _pairs(ends: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip(ends[::2], ends[1::2], strict=True))
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerBase,
+    end_id: int,
+    max_length: int,
+    options: dict[str, Any],
+    batch: dict[str, list[Any]],
+) -> dict[str, list[list[list[int]]]]:
+    control = control_tokens(tokenizer)
+    stops = frozenset({end_id, tokenizer.eos_token_id} - {None})
+    rows = []
+    sources = batch.get(SOURCE) or [f"row {number}" for number in range(1, len(batch[CONVERSATION]) + 1)]
+    for text, source in zip(batch[CONVERSATION], sources, strict=True):
+        try:
+            row = _row(tokenizer, Conversation.from_json(text), stops, control, max_length, options)
+        except DataError as error:
+            error.message = f"{source}: {error.message}"
+            error.args = (error.message,)
+            raise
+        rows.append(row)
+    return {"input_ids": rows}
+
+
+def _row(
+    tokenizer: PreTrainedTokenizerBase,
+    conversation: Conversation,
+    stops: frozenset[int],
+    control: Any,
+    max_length: int,
+    options: dict[str, Any],
+) -> list[list[int]]:
+    """Returns [ids, labels, [code, is_cut]] of a conversation; ids and labels are empty if it is dropped."""
+    messages, train_on = conversation.messages, options["train_on"]
+    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    if not answers and train_on != "everything":
+        return _dropped(_NO_ANSWER)
+    if any(control.search(text) for text in _texts([messages, conversation.tools])):
+        return _dropped(_CONTROL)
+    rendered = render(tokenizer, messages, conversation.tools, **options["template_options"])
+    _check_turns(rendered, len(answers), train_on)
+    tokens = chat_tokens(tokenizer, rendered)
+    if tokens is None:
+        return _dropped(_CROSSING)
+    _check_begin(tokenizer, tokens.ids, stops)
+    turns = [_until_stop(tokenizer, tokens.ids, turn, stops) for turn in tokens.turns]
+    labels = tokens.ids if train_on == "everything" else [IGNORE_INDEX] * len(tokens.ids)
+    for begin, end in _chosen(turns, answers, conversation, train_on):
+        labels[begin:end] = tokens.ids[begin:end]
+    is_cut = len(tokens.ids) > max_length
+    if is_cut and options["truncate"] == "drop":
+        return _dropped(_TOO_LONG)
+    ids, labels = (_cut(tokenizer, row, tokens.ids, max_length, options["truncate"]) for row in (tokens.ids, labels))
+    # The model predicts each token from those before it, so the label of the first token is never used.
+    if all(label == IGNORE_INDEX for label in labels[1:]):
+        return _dropped(_CUT_AWAY if is_cut else _NO_ANSWER)
+    return [ids, labels, [_KEPT, int(is_cut)]]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yields all texts in a value, except the names of roles."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield name
+            yield from _texts(item) if name != "role" else ()
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def _dropped(reason: int) -> list[list[int]]:
+    return [[], [], [reason, 0]]
+
+
+def _chosen(
+    turns: list[tuple[int, int]], answers: list[int], conversation: Conversation, train_on: str
+) -> list[tuple[int, int]]:
+    if train_on == "everything":
+        return []
+    if train_on == "assistant":
+        return turns
+    if train_on == "last":
+        return turns[-1:]
+    first = conversation.num_prompt
+    if first is None:
+        users = [number for number, message in enumerate(conversation.messages) if message["role"] == "user"]
+        first = users[-1] + 1
+    return [turn for turn, number in zip(turns, answers, strict=True) if number >= first]
+
+
+def _cut(tokenizer: PreTrainedTokenizerBase, row: list[int], ids: list[int], length: int, side: str) -> list[int]:
+    if len(row) <= length:
+        return row
+    if side == "end":
+        return row[:length]
+    has_begin = ids[0] == tokenizer.bos_token_id
+    return [*row[:has_begin], *row[len(row) - length + has_begin :]]
+
+
+def _check_turns(rendered: Rendered, num_answers: int, train_on: str) -> None:
+    """Raises FG894 if the answers of a conversation do not have one marked range each."""
+    if train_on != "everything" and len(rendered.turns) != num_answers:
+        raise DataError(
+            f"the chat template marks {len(rendered.turns)} of {num_answers} answers",
+            code="FG894",
+            hint="put one {% generation %} ... {% endgeneration %} around each answer",
+        )
+
+
+def _check_begin(tokenizer: PreTrainedTokenizerBase, ids: list[int], stops: frozenset[int]) -> None:
+    begin = tokenizer.bos_token_id
+    if begin is not None and begin not in stops and ids[:2] == [begin, begin]:
+        raise DataError(
+            f"the chat template writes the begin-of-text token {tokenizer.bos_token!r} twice",
+            code="FG899",
+            hint="write {{ bos_token }} once in the chat template",
+        )
+
+
+def _until_stop(
+    tokenizer: PreTrainedTokenizerBase, ids: list[int], turn: tuple[int, int], stops: frozenset[int]
+) -> tuple[int, int]:
+    """Returns the positions of an answer up to its last stop token; only blanks may come after that token."""
+    begin, end = turn
+    last = next((place for place in range(end - 1, begin - 1, -1) if ids[place] in stops), None)
+    if last is None or str(tokenizer.decode(ids[last + 1 : end])).strip():
+        found = str(tokenizer.decode(ids[max(begin, end - 3) : end]))
+        raise DataError(
+            f"a marked answer ends with {found!r}, at which generation does not stop",
+            code="FG895",
+            hint="end each answer with the same special token, before {% endgeneration %}",
+        )
+    return begin, last + 1
+
+
+def _write_rows(folder: Path, batches: Any, max_length: int) -> dict[str, Any]:
+    schema = pa.schema({name: pa.list_(pa.int32()) for name in _COLUMNS})
+    counts = dict.fromkeys(_REASONS, 0)
+    stats = {"num_cut": 0, "num_tokens": 0, "num_trained": 0, "max_length": max_length}
+    with rows_writer(folder, schema) as writer:
+        for batch in batches:
+            rows: dict[str, list[list[int]]] = {name: [] for name in _COLUMNS}
+            for ids, labels, (reason, is_cut) in batch:
+                counts[_REASONS[reason]] += 1
+                if reason == _KEPT:
+                    rows["input_ids"].append(ids)
+                    rows["attention_mask"].append([1] * len(ids))
+                    rows["labels"].append(labels)
+                    stats["num_cut"] += is_cut
+                    stats["num_tokens"] += len(ids)
+                    stats["num_trained"] += sum(label != IGNORE_INDEX for label in labels)
+            writer.write_batch(pa.record_batch(rows, schema=schema))
+    if not counts["kept"]:
+        raise DataError(
+            f"no conversation is left to train on: {_listed(counts) or 'there were none'}",
+            code="FG896",
+            hint="give a larger max_length, or another train_on",
+        )
+    return {**stats, "rows": counts}
+
+
+def _report(stats: dict[str, Any]) -> None:
+    dropped = _listed(stats["rows"])
+    report = logger.warning if dropped or stats["num_cut"] else logger.info
+    report(
+        "%s, %d tokens, %d of them trained; %d cut to %d tokens%s",
+        plural(stats["rows"]["kept"], "conversation"),
+        stats["num_tokens"],
+        stats["num_trained"],
+        stats["num_cut"],
+        stats["max_length"],
+        f"; left out: {dropped}" if dropped else "",
+    )
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in counts.items() if count and reason != "kept")
+
+
+def _check_arguments(dataset: Dataset, max_length: int, train_on: str, truncate: str) -> None:
+    if CONVERSATION not in dataset.column_names:
+        raise missing_column(CONVERSATION, dataset.column_names, "dataset")
+    for argument, value, choices in (("train_on", train_on, TRAIN_ON), ("truncate", truncate, TRUNCATE)):
+        if value not in choices:
+            hint = nearest(str(value), choices) or f"one of {', '.join(choices)}"
+            raise DataError(f"{argument} is {value!r}", code="FG839", hint=hint, found=value).about(argument)
+    if max_length < 2:
+        message = f"max_length must be at least 2; got {max_length!r}"
+        raise DataError(message, code="FG839", found=max_length).about("max_length")

@@ -1,0 +1,198 @@
+"""Conversations: reads chat and instruction rows from files or data sets, and gives them all in one form.
+
+Takes JSON files or a data set; gives a `Dataset` with the columns `conversation` (a JSON text) and `source` (the file
+and line of the row). A conversation is stored as text because an Arrow table gives all rows the same fields: the
+arguments of one tool call would appear, empty, in all others. Every row is checked while it is read, and an error names
+the file and the line. The same rows give the same fingerprint.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import xxhash
+from datasets import Dataset
+
+from forgather.errors import Diagnostic, nearest
+from forgather.ml.data.chat_rows import FORMS, BadRow, check_order, form_of, read_row, with_system
+from forgather.ml.data.data_errors import DataError, DataFileError
+from forgather.ml.data.sources import Paths, find_files
+from forgather.ml.number_format import plural
+
+logger = logging.getLogger(__name__)
+
+CONVERSATION, SOURCE = "conversation", "source"
+_SHOWN_ERRORS = 5
+
+
+def chats(
+    paths: Paths,
+    *,
+    form: str | None = None,
+    system: str | None = None,
+    before_input: str = "\n\n",
+    bad_rows: str = "refuse",
+) -> Dataset:
+    """Returns the conversations of JSON files: one object per line, or one list of objects per file.
+
+    The form of the rows is recognized by their keys:
+
+    - "messages": `messages`, a list of `{"role": ..., "content": ...}`, and optionally `tools`;
+    - "sharegpt": `conversations`, a list of `{"from": ..., "value": ...}`, and optionally `system` and `tools`;
+    - "instruction": `instruction` and `output`, and optionally `input`, `system` and `history`;
+    - "prompt": `prompt` and `completion` (or a pair such as `question` and `answer`): texts or lists of messages.
+
+    Args:
+        paths: a file, a folder (whose `.jsonl` and `.json` files are read), a glob, or a list of these.
+        form: the form of the rows, or None to recognize it. All rows of a file must have the same form.
+        system: the text of a system message that is put before the conversations that have none.
+        before_input: the text between an instruction and its `input`.
+        bad_rows: "refuse" to stop at a row that is not a conversation, "drop" to leave it out and log the number.
+
+    Returns:
+        A data set with the columns `conversation` (JSON text) and `source` (file and line).
+
+    Raises:
+        DataFileError: FG830 if a path matches no file, FG834 if a line is not a JSON object.
+        DataError: FG890 if a row is not a conversation, FG891 if its turns are not in order or an answer is empty,
+            FG892 if the form is unknown or differs within a file, FG832 if no row is left.
+    """
+    files = find_files(paths, (".jsonl", ".json"))
+    rows = ((file, place, row) for file in files for place, row in _json_rows(file))
+    return _collected(rows, form, system, before_input, bad_rows, ", ".join(files[:3]))
+
+
+def as_chats(
+    dataset: Dataset,
+    *,
+    form: str | None = None,
+    system: str | None = None,
+    before_input: str = "\n\n",
+    bad_rows: str = "refuse",
+) -> Dataset:
+    """Returns the conversations of a data set, such as one of the Hub or of parquet files with all its columns.
+
+    Args:
+        dataset: the rows, in one of the forms that `chats` describes.
+        form: the form of the rows, or None to recognize it.
+        system: the text of a system message that is put before the conversations that have none.
+        before_input: the text between an instruction and its `input`.
+        bad_rows: "refuse" to stop at a row that is not a conversation, "drop" to leave it out and log the number.
+
+    Returns:
+        A data set with the columns `conversation` (JSON text) and `source` (the number of the row).
+
+    Raises:
+        DataError: FG890, FG891, FG892 or FG832, as `chats` does.
+
+    Example:
+        >>> rows = Dataset.from_dict({"question": ["1 + 1?"], "answer": ["2"]})
+        >>> json.loads(as_chats(rows)[0]["conversation"])["messages"]
+        [{'role': 'user', 'content': '1 + 1?'}, {'role': 'assistant', 'content': '2'}]
+    """
+    # Arrow fills missing fields of lists of mappings with None, which the rows of the source did not have.
+    rows = (("", f"row {number}", _without_none(row)) for number, row in enumerate(dataset, 1))
+    return _collected(rows, form, system, before_input, bad_rows, "the data set")
+
+
+def _json_rows(file: str) -> Iterator[tuple[str, Any]]:
+    """Yields the place and the object of each row of a JSON file."""
+    try:
+        with open(file, encoding="utf-8-sig") as stream:
+            begin = stream.read(64).lstrip()[:1]
+            stream.seek(0)
+            if begin == "[":
+                for number, row in enumerate(json.load(stream), 1):
+                    yield f"{file}, row {number}", row
+                return
+            for number, line in enumerate(stream, 1):
+                if line.strip():
+                    yield f"{file}:{number}", _object(file, number, line)
+    except UnicodeDecodeError as error:
+        raise _unreadable(f"{file!r} cannot be read: {error.reason} at byte {error.start}") from None
+    except ValueError as error:
+        raise _unreadable(f"{file!r} cannot be read: {error}") from None
+    except RecursionError:
+        raise _unreadable(f"{file!r} cannot be read: its values are nested too deeply") from None
+
+
+def _object(file: str, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        reason = getattr(error, "msg", "not JSON")
+        hint = "a file that is one indented JSON value must be a list: [...]"
+        raise _unreadable(f"{file!r} cannot be read: {reason} in line {number}", hint) from None
+
+
+def _unreadable(
+    message: str, hint: str = "one JSON object per line, or one list of objects, in UTF-8"
+) -> DataFileError:
+    error: DataFileError = DataFileError(message, code="FG834", hint=hint)
+    error.argument = "paths"
+    return error
+
+
+def _collected(
+    rows: Iterable[tuple[str, str, Any]],
+    form: str | None,
+    system: str | None,
+    before_input: str,
+    bad_rows: str,
+    where: str,
+) -> Dataset:
+    _check_choice("form", form, (*FORMS, None))
+    _check_choice("bad_rows", bad_rows, ("refuse", "drop"))
+    texts, sources, found, digest = [], [], [], xxhash.xxh3_64()
+    forms: dict[str, tuple[str, str]] = {}  # of each file: its form, and the place of the first row
+    for file, place, row in rows:
+        try:
+            kind = form_of(row, form)
+            first, first_place = forms.setdefault(file, (kind, place))
+            if kind != first:
+                message = f"the row is in the form {kind!r}, and the rows from {first_place} on are in {first!r}"
+                raise BadRow(message, "FG892", "give each form a file of its own")
+            conversation = read_row(row, kind, before_input)
+            if system and conversation.messages[0]["role"] != "system":
+                conversation = with_system(conversation, system)
+            check_order(conversation.messages)
+        except BadRow as error:
+            found.append(Diagnostic(code=error.code, message=f"{place}: {error}", hint=error.hint))
+            continue
+        texts.append(conversation.to_json())
+        sources.append(place)
+        # The folder of the files is not part of the content.
+        digest.update(f"{os.path.basename(place)}\0{len(texts[-1])}\0{texts[-1]}".encode("utf-8", "surrogatepass"))
+    if found and bad_rows == "refuse":
+        raise _refused(found)
+    if found:
+        logger.warning("%s left out, the first: %s", plural(len(found), "row"), found[0].message)
+    if not texts:
+        raise DataError(f"{where} gives no conversation", code="FG832", hint="a data set needs at least one row")
+    return Dataset(Dataset.from_dict({CONVERSATION: texts, SOURCE: sources}).data.table, fingerprint=digest.hexdigest())
+
+
+def _refused(found: list[Diagnostic]) -> DataError:
+    first, others = found[0], found[1:]
+    more = f" ({plural(len(others), 'more row')} with an error)" if others else ""
+    hint = first.hint or "correct the row, or set bad_rows: drop"
+    error: DataError = DataError(f"{first.message}{more}", code=first.code, hint=hint, others=others[:_SHOWN_ERRORS])
+    error.argument = "paths"
+    return error
+
+
+def _check_choice(argument: str, value: str | None, choices: Sequence[str | None]) -> None:
+    if value not in choices:
+        names = [name for name in choices if name]
+        hint = nearest(str(value), names) or f"one of {', '.join(names)}"
+        raise DataError(f"{argument} is {value!r}", code="FG892", hint=hint, expected=names).about(argument)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value
