@@ -64,11 +64,13 @@ def _attach(parser: argparse.ArgumentParser, before: argparse.Namespace) -> None
         "b": lambda: _configs(before),
         "configs": lambda: _configs(before),
         "targets": lambda: _targets(before),
+        "data_set": lambda: ["train", "eval", *_targets(before)],
         "paths": lambda: _values(before),
         "code": lambda: list(explain.error_codes()),
         "project": None,
         "folders": None,
         "output": None,
+        "html": None,
     }
     for action in parser._actions:
         offer = offers.get(action.dest)

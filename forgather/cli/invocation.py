@@ -90,14 +90,15 @@ class Invocation:
 
         Raises:
             ForgatherError: if the project cannot be read.
-            ProjectError: FG418 if `-o` names a template or `meta.yaml` of the project, which would be overwritten.
+            ProjectError: FG418 if `-o` or `--html` names a template or `meta.yaml` of the project.
         """
         from forgather.project.project import Project
 
         overrides = getattr(self.options, "overrides", None) or ()
         name = config or self.config
         project = Project(name, self._folder_of(name), overrides=overrides, **self.variables)
-        _refuse_overwriting(project, getattr(self.options, "output", None))
+        for option in ("output", "html"):
+            _refuse_overwriting(project, getattr(self.options, option, None))
         return project
 
     def undeclared(self) -> Project:
@@ -119,7 +120,7 @@ class Invocation:
 
 
 def _refuse_overwriting(project: Project, output: str | None) -> None:
-    """Raises FG418 if `-o` names a file on the project's template search path, or the project's `meta.yaml`."""
+    """Raises FG418 if an output file is on the project's template search path, or the project's `meta.yaml`."""
     if not output or not os.path.isfile(output):
         return
     file = os.path.realpath(output)
@@ -129,4 +130,4 @@ def _refuse_overwriting(project: Project, output: str | None) -> None:
         from forgather.errors import ProjectError
 
         message = f"{output!r} is a file of the project, and would be overwritten"
-        raise ProjectError(message, code="FG418", hint="name another file with -o")
+        raise ProjectError(message, code="FG418", hint="name another file")

@@ -29,6 +29,11 @@ ROLES = {
     "added": "\x1b[32m",
     "removed": "\x1b[31m",
     "changed": "\x1b[33m",
+    "trained": "\x1b[32m",
+    "trained_next": "\x1b[92m",
+    "masked": "\x1b[34m",
+    "masked_next": "\x1b[94m",
+    "padding": "\x1b[90m",
 }
 # It resets the color only, because a file name can be part of a bold line, which has to stay bold after it.
 _PLACE_OFF = "\x1b[39m"

@@ -40,6 +40,7 @@ _GROUPS = {
         "targets": "list the targets of a config",
         "trefs": "show the templates that a config loaded, and why",
         "tlist": "list the templates that a project can use",
+        "data": "show rows of a data set as the model gets them, with statistics",
         "diff": "show how the graphs of two configs, revisions or runs differ",
         "explain": "explain an error code",
     },

@@ -71,7 +71,7 @@ project:
     project.checks project.dependencies
     project.graph_secrets project.literal project.locations project.output_lock project.rendered_variable
     project.run_facts project.setting_precedence project.trainer_arguments project.versions project.workspace
-    project.checks.setting_rules project.fact_cache project.fault_tolerance project.git_repository
+    project.checks.setting_rules project.fact_cache project.data_targets project.fault_tolerance project.git_repository
     project.metadata project.path_display project.reference project.targets project.trust
     project.checks.root_settings project.git_state project.listing_cache
     project.template_environment project.untrusted project.world_size
@@ -94,9 +94,9 @@ launch:
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
-    cli.checkpoint_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
+    cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
     cli.commands.blame cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
-    cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.golden cli.commands.graph cli.commands.ls
+     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.golden cli.commands.graph cli.commands.ls
     cli.commands.new cli.commands.pp cli.commands.rerun cli.commands.targets cli.commands.tlist
     cli.commands.train cli.commands.trefs cli.commands.trust cli.parsing
     cli.completion
@@ -115,11 +115,12 @@ processes:
     distributed.peer
 data:
     data.cache data.data_errors data.progress_bar data.prompts
-    data.chat_rows data.chat_template data.padding data.sources data.train_eval_split
-    data.conversations data.tokenizer
-    data.packing
-    data.examples data.labelled
-    data.chat_tokens data.examples
+     data.chat_rows data.chat_template data.padding data.sources data.train_eval_split
+     data.conversations data.tokenizer
+     data.packing data.token_kinds data.token_text
+     data.chat_tokens data.collated_rows data.examples data.labelled
+     data.row_statistics data.shown_rows
+     data.data_view
 losses and models:
     activation_checkpointing documents loss_reduction models optim
     classifiers model_inputs
@@ -139,6 +140,7 @@ report:
     report.html_text report.run_data
     report.chart
     report.page
+    report.data_page
     report
 callbacks:
     callbacks.effective_settings callbacks.output_target

@@ -15,12 +15,12 @@ from forgather.ml.number_format import plural
 T = TypeVar("T", bound=Sized)
 
 
-def show_progress(batches: Iterable[T], *, total: int, what: str, logger: logging.Logger) -> Iterator[T]:
+def show_progress(batches: Iterable[T], *, total: int | None, what: str, logger: logging.Logger) -> Iterator[T]:
     """Yields `batches` unchanged and shows a progress bar on standard error, if that is a terminal.
 
     Args:
         batches: the groups of rows.
-        total: the number of rows in all groups together.
+        total: the number of rows in all groups together; None if it is not known.
         what: the name of the activity, for example "tokenizing".
         logger: the logger that gets one line at the end.
     """
@@ -30,7 +30,9 @@ def show_progress(batches: Iterable[T], *, total: int, what: str, logger: loggin
     # Transient: the bar disappears at the end, and the log line stays.
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
+        count = 0
         for batch in batches:
             yield batch
+            count += len(batch)
             progress.advance(task, len(batch))
-    logger.info("%s: %s in %.1f s", what, plural(total, "row"), time.monotonic() - begin)
+    logger.info("%s: %s in %.1f s", what, plural(count, "row"), time.monotonic() - begin)

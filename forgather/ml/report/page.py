@@ -30,10 +30,10 @@ from forgather.ml.report.html_text import html_text
 from forgather.ml.report.run_data import RunFacts
 from forgather.redaction import hidden, hide, hide_known
 
-_STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 _SCRIPT = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
 # In addition to the escaping of all texts: whatever a text of a run contains, the page can load and send nothing.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 # (title, (series, label) of each curve, options). A series that is not listed gets a chart of its own.
 _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...], Look], ...] = (
@@ -69,9 +69,9 @@ def page(facts: RunFacts) -> str:
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html_text(title)}</title><style>{_STYLE}</style></head>"
+        f"<title>{html_text(title)}</title><style>{STYLE}</style></head>"
         f"<body><main>{body}</main><script>{_SCRIPT}</script></body></html>\n"
     )
 

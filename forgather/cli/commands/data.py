@@ -1,0 +1,222 @@
+"""`fgcli data show`: shows rows of a data set as the model gets them. Runs the code that the data of a config name."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from forgather.cli.data_output import DataScreen
+from forgather.cli.invocation import Invocation
+from forgather.cli.options import add_json, add_output, add_var, construction_variables, path_and_value
+from forgather.cli.output import columns, print_findings, print_note, write_json, write_lines
+from forgather.cli.palette import wants_color
+from forgather.cli.trusting import ask_trust
+from forgather.config.graph import Node
+from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity, nearest
+from forgather.project.data_targets import ChosenSet, DataTargets, with_targets
+from forgather.project.path_display import near_path
+from forgather.project.project import Project
+
+CONFIG_OPTIONS = True
+EXECUTES = True
+OPTIONS_UNTOLD = True
+DESCRIPTION = """Show rows of a data set as the model gets them, after the collator: which tokens are trained, masked or
+padding, where documents start, how long rows are, which are duplicates. This builds the data set, the
+collator and the tokenizer of a config, and no model."""
+EXAMPLES = """examples:
+  fgcli -t tiny.yaml data show                       the first five rows of the training set
+  fgcli -t tiny.yaml data show --set eval --rows 7   a row of the evaluation set, however long
+  fgcli -t tiny.yaml data show --all --html data.html
+  fgcli -t tiny.yaml data show --set raw_dataset     a target of the config, before it is tokenized
+  fgcli -t tiny.yaml data show --set train_dataset.block_size=64 --json
+
+A set is a name, without '='; PATH=VALUE changes a value, as in other commands."""
+_ROWS = "0:5"
+_STATISTICS_ROWS = 10_000
+_WIDTH = 80  # of a file or a pipe
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command-line arguments of this command to its parser."""
+    parser.add_argument("action", choices=["show"], metavar="show", help="show rows and statistics")
+    parser.add_argument(
+        "--set",
+        action=_SetOrValue,
+        metavar="NAME",
+        help="data set: train (default), eval, or a target of the config; with PATH=VALUE, a change of the graph",
+    )
+    parser.add_argument(
+        "--rows", type=_range, default=_range(_ROWS), metavar="A:B", help=f"rows from A to before B (default: {_ROWS})"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help=f"read all rows for the statistics (default: at most {_STATISTICS_ROWS:,})"
+    )
+    parser.add_argument("--no-collator", action="store_true", help="show the rows as the data set gives them")
+    parser.add_argument("--html", metavar="FILE", help="write a page that shows the same to FILE")
+    add_var(parser)
+    add_json(parser)
+    add_output(parser)
+
+
+class _SetOrValue(argparse.Action):
+    """Takes `--set NAME` as the data set, and `--set PATH=VALUE` as a change of the graph."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "dest": "data_set", "default": None})
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Notes the value."""
+        text = str(values)
+        if "=" in text:
+            try:
+                change = path_and_value(text)
+            except argparse.ArgumentTypeError as error:
+                raise argparse.ArgumentError(self, str(error)) from None
+            namespace.overrides = [*(getattr(namespace, "overrides", None) or ()), change]
+        elif not text:
+            raise argparse.ArgumentError(self, "'' names no data set")
+        elif namespace.data_set not in (None, text):
+            raise argparse.ArgumentError(self, f"two data sets are named: {namespace.data_set} and {text}")
+        else:
+            namespace.data_set = text
+
+
+def _range(text: str) -> tuple[int, int]:
+    """Converts a command-line argument `A:B` or `A` to the first row and the row after the last, as an argparse type.
+
+    Example:
+        >>> _range("2:5"), _range(":3"), _range("7")
+        ((2, 5), (0, 3), (7, 8))
+    """
+    if found := re.fullmatch(r"(\d+)|(\d*):(\d+)", text, re.ASCII):
+        alone, first, last = found.groups()
+        start, stop = (int(alone), int(alone) + 1) if alone else (int(first or 0), int(last))
+        if start < stop:
+            return start, stop
+    raise argparse.ArgumentTypeError(f"{text!r} is not a range of rows, as 0:5, or the number of a row")
+
+
+def run(invocation: Invocation) -> int:
+    """Runs the command: builds the data, shows them, and returns the exit status."""
+    options = invocation.options
+    project = invocation.open_project()
+    project.refuse_errors()
+    print_findings(project.diagnostics, project.meta.project_dir)
+    found = DataTargets(project.graph)
+    chosen = found.chosen(options.data_set or "train")
+    view = _view(project, found, chosen, invocation)
+    warnings = [
+        Diagnostic(code="FG484", message=text, severity=Severity.WARNING, span=chosen.span) for text in view.warnings
+    ]
+    print_findings(warnings, project.meta.project_dir)
+    if options.html:
+        _write_page(view, _title(project, chosen), options.html)
+    if options.json:
+        write_json({"config": project.config_name, **view.as_dict()}, options.output)
+    elif not options.html or options.output:
+        to_file = options.output is not None or sys.stdout is None
+        screen = DataScreen(
+            view,
+            _title(project, chosen),
+            width=_WIDTH if to_file else columns() or _WIDTH,
+            has_color=not to_file and wants_color(sys.stdout),
+            encoding="utf-8" if to_file else getattr(sys.stdout, "encoding", None) or "utf-8",
+        )
+        write_lines(screen.lines(), options.output)
+    return 0
+
+
+def _title(project: Project, chosen: ChosenSet) -> str:
+    return f"{project.meta.name} · {project.config_name} · {chosen.name}"
+
+
+def _view(project: Project, found: DataTargets, chosen: ChosenSet, invocation: Invocation) -> Any:
+    """Builds the data set, the collator and the tokenizer in one construction, and returns their view."""
+    options = invocation.options
+    is_collated = not options.no_collator
+    nodes: dict[str, Node] = {chosen.name: chosen.node}
+    if found.tokenizer is not None:
+        nodes["the tokenizer"] = found.tokenizer
+    if is_collated and found.collator is not None:
+        nodes["the data collator"] = found.collator
+    for name, node in nodes.items():
+        found.refuse_model(node, name)
+    project.graph, names = with_targets(project.graph, nodes)
+    ask_trust(project, list(names.values()))
+    built = project(list(names.values()), **construction_variables(invocation))
+    dataset = _selected(built[names[chosen.name]], chosen)
+    tokenizer = built.get(names.get("the tokenizer", ""))
+    collate = built.get(names.get("the data collator", ""))
+    if is_collated and collate is None:
+        collate = import_module("forgather.ml.trainer.collation").default_collate(tokenizer)
+    views = import_module("forgather.ml.data.data_view")
+    start, stop = options.rows
+    asked = views.ViewOptions(
+        name=chosen.name,
+        start=start,
+        stop=stop,
+        most_rows=None if options.all else _STATISTICS_ROWS,
+        batch_rows=found.batch_rows(chosen.role),
+        shuffles=chosen.role == "train",
+        is_causal=found.is_causal,
+        removes_columns=found.removes_columns,
+        only_tokens=not chosen.role,
+    )
+    try:
+        return views.view_data(dataset, collate if is_collated else None, tokenizer, asked)
+    except ForgatherError as error:
+        of_collator = getattr(error, "is_of_collator", False) and found.collator is not None
+        error.span = error.span or (found.collator.span if of_collator and found.collator else chosen.span)
+        error.context = error.context or project.lineage
+        raise
+
+
+def _selected(built: Any, chosen: ChosenSet) -> Any:
+    """Returns the data set to which the keys after a name lead.
+
+    Raises:
+        ProjectError: FG480 if a key is missing or unknown.
+    """
+    keys = list(chosen.keys)
+    while isinstance(built, Mapping):
+        known = [str(key) for key in built]
+        if not keys and len(built) == 1:
+            keys = known
+        key = keys.pop(0) if keys else None
+        if key not in known:
+            what = f"{chosen.base} has no data set {key!r}" if key else f"{chosen.base} has {len(known)} data sets"
+            hint = f"name one of them: {', '.join(f'--set {chosen.role or chosen.base}.{one}' for one in known[:9])}"
+            raise ProjectError(what, code="FG480", span=chosen.span, hint=(key and nearest(key, known)) or hint)
+        built = next(value for name, value in built.items() if str(name) == key)
+    if keys:
+        raise ProjectError(
+            f"{chosen.base} is one data set, without a part {keys[0]!r}", code="FG480", span=chosen.span,
+            hint=f"leave out '.{'.'.join(keys)}'",
+        )  # fmt: skip
+    return built
+
+
+def _write_page(view: Any, title: str, file: str) -> None:
+    page = import_module("forgather.ml.report.data_page").data_page(view, title)
+    try:
+        with open(file, "w", encoding="utf-8", errors="replace", newline="\n") as stream:
+            stream.write(page)
+    except OSError as error:
+        raise ProjectError(
+            f"{file!r} cannot be written: {error.strerror or error}",
+            code="FG418",
+            hint="name a file in a folder that exists and that you can write to",
+        ) from error
+    if os.path.isfile(file):
+        print_note(f"wrote {near_path(os.path.abspath(file))}")
