@@ -16,12 +16,12 @@ _WORDS = {"setting": "equal", "near": "equal but for rounding"}
 _OF_A_STRATEGY = (
     ("accumulation", "several"), ("precision", "bfloat16"), ("precision", "float16"), ("compile", "yes"),
     ("packing", "fixed"), ("packing", "flattened"), ("tied", "yes"), ("offload", "weights"), ("reentrant", "yes"),
-    ("optimizer", "adafactor"), ("optimizer", "matrix"),
+    ("optimizer", "adafactor"), ("optimizer", "matrix"), ("adapter", "lora"), ("adapter", "dora"),
 )  # fmt: skip
 _OF_A_SCHEDULE = (
     ("replicas", "all-reduce"), ("replicas", "fsdp2"), ("replicas", "fsdp2 with resharding"),
-    ("replicas", "hybrid shards"), ("replicas", "ddp"), ("tensor", "yes"), *_OF_A_STRATEGY[:-3], ("frozen", "stage"),
-    ("optimizer", "adafactor"), ("optimizer", "matrix"),
+    ("replicas", "hybrid shards"), ("replicas", "ddp"), ("tensor", "yes"), *_OF_A_STRATEGY[:-5], ("frozen", "stage"),
+    *_OF_A_STRATEGY[-4:],
 )  # fmt: skip
 
 

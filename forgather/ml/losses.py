@@ -149,7 +149,9 @@ def is_causal_lm(model: nn.Module) -> bool:
     """Returns whether the logits of a position predict the label of the next token (transformers' `loss_type`)."""
     kind = getattr(model, "loss_type", None)
     if kind is None and hasattr(model, "loss_function"):
-        return any(part.__name__ in _CAUSAL_BY_NAME for part in type(model).__mro__)
+        # The wrapper of peft has the attributes of the model inside it, and another class.
+        inner = getattr(model, "get_base_model", None)
+        return any(part.__name__ in _CAUSAL_BY_NAME for part in type(inner() if callable(inner) else model).__mro__)
     return bool(kind == "ForCausalLM")
 
 

@@ -1,8 +1,10 @@
-"""The class of a model as the user wrote it: FSDP2 replaces it by a subclass."""
+"""The class of a model as the user wrote it, which FSDP2 replaces by a subclass, and the number of its parameters."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from torch import nn
 
 
 def user_class(model: Any) -> type:
@@ -18,3 +20,20 @@ def class_name(model: Any) -> str:
 def _is_of_fully_shard(cls: type) -> bool:
     # Compared by name: a model that is not sharded does not need torch's distributed modules.
     return any(base.__name__ == "FSDPModule" and base.__module__.startswith("torch.") for base in cls.__mro__)
+
+
+def num_parameters(model: nn.Module, *, trainable: bool = False) -> int:
+    """Returns the number of parameters of a model; a tied parameter is counted once.
+
+    Args:
+        model: the model. Its weights may be sharded, or on the meta device. For a proxy with the attribute
+            `stands_for`, the represented model is counted.
+        trainable: True to count only the parameters that are trained.
+
+    Example:
+        >>> num_parameters(nn.Linear(2, 3))
+        9
+    """
+    parameters = getattr(model, "stands_for", model).parameters()
+    # With DeepSpeed's ZeRO stage 3 a parameter is empty between passes; `ds_numel` is its whole size.
+    return sum(int(getattr(p, "ds_numel", p.numel())) for p in parameters if p.requires_grad or not trainable)

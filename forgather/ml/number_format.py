@@ -158,3 +158,13 @@ def evaluation_titles(values: Mapping[str, Any]) -> dict[str, str]:
         metric = name.removeprefix(f"{stem}_").replace("_", " ")
         found[name] = f"{prefix} {metric} ({of})" if of else f"{prefix} {metric}"
     return found
+
+
+def format_share(part: int, whole: int) -> str:
+    """Returns a text with the number of trainable parameters, the number of all parameters, and their ratio.
+
+    Example:
+        >>> format_share(4096, 1204096)
+        '4,096 of 1,204,096 parameters (0.34 %)'
+    """
+    return f"{part:,} of {whole:,} parameters ({100 * part / whole:.2g} %)"

@@ -96,7 +96,7 @@ cli:
     cli.output
     cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
     cli.commands.blame cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
-     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.golden cli.commands.graph cli.commands.ls
+    cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.golden cli.commands.graph cli.commands.ls
     cli.commands.new cli.commands.pp cli.commands.rerun cli.commands.targets cli.commands.tlist
     cli.commands.train cli.commands.trefs cli.commands.trust cli.parsing
     cli.completion
@@ -115,12 +115,12 @@ processes:
     distributed.peer
 data:
     data.cache data.data_errors data.progress_bar data.prompts
-     data.chat_rows data.chat_template data.padding data.sources data.train_eval_split
-     data.conversations data.tokenizer
-     data.packing data.token_kinds data.token_text
-     data.chat_tokens data.collated_rows data.examples data.labelled
-     data.row_statistics data.shown_rows
-     data.data_view
+    data.chat_rows data.chat_template data.padding data.sources data.train_eval_split
+    data.conversations data.tokenizer
+    data.packing data.token_kinds data.token_text
+    data.chat_tokens data.collated_rows data.examples data.labelled
+    data.row_statistics data.shown_rows
+    data.data_view
 losses and models:
     activation_checkpointing documents loss_reduction models optim
     classifiers model_inputs
@@ -136,6 +136,9 @@ checkpoints:
     checkpoint.lineage checkpoint.model_folder checkpoint.state
     checkpoint.hf_layout checkpoint.inspect checkpoint.reader checkpoint.save_plan
     checkpoint.export checkpoint.retention checkpoint.saved_model
+adapters:
+    adapter_base
+    adapters
 report:
     report.html_text report.run_data
     report.chart

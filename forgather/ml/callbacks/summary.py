@@ -22,8 +22,14 @@ from forgather.ml.callbacks.effective_settings import effective_settings
 from forgather.ml.callbacks.output_target import report_only, run_folder, shared_console
 from forgather.ml.callbacks.text_sample import unwrap_model
 from forgather.ml.metrics import METRICS_FILE, as_json, repeatable_metrics
-from forgather.ml.model_class import class_name
-from forgather.ml.number_format import evaluation_titles, format_count, format_duration, format_perplexity
+from forgather.ml.model_class import class_name, num_parameters
+from forgather.ml.number_format import (
+    evaluation_titles,
+    format_count,
+    format_duration,
+    format_perplexity,
+    format_share,
+)
 from forgather.ml.report import REPORT_FILE, write_report
 from forgather.ml.report.run_data import SAMPLES_FILE, SUMMARY_FILE
 from forgather.redaction import hidden
@@ -222,6 +228,9 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     if "loss" in final:
         at = _logged_at(summary, "loss")
         lines.append(f"  {'loss':<{width}} {final['loss']:.4f}" + (f"  ({at})" if at else ""))
+    model = summary.get("model") or {}
+    if model.get("num_trainable", 0) < model.get("num_parameters", 0):
+        lines.append(f"  {'trainable':<{width}} {format_share(model['num_trainable'], model['num_parameters'])}")
     return lines + [f"  {name:<{width}} {_relative_path(place)}" for name, place in summary["places"].items() if place]
 
 
@@ -283,15 +292,10 @@ def model_facts(model: Any) -> dict[str, Any]:
     config: Any = getattr(model, "config", None)
     return {
         "class": class_name(model),
-        "num_parameters": sum(map(_size, model.parameters())),
-        "num_trainable": sum(_size(parameter) for parameter in model.parameters() if parameter.requires_grad),
+        "num_parameters": num_parameters(model),
+        "num_trainable": num_parameters(model, trainable=True),
         "config": config.to_dict() if hasattr(config, "to_dict") else {},
     }
-
-
-def _size(parameter: torch.Tensor) -> int:
-    # With DeepSpeed's ZeRO stage 3 a parameter is empty between passes; `ds_numel` is its whole size.
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def versions() -> dict[str, str]:

@@ -168,7 +168,7 @@ def _weight_files(source: Path, manifest: Manifest, weights: Mapping[str, Tensor
     if ADAPTER_CONFIG in manifest.files or any(name.startswith(_OF_PEFT) or ".lora_" in name for name in weights):
         raise _not_of_a_class(
             source,
-            "it holds adapters next to their base model",
+            "it holds adapters",
             "a run writes its adapters into output_dir when it ends: resume from the checkpoint, with max_steps at its "
             "step to export them unchanged",
         )

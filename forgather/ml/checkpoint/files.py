@@ -26,6 +26,9 @@ WEIGHTS, WEIGHTS_INDEX, CONFIG = "model.safetensors", "model.safetensors.index.j
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 """The files that peft looks for in a folder."""
 
+BASE_MODEL = "base_model.json"
+"""The file that names the base model of an adapter, with the digest of its weights."""
+
 INDEX = "index.json"
 """The file that lists the chunks of each tensor of a checkpoint, with the file and the key of each chunk."""
 

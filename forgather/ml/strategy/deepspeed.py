@@ -345,7 +345,7 @@ class DeepSpeedZero:
         Collective: every rank must call it. The weights are gathered one by one.
         """
         keep = self.topology.is_writer
-        state = on_host(self.export(), keep=keep)
+        state = on_host(self._started_state().weights(stored_only=True), keep=keep)
         optimizer = None if self._state is None else self._state.capture(keep=keep)
         return local_state(state, optimizer if keep else None)
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forgather.ml.adapter_base import names_of_base
 from forgather.ml.checkpoint.reader import CheckpointReader, StoredTensor
 from forgather.ml.distributed import collectives
 from forgather.ml.strategy.initial_weights import InitialWeights
@@ -104,15 +105,18 @@ class EngineState:
                 if isinstance(value, Tensor):
                     value.zero_()
 
-    def weights(self) -> Iterator[tuple[str, Any]]:
+    def weights(self, *, stored_only: bool = False) -> Iterator[tuple[str, Any]]:
         """Yields (name, value) for each entry in the model's state, with sharded weights gathered.
 
         Collective: every rank must iterate to the end. A tied weight is gathered only once.
 
+        Args:
+            stored_only: True to leave out the entries that checkpoints do not keep.
+
         Shapes:
             value: the shape of the whole weight.
         """
-        return whole_model_state(self._model, self._whole_tensor)
+        return whole_model_state(self._model, self._whole_tensor, stored_only=stored_only)
 
     def _whole_tensor(self, weight: Tensor) -> Tensor:
         if not isinstance(weight, nn.Parameter):
@@ -132,7 +136,10 @@ class EngineState:
         Raises:
             CheckpointError: FG605, on every rank, if the checkpoint has the weights of another model.
         """
-        present = self._model.state_dict(keep_vars=True)
+        # A checkpoint of an earlier release also has the frozen weights of an adapter's base model.
+        left_out = names_of_base(self._model) - saved.weights.keys()
+        whole = self._model.state_dict(keep_vars=True)
+        present = {name: value for name, value in whole.items() if name not in left_out}
         kind = type(self._model).__name__
         collectives.run_collectively(lambda: refuse_other_model(kind, present, self._shapes(present), saved))
         done: set[int] = set()

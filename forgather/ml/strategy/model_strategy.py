@@ -15,17 +15,22 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from forgather.ml.adapter_base import stored_state
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.losses import LossRule
-from forgather.ml.model_class import class_name
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.gradients import sum_over_group
 from forgather.ml.strategy.precision import Precision
-from forgather.ml.strategy.state import local_optimizer_state, local_state, restore_optimizer, restore_weights
+from forgather.ml.strategy.state import (
+    local_optimizer_state,
+    local_state,
+    restore_optimizer,
+    restore_weights,
+)
 from forgather.ml.types import Evaluated, PaddingBatch, Topology, Update, Window
 
 
@@ -214,7 +219,8 @@ class ModelStrategy:
     def capture(self) -> LocalState:
         """Returns the local state: the weights on this rank, and on the first data-parallel rank also the buffers."""
         optimizer = local_optimizer_state(self.model, self.optimizer, self.precision)
-        return local_state(self.model.state_dict(keep_vars=True), optimizer, is_first=self.topology.dp_rank == 0)
+        state = stored_state(self.model, self.model.state_dict(keep_vars=True))
+        return local_state(state, optimizer, is_first=self.topology.dp_rank == 0)
 
     def restore(self, saved: CheckpointReader) -> None:
         """Restores the weights of a checkpoint; this rank reads its own part of each weight.
@@ -224,7 +230,7 @@ class ModelStrategy:
         Raises:
             CheckpointError: FG605, on every rank, if the checkpoint has the weights of another model.
         """
-        restore_weights(class_name(self.model), self.model.state_dict(), [self.model], saved)
+        restore_weights(self.model, self.model.state_dict(), [self.model], saved)
 
     def restore_optimizer(self, saved: CheckpointReader) -> None:
         """Restores the optimizer state of a checkpoint; this rank reads its own part of the state.

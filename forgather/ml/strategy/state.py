@@ -21,10 +21,12 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.optim import Optimizer
 
 from forgather.errors import CheckpointError, nearest
+from forgather.ml.adapter_base import names_of_base, stored_state
 from forgather.ml.checkpoint.reader import CheckpointReader, StoredTensor
 from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.checkpoint.state import identity_of, split_tensors
 from forgather.ml.distributed import collectives
+from forgather.ml.model_class import class_name
 from forgather.ml.strategy.precision import Precision
 
 
@@ -66,7 +68,9 @@ def local_slice(whole: Tensor, like: Tensor) -> Tensor:
     return whole[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))]
 
 
-def whole_model_state(model: nn.Module, gather: Callable[[Tensor], Tensor] = whole_tensor) -> Iterator[tuple[str, Any]]:
+def whole_model_state(
+    model: nn.Module, gather: Callable[[Tensor], Tensor] = whole_tensor, *, stored_only: bool = False
+) -> Iterator[tuple[str, Any]]:
     """Yields (name, value) for each entry in a model's state, one at a time, with sharded tensors gathered.
 
     Collective: every rank must iterate to the end. A tied tensor is gathered only once.
@@ -74,11 +78,14 @@ def whole_model_state(model: nn.Module, gather: Callable[[Tensor], Tensor] = who
     Args:
         model: the model, or the local part of a sharded model.
         gather: a function that returns the whole tensor for a tensor in the model's state.
+        stored_only: True to leave out the entries that checkpoints do not keep, see `stored_state`.
 
     Shapes:
         value: the shape of the whole tensor.
     """
     state = model.state_dict(keep_vars=True)
+    if stored_only:
+        state = stored_state(model, state)
     # A tied weight is gathered once and kept for its other names; all others are freed by the caller one by one.
     times = Counter(id(value) for value in state.values())
     tied: dict[int, Tensor] = {}
@@ -180,11 +187,15 @@ def _first_few(said: Sequence[str], limit: int = 3) -> str:
     return "; ".join(said[:limit]) + (f"; and {len(said) - limit} more" if len(said) > limit else "")
 
 
-def restore_weights(kind: str, names: Iterable[str], modules: Sequence[nn.Module], saved: CheckpointReader) -> None:
+def restore_weights(
+    model: nn.Module, names: Iterable[str], modules: Sequence[nn.Module], saved: CheckpointReader
+) -> None:
     """Reads the weights of a checkpoint into the modules on this rank. Collective: every rank must call it.
 
+    The frozen weights of an adapter's base model keep their values if the checkpoint does not contain them.
+
     Args:
-        kind: the name of the model class.
+        model: the whole model, whose weights may be on the meta device.
         names: the names of all entries in the whole model's state.
         modules: the model, or the parts of the model on this rank, whose parameters have the names of the whole model.
         saved: the reader of the checkpoint.
@@ -192,11 +203,16 @@ def restore_weights(kind: str, names: Iterable[str], modules: Sequence[nn.Module
     Raises:
         CheckpointError: FG605, on every rank, if the checkpoint has the weights of another model.
     """
-    states = [module.state_dict(keep_vars=True) for module in modules]
+    left_out = names_of_base(model) - saved.weights.keys()
+    names = [name for name in names if name not in left_out]
+    states = [
+        {name: value for name, value in module.state_dict(keep_vars=True).items() if name not in left_out}
+        for module in modules
+    ]
     here = {name: value for state in states for name, value in state.items()}
     shapes = {name: value.shape for name, value in here.items() if isinstance(value, Tensor)}
     # In two steps: no process may have changed a weight when another one refuses.
-    collectives.run_collectively(lambda: refuse_other_model(kind, names, shapes, saved))
+    collectives.run_collectively(lambda: refuse_other_model(class_name(model), names, shapes, saved))
     collectives.run_collectively(lambda: _read_weights(modules, states, saved))
 
 

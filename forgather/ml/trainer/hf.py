@@ -25,6 +25,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from forgather.errors import CheckpointError, TrainingError
 from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, signal_handler
+from forgather.ml.adapters import as_adapter
 from forgather.ml.callbacks.speed import SpeedCallback
 from forgather.ml.checkpoint.files import TRAINER_STATE
 from forgather.ml.distributed import collectives
@@ -37,6 +38,7 @@ from forgather.ml.run_dir import own_run_folder
 from forgather.ml.task import Task, task_of
 from forgather.ml.trainer import argument_checks
 from forgather.ml.trainer.collation import protecting_rows, warn_mixed_rows
+from forgather.ml.trainer.model_setup import model_maker
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
 from forgather.ml.trainer.run_start import RunStart
 
@@ -148,9 +150,11 @@ class HFTrainer(Trainer):
         loss_fn: the loss function, which is called with (logits, labels); None uses the model's own loss.
         callbacks: the callbacks. If there are any, they replace the progress bar and the printer of transformers, and
             speed and memory are added to the logs.
+        adapter: the adapter that is put into the model, as in `forgather.ml:Trainer`.
         **others: the keyword arguments of `transformers.Trainer`.
 
     Raises:
+        AdapterError: FG900 to FG905 or FG908 if the adapter cannot be put into the model.
         SettingError: FG810 to FG814 if a value in `args` is not allowed.
         TrainingError: FG812 if both `loss_fn` and `compute_loss_func` are given.
     """
@@ -164,8 +168,13 @@ class HFTrainer(Trainer):
         lr_scheduler_factory: Callable[..., Any] | None = None,
         loss_fn: Callable[..., Any] | None = None,
         callbacks: Sequence[TrainerCallback] = (),
+        adapter: Any = None,
         **others: Any,
     ) -> None:
+        if (wanted := as_adapter(adapter)) is not None:
+            init = others.pop("model_init", None)
+            make = model_maker(model, init, args.seed, wanted)
+            model, others = (None, {**others, "model_init": make}) if model is None else (make(), others)
         argument_checks.raise_first_error(
             _RULES.values({name: getattr(args, name.removeprefix("args.")) for name in _RULES.settings})
         )
@@ -243,7 +252,7 @@ class HFTrainer(Trainer):
             KeyboardInterrupt: on all processes, after Ctrl-C, SIGTERM or SIGUSR1. A checkpoint is saved first if saving
                 is on.
         """
-        self._start.begin(self.args.world_size, self.args.device)
+        self._start.begin(self.args.world_size, self.args.device, model=cast(nn.Module, self.model))
         # transformers seeds in its constructor and draws the order of the rows here. Seeding again makes the order
         # independent of numbers that were drawn in between.
         set_seed(self.args.seed)

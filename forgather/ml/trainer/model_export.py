@@ -6,6 +6,7 @@ A model that is not a transformers model and has no `save_pretrained` is written
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from forgather.errors import TrainingError
+from forgather.ml.adapter_base import adapter_files, base_of
 from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.hf_layout import load_mismatch, weight_files
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.storage import Storage, make_folders
+from forgather.ml.hub import hub_access
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
 from forgather.ml.trainer.snapshot import described_files, files_of_self_saving_model, write_weights
@@ -87,11 +90,14 @@ def export_model(
                 weight_files(model, weights).write(draft)
                 texts = described_files(model, processing_class)
         elif not isinstance(model, PreTrainedModel) and callable(getattr(model, "save_pretrained", None)):
-            texts = files_of_self_saving_model(model, weights, processing_class)
+            base = base_of(model)
+            # peft looks up the configuration of a base model that is not a folder, and would wait for the Hub.
+            with hub_access() if base is not None and base.name and not Path(base.name).is_dir() else nullcontext():
+                texts = files_of_self_saving_model(model, weights, processing_class)
         else:
             write_weights(draft, weights)
             texts = described_files(model, processing_class, is_loadable=False)
-        for name, content in texts.items():
+        for name, content in (texts | adapter_files(model)).items():
             draft.write(name, [content])
 
     try:

@@ -24,6 +24,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedToken
 from forgather import __version__
 from forgather.errors import TrainingError
 from forgather.ml.activation_checkpointing import recompute_forward, repeated_blocks
+from forgather.ml.adapter_base import base_of, describe_base, is_peft_model, note_base
+from forgather.ml.adapters import Adapter
 from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.data.cache import content_key
 from forgather.ml.models import from_config, from_pretrained
@@ -73,9 +75,12 @@ def recompute_activations(model: nn.Module, *, settings: Mapping[str, Any]) -> N
         settings: the arguments of `torch.utils.checkpoint.checkpoint`; `use_reentrant` is False by default.
 
     Raises:
-        TrainingError: FG822 if the model has neither that method nor such a container.
+        TrainingError: FG822 if the model has neither that method nor such a container; FG907 if the re-entrant variant
+            is requested, and the input embeddings are frozen.
     """
     settings = {"use_reentrant": False, **settings}
+    if settings["use_reentrant"]:
+        _refuse_frozen_inputs(model)
     # transformers renamed the method; earlier releases and other models have the second name only.
     for name in ("activation_checkpointing", "gradient_checkpointing"):
         if callable(enable := getattr(model, f"{name}_enable", None)):
@@ -90,6 +95,21 @@ def recompute_activations(model: nn.Module, *, settings: Mapping[str, Any]) -> N
         )
     for unit in units:
         recompute_forward(unit, settings)
+
+
+def _refuse_frozen_inputs(model: nn.Module) -> None:
+    try:
+        embeddings = model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError, TypeError):
+        return
+    weights = list(embeddings.parameters()) if isinstance(embeddings, nn.Module) else []
+    trains = any(parameter.requires_grad for parameter in model.parameters())
+    if trains and weights and not any(weight.requires_grad for weight in weights):
+        raise TrainingError(
+            "use_reentrant is true, and the input embeddings are frozen: the model's blocks would get no gradients",
+            code="FG907",
+            hint="remove use_reentrant; false is the default",
+        ).about("args.gradient_checkpointing_kwargs.use_reentrant")
 
 
 def compile_model(model: nn.Module, *, backend: str, mode: str | None, by_blocks: bool = False) -> None:
@@ -139,6 +159,31 @@ def make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: int
     return model
 
 
+def model_maker(
+    model: Any, model_init: Callable[[], nn.Module] | None, seed: int, adapter: Adapter | None
+) -> Callable[[], nn.Module]:
+    """Returns a function that returns the model to train, with its adapter.
+
+    Args:
+        model: see `make_model`.
+        model_init: see `make_model`.
+        seed: the seed of the initial weights of the model and of the adapter.
+        adapter: the adapter; None to train the weights of the model.
+    """
+
+    def make() -> nn.Module:
+        base = make_model(model, model_init, seed)
+        if adapter is not None:
+            return adapter.apply(base, seed=seed)
+        # A model that the config put into peft's wrapper itself is described as one that got its adapter here.
+        if is_peft_model(base) and base_of(base) is None:
+            note_base(base, describe_base(base))
+        return base
+
+    # An existing model is asked for several times, and gets its adapter once.
+    return functools.cache(make) if isinstance(model, nn.Module) else make
+
+
 # Part of every key: a change of the key's content makes keys of earlier releases invalid.
 _FORM = 1
 _PACKAGES = ("torch", "transformers", "numpy")
@@ -148,7 +193,7 @@ class _Unknown(Exception):  # noqa: N818 - no error: there is no key
     """Raised if the cache key cannot be computed because it would depend on an unknown value."""
 
 
-def model_key(make: Callable[..., Any] | None, seed: int) -> str | None:
+def model_key(make: Callable[..., Any] | None, seed: int, adapter: Adapter | None = None) -> str | None:
     """Returns the cache key of the model that `make()` builds after seeding; None if the key cannot be determined.
 
     The key can be determined if `make` is `from_config`, or `from_pretrained` of a local folder, with plain data as
@@ -158,11 +203,15 @@ def model_key(make: Callable[..., Any] | None, seed: int) -> str | None:
     Args:
         make: the function that builds the model.
         seed: the seed that is set before the model is built.
+        adapter: the adapter of the model. With an adapter there is no key, because the digest of the base model is
+            computed from its values.
 
     Example:
         >>> model_key(lambda: None, 42) is None
         True
     """
+    if adapter is not None:
+        return None
     try:
         function, args, kwargs = _unwrapped_partial(make)
         if function not in (from_config, from_pretrained):

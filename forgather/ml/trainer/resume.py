@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from forgather.errors import CheckpointError
+from forgather.ml.adapter_base import refuse_checkpoint_of_another_base
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.checkpoint_dir import list_checkpoints
 from forgather.ml.checkpoint.files import DATA, METER, OPTIMIZER, PROGRESS, RNG, SCHEDULE, TRAINER_STATE
@@ -348,6 +349,8 @@ def _restore_parts(
             recorded = parts.get("meanings", {})
             # On the main process, which alone has the files that describe model and tokenizer.
             collectives.run_on_main(lambda: meanings.refuse_others(folder, recorded, args.allow_changed or ()))
+    # On the main process, which alone is sure to know the digest of the base model.
+    collectives.run_on_main(lambda: refuse_checkpoint_of_another_base(folder, strategy.model))
     with restoring(SCHEDULE, folder):
         refuse_other_classes(parts.get("classes", {}), strategy.optimizer, schedule)
     # Recorded now: restoring overwrites these values in place.

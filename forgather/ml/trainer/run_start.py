@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from forgather import launcher_env
 from forgather.errors import DistributedError
@@ -23,6 +24,8 @@ from forgather.interrupt import current_handler
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed.env import launcher_name, resolve_process_count
 from forgather.ml.log import get_logger
+from forgather.ml.model_class import num_parameters
+from forgather.ml.number_format import format_share
 from forgather.ml.strategy.registry import STRATEGIES, entry_of
 from forgather.ml.trainer import argument_checks, model_export, resume
 from forgather.ml.trainer.arguments import TrainingArguments
@@ -104,13 +107,16 @@ class RunStart:
         # Read now: `Project` sets this context variable only while it builds.
         self._request = launcher_env.requested.get()
 
-    def begin(self, world_size: int, device: torch.device, layout: Sequence[str] = ()) -> None:
-        """Logs the number of processes, the device and the launcher.
+    def begin(
+        self, world_size: int, device: torch.device, layout: Sequence[str] = (), model: nn.Module | None = None
+    ) -> None:
+        """Logs the number of processes, the device, the launcher, and the number of trainable parameters.
 
         Args:
             world_size: the number of processes.
             device: the device of this process.
             layout: further lines to log, which describe the parallel layout.
+            model: the model. The number of its trainable parameters is logged if some are frozen.
 
         Raises:
             DistributedError: FG776 if the config requests several processes and there is a single one.
@@ -123,6 +129,10 @@ class RunStart:
         _log.warning("processes  %d on %s, started by %s", world_size, on, launcher_name())
         for line in layout:
             _log.warning("%s", line)
+        if model is not None:
+            trained, every = num_parameters(model, trainable=True), num_parameters(model)
+            if trained < every:
+                _log.warning("trainable  %s", format_share(trained, every))
 
     def _refuse_alone(self, world_size: int) -> None:
         request = self._request

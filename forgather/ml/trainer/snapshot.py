@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 
 from forgather.errors import CheckpointError
+from forgather.ml.adapter_base import adapter_files
 from forgather.ml.callbacks.base import ExportableState
 from forgather.ml.checkpoint.checkpoint_dir import Draft
 from forgather.ml.checkpoint.files import (
@@ -392,9 +393,8 @@ class SnapshotBuilder:
     def _describe(self) -> dict[str, bytes]:
         if not self._strategy.topology.is_writer:
             return {}
-        model = self._strategy.model
-        reason = load_mismatch(model)
+        reason = load_mismatch(model := self._strategy.model)
         if reason is not None and hasattr(model, "config"):
             _log.info("from_pretrained cannot load the weights of the checkpoints directly: %s", reason)
         processing_class = self._session.dispatcher.scene.get("processing_class")
-        return described_files(model, processing_class, is_loadable=reason is None)
+        return described_files(model, processing_class, is_loadable=reason is None) | adapter_files(model)

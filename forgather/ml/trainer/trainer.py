@@ -20,6 +20,7 @@ from transformers.trainer_utils import PredictionOutput
 
 from forgather.errors import CheckpointError, TrainingError
 from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, signal_handler
+from forgather.ml.adapters import Adapter, as_adapter
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, TrainerState
 from forgather.ml.callbacks.dispatch import CallbackDispatcher
 from forgather.ml.checkpoint.manifest import verify
@@ -81,6 +82,8 @@ class Trainer(WithOwnLoss):
             a `transformers.EvalPrediction`, and returns a mapping from names to numbers.
         preprocess_logits_for_metrics: a function of (logits, labels) that is called with the output of each batch. What
             it returns is kept in place of the logits.
+        adapter: the adapter that is put into the model and trained in place of its weights: what
+            `forgather.ml.adapters:lora` returns, a mapping of its arguments, or a `peft.LoraConfig`.
         save_function: a function that is called with the model, the step and a path when a checkpoint is written. The
             file or folder that it creates at the path becomes part of the checkpoint.
 
@@ -90,6 +93,7 @@ class Trainer(WithOwnLoss):
     Raises:
         SettingError: FG770 or FG775 if the training arguments cannot be combined with the trainer or with its other
             arguments.
+        AdapterError: FG900 to FG905 or FG908 if the adapter cannot be put into the model.
         TrainingError: FG801 if there is no model; FG806 or FG807 if the loss cannot be used; FG815 if an object in
             `callbacks` is not a callback; FG819 if a factory is not callable; FG632 if `storage` lacks a method; FG860
             or FG861 if a subclass has hooks of transformers' trainer that would never be called.
@@ -115,6 +119,7 @@ class Trainer(WithOwnLoss):
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]] = (),
         compute_metrics: Callable[..., Mapping[str, float]] | None = None,
         preprocess_logits_for_metrics: Callable[..., Any] | None = None,
+        adapter: Any = None,
         distributed_env: DistributedEnvironment | None = None,
         storage: Storage | None = None,
         save_function: SaveFunction | None = None,
@@ -130,7 +135,9 @@ class Trainer(WithOwnLoss):
         self.args = self.ARGUMENTS() if args is None else args
         # Made in the constructor: the launcher's request is known only while the config is built.
         self._start = RunStart()
-        refuse_combination(self.RULES, self.args, data_collator=data_collator, optimizer_factory=optimizer_factory)
+        adapter = as_adapter(adapter)
+        given = {"data_collator": data_collator, "optimizer_factory": optimizer_factory, "adapter": adapter}
+        refuse_combination(self.RULES, self.args, **given)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.data_collator = data_collator or default_collate(processing_class)
         self.processing_class = processing_class
@@ -144,15 +151,7 @@ class Trainer(WithOwnLoss):
         # The registry parses `fsdp_config`: an error of it is one of the arguments, here as below.
         with argument_checks.errors_under_args(self.args):
             refuse_another_engine(self.args, accelerate_variables())
-        recipe = Recipe(
-            make_model=functools.partial(model_setup.make_model, model, model_init, self.args.seed),
-            make_rule=functools.partial(self.make_rule, loss_fn=loss_fn),
-            make_optimizer=functools.partial(make_optimizer, args=self.args, factory=optimizer_factory),
-            prepare=preparation(self.args),
-            autocast=torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None,
-            model_is_made_anew=model_init is not None or not isinstance(model, nn.Module | None),
-            model_key=functools.partial(model_key, model_init if model is None else model, self.args.seed),
-        )
+        recipe = self._recipe(model, model_init, adapter, loss_fn, optimizer_factory)
         # Strategies report a setting by its own name; the caller knows it as `args.<name>`.
         with argument_checks.errors_under_args(self.args):
             self.strategy: Strategy = self.choose_strategy(distributed_env or DistributedEnvironment())
@@ -167,6 +166,18 @@ class Trainer(WithOwnLoss):
             environment: the distributed environment of this process.
         """
         return single_strategy(environment, self.args)
+
+    def _recipe(self, model: Any, model_init: Any, adapter: Adapter | None, loss_fn: Any, factory: Any) -> Recipe:
+        args = self.args
+        return Recipe(
+            make_model=model_setup.model_maker(model, model_init, args.seed, adapter),
+            make_rule=functools.partial(self.make_rule, loss_fn=loss_fn),
+            make_optimizer=functools.partial(make_optimizer, args=args, factory=factory),
+            prepare=preparation(args),
+            autocast=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
+            model_is_made_anew=model_init is not None or not isinstance(model, nn.Module | None),
+            model_key=functools.partial(model_key, model_init if model is None else model, args.seed, adapter),
+        )
 
     @property
     def layout(self) -> list[str]:
@@ -246,7 +257,7 @@ class Trainer(WithOwnLoss):
                 was begun.
         """
         args, session, topology = self.args, self._session, self.strategy.topology
-        self._start.begin(topology.world_size, topology.device, self.layout)
+        self._start.begin(topology.world_size, topology.device, self.layout, self.model)
         refuse_unused_hooks(self)
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder = collectives.run_on_main(functools.partial(run_start.checkpoint_to_resume, args, self.storage, request))

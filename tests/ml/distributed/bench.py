@@ -66,6 +66,16 @@ OPTIONS = {
     },
     "Adafactor": {"settings": {"optim": "adafactor"}},
     "Muon": {"factory": functools.partial(MuonWithAdamW, lr=1e-2)},
+    "LoRA": {"adapter": {"r": 4, "lora_alpha": 8}},
+    "LoRA, recomputed": {
+        "adapter": {"r": 4, "lora_alpha": 8},
+        "settings": {"gradient_checkpointing": True},
+        "as": "LoRA",
+    },
+    "DoRA": {"adapter": {"r": 4, "lora_alpha": 8, "use_dora": True}},
+    "PiSSA": {"adapter": {"r": 4, "lora_alpha": 4, "init_lora_weights": "pissa"}},
+    "LoRA and a head": {"adapter": {"r": 4, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]}},
+    "LoRA and tokens": {"adapter": {"r": 4, "trainable_token_indices": [1, 3]}},
 }
 """What a training has beside its strategy, in one process as well; "as" names the option of the one to compare with."""
 
@@ -277,6 +287,7 @@ def train(cell, sabotage=None):
             train_dataset=packed_rows(cell.accumulation, cell.updates, **option.get("packing", {})),
             data_collator=option["collator"]() if "collator" in option else None,
             optimizer_factory=option.get("factory"),
+            adapter=option.get("adapter"),
             callbacks=[recorder],
             distributed_env=DistributedEnvironment(timeout_seconds=patience(60), start_timeout_seconds=patience(60)),
         )

@@ -124,6 +124,8 @@ def _with_options():
     pipelines = {schedule: _pipeline(schedule, 2) for schedule in SCHEDULES}
     copies = [ddp, fsdp2, hybrid, tensor, both]
     zeros = [_zero(stage) for stage in (1, 2, 3)]
+    # DeepSpeed keeps weights of this size whole otherwise, and a DoRA reads a frozen weight outside of its layer.
+    partitioned = _zero(3, ", all weights partitioned", stage3_param_persistence_threshold=0)
     autocast = _accel("FSDP2 autocast", 2, fsdp="full_shard", fsdp_config={"mixed_precision": "autocast"})
     sharded_stages = [
         _pipeline(schedule, 4, dp_size=2, label=", FSDP2 x PP2", fsdp="shard_grad_op") for schedule in SCHEDULES
@@ -143,11 +145,19 @@ def _with_options():
         "bf16, frozen stage, recomputed and compiled": [fsdp2],
         "Adafactor": [ddp, *pipelines.values()],
         "Muon": [ddp, *pipelines.values()],
+        "LoRA": [ddp, fsdp2, hybrid, *zeros, *pipelines.values()],
+        "DoRA": [ddp, fsdp2, hybrid, *zeros, partitioned, *pipelines.values()],
+        "LoRA, recomputed": [ddp, fsdp2, zeros[2], pipelines["Schedule1F1B"]],
+        "LoRA and a head": [ddp, fsdp2, *zeros, pipelines["Schedule1F1B"]],
+        "LoRA and tokens": [ddp, fsdp2, *zeros, pipelines["Schedule1F1B"]],
+        "PiSSA": [ddp, fsdp2, *zeros, pipelines["Schedule1F1B"]],
     }
     for option, kinds in of_option.items():
         for kind in kinds:
-            precision = "fp32 sgd" if option.startswith(("bf16", "fp16")) or kind in zeros else "fp64"
+            in_double = not option.startswith(("bf16", "fp16", "PiSSA")) and kind not in (*zeros, partitioned)
+            precision = "fp64" if in_double else "fp32 sgd"
             is_quick = option == "bf16, frozen stage, recomputed"
+            is_quick |= (option, kind["strategy"]) in (("LoRA", "FSDP2"), ("DoRA", "1F1B"))
             yield Cell(**kind, accumulation=3, precision=precision, option=option, quick=is_quick)
     for schedule in SCHEDULES:
         sliced = _pipeline(schedule, 4, label=", PP2 x TP2", tensor_parallel_size=2)

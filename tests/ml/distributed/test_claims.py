@@ -23,6 +23,7 @@ def facts_of(cell):
     return combination_facts(args.RULES.complete(args.to_dict())) | {
         "packing": "flattened" if cell.option == "flattened" else "fixed",
         "optimizer": {"Adafactor": "adafactor", "Muon": "matrix"}.get(cell.option, "elementwise"),
+        "adapter": cell.option[:4].lower() if cell.option[:4] in ("LoRA", "DoRA") else "none",
         "tied": "no" if cell.model == "llama" else "yes",
         "frozen": "stage" if "frozen stage" in cell.option else "no",
     }

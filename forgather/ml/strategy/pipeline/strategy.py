@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from forgather.errors import TrainingError
 from forgather.ml.activation_checkpointing import checkpoint_activations
+from forgather.ml.adapter_base import stored_state
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.distributed.env import DistributedEnvironment
@@ -333,10 +334,10 @@ class Pipeline(ModelStrategy):
     def capture(self) -> LocalState:
         """Returns the local state, which is that of the stages on this rank. Collective: every rank must call it."""
         return local_state(
-            self._local.named_state(),
+            stored_state(self.model, self._local.named_state()),
             local_optimizer_state(self._local, self.optimizer),
             is_first=self.topology.dp_rank == 0,
-            aliases=self._local.aliases,
+            aliases=stored_state(self.model, self._local.aliases),
         )
 
     def restore(self, saved: CheckpointReader) -> None:
@@ -348,7 +349,7 @@ class Pipeline(ModelStrategy):
             CheckpointError: FG605, on every rank, if the checkpoint has the weights of another model.
         """
         stages = list(self._local.stages.values())
-        restore_weights(class_name(self.model), self._state_names, stages, saved)
+        restore_weights(self.model, self._state_names, stages, saved)
 
     def export(self) -> Iterator[tuple[str, Any]]:
         """Yields (name, value) for each entry in the whole model's state, one at a time, with sharded weights gathered.

@@ -1,0 +1,345 @@
+"""Adapters of peft: their settings, and the model that they are put into.
+
+`lora` takes the settings of a low-rank adapter, under the names of peft or their common short forms, and returns an
+`Adapter`. `as_adapter` accepts what a trainer may be given. `Adapter.apply` takes a base model with its weights and
+returns peft's model around it, in which only the adapter is trained. Every name in the settings must match a module of
+the base model: peft itself ignores a name that matches nothing if another name matches. A model is never wrapped twice.
+
+peft is imported when an adapter is applied, because the import takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from forgather.errors import TrainingError, first_line, nearest
+from forgather.ml.adapter_base import BaseModel, describe_base, note_base, read_base
+from forgather.ml.checkpoint.files import ADAPTER, ADAPTER_CONFIG
+from forgather.ml.losses import is_causal_lm
+from forgather.ml.model_class import class_name
+from forgather.ml.random_state import forked_random
+from forgather.rules import Rules, shipped_rules
+
+_SHOWN = 12
+_TASKS = {
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+    "ForConditionalGeneration": "SEQ_2_SEQ_LM",
+}
+_PATH_AND_DATA = ("path", "task_type")
+
+
+class AdapterError(TrainingError, ValueError):
+    """Raised if an adapter cannot be made, or does not fit the base model."""
+
+    code = "FG905"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """An adapter that a trainer puts into its model.
+
+    Args:
+        settings: the arguments of `peft.LoraConfig`; those that are missing have the defaults of peft.
+        path: the folder of a trained adapter from which training starts; None for a new adapter.
+        config: a `peft.LoraConfig` that replaces the settings; None to use the settings.
+    """
+
+    settings: Mapping[str, Any]
+    path: Path | None = None
+    config: Any = None
+
+    def apply(self, model: nn.Module, *, seed: int) -> nn.Module:
+        """Returns peft's model around a base model, whose own weights are frozen.
+
+        Args:
+            model: the base model, which is changed in place.
+            seed: the seed of the adapter's initial weights. The caller's random state is not changed.
+
+        Raises:
+            AdapterError: FG900 if a name matches no module; FG901 if the model has an adapter already; FG902 to FG904
+                if the adapter at `path` cannot be used; FG905 if peft refuses the settings; FG908 if a token index is
+                outside of the vocabulary.
+        """
+        peft = _peft()
+        refuse_adapted(model)
+        base = describe_base(model)
+        config = self._config(peft, model, base)
+        _refuse_unmatched(model, config)
+        _refuse_unknown_tokens(model, config)
+        try:
+            with forked_random(seed), warnings.catch_warnings():
+                # peft asks transformers for an old name, and reports that it handles the transposed layers of GPT-2.
+                warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")
+                warnings.filterwarnings("ignore", message=".*fan_in_fan_out")
+                if self.path is None:
+                    adapted: nn.Module = peft.get_peft_model(model, config)
+                else:
+                    # Named, because peft would otherwise load the weights to an accelerator.
+                    adapted = peft.PeftModel.from_pretrained(
+                        model, str(self.path), is_trainable=True, config=config, torch_device="cpu"
+                    )
+        except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+            raise AdapterError(f"peft refuses the adapter: {first_line(error)[:300]}").about("adapter") from error
+        note_base(adapted, base)
+        return adapted
+
+    def _config(self, peft: Any, model: nn.Module, base: BaseModel) -> Any:
+        if self.path is not None:
+            return self._config_at_path(peft, self.path, base)
+        if self.config is not None:
+            return self.config
+        given = dict(self.settings)
+        given.setdefault("task_type", _task_of(model))
+        return peft.LoraConfig(**given)
+
+    def _config_at_path(self, peft: Any, path: Path, base: BaseModel) -> Any:
+        refuse_unreadable(path)
+        try:
+            config = peft.PeftConfig.from_pretrained(str(path))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise _unusable(path, first_line(error)) from error
+        if not isinstance(config, peft.LoraConfig):
+            raise _unusable(path, f"its kind is {config.peft_type}, and only LoRA is supported")
+        refuse_another_base(path, config.base_model_name_or_path, base)
+        for name, value in self.settings.items():
+            stored = getattr(config, name)
+            if (set(value) if isinstance(stored, set) and not isinstance(value, str) else value) != stored:
+                shown = sorted(stored) if isinstance(stored, set) else stored
+                raise AdapterError(
+                    f"{name} is {value!r}, and the adapter in {str(path)!r} has {shown!r}",
+                    code="FG904",
+                    hint=f"remove {name}: an adapter that is trained further keeps its settings",
+                ).about(f"adapter.{name}")
+        config.inference_mode = False
+        return config
+
+
+def lora(**settings: Any) -> Adapter:
+    """Returns a low-rank adapter (LoRA, and with further settings DoRA, rsLoRA or PiSSA).
+
+    Args:
+        **settings: the arguments of `peft.LoraConfig`, of which `r` may be written as `rank`, `lora_alpha` as `alpha`
+            and `lora_dropout` as `dropout`; and `path`, the folder of a trained adapter that is trained further, with
+            the settings that are stored there. `target_modules` is "all-linear" by default, which are all linear
+            layers except the output layer.
+
+    Raises:
+        AdapterError: FG810 to FG814 if a name or a value is not allowed.
+
+    Example:
+        >>> dict(lora(rank=4, alpha=8).settings)
+        {'target_modules': 'all-linear', 'r': 4, 'lora_alpha': 8}
+    """
+    rules = _rules()
+    current, found = rules.names(settings)
+    found += list(rules.values(current))
+    found += list(rules.broken(rules.complete(current), current))
+    if found:
+        first = found[0]
+        raise AdapterError(first.message, code=first.code, hint=first.hint).about(first.argument)
+    given = {name: value for name, value in current.items() if value is not None}
+    path = given.pop("path", None)
+    if path is not None:
+        return Adapter(settings=given, path=Path(path).expanduser())
+    return Adapter(settings={"target_modules": "all-linear", **given})
+
+
+def _rules() -> Rules:
+    return shipped_rules()["forgather.ml.adapters:lora"][0]
+
+
+def as_adapter(given: Any) -> Adapter | None:
+    """Returns the adapter for the argument `adapter` of a trainer.
+
+    Args:
+        given: None, an `Adapter`, a `peft.LoraConfig`, or a mapping of the arguments of `lora`.
+
+    Raises:
+        AdapterError: FG905 if it is anything else; FG810 to FG814 if a setting in a mapping is not allowed.
+    """
+    if given is None or isinstance(given, Adapter):
+        return given
+    if isinstance(given, Mapping):
+        try:
+            return lora(**given)
+        except AdapterError as error:
+            raise error.about(f"adapter.{error.argument}") from None
+    peft = sys.modules.get("peft")  # an object of peft exists only if peft is imported
+    if peft is not None and isinstance(given, peft.LoraConfig):
+        return Adapter(settings={}, config=given)
+    raise AdapterError(
+        f"the adapter is a {class_name(given) if isinstance(given, nn.Module) else type(given).__name__}",
+        hint="give a mapping such as {r: 8, lora_alpha: 16}, a peft.LoraConfig, or what forgather.ml.adapters:lora "
+        "returns; for another kind of adapter, call peft:get_peft_model in the block [model]",
+    ).about("adapter")
+
+
+def refuse_adapted(model: nn.Module) -> None:
+    """Raises an error if a model has an adapter already.
+
+    Args:
+        model: the model that is to get an adapter.
+
+    Raises:
+        AdapterError: FG901 if the model is one of peft, or contains layers of an adapter.
+    """
+    tuners: Any = sys.modules.get("peft.tuners.tuners_utils")  # layers of peft exist only if peft is imported
+    if tuners is None:
+        return
+    layers = (name for name, module in model.named_modules() if isinstance(module, tuners.BaseTunerLayer))
+    first = next(layers, None)
+    if first is not None:
+        raise AdapterError(
+            f"the {class_name(model)} has an adapter already, in {first!r}",
+            code="FG901",
+            hint="give the trainer the base model; to train an adapter further, name its folder as adapter.path",
+        ).about("adapter")
+
+
+def refuse_unreadable(path: Path) -> None:
+    """Raises an error if a folder does not contain an adapter.
+
+    Args:
+        path: the folder of the adapter.
+
+    Raises:
+        AdapterError: FG902 if a file of the adapter is missing, or if its configuration is not a JSON object.
+    """
+    for name in (ADAPTER_CONFIG, ADAPTER):
+        if not (path / name).is_file():
+            raise _unusable(path, f"it has no {name}" if path.is_dir() else "there is no such folder")
+    try:
+        is_object = isinstance(json.loads((path / ADAPTER_CONFIG).read_text(encoding="utf-8")), dict)
+    except ValueError:
+        is_object = False
+    if not is_object:
+        raise _unusable(path, f"{ADAPTER_CONFIG} is not a JSON object")
+
+
+def refuse_another_base(path: Path, name: str | None, base: BaseModel) -> None:
+    """Raises an error if an adapter was trained on another base model.
+
+    The digests of the weights are compared if both are known, and the names otherwise. An unknown name fits any model.
+
+    Args:
+        path: the folder of the adapter.
+        name: the name of the base model in the configuration of the adapter.
+        base: the base model of this run.
+
+    Raises:
+        AdapterError: FG903 if the base models differ.
+    """
+    known = read_base(path)
+    theirs = known or BaseModel(name=name or "")
+    if theirs.is_known_to_differ(base):
+        raise AdapterError(
+            f"the adapter in {str(path)!r} was trained on {theirs}, and this run trains {base}",
+            code="FG903",
+            hint="load that base model, or start a new adapter without path"
+            if known and known.digest
+            else f"load that base model; if it is the same one in another place, change base_model_name_or_path in "
+            f"{ADAPTER_CONFIG}",
+        ).about("adapter.path")
+
+
+def _unusable(path: Path, why: str) -> AdapterError:
+    return AdapterError(
+        f"the adapter {str(path)!r} cannot be loaded: {why[:200]}",
+        code="FG902",
+        hint=f"name a folder with {ADAPTER_CONFIG} and {ADAPTER}, such as the output_dir of a run with an adapter",
+    ).about("adapter.path")
+
+
+def _peft() -> Any:
+    if find_spec("peft") is None:
+        raise AdapterError(
+            "an adapter needs peft, which is not installed", hint="pip install 'forgather[finetune]'"
+        ).about("adapter")
+    import peft
+
+    return peft
+
+
+def _task_of(model: nn.Module) -> str | None:
+    if is_causal_lm(model):
+        return "CAUSAL_LM"
+    return next((task for ending, task in _TASKS.items() if class_name(model).endswith(ending)), None)
+
+
+def _refuse_unmatched(model: nn.Module, config: Any) -> None:
+    modules = [name for name, _ in model.named_modules() if name]
+    for setting in ("target_modules", "exclude_modules", "modules_to_save"):
+        given = getattr(config, setting, None)
+        if given is None or given == "all-linear":
+            continue
+        for wanted in [given] if isinstance(given, str) else sorted(given):
+            if not any(_matches(wanted, name, is_pattern=isinstance(given, str)) for name in modules):
+                raise _no_module(setting, wanted, model)
+    tokens = getattr(config, "trainable_token_indices", None)
+    for wanted in tokens if isinstance(tokens, Mapping) else ():
+        if not any(_matches(wanted, name, is_pattern=False) for name in modules):
+            raise _no_module("trainable_token_indices", wanted, model)
+
+
+def _matches(wanted: str, name: str, *, is_pattern: bool) -> bool:
+    # As in peft: a text is a regular expression for whole names, an item of a list is a name or its end.
+    if is_pattern:
+        return re.fullmatch(wanted, name) is not None
+    return name == wanted or name.endswith(f".{wanted}")
+
+
+def _no_module(setting: str, wanted: str, model: nn.Module) -> AdapterError:
+    names = list(dict.fromkeys(_layer_names(model)))
+    listed = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    close = nearest(wanted.rpartition(".")[2], names)
+    suggestion = f"{close} " if close and close.startswith("did") else ""
+    return AdapterError(
+        f"{setting}: {wanted!r} matches no module of {class_name(model)}",
+        code="FG900",
+        hint=f"{suggestion}its layers with weights are called {listed}",
+    ).about(f"adapter.{setting}")
+
+
+def _layer_names(model: nn.Module) -> Iterator[str]:
+    """Yields the last part of the name of each layer that has a weight of two dimensions or more."""
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if name and weight is not None and weight.ndim > 1 and not any(module.children()):
+            parts = name.split(".")
+            yield next((part for part in reversed(parts) if not part.isdigit()), name)
+
+
+def _refuse_unknown_tokens(model: nn.Module, config: Any) -> None:
+    tokens = getattr(config, "trainable_token_indices", None)
+    if tokens is None:
+        return
+    by_module = tokens if isinstance(tokens, Mapping) else {"": tokens}
+    for wanted, indices in by_module.items():
+        for name, module in model.named_modules():
+            is_meant = (
+                _matches(wanted, name, is_pattern=False) if wanted else module is _embedding_of(model)
+            ) and isinstance(getattr(module, "weight", None), nn.Parameter)
+            outside = [index for index in indices if not 0 <= index < len(module.weight)] if is_meant else []
+            if outside:
+                raise AdapterError(
+                    f"trainable_token_indices has {outside[0]}, and {name!r} has {len(module.weight)} rows",  # type: ignore[arg-type]
+                    code="FG908",
+                    hint="resize the embeddings of the model first, or correct the index",
+                ).about("adapter.trainable_token_indices")
+
+
+def _embedding_of(model: nn.Module) -> Any:
+    get = getattr(model, "get_input_embeddings", None)
+    return get() if callable(get) else None

@@ -1,0 +1,121 @@
+"""Adapters on several ranks: what a run stores and leaves behind is what one process would have stored."""
+
+import pytest
+import torch
+from peft import PeftModel
+
+from forgather.ml import (
+    AccelTrainer,
+    AccelTrainingArguments,
+    PipelineTrainer,
+    PipelineTrainingArguments,
+    Trainer,
+    TrainingArguments,
+)
+from forgather.ml.adapter_base import read_base
+from forgather.ml.checkpoint.reader import whole_weights
+from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.ml.models import from_pretrained
+from forgather.ml.trainer.argument_checks import SettingError
+from tests.matrix import thinned
+from tests.ml.distributed.gang import import_engine, run_ranks
+from tests.ml.fixtures import StopAt, largest_difference, rows, tiny_llama
+from tests.patience import patience
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
+ADAPTER = {"r": 2, "lora_alpha": 8, "modules_to_save": ["lm_head"], "trainable_token_indices": [3, 5]}
+COMMON = {"max_steps": 7, "logging_steps": 1, "learning_rate": 1e-3, "use_cpu": True}
+# Processes, rows of a replica, trainer, arguments, settings.
+LAYOUTS = {
+    "one": (1, 4, Trainer, TrainingArguments, {}),
+    "copies": (2, 2, AccelTrainer, AccelTrainingArguments, {}),
+    "shards": (2, 2, AccelTrainer, AccelTrainingArguments, {"fsdp": "full_shard"}),
+    "stages": (2, 4, PipelineTrainer, PipelineTrainingArguments, {"pipeline_chunks": 2}),
+    "ZeRO-2": (2, 2, AccelTrainer, AccelTrainingArguments, {"deepspeed": {"zero_optimization": {"stage": 2}}}),
+    "ZeRO-3": (2, 2, AccelTrainer, AccelTrainingArguments, {"deepspeed": {"zero_optimization": {"stage": 3}}}),
+}
+
+
+def part(folder, base, layout, stop):
+    """Trains as one of the processes; returns the losses."""
+    ranks, batch_size, trainer_class, arguments, given = LAYOUTS[layout]
+    several = {} if ranks == 1 else {"distributed_env": DistributedEnvironment(timeout_seconds=patience(20))}
+    args = arguments(
+        str(folder), per_device_train_batch_size=batch_size, **COMMON, save_strategy="steps", save_steps=2, **given
+    )
+    trainer = trainer_class(
+        lambda: from_pretrained(base),
+        args,
+        train_dataset=rows(13),
+        callbacks=[StopAt(4)] if stop else [],
+        adapter=ADAPTER,
+        **several,
+    )
+    trainer.train(resume_from_checkpoint=True)
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+def run(folder, base, layout, *, stop=False):
+    if layout.startswith("ZeRO"):
+        import_engine()
+    return run_ranks(LAYOUTS[layout][0], part, folder, base, layout, stop)[0]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    tiny_llama(num_key_value_heads=4).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, base):
+    folder = tmp_path_factory.mktemp("alone")
+    return folder, run(folder, base, "one")
+
+
+def logits(base, folder):
+    model = PeftModel.from_pretrained(from_pretrained(base), folder).eval()
+    with torch.no_grad():
+        return model(input_ids=rows(2)[1]["input_ids"][None]).logits
+
+
+@pytest.mark.parametrize(
+    "layout", thinned([name for name in LAYOUTS if name != "one"], lambda layout: layout == "shards")
+)
+def test_a_stopped_run_goes_on_bit_for_bit_and_leaves_what_one_process_leaves(layout, alone, base, tmp_path):
+    whole = run(tmp_path / "whole", base, layout)
+    run(tmp_path / "stopped", base, layout, stop=True)
+    assert whole == run(tmp_path / "stopped", base, layout)
+    kept, found = (dict(whole_weights(tmp_path / name / "checkpoint-7")) for name in ("whole", "stopped"))
+    assert largest_difference(kept, found) == 0
+    folder, losses = alone
+    assert losses == pytest.approx(whole, rel=1e-6)
+    of_one = dict(whole_weights(folder / "checkpoint-7"))
+    assert sorted(of_one) == sorted(kept)
+    assert not any("base_layer" in name for name in kept)
+    assert largest_difference(of_one, kept) <= 1e-6
+    assert read_base(folder) == read_base(tmp_path / "whole") == read_base(tmp_path / "stopped" / "checkpoint-7")
+    assert float((logits(base, folder) - logits(base, tmp_path / "whole")).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    thinned(
+        [("one", "shards"), ("shards", "stages"), ("stages", "one"), ("ZeRO-3", "copies"), ("copies", "ZeRO-3")],
+        lambda first, then: (first, then) == ("shards", "stages"),
+    ),
+)
+def test_a_run_resumes_in_another_layout(first, then, alone, base, tmp_path):
+    run(tmp_path, base, first, stop=True)
+    run(tmp_path, base, then)
+    of_one, found = (dict(whole_weights(folder / "checkpoint-7")) for folder in (alone[0], tmp_path))
+    assert largest_difference(of_one, found) <= 1e-6
+
+
+@pytest.mark.parametrize("trainer", [AccelTrainer, PipelineTrainer])
+def test_an_adapter_in_slices_is_refused_before_anything_starts(trainer, tmp_path):
+    args = trainer.ARGUMENTS(str(tmp_path), tensor_parallel_size=2)
+    with pytest.raises(SettingError, match="an adapter with tensor_parallel_size 2") as refused:
+        trainer(tiny_llama, args, train_dataset=rows(), adapter={"r": 2})
+    assert (refused.value.code, refused.value.argument) == ("FG770", "args.tensor_parallel_size")
