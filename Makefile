@@ -45,6 +45,10 @@ test-reliability: $(STAMP)
 mutations: $(STAMP)
 	$(BIN)/python scripts/mutations/run.py --json build/mutations.json
 
+# What other libraries compute on fixed inputs: `make test` reads the recorded files. Each library has a folder of its own.
+oracles: $(STAMP)
+	$(BIN)/pip install -q --no-deps -t build/oracles/trl trl==1.16.0 && PYTHONPATH=build/oracles/trl $(BIN)/python scripts/oracles/preference_losses.py
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

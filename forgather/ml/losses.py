@@ -6,6 +6,7 @@ depends neither on the batch size nor on gradient accumulation.
 
 The first of these rules that applies is used:
 
+0. A loss object that has a method `loss_rule` makes its rule itself, as those of `ml.preference_losses` do.
 1. If the user gives a `loss_fn`, it is called with (logits, labels). For causal language models, labels are shifted
    (the logits of a position predict the label of the next position) and both arguments are flattened. If the loss
    returns a mean, a copy of it is converted to return a sum. A loss that cannot be converted is refused.
@@ -104,13 +105,25 @@ class LossRule(Protocol):
         ...
 
 
-def loss_rule(model: nn.Module, loss_fn: Callable[..., Any] | None = None, *, label_smoothing: float = 0.0) -> LossRule:
+class RuleMaker(Protocol):
+    """A loss object that makes the rule itself which applies it to batches, such as `DPOLoss`."""
+
+    def loss_rule(self, model: nn.Module) -> LossRule:
+        """Returns the rule for a model."""
+        ...
+
+
+Loss = Callable[..., Any] | RuleMaker
+"""What a trainer takes as `loss_fn`: a function of (logits, labels), or an object that makes its rule."""
+
+
+def loss_rule(model: nn.Module, loss_fn: Loss | None = None, *, label_smoothing: float = 0.0) -> LossRule:
     """Returns the loss rule of a model, which determines how labels are shifted and which label value is ignored.
 
     Args:
         model: the model that will be trained.
         loss_fn: the user's loss, which is called with (logits, labels). None for the token loss of causal language
-            models, or the loss that another model returns.
+            models, or the loss that another model returns. An object with a method `loss_rule` makes the rule itself.
         label_smoothing: the label smoothing in the token loss of causal language models.
 
     Raises:
@@ -120,6 +133,8 @@ def loss_rule(model: nn.Module, loss_fn: Callable[..., Any] | None = None, *, la
     causal = is_causal_lm(model)
     if label_smoothing and (loss_fn is not None or not causal):
         raise smoothing_without_token_loss(label_smoothing)
+    if loss_fn is not None and hasattr(loss_fn, "loss_rule"):
+        return loss_fn.loss_rule(model)
     if loss_fn is not None:
         return UserLoss(model, loss_fn)
     if causal:
@@ -272,7 +287,7 @@ def flat_logits(logits_BTV: Tensor) -> Tensor:
     return logits_BTV.reshape(-1, logits_BTV.shape[-1])
 
 
-class _BaseLossRule(ABC):
+class BaseLossRule(ABC):
     """The base class of loss rules, which handles padding batches and shifted labels.
 
     Args:
@@ -310,7 +325,7 @@ class _BaseLossRule(ABC):
             # Computed, not skipped: FSDP and pipelines need forward and backward of every rank. Times 0, so that
             # gradients exist and are 0.
             return self.total(model, batch.batch, denom=denom) * 0.0
-        return self._total(model, self._inputs.prepared(batch), denom)
+        return self._total(model, self.prepared(batch), denom)
 
     def total_and_output(self, model: Callable[..., Any], batch: Any) -> tuple[Tensor, Any]:
         """Returns the sum of the losses of the valid targets, and the output of the model without the loss.
@@ -334,7 +349,7 @@ class _BaseLossRule(ABC):
             Returns the model's output.
         """
         batch = batch.batch if isinstance(batch, PaddingBatch) else batch
-        return self._inputs.call(model, self._inputs.prepared(batch))
+        return self._inputs.call(model, self.prepared(batch))
 
     def _without_loss(self, output: Any) -> Any:
         return output
@@ -354,7 +369,7 @@ class _BaseLossRule(ABC):
     def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor: ...
 
 
-class CausalTokenLoss(_BaseLossRule):
+class CausalTokenLoss(BaseLossRule):
     """The token cross entropy of a causal language model, computed from its logits.
 
     Args:
@@ -402,7 +417,7 @@ class CausalTokenLoss(_BaseLossRule):
         return total
 
 
-class ModelLoss(_BaseLossRule):
+class ModelLoss(BaseLossRule):
     """The loss that the model itself returns, which is taken as the mean over its valid targets.
 
     Args:
@@ -426,7 +441,7 @@ class ModelLoss(_BaseLossRule):
         return without_loss(output)
 
 
-class UserLoss(_BaseLossRule):
+class UserLoss(BaseLossRule):
     """The user's loss of (logits, labels), converted to a sum.
 
     Args:

@@ -24,18 +24,20 @@ from transformers import PreTrainedModel
 from forgather.errors import TrainingError
 from forgather.ml.documents import Documents, builds_masks, takes_argument, warn_mixed, warn_too_long, why_mixed
 
-DOCUMENTS = "forgather.documents"
+PRIVATE = "forgather."
+"""The beginning of the keys of entries that belong to a prepared batch and are not passed to the model."""
+DOCUMENTS = f"{PRIVATE}documents"
 """The key of the `Documents` in a prepared batch."""
 SHIFTED = "shift_labels"
 """The key of shifted labels: each label is at the position of the logits that predict it."""
-_NO_INPUTS = frozenset({"labels", "label", SHIFTED, DOCUMENTS})
+_NO_INPUTS = frozenset({"labels", "label", SHIFTED})
 _NOTHING_TO_DO = contextlib.nullcontext()
 
 
 def inputs_of(batch: Any) -> Any:
     """Returns a batch without its labels: the inputs of a model that returns logits."""
     if isinstance(batch, Mapping):
-        return {name: value for name, value in batch.items() if name not in _NO_INPUTS}
+        return {name: value for name, value in batch.items() if name not in _NO_INPUTS and not name.startswith(PRIVATE)}
     if isinstance(batch, tuple | list) and len(batch) > 1:
         return tuple(batch[:-1])
     return batch
@@ -44,7 +46,7 @@ def inputs_of(batch: Any) -> Any:
 def with_labels(batch: Any) -> Any:
     """Returns a batch including its labels, for a model or a user's method that computes the loss itself."""
     if isinstance(batch, Mapping):
-        return {name: value for name, value in batch.items() if name != DOCUMENTS}
+        return {name: value for name, value in batch.items() if not name.startswith(PRIVATE)}
     return batch
 
 

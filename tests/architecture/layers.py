@@ -115,17 +115,20 @@ processes:
     distributed.peer
 data:
     data.cache data.data_errors data.progress_bar data.prompts
-    data.chat_rows data.chat_template data.padding data.sources data.train_eval_split
+    data.chat_rows data.chat_template data.padding data.preference_collator data.sources data.train_eval_split
     data.conversations data.tokenizer
     data.packing data.token_kinds data.token_text
-    data.chat_tokens data.collated_rows data.examples data.labelled
+    data.chat_tokens data.collated_rows data.examples data.labelled data.preferences
     data.row_statistics data.shown_rows
     data.data_view
 losses and models:
     activation_checkpointing documents loss_reduction models optim
     classifiers model_inputs
-    losses
-    label_metrics task
+    losses preference_metrics
+    label_metrics preference_rules task
+    feedback_rule score_rule
+    preference_losses
+    distillation
 events:
     callbacks.base
     callbacks.dispatch
@@ -168,7 +171,8 @@ trainers:
     trainer.synchronization
     trainer.control trainer.data_loader trainer.optimizers trainer.predictions
     trainer.metric_functions
-    trainer.model_setup trainer.parallel_arguments trainer.step_guard trainer.transformers_hooks
+    trainer.divergence trainer.model_setup trainer.parallel_arguments trainer.reference trainer.step_guard
+    trainer.transformers_hooks
     trainer.snapshot
     trainer.checkpoint_writer trainer.model_export
     trainer.resume trainer.save_policy

@@ -56,6 +56,8 @@ CHATS = {
     "instructions.jsonl": {"instruction": "Add", "input": "1 and 1", "output": "2"},
 }
 NEEDS_A_NETWORK = {"datasets/hub.yaml"}
+# Templates for rows of answers, which tests/projects/test_preferences.py trains on.
+OF_PREFERENCES = {"datasets/preferences.yaml", "datasets/feedback.yaml", "collators/preferences.yaml"}
 FRAGMENTS = {
     str(file.relative_to(LIBRARY)): found[1]
     for file in sorted(LIBRARY.rglob("*.yaml"))
@@ -104,7 +106,7 @@ def is_quick(fragment, trainer):
 
 @pytest.mark.parametrize(
     ("fragment", "trainer"),
-    thinned(itertools.product(sorted(FRAGMENTS.keys() - NEEDS_A_NETWORK), TRAINERS), is_quick),
+    thinned(itertools.product(sorted(FRAGMENTS.keys() - NEEDS_A_NETWORK - OF_PREFERENCES), TRAINERS), is_quick),
 )
 def test_a_template_of_the_library_trains(project, capfd, fragment, trainer):
     lines = "".join(f"    {line}\n" for line in re.split(r", (?=\w+:)", MORE.get(fragment, "")))

@@ -89,6 +89,22 @@ def cached_folder(
         lock.release()
 
 
+def find_folder(kind: str, key: str, cache_dir: str | os.PathLike[str] | None = None) -> Path | None:
+    """Returns the complete folder `<cache_dir>/<kind>/<key>`, or None if it is missing or damaged.
+
+    Args:
+        kind: the kind of content, as in `cached_folder`.
+        key: the digest of everything on which the content depends, from `content_key`.
+        cache_dir: the root of the cache, or None for the user's cache folder.
+    """
+    folder = (Path(cache_dir) if cache_dir is not None else default_cache_dir()) / kind / key
+    if not _is_whole(folder):
+        return None
+    with suppress(OSError):
+        os.utime(folder / _MANIFEST)
+    return folder
+
+
 def prune(kind: str, *, max_bytes: int, max_folders: int, cache_dir: str | os.PathLike[str] | None = None) -> None:
     """Removes the least recently used folders of a kind until the remaining folders are within the limits.
 

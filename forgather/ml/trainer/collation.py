@@ -70,6 +70,8 @@ def inputs_for_model(
     known = known_columns(model) if narrows else None
     if known is None:
         return dataset, collate
+    # A collator that makes the inputs from other columns names these.
+    known |= getattr(collate, "columns", frozenset())
     narrowed = without_unused_columns(dataset, known)
     if narrowed is not dataset or own_collator:
         return narrowed, collate

@@ -27,6 +27,7 @@ from forgather.ml.trainer.batch_sampler import PreparedBatch, RankShare
 from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.data_loader import RankBatches, is_iterable, loader_options
 from forgather.ml.trainer.metric_functions import MetricFunctions
+from forgather.ml.trainer.divergence import batches_with_divergence
 from forgather.ml.trainer.predictions import PredictionCollector, Rows
 from forgather.ml.types import Evaluated, Topology
 
@@ -283,9 +284,12 @@ class _SetMetrics:
 
 
 def _in_step(own: RankBatches, strategy: Strategy) -> Iterator[PreparedBatch]:
-    batches = own.read(strategy.rule)
-    # The end of a stream is not known in advance: `iterate_in_step` checks that all processes still have a batch.
-    return batches if own.num_rows is not None else collectives.iterate_in_step(batches)
+    def read() -> Iterator[PreparedBatch]:
+        batches = own.read(strategy.rule)
+        # The end of a stream is not known in advance: `iterate_in_step` checks that all processes still have a batch.
+        return batches if own.num_rows is not None else collectives.iterate_in_step(batches)
+
+    return batches_with_divergence(strategy, read)
 
 
 def with_last(items: Iterator[T]) -> Iterator[tuple[T, bool]]:

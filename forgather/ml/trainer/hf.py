@@ -184,6 +184,13 @@ class HFTrainer(Trainer):
             args.logging_dir = str(own_run_folder(str(args.output_dir)))  # type: ignore[attr-defined]
         if loss_fn is not None and args.label_smoothing_factor:
             raise smoothing_without_token_loss(args.label_smoothing_factor)
+        if hasattr(loss_fn, "loss_rule"):
+            raise TrainingError(
+                f"{type(loss_fn).__name__} needs a trainer of Forgather, and this one drives transformers.Trainer",
+                code="FG916",
+                hint="-- extends 'trainers/trainer.yaml', 'trainers/accel_trainer.yaml' or "
+                "'trainers/pipeline_trainer.yaml'",
+            ).about("loss_fn")
         if loss_fn is not None and others.get("compute_loss_func") is not None:
             raise TrainingError(
                 "the loss is given twice, as 'loss_fn' and as 'compute_loss_func'",

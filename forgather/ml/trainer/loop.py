@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from forgather.ml.trainer.divergence import window_with_divergence
 from forgather.ml.trainer.run import Run
 from forgather.ml.types import Update, Window
 
@@ -65,6 +66,7 @@ def train_window(run: Run, window: Window) -> tuple[float | Tensor | None, Updat
     # Every micro-batch is divided by the target count of the whole window over all ranks, so their losses and gradients
     # can be summed.
     denom = loss_divisor(window.num_valid)
+    window = window_with_divergence(strategy, window)
     share = strategy.forward_backward(window, denom=denom, after_micro_batch=run.after_micro_batch)
     loss = run.check_loss(share)
     if run.guard.bad is not None:

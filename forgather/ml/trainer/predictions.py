@@ -214,7 +214,7 @@ class PredictionCollector:
 
         def read() -> Rows | None:
             # Shards of a tensor-parallel output are gathered by all ranks that have one.
-            output = nested(_whole, found.output)
+            output = nested(whole_tensor, found.output)
             if not self._sends or not ready.num_rows:
                 return None
             return self._reader.read(ready, output, found.loss / found.num_valid)
@@ -310,8 +310,12 @@ def nested(change: Callable[[Tensor], Any], value: Any) -> Any:
     return value
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    # Tensor-parallel logits may be split over ranks; all ranks of the replica are here.
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """Returns a tensor without gradients, gathered if tensor parallelism has split it over the ranks of the replica.
+
+    Shapes:
+        tensor: any shape. Returns the same shape.
+    """
     return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 

@@ -30,6 +30,7 @@ from forgather.ml.checkpoint.storage import LocalStorage, Storage
 from forgather.ml.distributed import collectives, phase
 from forgather.ml.distributed.env import DistributedEnvironment, accelerate_variables
 from forgather.ml.log import get_logger
+from forgather.ml.losses import RuleMaker
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.describe import layout_lines
 from forgather.ml.strategy.single import single_strategy
@@ -47,6 +48,7 @@ from forgather.ml.trainer.loop import train_loop
 from forgather.ml.trainer.metric_functions import MetricFunctions
 from forgather.ml.trainer.model_setup import model_key, preparation
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
+from forgather.ml.trainer.reference import reference_scores
 from forgather.ml.trainer.run import Run
 from forgather.ml.trainer.run_start import RunStart, refuse_another_engine, refuse_combination
 from forgather.ml.trainer.save_function import SaveFunction, check_storage
@@ -73,7 +75,8 @@ class Trainer(WithOwnLoss):
             optimizer.
         lr_scheduler_factory: the factory of the learning rate schedule, see `make_schedule`. By default the training
             arguments determine the schedule.
-        loss_fn: the loss function, which is called with (logits, labels), see `forgather.ml.losses`.
+        loss_fn: the loss function, which is called with (logits, labels), see `forgather.ml.losses`; or a loss object
+            such as `forgather.ml.preference_losses:DPOLoss`.
         callbacks: the callbacks of transformers or of Forgather, as objects or classes.
         distributed_env: the distributed environment of this process, which is read from the environment variables by
             default.
@@ -115,7 +118,7 @@ class Trainer(WithOwnLoss):
         processing_class: Any = None,
         optimizer_factory: Callable[..., Optimizer] | None = None,
         lr_scheduler_factory: Callable[..., Any] | None = None,
-        loss_fn: Callable[..., Any] | None = None,
+        loss_fn: Callable[..., Any] | RuleMaker | None = None,
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]] = (),
         compute_metrics: Callable[..., Mapping[str, float]] | None = None,
         preprocess_logits_for_metrics: Callable[..., Any] | None = None,
@@ -146,6 +149,7 @@ class Trainer(WithOwnLoss):
         self.storage: Storage = LocalStorage() if storage is None else storage
         check_storage(self.storage)
         self.save_function = save_function
+        compute_metrics = compute_metrics or getattr(loss_fn, "compute_metrics", None)
         self.metric_functions = MetricFunctions.from_arguments(self.args, compute_metrics, preprocess_logits_for_metrics)
         self._scheduler_factory, self._has_own_collator = lr_scheduler_factory, data_collator is not None
         # The registry parses `fsdp_config`: an error of it is one of the arguments, here as below.
@@ -156,6 +160,7 @@ class Trainer(WithOwnLoss):
         with argument_checks.errors_under_args(self.args):
             self.strategy: Strategy = self.choose_strategy(distributed_env or DistributedEnvironment())
             build_strategy.get()(self.strategy, recipe)
+        self._reference = reference_scores(self.strategy, self.args, self.data_collator, loss_fn)
         self._session = self._make_session(callbacks)
         self._session.send("on_init_end")
 
@@ -269,6 +274,7 @@ class Trainer(WithOwnLoss):
         same = SAME_OF_SEVERAL_SECONDS if topology.world_size > 1 else SAME_SECONDS
         with signal_handler(same_within=same, speaks=topology.rank == 0) as interrupt:
             run = self._make_run(interrupt)
+            self._end_references()
             if folder is not None:
                 resume.announce(folder, self.state.max_steps)
                 run.load(folder)
@@ -287,7 +293,20 @@ class Trainer(WithOwnLoss):
                 self._abandon(run, error)
                 raise
 
+    def _end_references(self) -> None:
+        """Scores the rows of evaluations with the reference, as long as the model has its initial weights."""
+        if self._reference is None:
+            return
+        named = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"": self.eval_dataset}
+        for rows in named.values():
+            if rows is not None:
+                self._reference.attached(rows)
+        self._reference.weights_change()
+
     def _make_run(self, interrupt: Interrupt) -> Run:
+        if self._reference is not None:
+            # Before the rows are read: an engine that shards weights itself cannot compute without its optimizer.
+            self.strategy.build_optimizer()
         # The digest of the data is computed from rows, which the data set or a worker process may fail to read.
         phase.set_phase("reading data")
         data = self._train_batches()
@@ -298,7 +317,8 @@ class Trainer(WithOwnLoss):
         )
         refuse_other_data("the training data", data.fingerprint)
         phase.set_phase("run")
-        optimizer = self.strategy.build_optimizer()
+        optimizer = self.strategy.optimizer if self._reference is not None else None
+        optimizer = optimizer or self.strategy.build_optimizer()
         self.lr_scheduler = make_schedule(optimizer, self.args, steps, self._scheduler_factory)
         state = self._session.state = TrainerState(
             max_steps=steps,
@@ -352,6 +372,8 @@ class Trainer(WithOwnLoss):
     def _inputs(self, dataset: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
         """Returns the data set and the collator, changed so that they give the inputs that the model takes."""
         narrows = self.args.remove_unused_columns
+        if self._reference is not None:
+            dataset = self._reference.attached(dataset)
         return inputs_for_model(
             self.model, dataset, self.data_collator, narrows=narrows, own_collator=self._has_own_collator
         )

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from forgather.errors import Diagnostic, TrainingError
 from forgather.ml.losses import (
+    Loss,
     LossRule,
     at_least_float32,
     count_items,
@@ -268,12 +269,12 @@ class WithOwnLoss:
     method's code and its result.
     """
 
-    def make_rule(self, model: nn.Module, *, loss_fn: Callable[..., Any] | None) -> LossRule:
+    def make_rule(self, model: nn.Module, *, loss_fn: Loss | None) -> LossRule:
         """Returns the trainer's loss rule. If a subclass overrides `compute_loss`, the rule calls that method.
 
         Args:
             model: the model to train.
-            loss_fn: the user's loss function of (logits, labels), or None.
+            loss_fn: the user's loss function of (logits, labels), a loss object, or None.
 
         Raises:
             TrainingError: FG806 or FG807 if the loss cannot be used, see `loss_rule`.

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from transformers.modeling_layers import GenericForSequenceClassification
 
 from forgather.errors import TrainingError
 from forgather.ml.activation_checkpointing import checkpoint_activations
@@ -295,7 +296,8 @@ class Pipeline(ModelStrategy):
         if output is None:
             return Evaluated(torch.zeros((), device=self.topology.device), num_valid, None)
         with self.precision.autocast():
-            return Evaluated(self.rule.total(lambda *args, **kwargs: output, placed), num_valid, output)
+            total, shown = self.rule.total_and_output(lambda *args, **kwargs: output, placed)
+        return Evaluated(total, num_valid, shown)
 
     @torch.no_grad()
     def predict(self, batch: Any) -> Any:
@@ -419,6 +421,13 @@ def _refuse_loss_of_the_model(model: nn.Module, rule: LossRule) -> None:
             f"{kind} computes its loss itself, and no pipeline stage holds the whole model",
             code="FG762",
             hint="return logits from the model, and give the trainer a loss_fn of (logits, labels)",
+        )
+    if isinstance(model, GenericForSequenceClassification):
+        # The last stage would take the last position of a padded batch instead, without a message.
+        raise TrainingError(
+            f"{kind} finds the last token of a row by the token ids, which the last pipeline stage does not get",
+            code="FG762",
+            hint="train it with trainers/trainer.yaml or trainers/accel_trainer.yaml",
         )
     config: Any = getattr(model, "config", None)
     if getattr(config, "output_router_logits", False) and getattr(config, "router_aux_loss_coef", 0.0):
