@@ -45,10 +45,6 @@ test-reliability: $(STAMP)
 mutations: $(STAMP)
 	$(BIN)/python scripts/mutations/run.py --json build/mutations.json
 
-# What other libraries compute on fixed inputs: `make test` reads the recorded files. Each library has a folder of its own.
-oracles: $(STAMP)
-	$(BIN)/pip install -q --no-deps -t build/oracles/trl trl==1.16.0 && PYTHONPATH=build/oracles/trl $(BIN)/python scripts/oracles/preference_losses.py
-
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,10 +53,12 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python scripts/bench/run.py
 
-# Records what other libraries give for the same input, with their versions, for the tests to compare with. Each script fetches its
-# libraries into a temporary folder: none of them is installed into .venv. Needs the package index.
+# Records what other libraries give for the same input, with their versions, for the tests to compare with. Each library has a
+# folder of its own: none of them is installed into .venv. Needs the package index.
 oracles: $(STAMP)
 	$(BIN)/python scripts/oracles/chat_templates.py
+	$(BIN)/pip install -q --no-deps -t build/oracles/trl trl==1.16.0
+	PYTHONPATH=build/oracles/trl $(BIN)/python scripts/oracles/preference_losses.py
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

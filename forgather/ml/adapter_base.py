@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from forgather.errors import CheckpointError
-from forgather.ml.checkpoint.files import ADAPTER_CONFIG, BASE_MODEL, json_bytes
+from forgather.errors import CheckpointError, first_line
+from forgather.ml.checkpoint.files import ADAPTER, ADAPTER_CONFIG, BASE_MODEL, json_bytes
+from forgather.ml.checkpoint.saved_model import HeldWeights, unreadable_model
 
 _ATTRIBUTE = "_forgather_base_model"
 _PREFIX, _LAYER = "base_model.model.", ".base_layer."
@@ -78,7 +81,7 @@ def describe_base(model: nn.Module) -> BaseModel:
         hasher.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
         try:
             whole = value.detach().cpu().contiguous().reshape(-1)
-            hasher.update(whole.view(torch.uint8).numpy())
+            hasher.update(whole.view(torch.uint8).numpy().tobytes())
         except (RuntimeError, NotImplementedError, TypeError):
             # A quantized weight of several tensors cannot be viewed as bytes; the name is compared then.
             return BaseModel(name=name)
@@ -99,7 +102,7 @@ def note_base(model: nn.Module, base: BaseModel) -> None:
 
 def base_of(model: nn.Module) -> BaseModel | None:
     """Returns the description that `note_base` kept; None if the model has none."""
-    found = vars(getattr(model, "stands_for", model)).get(_ATTRIBUTE)
+    found = getattr(getattr(model, "stands_for", model), "__dict__", {}).get(_ATTRIBUTE)
     return found if isinstance(found, BaseModel) else None
 
 
@@ -183,6 +186,35 @@ def read_base(folder: Path) -> BaseModel | None:
     if not isinstance(found, Mapping) or not all(isinstance(found.get(key), str) for key in ("name", "digest")):
         return None
     return BaseModel(name=found["name"], digest=found["digest"])
+
+
+def read_saved_adapter(folder: Path, model: nn.Module) -> HeldWeights:
+    """Returns a reader of the adapter that a run has saved, with the names that its weights have in the model.
+
+    Args:
+        folder: the folder with the files of the adapter.
+        model: a model with the same adapter, whose weights are not read. For a proxy with the attribute `stands_for`,
+            the represented model counts.
+
+    Raises:
+        CheckpointError: FG489 if the folder does not contain all weights of the adapter; FG906 if it names another
+            base model.
+    """
+    from peft import get_peft_model_state_dict
+
+    model = getattr(model, "stands_for", model)
+    refuse_checkpoint_of_another_base(folder, model)
+    marks = {name: torch.empty(0) for name in model.state_dict()}
+    names = {id(mark): name for name, mark in marks.items()}
+    # peft knows under which name it writes a weight.
+    written = {key: names[id(mark)] for key, mark in get_peft_model_state_dict(model, state_dict=marks).items()}
+    try:
+        found = load_file(folder / ADAPTER)
+    except (OSError, SafetensorError) as error:
+        raise unreadable_model(folder, first_line(error)[:200]) from error
+    if lacking := sorted(written.keys() - found.keys()):
+        raise unreadable_model(folder, f"{lacking[0]!r:.80} is missing in {ADAPTER}")
+    return HeldWeights(folder, {name: found[key] for key, name in written.items()})
 
 
 def refuse_checkpoint_of_another_base(folder: Path, model: nn.Module) -> None:

@@ -334,7 +334,7 @@ def _refuse_unknown_tokens(model: nn.Module, config: Any) -> None:
             outside = [index for index in indices if not 0 <= index < len(module.weight)] if is_meant else []
             if outside:
                 raise AdapterError(
-                    f"trainable_token_indices has {outside[0]}, and {name!r} has {len(module.weight)} rows",  # type: ignore[arg-type]
+                    f"trainable_token_indices has {outside[0]}, and {name!r} has {len(module.weight)} rows",
                     code="FG908",
                     hint="resize the embeddings of the model first, or correct the index",
                 ).about("adapter.trainable_token_indices")

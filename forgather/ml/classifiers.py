@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -28,7 +28,7 @@ from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.models import ModelConfigError, ModelSourceError, as_dtype
 from forgather.ml.random_state import forked_random
 
-KINDS = {
+KINDS: dict[str, Literal["regression", "single_label_classification", "multi_label_classification"]] = {
     "classification": "single_label_classification",
     "multi_label": "multi_label_classification",
     "regression": "regression",
@@ -87,8 +87,9 @@ def classifier_from_config(
         options["dtype"] = as_dtype(dtype)
     # Always on the CPU: an accelerator's generator gives other weights for the same seed.
     with forked_random(seed), torch.device("cpu"):
-        make: Callable[..., PreTrainedModel] = AutoModelForSequenceClassification.from_config
-        return make(config, **options).train()
+        model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config, **options)  # type: ignore[no-untyped-call]
+    model.train()
+    return model
 
 
 def classifier_from_pretrained(
@@ -146,7 +147,7 @@ def classifier_from_pretrained(
 def _describe(config: PretrainedConfig, task: str, labels: Sequence[str] | None, num_values: int) -> None:
     """Writes the task and the names of the classes into a configuration."""
     if task not in KINDS:
-        hint = nearest(str(task), KINDS) or f"one of: {', '.join(KINDS)}"
+        hint = nearest(str(task), list(KINDS)) or f"one of: {', '.join(KINDS)}"
         raise ModelConfigError(f"task is {task!r}", code="FG879", hint=hint).about("task")
     if (labels is None) != (task == "regression"):
         what = "has no classes, and labels names some" if labels is not None else "needs the names of its classes"

@@ -78,6 +78,5 @@ def _unfit(message: str) -> TrainingError:
     return TrainingError(
         message,
         code="FG916",
-        hint="take transformers:AutoModelForSequenceClassification.from_pretrained with num_labels: 1 and the "
-        "pad_token_id of the tokenizer",
+        hint="take forgather.ml.classifiers:classifier_from_pretrained with task: regression and the tokenizer",
     ).about("model")

@@ -24,10 +24,18 @@ SUFFIXES = {".jsonl": "json_lines", ".json": "json_lines", ".csv": "csv_files"}
 """The suffixes of the files that can be evaluated, with the functions that read them."""
 
 _DATA = "forgather.ml.data:"
-_PREPARE = ("tokenize", "tokenize_examples", "tokenize_labelled")
+_PREPARE_COLUMNS = ("tokenize_examples", "tokenize_preferences", "tokenize_feedback", "as_chats")
+_PREPARE = ("tokenize", "tokenize_labelled", "tokenize_chats", *_PREPARE_COLUMNS)
 """The functions of `forgather.ml.data` that prepare rows; the first argument of each is the rows."""
-_READ = ("json_lines", "csv_files", "parquet", "hub_dataset", "labelled_rows")
-_KEPT = ("text_column", "label_column", "task")
+_READ_THEMSELVES = ("labelled_rows", "chats")
+"""The readers whose rows only their own tokenization can prepare."""
+_READ = ("json_lines", "csv_files", "parquet", "hub_dataset", *_READ_THEMSELVES)
+_KEPT = {
+    "labelled_rows": ("task", "text_column", "label_column", "label_separator"),
+    "chats": ("form", "system", "before_input", "bad_rows"),
+}
+"""The arguments of readers that say how rows are read."""
+_OTHERS_KEPT = ("text_column",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +85,12 @@ def rows_of_file(graph: Graph, file: str, labels: Sequence[str] | None) -> FileR
         raise ProjectError(
             f"the data file {file!r} does not exist", code="FG487", hint=f"it is searched in {os.getcwd()!r}"
         )
-    node, path, like = _eval_dataset(graph), (Key("main"), Key("eval_dataset")), None
+    node, like = _eval_dataset(graph), None
+    path: GraphPath = (Key("main"), Key("eval_dataset"))
     if isinstance(node, Mapped) and node.entries:
-        like = str(node.entries[0].key)
-        node, path = node.entries[0].value, (*path, Key(node.entries[0].key))
+        first = node.entries[0]
+        like, node = str(first.key), first.value
+        path = (*path, Key(first.key))
     prepared = _prepared(node, path)
     if prepared is None:
         made = node.constructor if isinstance(node, Call) else "data"
@@ -93,17 +103,22 @@ def rows_of_file(graph: Graph, file: str, labels: Sequence[str] | None) -> FileR
             hint=f"rows of a file are prepared by {', '.join(_PREPARE)} of forgather.ml.data; evaluate in Python with "
             "trainer.evaluate(rows)",
         )
-    rows, place = prepared
+    function, rows, place = prepared
     reader = _call_of_reader(rows)
-    options = {name: value for name, value in _options(reader).items() if name in _KEPT}
-    name = SUFFIXES[suffix]
-    if reader is not None and reader.constructor == f"{_DATA}labelled_rows":
-        name = "labelled_rows"
-        # A regression has no classes, although its model numbers the values.
-        has_classes = labels is not None and options.get("task") != "regression"
-        options |= {"labels": list(labels or ())} if has_classes else {}
-    elif _prepares_columns(node):
-        # Examples have several columns, and keep their names.
+    own = reader.constructor.removeprefix(_DATA) if reader is not None else ""
+    name = own if own in _READ_THEMSELVES else SUFFIXES[suffix]
+    options = {key: value for key, value in _options(reader).items() if key in _KEPT.get(own, _OTHERS_KEPT)}
+    if own == "chats" and suffix == ".csv":
+        raise ProjectError(
+            f"{file!r} is a CSV file, and the rows of the run are conversations",
+            code="FG487",
+            hint="give a file of JSON lines, in which a conversation is a list of messages",
+        )
+    # A regression has no classes, although its model numbers the values.
+    if own == "labelled_rows" and labels is not None and options.get("task") != "regression":
+        options["labels"] = list(labels)
+    if function in _PREPARE_COLUMNS:
+        # Several columns are read, and keep their names.
         options["text_column"] = None
     text = f"!singleton:{_DATA}{name} {json.dumps({'paths': os.path.abspath(file), **options}, ensure_ascii=False)}"
     return FileRows(overrides=((path_text(place), text),), like=like)
@@ -114,9 +129,10 @@ def _eval_dataset(graph: Graph) -> Node | None:
     return keyword(main.value, "eval_dataset") if main else None
 
 
-def _prepared(node: Node | None, path: GraphPath) -> tuple[Node, GraphPath] | None:
-    """Returns the rows that the innermost preparing function gets, and their path; None without such a function."""
-    if not isinstance(node, Call) or node.constructor.removeprefix(_DATA) not in _PREPARE:
+def _prepared(node: Node | None, path: GraphPath) -> tuple[str, Node, GraphPath] | None:
+    """Returns the innermost preparing function, its rows and their path; None without such a function."""
+    function = node.constructor.removeprefix(_DATA) if isinstance(node, Call) else ""
+    if not isinstance(node, Call) or function not in _PREPARE:
         return None
     rows = keyword(node, "dataset")
     place: GraphPath = (*path, Key("dataset"))
@@ -124,11 +140,7 @@ def _prepared(node: Node | None, path: GraphPath) -> tuple[Node, GraphPath] | No
         rows, place = node.args[0], (*path, Index(0))
     if rows is None:
         return None
-    return _prepared(rows, place) or (rows, place)
-
-
-def _prepares_columns(node: Node | None) -> bool:
-    return isinstance(node, Call) and node.constructor == f"{_DATA}tokenize_examples"
+    return _prepared(rows, place) or (function, rows, place)
 
 
 def _call_of_reader(rows: Node) -> Call | None:

@@ -217,7 +217,8 @@ def test_a_model_whose_weights_are_missing_is_refused(folder, capsys):
     assert 1 == status and "[FG489]" in found
 
 
-def test_code_of_the_project_is_run_only_if_it_is_trusted(folder, capsys, trained):
+def test_code_of_the_project_is_run_only_if_it_is_trusted(folder, capsys, trained, monkeypatch):
+    monkeypatch.setenv("FORGATHER_TRUST", "")
     (trained / "mine.py").write_text("def Metrics(task, functions):\n    raise RuntimeError\n")
     (run,) = (folder / "runs").glob("2*")
     graph = (run / "graph.yaml").read_text()

@@ -34,7 +34,7 @@ from tests.reliability.forks import Child
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.M | re.S)
-RUN = re.compile(r"fgcli (-[pt] \S+ )*(train|construct|rerun|ckpt (export|verify))\b")
+RUN = re.compile(r"fgcli (-[pt] \S+ )*(train|construct|rerun|eval|data|generate|export|ckpt (export|verify))\b")
 SCRIPT = re.compile(r"python (\S+\.py)\b")
 SHELL = re.compile(r"[|;&<>*$]")
 TIMEOUT_SECONDS = 120
@@ -147,7 +147,7 @@ class Terminal:
 def imports_libraries(words: str, folder: Path) -> bool:
     """Whether what is typed would first import torch for seconds."""
     if script := SCRIPT.match(words):
-        return re.search("^(import|from) (torch|transformers)", (folder / script[1]).read_text(), re.M) is not None
+        return re.search("^(import|from) (torch|transformers|peft)", (folder / script[1]).read_text(), re.M) is not None
     return RUN.match(words) is not None
 
 

@@ -14,9 +14,18 @@ LIBRARY = ROOT / "templatelib"
 NEEDED = {
     "datasets/hub.yaml": "    name: some/data\n",
     **dict.fromkeys(
-        ("datasets/json_lines.yaml", "datasets/parquet.yaml", "datasets/text_files.yaml"), "    paths: [x]\n"
+        (
+            "datasets/chat.yaml",
+            "datasets/instructions.yaml",
+            "datasets/json_lines.yaml",
+            "datasets/labelled.yaml",
+            "datasets/parquet.yaml",
+            "datasets/text_files.yaml",
+        ),
+        "    paths: [x]\n",
     ),
     "models/pretrained.yaml": "    pretrained_model_name_or_path: some/model\n",
+    "models/pretrained_classifier.yaml": "    pretrained_model_name_or_path: some/model\n",
     "tokenizers/pretrained.yaml": "    pretrained_model_name_or_path: some/model\n",
 }
 ARGS = "main: !call:forgather.ml:TrainingArguments {{output_dir: out, {}}}\n"
@@ -50,7 +59,11 @@ def told(checked):
 @pytest.mark.parametrize(("project", "config"), CONFIGS, ids=lambda value: value.rpartition("/")[2])
 def test_a_shipped_config_has_no_errors(project, config):
     found = check_project(Project(config, project)).findings
-    assert [] == [str(one) for one in found if one.severity in (Severity.ERROR, Severity.WARNING)]
+    # Its models start from one that another config of the project trains.
+    expected = {"FG456"} if project.endswith("preferences") and config != "base.yaml" else set()
+    assert [] == [
+        str(one) for one in found if one.severity in (Severity.ERROR, Severity.WARNING) and one.code not in expected
+    ]
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,9 @@ CHATS = {
 }
 NEEDS_A_NETWORK = {"datasets/hub.yaml"}
 # Templates for rows of answers, which tests/projects/test_preferences.py trains on.
+# Templates for rows with labels, which `test_a_classifier_trains` uses together.
+OF_CLASSIFICATION = {"datasets/labelled.yaml", "models/classifier.yaml", "models/pretrained_classifier.yaml"}
+LABELS = {"classification": ["a", "b"], "multi_label": [["a", "b"], []], "regression": [0.5, 1]}
 OF_PREFERENCES = {"datasets/preferences.yaml", "datasets/feedback.yaml", "collators/preferences.yaml"}
 FRAGMENTS = {
     str(file.relative_to(LIBRARY)): found[1]
@@ -89,8 +92,8 @@ def project(tmp_path_factory):
     return folder
 
 
-def trained(folder, text, trainer=TRAINERS[0]):
-    (folder / "templates" / "configs" / "a.yaml").write_text("-- extends 'project.yaml'\n" + text)
+def trained(folder, text, trainer=TRAINERS[0], whole=False):
+    (folder / "templates" / "configs" / "a.yaml").write_text(("" if whole else "-- extends 'project.yaml'\n") + text)
     plan = plan_run(Project("a", folder, trainer_template=trainer))
     run_dir = prepare_run(plan, ["fgcli", "train"])
     outcome = run(plan, run_dir)
@@ -106,7 +109,10 @@ def is_quick(fragment, trainer):
 
 @pytest.mark.parametrize(
     ("fragment", "trainer"),
-    thinned(itertools.product(sorted(FRAGMENTS.keys() - NEEDS_A_NETWORK - OF_PREFERENCES), TRAINERS), is_quick),
+    thinned(
+        itertools.product(sorted(FRAGMENTS.keys() - NEEDS_A_NETWORK - OF_PREFERENCES - OF_CLASSIFICATION), TRAINERS),
+        is_quick,
+    ),
 )
 def test_a_template_of_the_library_trains(project, capfd, fragment, trainer):
     lines = "".join(f"    {line}\n" for line in re.split(r", (?=\w+:)", MORE.get(fragment, "")))
@@ -114,6 +120,58 @@ def test_a_template_of_the_library_trains(project, capfd, fragment, trainer):
     records = trained(project, lines, trainer)
     assert [1] == [record["step"] for record in records if "loss" in record]
     assert "" == capfd.readouterr().err
+
+
+CLASSIFIER = """\
+-- extends 'tasks/classification.yaml'
+[config_metadata]
+    -- set ns.task = '{task}'
+    -- set ns.output_dir = joinpath(project_dir, 'out')
+[raw_dataset]
+    == super()
+    paths: {{{{ joinpath(project_dir, '{task}.jsonl') }}}}
+[tokenizer]
+    -- include 'tokenizers/pretrained.yaml'
+    pretrained_model_name_or_path: {{{{ joinpath(project_dir, 'saved') }}}}
+[model_config]
+    -- include 'models/llama.yaml'
+    hidden_size: 8
+    intermediate_size: 16
+    num_hidden_layers: 1
+    num_attention_heads: 2
+    num_key_value_heads: 2
+{model}[trainer_args]
+    == super()
+    max_steps: 1
+    eval_strategy: steps
+    eval_steps: 1
+"""
+PRETRAINED = """\
+[model]
+    -- include 'models/pretrained_classifier.yaml'
+    pretrained_model_name_or_path: {{ joinpath(project_dir, 'saved') }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("task", "model"),
+    thinned(
+        itertools.product(LABELS, ["new", "pretrained"]),
+        lambda task, model: (task == "classification") == (model == "pretrained"),
+    ),
+)
+def test_a_classifier_trains(project, capfd, task, model):
+    rows = [{"text": f"row {number}", "label": LABELS[task][number % 2]} for number in range(40)]
+    (project / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = CLASSIFIER.format(task=task, model=PRETRAINED if model == "pretrained" else "")
+    records = trained(project, text, whole=True)
+    metrics = {"eval_mae", "eval_r2"} if task == "regression" else {"eval_accuracy", "eval_f1"}
+    assert metrics <= {name for record in records for name in record}
+    assert "" == capfd.readouterr().err
+    config = json.loads((project / "out" / "config.json").read_text())
+    names = ["value_0"] if task == "regression" else ["a", "b"]
+    assert names == [config["id2label"][str(number)] for number in range(len(names))]
+    assert config["problem_type"].startswith({"classification": "single"}.get(task, task[:5]))
 
 
 def test_a_saved_model_is_read_and_writes_text(project):

@@ -107,11 +107,15 @@ def _line_of(writing: Writing) -> int | None:
 
 
 def _lines_in(node: Node) -> Iterator[int]:
-    """Yields the lines that wrote a value. If a nested value is a YAML alias, its lines are left out."""
+    """Yields the lines that wrote a value. A nested YAML alias counts with its own line alone."""
     stack = [node]
     while stack:
         inner = stack.pop()
         if inner.origin is not None and inner.origin.span.file == _LINES:
             yield inner.origin.span.line
             yield from (site.span.line for site in inner.origin.parts)
-        stack.extend(child for _, child, entry in edges(inner) if entry is None or entry.alias is None)
+        for _, child, entry in edges(inner):
+            if entry is None or entry.alias is None:
+                stack.append(child)
+            elif entry.alias != "<<" and entry.origin is not None and entry.origin.span.file == _LINES:
+                yield entry.origin.span.line

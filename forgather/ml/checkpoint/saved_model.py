@@ -80,25 +80,30 @@ def read_saved_model(folder: Path, model: nn.Module) -> HeldWeights:
     """
     model = getattr(model, "stands_for", model)
     if getattr(model, "_hf_peft_config_loaded", False) or hasattr(model, "peft_config"):
-        raise _unreadable(folder, "it holds adapters alone, not a whole model")
+        raise unreadable_model(folder, "it holds adapters alone, not a whole model")
     try:
         if not isinstance(model, PreTrainedModel):
             return HeldWeights(folder, load_file(folder / WEIGHTS))
         # Constructors draw initial weights.
         with without_progress_bars(), forked_random(0), torch.device("cpu"):
-            found, facts = user_class(model).from_pretrained(
-                folder, dtype="auto", local_files_only=True, output_loading_info=True
-            )
+            loader: Any = user_class(model)
+            found, facts = loader.from_pretrained(folder, dtype="auto", local_files_only=True, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise _unreadable(folder, first_line(error)[:200]) from error
+        raise unreadable_model(folder, first_line(error)[:200]) from error
     # transformers fills weights that it does not find with random numbers.
     lacking = sorted([*facts["missing_keys"], *map(str, facts["mismatched_keys"])])
     if lacking:
-        raise _unreadable(folder, f"{lacking[0]!r:.80} is missing, or has another shape")
+        raise unreadable_model(folder, f"{lacking[0]!r:.80} is missing, or has another shape")
     return HeldWeights(folder, found.state_dict())
 
 
-def _unreadable(folder: Path, reason: str) -> CheckpointError:
+def unreadable_model(folder: Path, reason: str) -> CheckpointError:
+    """Returns the FG489 error for a saved model that cannot be read.
+
+    Args:
+        folder: the folder of the model.
+        reason: what is wrong with it.
+    """
     return CheckpointError(
         f"the saved model in {str(folder)!r} cannot be read: {reason}",
         code="FG489",

@@ -111,13 +111,7 @@ def tokenize_chats(
     end_id = turn_end(tokenizer)
     if warning := missing_begin_warning(tokenizer):
         logger.warning("%s", warning)
-    # Everything that decides the content is part of the key; `num_proc` is not.
-    template = tokenizer.chat_template
-    facts = {"rows": dataset._fingerprint, "tokenizer": tokenizer_digest(tokenizer), "template": template}
-    facts |= {"max_length": max_length, "library": transformers.__version__}
-    if "strftime_now" in str(template):
-        facts["date"] = date.today().isoformat()  # the template writes it into the text
-    key = content_key(format=_FORMAT, **facts, **options)
+    key = _cache_key(dataset, tokenizer, max_length, options)
 
     def build(folder: Path) -> None:
         encode = partial(_encode, tokenizer, end_id, max_length, options)
@@ -127,6 +121,16 @@ def tokenize_chats(
     folder = cached_folder("chats", key, build, cache_dir)
     _report(json.loads((folder / _STATS).read_text(encoding="utf-8")))
     return read_rows(folder, key)
+
+
+def _cache_key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, options: dict[str, Any]) -> str:
+    """Returns a digest of everything that decides the content of the cache; the number of processes does not."""
+    template = tokenizer.chat_template
+    facts = {"rows": dataset._fingerprint, "tokenizer": tokenizer_digest(tokenizer), "template": template}
+    facts |= {"max_length": max_length, "library": transformers.__version__}
+    if "strftime_now" in str(template):
+        facts["date"] = date.today().isoformat()  # the template writes it into the text
+    return content_key(format=_FORMAT, **facts, **options)
 
 
 def chat_prompts(dataset: Any, tokenizer: PreTrainedTokenizerBase, count: int = 3) -> list[str]:

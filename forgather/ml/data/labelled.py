@@ -101,14 +101,11 @@ def labelled_rows(
     else:
         names = [str(name) for name in labels] if labels is not None else _names(rows, given)
         numbers = {name: number for number, name in enumerate(names)}
-        is_given = labels is not None
-        given = [
-            [_class(row, one, numbers, is_given=is_given) for one in them]
-            for row, them in zip(rows, given, strict=True)
-        ]
+        pairs = zip(rows, given, strict=True)
+        given = [[_class(row, one, numbers, is_given=labels is not None) for one in them] for row, them in pairs]
+        features["label"] = List(ClassLabel(names=names))
         if task == "classification":
-            given = [them[0] for them in given]
-        features["label"] = ClassLabel(names=names) if task == "classification" else List(ClassLabel(names=names))
+            given, features["label"] = [them[0] for them in given], ClassLabel(names=names)
     digest = xxhash.xxh3_64_hexdigest(json.dumps([task, texts, given, str(features)]).encode())
     table = Dataset.from_dict({"text": texts, "label": given}, features=Features(features)).data
     # The fingerprint is a digest of the content, since the cache of tokens is keyed by it.
@@ -120,7 +117,12 @@ def class_names(dataset: Dataset) -> list[str] | None:
 
     Args:
         dataset: the rows.
+
+    Raises:
+        DataError: FG831 if the rows have no column `label`.
     """
+    if "label" not in dataset.column_names:
+        raise missing_column("label", dataset.column_names, "dataset")
     feature = dataset.features["label"]
     kind = getattr(feature, "feature", feature)
     return list(kind.names) if isinstance(kind, ClassLabel) else None
@@ -154,14 +156,7 @@ def tokenize_labelled(
         return DatasetDict(
             {name: tokenize_labelled(part, tokenizer, max_length, **options) for name, part in dataset.items()}
         )
-    for column in ("text", "label"):
-        if column not in dataset.column_names:
-            raise missing_column(column, dataset.column_names, "dataset")
-    if max_length < 1:
-        raise _unusable(f"max_length is {max_length}", "give a number of tokens").about("max_length")
-    if tokenizer.pad_token_id is None:
-        hint = "set tokenizer.pad_token = tokenizer.eos_token, or use another tokenizer"
-        raise _unusable("the tokenizer has no padding token, which rows of different lengths need", hint)
+    _check_arguments(dataset, tokenizer, max_length)
     names = class_names(dataset)
     feature = dataset.features["label"]
     is_list = not isinstance(feature, Value | ClassLabel)
@@ -193,6 +188,17 @@ def tokenize_labelled(
     report = logger.warning if stats["cut"] else logger.info
     report("%(rows)d rows; %(cut)d cut to %(max_length)d tokens", stats)
     return read_rows(folder, key)
+
+
+def _check_arguments(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    for column in ("text", "label"):
+        if column not in dataset.column_names:
+            raise missing_column(column, dataset.column_names, "dataset")
+    if max_length < 1:
+        raise _unusable(f"max_length is {max_length}", "give a number of tokens").about("max_length")
+    if tokenizer.pad_token_id is None:
+        hint = "set tokenizer.pad_token = tokenizer.eos_token, or use another tokenizer"
+        raise _unusable("the tokenizer has no padding token, which rows of different lengths need", hint)
 
 
 def _encode(

@@ -172,9 +172,12 @@ class HFTrainer(Trainer):
         **others: Any,
     ) -> None:
         if (wanted := as_adapter(adapter)) is not None:
-            init = others.pop("model_init", None)
-            make = model_maker(model, init, args.seed, wanted)
-            model, others = (None, {**others, "model_init": make}) if model is None else (make(), others)
+            make = model_maker(model, others.pop("model_init", None), args.seed, wanted)
+            # `others` stays one mapping: the static check reads from it which arguments transformers takes.
+            if model is None:
+                others["model_init"] = make
+            else:
+                model = make()
         argument_checks.raise_first_error(
             _RULES.values({name: getattr(args, name.removeprefix("args.")) for name in _RULES.settings})
         )

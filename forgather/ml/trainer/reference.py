@@ -296,7 +296,7 @@ def _digest_of(weights: Iterable[tuple[str, Any]], *, keep: bool) -> str:
     for name, value in weights:
         if keep and isinstance(value, Tensor):
             data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            facts[name] = [str(value.dtype), list(value.shape), xxhash.xxh3_128_hexdigest(memoryview(data))]
+            facts[name] = [str(value.dtype), list(value.shape), xxhash.xxh3_128_hexdigest(data.tobytes())]
     return content_key(weights=facts)
 
 

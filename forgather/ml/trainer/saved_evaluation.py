@@ -19,12 +19,13 @@ import numpy as np
 from torch import Tensor
 
 from forgather.errors import TrainingError, nearest
+from forgather.ml.adapter_base import base_of, read_saved_adapter, refuse_checkpoint_of_another_base
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.saved_model import read_saved_model
 from forgather.ml.distributed import collectives
 from forgather.ml.losses import is_causal_lm
 from forgather.ml.metrics import as_json
-from forgather.ml.trainer.evaluation import MetricFunctions
+from forgather.ml.trainer.metric_functions import MetricFunctions
 from forgather.ml.trainer.predictions import PADDING
 from forgather.ml.trainer.resume_checks import Meanings
 from forgather.ml.trainer.snapshot import described_files
@@ -70,11 +71,14 @@ def evaluate_saved(
     sets = {"": next(iter(sets.values()))} if is_renamed else sets
     described = collectives.run_collectively(lambda: described_files(trainer.model, trainer.processing_class))
     collectives.run_on_main(lambda: Meanings(described).refuse_other_model(Path(folder)))
+    trainer.end_references(sets)
     if is_checkpoint:
+        collectives.run_collectively(lambda: refuse_checkpoint_of_another_base(Path(folder), trainer.strategy.model))
         with collectives.run_collectively(lambda: CheckpointReader(Path(folder), sections=_WEIGHTS)) as saved:
             trainer.strategy.restore(saved)
     else:
-        with collectives.run_collectively(lambda: read_saved_model(Path(folder), trainer.model)) as held:
+        read = read_saved_model if base_of(trainer.model) is None else read_saved_adapter
+        with collectives.run_collectively(lambda: read(Path(folder), trainer.model)) as held:
             trainer.strategy.restore(held)
     metrics = trainer.evaluate(sets if set(sets) != {""} else sets[""])
     has_perplexity = bool(getattr(trainer.strategy.rule, "is_token_entropy", False))

@@ -149,8 +149,8 @@ class Trainer(WithOwnLoss):
         self.storage: Storage = LocalStorage() if storage is None else storage
         check_storage(self.storage)
         self.save_function = save_function
-        compute_metrics = compute_metrics or getattr(loss_fn, "compute_metrics", None)
-        self.metric_functions = MetricFunctions.from_arguments(self.args, compute_metrics, preprocess_logits_for_metrics)
+        metrics = compute_metrics or getattr(loss_fn, "compute_metrics", None)
+        self.metric_functions = MetricFunctions.from_arguments(self.args, metrics, preprocess_logits_for_metrics)
         self._scheduler_factory, self._has_own_collator = lr_scheduler_factory, data_collator is not None
         # The registry parses `fsdp_config`: an error of it is one of the arguments, here as below.
         with argument_checks.errors_under_args(self.args):
@@ -274,7 +274,7 @@ class Trainer(WithOwnLoss):
         same = SAME_OF_SEVERAL_SECONDS if topology.world_size > 1 else SAME_SECONDS
         with signal_handler(same_within=same, speaks=topology.rank == 0) as interrupt:
             run = self._make_run(interrupt)
-            self._end_references()
+            self.end_references(self.eval_dataset)
             if folder is not None:
                 resume.announce(folder, self.state.max_steps)
                 run.load(folder)
@@ -293,11 +293,15 @@ class Trainer(WithOwnLoss):
                 self._abandon(run, error)
                 raise
 
-    def _end_references(self) -> None:
-        """Scores the rows of evaluations with the reference, as long as the model has its initial weights."""
+    def end_references(self, sets: Any) -> None:
+        """Scores rows with the reference for the last time: the model is about to lose its initial weights.
+
+        Args:
+            sets: the rows, a mapping from names to several sets of rows, or None.
+        """
         if self._reference is None:
             return
-        named = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"": self.eval_dataset}
+        named = sets if isinstance(sets, Mapping) else {"": sets}
         for rows in named.values():
             if rows is not None:
                 self._reference.attached(rows)

@@ -272,7 +272,7 @@ def _another_model(folder):
     model = tiny_llama(vocab_size=80 if dist.get_rank() == 1 else 64)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with CheckpointReader(folder) as saved:
-        found = _error(lambda: restore_weights("Llama", model.state_dict(), [model], saved))
+        found = _error(lambda: restore_weights(model, model.state_dict(), [model], saved))
     return found, largest_difference(before, model.state_dict())
 
 
@@ -282,7 +282,7 @@ def test_weights_that_fit_one_rank_alone_change_none(tmp_path):
     for (code, message), moved in gang(2, _another_model, tmp_path):
         assert ("FG605", 0) == (code, moved)
         assert message.startswith(
-            "rank 1: the weights do not fit Llama: 'model.embed_tokens.weight' has shape (64, 32),"
+            "rank 1: the weights do not fit LlamaForCausalLM: 'model.embed_tokens.weight' has shape (64, 32),"
         )
         assert "not (80, 32); 'lm_head.weight'" in message
 
@@ -309,7 +309,7 @@ class Two(nn.Module):
 def test_names_and_shapes_of_another_model_are_told(other, said, tmp_path):
     _writes_model(tmp_path, Two())
     with CheckpointReader(tmp_path) as saved:
-        code, message = _error(lambda: restore_weights("Two", other.state_dict(), [other], saved))
+        code, message = _error(lambda: restore_weights(other, other.state_dict(), [other], saved))
     assert ("FG605", f"the weights do not fit Two: {said}") == (code, message)
 
 
@@ -339,7 +339,7 @@ def test_a_module_that_computes_its_state_loads_it_itself(tmp_path):
     model, other = Computed(2, 2), Computed(2, 2)
     _writes_model(tmp_path, model)
     with CheckpointReader(tmp_path) as saved:
-        restore_weights("Computed", other.state_dict(), [other], saved)
+        restore_weights(other, other.state_dict(), [other], saved)
     assert torch.equal(model.weight, other.weight)
 
 
