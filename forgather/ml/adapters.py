@@ -14,7 +14,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,7 +37,6 @@ _TASKS = {
     "ForQuestionAnswering": "QUESTION_ANS",
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
 }
-_PATH_AND_DATA = ("path", "task_type")
 
 
 class AdapterError(TrainingError, ValueError):
@@ -91,7 +90,7 @@ class Adapter:
                         model, str(self.path), is_trainable=True, config=config, torch_device="cpu"
                     )
         except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
-            raise AdapterError(f"peft refuses the adapter: {first_line(error)[:300]}").about("adapter") from error
+            raise _refused(error) from error
         note_base(adapted, base)
         return adapted
 
@@ -102,7 +101,10 @@ class Adapter:
             return self.config
         given = dict(self.settings)
         given.setdefault("task_type", _task_of(model))
-        return peft.LoraConfig(**given)
+        try:
+            return peft.LoraConfig(**given)
+        except (ValueError, TypeError) as error:
+            raise _refused(error) from error
 
     def _config_at_path(self, peft: Any, path: Path, base: BaseModel) -> Any:
         refuse_unreadable(path)
@@ -262,6 +264,10 @@ def _unusable(path: Path, why: str) -> AdapterError:
     ).about("adapter.path")
 
 
+def _refused(error: Exception) -> AdapterError:
+    return AdapterError(f"peft refuses the adapter: {first_line(error)[:300]}").about("adapter")
+
+
 def _peft() -> Any:
     if find_spec("peft") is None:
         raise AdapterError(
@@ -284,20 +290,48 @@ def _refuse_unmatched(model: nn.Module, config: Any) -> None:
         given = getattr(config, setting, None)
         if given is None or given == "all-linear":
             continue
+        # As in peft: a text is a regular expression for whole names, an item of a list is a name or its end.
         for wanted in [given] if isinstance(given, str) else sorted(given):
-            if not any(_matches(wanted, name, is_pattern=isinstance(given, str)) for name in modules):
-                raise _no_module(setting, wanted, model)
+            pattern = wanted if isinstance(given, str) else _end_of_name(wanted)
+            _refuse_without_match(setting, wanted, pattern, modules, model)
+    for setting in ("rank_pattern", "alpha_pattern"):
+        # peft reads each key as a regular expression for the end of a name.
+        for wanted in getattr(config, setting, None) or ():
+            _refuse_without_match(setting, wanted, rf"(.*\.)?({wanted})", modules, model)
     tokens = getattr(config, "trainable_token_indices", None)
     for wanted in tokens if isinstance(tokens, Mapping) else ():
-        if not any(_matches(wanted, name, is_pattern=False) for name in modules):
-            raise _no_module("trainable_token_indices", wanted, model)
+        _refuse_without_match("trainable_token_indices", wanted, _end_of_name(wanted), modules, model)
+    _refuse_unknown_layers(model, config, modules)
 
 
-def _matches(wanted: str, name: str, *, is_pattern: bool) -> bool:
-    # As in peft: a text is a regular expression for whole names, an item of a list is a name or its end.
-    if is_pattern:
-        return re.fullmatch(wanted, name) is not None
-    return name == wanted or name.endswith(f".{wanted}")
+def _end_of_name(wanted: str) -> str:
+    return rf"(.*\.)?{re.escape(wanted)}"
+
+
+def _refuse_without_match(setting: str, wanted: str, pattern: str, modules: Sequence[str], model: nn.Module) -> None:
+    try:
+        if any(re.fullmatch(pattern, name) for name in modules):
+            return
+    except re.error as error:
+        raise AdapterError(
+            f"{setting}: {wanted!r} is not a regular expression ({error})",
+            code="FG900",
+            hint="write a list of names, as in [q_proj, v_proj], or correct the expression",
+        ).about(f"adapter.{setting}") from None
+    raise _no_module(setting, wanted, model)
+
+
+def _refuse_unknown_layers(model: nn.Module, config: Any, modules: Sequence[str]) -> None:
+    """Raises FG900 if `layers_to_transform` has the number of a layer that does not exist: peft would ignore it."""
+    given = getattr(config, "layers_to_transform", None)
+    numbers = {int(part) for name in modules for part in name.split(".") if part.isdecimal()}
+    for wanted in [given] if isinstance(given, int) else given or ():
+        if wanted not in numbers:
+            raise AdapterError(
+                f"layers_to_transform has {wanted!r}, and {class_name(model)} has no layer with this number",
+                code="FG900",
+                hint=f"the numbers are {min(numbers)} to {max(numbers)}" if numbers else "remove it",
+            ).about("adapter.layers_to_transform")
 
 
 def _no_module(setting: str, wanted: str, model: nn.Module) -> AdapterError:
@@ -305,6 +339,8 @@ def _no_module(setting: str, wanted: str, model: nn.Module) -> AdapterError:
     listed = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
     close = nearest(wanted.rpartition(".")[2], names)
     suggestion = f"{close} " if close and close.startswith("did") else ""
+    if wanted in names:
+        suggestion = f"a text is a regular expression for whole names: write the list [{wanted}]; "
     return AdapterError(
         f"{setting}: {wanted!r} matches no module of {class_name(model)}",
         code="FG900",
@@ -327,9 +363,14 @@ def _refuse_unknown_tokens(model: nn.Module, config: Any) -> None:
         return
     by_module = tokens if isinstance(tokens, Mapping) else {"": tokens}
     for wanted, indices in by_module.items():
+        if not isinstance(indices, list | tuple) or any(type(index) is not int for index in indices):
+            raise AdapterError(
+                f"trainable_token_indices has {indices!r:.80}, which is not a list of token ids",
+                hint="a list of whole numbers, or a mapping from module names to such lists",
+            ).about("adapter.trainable_token_indices")
         for name, module in model.named_modules():
             is_meant = (
-                _matches(wanted, name, is_pattern=False) if wanted else module is _embedding_of(model)
+                re.fullmatch(_end_of_name(wanted), name) is not None if wanted else module is _embedding_of(model)
             ) and isinstance(getattr(module, "weight", None), nn.Parameter)
             outside = [index for index in indices if not 0 <= index < len(module.weight)] if is_meant else []
             if outside:

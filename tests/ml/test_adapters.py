@@ -197,6 +197,12 @@ def test_a_wrong_setting_is_refused_by_name(given, code, message):
         ({"trainable_token_indices": {"wte": [1]}}, "FG900", "trainable_token_indices: 'wte' matches no module"),
         ({"trainable_token_indices": [1, VOCAB]}, "FG908", "has 64, and 'model.embed_tokens' has 64 rows"),
         ({"target_modules": ["mlp"]}, "FG905", "peft refuses the adapter: Target module LlamaMLP"),
+        ({"target_modules": "*.q_proj"}, "FG900", "is not a regular expression"),
+        ({"target_modules": ["q_proj"], "rank_pattern": {"wte": 2}}, "FG900", "rank_pattern: 'wte' matches no module"),
+        ({"target_modules": ["q_proj"], "alpha_pattern": {"(": 2}}, "FG900", "alpha_pattern: '.' is not a regular"),
+        ({"target_modules": ["q_proj"], "layers_to_transform": [0, 9]}, "FG900", "layers_to_transform has 9"),
+        ({"layers_to_transform": [0]}, "FG905", "peft refuses the adapter: `layers_to_transform` cannot be used"),
+        ({"trainable_token_indices": ["a"]}, "FG905", r"has \['a'\], which is not a list of token ids"),
     ],
 )
 def test_a_setting_that_does_not_fit_the_model_is_refused(tmp_path, given, code, message):
@@ -212,6 +218,12 @@ def test_a_name_that_matches_nothing_is_answered_with_the_names_that_exist():
         "did you mean 'q_proj'? its layers with weights are called "
         "embed_tokens, q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head"
     )
+
+
+def test_a_name_that_is_given_as_text_is_answered_with_the_list():
+    with pytest.raises(AdapterError) as refused:
+        lora(target_modules="q_proj").apply(tiny_llama(), seed=0)
+    assert refused.value.hint.startswith("a text is a regular expression for whole names: write the list [q_proj]; ")
 
 
 @pytest.mark.parametrize("given", ["lora", 8, nn.Linear(1, 1)])
