@@ -48,6 +48,46 @@ def test_a_judged_answer_comes_with_that_of_the_next_row(tokenizer, tmp_path):
     assert found["eval"][0]["kl_ids"] == found["eval"][0]["completion_ids"]
 
 
+def test_the_answer_of_the_next_row_is_cut_to_the_room_of_its_new_prompt(tokenizer, tmp_path):
+    rows = [{**JUDGED[0], "prompt": "abcdefgh"}, {**JUDGED[1], "prompt": "", "completion": "vwxyz"}]
+    found = list(tokenize_feedback(Dataset.from_list(rows), tokenizer, 10, cache_dir=tmp_path))
+    assert [tokenizer.decode(row["kl_ids"]) for row in found] == ["vw", "4" + tokenizer.eos_token]
+    assert max(len(row["prompt_ids"]) + len(row["kl_ids"]) for row in found) <= 10
+
+
+def test_an_answer_gets_one_end_of_text_token(tokenizer, tmp_path):
+    end = tokenizer.eos_token
+    rows = [{**PAIRS[0], "chosen": "4" + end}]
+    found = tokenize_preferences(Dataset.from_list(rows), tokenizer, cache_dir=tmp_path)[0]
+    assert decoded(tokenizer, found, ["chosen_ids", "rejected_ids"]) == {
+        "chosen_ids": "4" + end,
+        "rejected_ids": "five" + end,
+    }
+
+
+@pytest.mark.parametrize("num_proc", [None, 2])
+def test_margins_are_kept_with_their_rows(tokenizer, tmp_path, num_proc):
+    rows = [{**row, "margin": 0.1 + place} for place, row in enumerate(PAIRS)]
+    # The prompt fills the second row, which is left out.
+    rows[1]["prompt"] = "abcdefghijklmnopqrstuvwxyz" * 4
+    parts = [Dataset.from_list(rows), Dataset.from_list(PAIRS)]
+    found, without = (
+        tokenize_preferences(part, tokenizer, 40, num_proc=num_proc, cache_dir=tmp_path) for part in parts
+    )
+    assert found["margin"][:] == [0.1, 2.1]
+    assert "margin" not in without.column_names
+    batch = PreferenceCollator(tokenizer)(list(found))
+    assert batch["margin"].tolist() == pytest.approx([0.1, 2.1])
+
+
+@pytest.mark.parametrize("margin", [None, float("inf")])
+def test_a_margin_is_a_number(tokenizer, tmp_path, margin):
+    rows = [{**PAIRS[0], "margin": 1.0}, {**PAIRS[1], "margin": margin}]
+    with pytest.raises(TrainingError, match="row 1 of the data set has .* in 'margin', which is not a number") as error:
+        tokenize_preferences(Dataset.from_list(rows), tokenizer, cache_dir=tmp_path)
+    assert error.value.code == "FG913"
+
+
 def test_long_answers_are_cut_and_rows_without_a_difference_left_out(tokenizer, tmp_path, caplog):
     rows = [
         {"prompt": "ab", "chosen": "cdefgh", "rejected": "cdefxy"},
@@ -58,7 +98,7 @@ def test_long_answers_are_cut_and_rows_without_a_difference_left_out(tokenizer, 
     assert [decoded(tokenizer, row, ["chosen_ids", "rejected_ids"]) for row in found] == [
         {"chosen_ids": "x" + tokenizer.eos_token, "rejected_ids": "cdef"}
     ]
-    assert "1 rows of preferences; 1 cut to 6 tokens, 2 left out" in caplog.text
+    assert "1 row of preferences; 1 cut to 6 tokens, 2 left out" in caplog.text
 
 
 @pytest.mark.parametrize(

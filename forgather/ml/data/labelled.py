@@ -31,6 +31,7 @@ from forgather.ml.data.data_errors import DataError, DataFileError, missing_colu
 from forgather.ml.data.packing import encode_rows, read_rows, rows_writer
 from forgather.ml.data.sources import Paths, find_files
 from forgather.ml.data.tokenizer import tokenizer_digest
+from forgather.ml.number_format import plural
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ def tokenize_labelled(
     )
 
     def build(folder: Path) -> None:
-        stats = {"rows": len(dataset), "cut": 0, "max_length": max_length}
+        stats = {"rows": len(dataset), "cut": 0}
         schema = pa.schema({"input_ids": pa.list_(pa.int32()), "labels": kind})
         labels = iter(dataset["label"])
         with rows_writer(folder, schema) as writer:
@@ -186,7 +187,7 @@ def tokenize_labelled(
     folder = cached_folder("labelled", key, build, cache_dir)
     stats = json.loads((folder / _STATS).read_text(encoding="utf-8"))
     report = logger.warning if stats["cut"] else logger.info
-    report("%(rows)d rows; %(cut)d cut to %(max_length)d tokens", stats)
+    report("%s; %d cut to %d tokens", plural(stats["rows"], "row"), stats["cut"], max_length)
     return read_rows(folder, key)
 
 

@@ -2,8 +2,8 @@
 
 Takes rows of text and a tokenizer; gives rows of token ids, which `PreferenceCollator` pads. Prompt and answers are
 tokenized separately, so the border between them is exact, and each answer ends with the end-of-text token. A row with a
-missing text, an empty answer, two equal answers or an unknown judgment raises an error with its number. The numbers of
-truncated and of dropped rows (nothing of an answer, or no difference, left) are logged.
+missing text, an empty answer, two equal answers, an unknown judgment or a margin that is not a number raises an error
+with its number. The numbers of truncated and of dropped rows (nothing of an answer, or no difference, left) are logged.
 
 For KTO, each row also gets the answer of the next row, as `kl_ids`: an answer that does not belong to the prompt.
 """
@@ -12,26 +12,32 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 from transformers import PreTrainedTokenizerBase
 
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import DataError
 from forgather.ml.data.packing import check_inputs, encode_rows, encode_texts, read_rows, rows_writer
+from forgather.ml.data.preference_collator import MARGIN
 from forgather.ml.data.tokenizer import tokenizer_digest
+from forgather.ml.number_format import plural
 
 logger = logging.getLogger(__name__)
 
 _STATS = "stats.json"
 _PAIR = ("prompt_ids", "chosen_ids", "rejected_ids")
 _FEEDBACK = ("prompt_ids", "completion_ids", "label")
+_NUMBERS = {"label": pa.int32(), MARGIN: pa.float64()}
 _JUDGMENTS = (True, False)
 
 
@@ -49,7 +55,8 @@ def tokenize_preferences(
     """Returns a data set of pairs: a prompt, a better and a worse answer to it, as token ids.
 
     Args:
-        dataset: the rows of text. The splits of a `DatasetDict` are tokenized separately.
+        dataset: the rows of text. A column `margin` with numbers, which `RewardLoss` uses, is kept. The splits of a
+            `DatasetDict` are tokenized separately.
         tokenizer: a tokenizer with an end-of-text token.
         max_length: the maximum length of a prompt with an answer in tokens. Longer answers are truncated at the end.
         prompt_column: the name of the column with the prompt.
@@ -59,11 +66,12 @@ def tokenize_preferences(
         cache_dir: the root of the cache, or None for the user's cache folder.
 
     Returns:
-        Rows with the columns `prompt_ids`, `chosen_ids` and `rejected_ids`.
+        Rows with the columns `prompt_ids`, `chosen_ids` and `rejected_ids`, and `margin` if the data set has it.
 
     Raises:
         DataError: FG831, FG837 or FG839 if columns, tokenizer or length do not fit; FG910 if a row has no text, FG911
-            if an answer is empty, FG912 if both answers are equal, FG836 if no pair is left.
+            if an answer is empty, FG912 if both answers are equal, FG913 if a margin is not a number, FG836 if no pair
+            is left.
     """
     named = {"prompt_column": prompt_column, "chosen_column": chosen_column, "rejected_column": rejected_column}
     return _tokenized(_pairs, dataset, tokenizer, max_length, named, num_proc, cache_dir)
@@ -94,14 +102,15 @@ def tokenize_feedback(
 
     Returns:
         Rows with the columns `prompt_ids`, `completion_ids`, `label` (1 or 0) and `kl_ids` (the answer of the next row;
-        of the first row, for the last one).
+        of the first row, for the last one; truncated like the row's own answer).
 
     Raises:
         DataError: FG831, FG837 or FG839 if columns, tokenizer or length do not fit; FG910 if a row has no text, FG911
             if an answer is empty, FG913 if a judgment is neither true nor false, FG836 if no row is left.
     """
     named = {"prompt_column": prompt_column, "completion_column": completion_column, "label_column": label_column}
-    return _with_next_answers(_tokenized(_judged, dataset, tokenizer, max_length, named, num_proc, cache_dir))
+    rows = _tokenized(_judged, dataset, tokenizer, max_length, named, num_proc, cache_dir)
+    return _with_next_answers(rows, max_length)
 
 
 def _tokenized(
@@ -122,22 +131,30 @@ def _tokenized(
     check_inputs(dataset, tokenizer, named, max_length=max_length)
     # Everything that decides the content is part of the key; `num_proc` is not.
     facts = {"rows": dataset._fingerprint, "tokenizer": tokenizer_digest(tokenizer), "max_length": max_length}
-    key = content_key(format=1, kind=kind.__name__, **facts, **named)
     form = kind(*named.values())
+    # A column of the name `margin` is not read for judged answers.
+    margins = MARGIN if form["label"] is None and MARGIN in dataset.column_names else None
+    key = content_key(format=2, kind=kind.__name__, margins=margins, **facts, **named)
 
     def build(folder: Path) -> None:
         _check_rows(dataset, form["texts"], form["check"])
         batches = encode_rows(dataset, partial(_encode, tokenizer, form["texts"], form["label"]), num_proc)
-        stats = _write(folder, batches, form["names"], max_length, tokenizer.eos_token_id)
+        if margins is not None:
+            batches = _with_margins(batches, iter(dataset[margins]))
+        names = (*form["names"], *([MARGIN] if margins else ()))
+        stats = _write(folder, batches, names, max_length, tokenizer.eos_token_id)
         (folder / _STATS).write_text(json.dumps(stats), encoding="utf-8")
 
     folder = cached_folder("preferences", key, build, cache_dir)
     stats = json.loads((folder / _STATS).read_text(encoding="utf-8"))
     report = logger.warning if stats["num_dropped"] or stats["num_cut"] else logger.info
     report(
-        "%(num_rows)d rows of preferences; %(num_cut)d cut to %(max_length)d tokens, %(num_dropped)d left out (the "
-        "prompt fills the row, or the answers are equal after the cut)",
-        stats,
+        "%s of preferences; %d cut to %d tokens, %d left out (the prompt fills the row, or the answers are equal after "
+        "the cut)",
+        plural(stats["num_rows"], "row"),
+        stats["num_cut"],
+        max_length,
+        stats["num_dropped"],
     )
     return read_rows(folder, key)
 
@@ -150,6 +167,14 @@ def _pairs(prompt: str, chosen: str, rejected: str) -> Mapping[str, Any]:
                 f"row {number} of the data set has equal texts in {chosen!r} and {rejected!r}: {_shown(row[chosen])}",
                 code="FG912",
                 hint="remove the row: a pair of equal answers has no preference",
+                found=number,
+            )
+        margin = row.get(MARGIN, 0)
+        if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
+            raise DataError(
+                f"row {number} of the data set has {_shown(margin)} in {MARGIN!r}, which is not a number",
+                code="FG913",
+                hint="give each row a number, 0 for none, or rename the column",
                 found=number,
             )
 
@@ -222,10 +247,16 @@ def _encode(
     return {"input_ids": [list(ids) for ids in zip(*parts, strict=True)]}
 
 
+def _with_margins(batches: Any, margins: Iterator[float]) -> Iterator[list[Any]]:
+    """Yields the batches with the margin of each row as its last part, in a list as the ids are."""
+    for batch in batches:
+        yield [[*parts, [next(margins)]] for parts in batch]
+
+
 def _write(folder: Path, batches: Any, names: Sequence[str], max_length: int, eos_token_id: int) -> dict[str, int]:
-    kinds = {name: pa.int32() if name == "label" else pa.list_(pa.int32()) for name in names}
+    kinds = {name: _NUMBERS.get(name, pa.list_(pa.int32())) for name in names}
     schema = pa.schema(kinds)
-    stats = {"num_rows": 0, "num_cut": 0, "num_dropped": 0, "max_length": max_length}
+    stats = {"num_rows": 0, "num_cut": 0, "num_dropped": 0}
     with rows_writer(folder, schema) as writer:
         for batch in batches:
             kept = list(_rows(batch, names, max_length, eos_token_id, stats))
@@ -242,10 +273,11 @@ def _write(folder: Path, batches: Any, names: Sequence[str], max_length: int, eo
 def _rows(
     batch: Sequence[Any], names: Sequence[str], max_length: int, eos_token_id: int, stats: dict[str, int]
 ) -> Iterator[tuple[Any, ...]]:
-    judged = "label" in names
+    has_number = names[-1] in _NUMBERS
     for prompt, *others in batch:
-        label = (others.pop()[0],) if judged else ()
-        whole = [[*ids, eos_token_id] for ids in others]
+        number = (others.pop()[0],) if has_number else ()
+        # The text of a chat template may end with the token already.
+        whole = [ids if ids[-1:] == [eos_token_id] else [*ids, eos_token_id] for ids in others]
         answers = [ids[: max(0, max_length - len(prompt))] for ids in whole]
         # An answer of blanks may have no tokens; equal beginnings of two answers have no preference.
         is_same = len(answers) > 1 and answers[0] == answers[1]
@@ -253,18 +285,24 @@ def _rows(
             stats["num_dropped"] += 1
             continue
         stats["num_cut"] += answers != whole
-        yield (prompt, *answers, *label)
+        yield (prompt, *answers, *number)
 
 
-def _with_next_answers(rows: Any) -> Any:
+def _with_next_answers(rows: Any, max_length: int) -> Any:
     """Returns the rows with the column `kl_ids`, which holds the answer of the next row, and of the first for the last.
 
-    The column refers to the memory of the answers, so it costs none.
+    The column refers to the memory of the answers, so it costs none, unless an answer is too long for the prompt of its
+    new row and must be truncated.
     """
     if isinstance(rows, DatasetDict):
-        return DatasetDict({name: _with_next_answers(part) for name, part in rows.items()})
+        return DatasetDict({name: _with_next_answers(part, max_length) for name, part in rows.items()})
     table = rows.data.table
     answers = table["completion_ids"]
-    turned = [*answers.slice(1).chunks, *answers.slice(0, 1).chunks]
-    table = table.append_column("kl_ids", pa.chunked_array(turned, type=answers.type))
-    return Dataset(table, fingerprint=content_key(rows=rows._fingerprint, column="kl_ids"))
+    turned = pa.chunked_array([*answers.slice(1).chunks, *answers.slice(0, 1).chunks], type=answers.type)
+    # The room that each prompt leaves is 1 or more: rows whose prompt fills them were dropped.
+    room_N = max_length - pc.list_value_length(table["prompt_ids"]).to_numpy()
+    if np.any(pc.list_value_length(turned).to_numpy() > room_N):
+        cut = (ids[:room] for ids, room in zip(turned.to_pylist(), room_N.tolist(), strict=True))
+        turned = pa.chunked_array([pa.array(list(cut), type=answers.type)])
+    table = table.append_column("kl_ids", turned)
+    return Dataset(table, fingerprint=content_key(format=2, rows=rows._fingerprint, column="kl_ids"))
