@@ -21,7 +21,7 @@ from transformers import AutoConfig
 from forgather.errors import TrainingError, first_line
 from forgather.ml.hub import lookup_hint
 from forgather.ml.log import get_logger
-from forgather.ml.losses import IGNORE_INDEX, CausalTokenLoss, LossRule, at_least_float32, logits_of
+from forgather.ml.losses import IGNORE_INDEX, CausalTokenLoss, LossRule, at_least_float32, count_valid, logits_of
 from forgather.ml.model_inputs import ModelInputs
 from forgather.ml.models import ModelSourceError, from_pretrained
 from forgather.ml.preference_losses import require_positive
@@ -35,7 +35,8 @@ class DistillationLoss:
     """The forward Kullback-Leibler divergence from a teacher to the model, and optionally the token loss.
 
     The loss of a position is `weight` T^2 KL(teacher / T || model / T) + (1 - `weight`) times its cross entropy, where
-    both logits are divided by the temperature T. The factor T^2 keeps the size of gradients independent of T.
+    both logits are divided by the temperature T. The factor T^2 keeps the size of gradients independent of T. In
+    training, the auxiliary loss of a mixture of experts is added with its own coefficient, as to the token loss.
 
     Every rank that computes losses holds the whole teacher, whatever the strategy is.
 
@@ -95,22 +96,19 @@ class DistillationRule(CausalTokenLoss):
             ).about("loss_fn.teacher")
 
     def _total(self, model: Callable[..., Any], batch: Any, denom: float | Tensor | None) -> Tensor:
-        outputs: list[Any] = []
-
-        def recording(*args: Any, **kwargs: Any) -> Any:
-            outputs.append(model(*args, **kwargs))
-            return outputs[-1]
-
-        # The token loss too where its weight is 0: it adds what a mixture of experts adds.
-        entropy = super()._total(recording, batch, denom)
-        logits_BTV = logits_of(outputs[-1])
-        valid_BT = self._needed_targets(batch) != IGNORE_INDEX
+        targets_BT = self._needed_targets(batch)
+        output = self._inputs.call(model, batch)
+        logits_BTV = logits_of(output)
+        valid_BT = targets_BT != IGNORE_INDEX
         weight, temperature = self._loss.weight, self._loss.temperature
-        student_NV = at_least_float32(logits_BTV[valid_BT]) / temperature
+        student_NV = at_least_float32(logits_BTV[valid_BT])
         teacher_NV = self._teacher_logits(batch, logits_BTV.device)[valid_BT].to(student_NV) / temperature
-        divergence = F.kl_div(student_NV.log_softmax(-1), teacher_NV.log_softmax(-1), reduction="sum", log_target=True)
+        student_logps_NV = (student_NV / temperature).log_softmax(-1)
+        divergence = F.kl_div(student_logps_NV, teacher_NV.log_softmax(-1), reduction="sum", log_target=True)
         found: Tensor = weight * temperature**2 * divergence
-        return found + (1 - weight) * entropy if weight < 1 else found
+        if weight < 1:
+            found = found + (1 - weight) * F.cross_entropy(student_NV, targets_BT[valid_BT], reduction="sum")
+        return self._with_auxiliary(found, output, count_valid(targets_BT, batch))
 
     @torch.no_grad()
     def _teacher_logits(self, batch: Any, device: torch.device) -> Tensor:

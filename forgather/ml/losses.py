@@ -301,6 +301,7 @@ class BaseLossRule(ABC):
 
     def __init__(self, model: nn.Module) -> None:
         self._inputs = ModelInputs(model)
+        self._aux_weight = float(getattr(getattr(model, "config", None), "router_aux_loss_coef", 0.0) or 0.0)
 
     def prepared(self, batch: Any) -> Any:
         """Returns the batch for a strategy, with shifted labels if the model needs them."""
@@ -354,6 +355,25 @@ class BaseLossRule(ABC):
     def _without_loss(self, output: Any) -> Any:
         return output
 
+    def _with_auxiliary(self, total: Tensor, output: Any, count: float | Tensor) -> Tensor:
+        """Returns a sum of losses plus the auxiliary loss of a mixture of experts, which transformers adds to means.
+
+        It is needed by rules that use the logits: transformers adds it to the loss that the model returns only.
+
+        Args:
+            total: the sum of the losses.
+            output: the output of the model.
+            count: the number by which the sum will be divided. The auxiliary loss is a mean over the micro-batch.
+
+        Shapes:
+            total: a scalar. Returns a scalar.
+        """
+        auxiliary = getattr(output, "aux_loss", None)
+        # It is not added in evaluation, where the loss must stay what its name says, such as a token cross entropy.
+        if auxiliary is None or not torch.is_grad_enabled():
+            return total
+        return total + self._aux_weight * at_least_float32(auxiliary) * count
+
     def _targets(self, batch: Any) -> Tensor | None:
         if isinstance(batch, Mapping) and isinstance(found := batch.get(SHIFTED), Tensor):
             return found
@@ -386,9 +406,6 @@ class CausalTokenLoss(BaseLossRule):
         super().__init__(model)
         self.label_smoothing = label_smoothing
         self.is_token_entropy = not label_smoothing
-        config = getattr(model, "config", None)
-        # transformers adds the auxiliary loss to the returned loss only, and this rule uses the logits.
-        self._aux_weight = float(getattr(config, "router_aux_loss_coef", 0.0) or 0.0)
 
     def _needed_targets(self, batch: Any) -> Tensor:
         targets = self._targets(batch)
@@ -409,12 +426,7 @@ class CausalTokenLoss(BaseLossRule):
             reduction="sum",
             label_smoothing=self.label_smoothing,
         )
-        auxiliary = getattr(output, "aux_loss", None)
-        if auxiliary is not None and torch.is_grad_enabled():
-            # The auxiliary loss is a mean over the micro-batch, but the sum will be divided by the number of targets.
-            # It is not added in evaluation, where the loss must stay a token cross entropy.
-            total = total + self._aux_weight * at_least_float32(auxiliary) * count_valid(targets_BT, batch)
-        return total
+        return self._with_auxiliary(total, output, count_valid(targets_BT, batch))
 
 
 class ModelLoss(BaseLossRule):

@@ -165,7 +165,9 @@ class ORPOLoss:
 
 
 def log_one_minus_exp(values: Tensor) -> Tensor:
-    """Returns log(1 - exp(x)) of negative numbers, without cancellation.
+    """Returns log(1 - exp(x)) of numbers up to 0, without cancellation.
+
+    The value at 0, which a mean log-probability has if every token is certain, is finite and has no gradient.
 
     Shapes:
         values: any shape. Returns the same shape.
@@ -176,7 +178,7 @@ def log_one_minus_exp(values: Tensor) -> Tensor:
     """
     border = -math.log(2)
     # Each branch gets only its own numbers: a gradient of the other one may be NaN, and 0 * NaN is NaN.
-    far, near = values.clamp(max=border), values.clamp(min=border)
+    far, near = values.clamp(max=border), values.clamp(min=border, max=-torch.finfo(values.dtype).tiny)
     return torch.where(values < border, torch.log1p(-torch.exp(far)), torch.log(-torch.expm1(near)))
 
 

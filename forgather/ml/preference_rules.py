@@ -110,11 +110,6 @@ class AnswerRule(BaseLossRule):
     estimates_divergence = False
     """True if batches must have the divergence from the reference, see `ml.feedback_rule`."""
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
-        # transformers adds the auxiliary loss of experts to the returned loss only, and these rules use the logits.
-        self._aux_weight = float(getattr(getattr(model, "config", None), "router_aux_loss_coef", 0.0) or 0.0)
-
     def prepared(self, batch: Any) -> Any:
         """Returns the batch for a strategy: its answers as rows, with shifted targets that ignore the prompts."""
         if isinstance(batch, PaddingBatch):
@@ -165,11 +160,7 @@ class AnswerRule(BaseLossRule):
         losses_B, rewards = self._losses(output, batch)
         # `where` and not a product: the loss of a row that only fills up the batch may be anything.
         total = torch.where(self._valid(batch), losses_B, torch.zeros_like(losses_B)).sum()
-        auxiliary = getattr(output, "aux_loss", None)
-        if auxiliary is not None and torch.is_grad_enabled():
-            # A mean over the micro-batch; the sum will be divided by the number of rows.
-            total = total + self._aux_weight * at_least_float32(auxiliary) * self._count(batch)
-        return total, rewards.detach()
+        return self._with_auxiliary(total, output, self._count(batch)), rewards.detach()
 
     def _reference(self, batch: Any, logps: Tensor) -> Tensor:
         found = batch.get(REFERENCE_KEY)

@@ -3,7 +3,7 @@
 Takes the batches of `PreferenceCollator` for pairs; gives the sum of losses over pairs, and the scores.
 
 Shapes:
-    P pairs.
+    P pairs, N padding tokens of a batch.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class ScoreRule(AnswerRule):
 
     Raises:
         TrainingError: FG916 if the model does not give each sequence one score, or does not know the padding token.
+            `prepared` raises it if a batch is padded with another token.
     """
 
     def __init__(self, model: nn.Module, loss: ScoreLoss) -> None:
@@ -52,12 +53,19 @@ class ScoreRule(AnswerRule):
         if is_causal_lm(model) or outputs != 1:
             found = "a language model" if is_causal_lm(model) else f"a model with {outputs} outputs"
             raise _unfit(f"{type(loss).__name__} needs a model with one score, and {type(model).__name__} is {found}")
-        if config is not None and getattr(config, "pad_token_id", None) is None:
+        self._pad_id = getattr(config, "pad_token_id", None)
+        if config is not None and self._pad_id is None:
             raise _unfit(f"{type(model).__name__} finds the last token by its padding token, and has no pad_token_id")
         super().__init__(model)
         self._loss = loss
 
     def _prepared(self, batch: Mapping[str, Any]) -> Any:
+        padding_N = batch["input_ids"][batch["attention_mask"] == 0]
+        # The model would take another padding token for the last token of the text, without an error.
+        if self._pad_id is not None and padding_N.numel() and bool((padding_N != self._pad_id).any()):
+            raise _unfit(
+                f"the batch is padded with token {int(padding_N[0])}, and pad_token_id of the model is {self._pad_id}"
+            )
         return self._inputs.prepared(as_sequences(batch))
 
     def _valid(self, batch: Any) -> Tensor:

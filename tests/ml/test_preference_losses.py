@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from forgather.errors import TrainingError
 from forgather.ml import Trainer, TrainingArguments
 from forgather.ml.data import PreferenceCollator
 from forgather.ml.distillation import DistillationLoss
 from forgather.ml.feedback_rule import DIVERGENCE
 from forgather.ml.losses import loss_rule
-from forgather.ml.preference_losses import DPOLoss, KTOLoss, ORPOLoss, RewardLoss
+from forgather.ml.preference_losses import DPOLoss, KTOLoss, ORPOLoss, RewardLoss, log_one_minus_exp
 from forgather.ml.types import PaddingBatch
 from tests.ml import preference_cases as cases
 from tests.ml.fixtures import Recorder, StopAt, assert_same_weights, weights
@@ -141,6 +142,43 @@ def test_distillation_mixes_both_losses(tmp_path):
     ]
     tokens, teacher, mixed = (rule.total(model, rule.prepared(batch)).item() for rule in rules)
     assert mixed == pytest.approx(0.75 * tokens + 0.25 * teacher, rel=1e-6)
+
+
+def test_distillation_adds_the_auxiliary_loss_of_experts(tmp_path):
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
+    config = MixtralConfig(**sizes, **heads, output_router_logits=True, router_aux_loss_coef=0.5)
+    model = MixtralForCausalLM(config).train()
+    model.save_pretrained(tmp_path)
+    batch = {"input_ids": torch.tensor([[1, 2, 3, 4]]), "labels": torch.tensor([[-100, 2, 3, 4]])}
+    expected = 3 * 0.5 * model(**batch).aux_loss.item()
+    rule = loss_rule(model, DistillationLoss(teacher=tmp_path))
+    # The model is its own teacher, so nothing else is left.
+    assert rule.total(model, rule.prepared(batch)).item() == pytest.approx(expected, abs=1e-5)
+    with torch.no_grad():
+        assert rule.total(model, rule.prepared(batch)).item() == pytest.approx(0, abs=1e-5)
+
+
+def test_a_certain_answer_has_a_finite_odds_ratio():
+    values = torch.tensor([0.0, -1e-30, -0.5, -30.0], requires_grad=True)
+    found = log_one_minus_exp(values)
+    found.sum().backward()
+    assert torch.isfinite(found).all()
+    assert torch.isfinite(values.grad).all()
+    double = torch.tensor([-0.5, -30.0], dtype=torch.float64)
+    assert found[2:].tolist() == pytest.approx(torch.log(1 - torch.exp(double)).tolist(), rel=1e-6)
+
+
+def test_a_reward_model_with_another_padding_token_is_refused(tmp_path):
+    model = cases.reward_model(1)
+    model.config.pad_token_id = 3
+    batch = PreferenceCollator()(cases.PAIRS)
+    with pytest.raises(TrainingError, match="is padded with token 0, and pad_token_id of the model is 3") as refused:
+        loss_rule(model, RewardLoss()).prepared(batch)
+    assert refused.value.code == "FG916"
 
 
 def test_figures_of_trl_tell_losses_apart():
