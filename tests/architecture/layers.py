@@ -115,7 +115,7 @@ processes:
     distributed.peer
 data:
     data.cache data.data_errors data.progress_bar data.prompts
-    data.chat_rows data.chat_template data.padding data.preference_collator data.sources data.train_eval_split
+    data.chat_rows data.chat_template data.json_rows data.padding data.preference_collator data.sources data.train_eval_split
     data.conversations data.tokenizer
     data.packing data.token_kinds data.token_text
     data.chat_tokens data.collated_rows data.examples data.labelled data.preferences

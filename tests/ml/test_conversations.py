@@ -120,6 +120,10 @@ def turns(*roles):
 
 
 BAD = [
+    ("FG890", {"messages": HELLO, "system": 5}, "'system' must be text, found a number"),
+    ("FG891", {"messages": [said("system", "a"), *HELLO], "system": "b"}, "'system' and another system message"),
+    ("FG890", {"messages": [said("user", "\ud800"), HELLO[1]]}, "half of a surrogate pair"),
+    ("FG890", {"messages": [HELLO[0], {**HELLO[1], "reasoning_content": 5}]}, "reasoning_content of message 2 must be"),
     ("FG890", {"messages": [{"content": "Hi"}, HELLO[1]]}, "message 1 has no role"),
     ("FG890", turns("user", "asistant"), "message 2 has the unknown role 'asistant'"),
     ("FG890", turns("user", 3), "message 2 has the unknown role 3"),

@@ -76,7 +76,10 @@ def test_a_csv_file_gives_the_rows_of_the_json_lines(write):
         ({}, '{"text": "a", "label"\n', "FG834", "line 1 is not JSON"),
         ({}, "\n", "FG832", "no rows"),
         ({"task": "topic"}, rows_of("a"), "FG878", "task is 'topic'"),
+        ({}, '{"text": "\\ud800", "label": "a"}\n', "FG877", "half of a surrogate pair"),
+        ({"task": "regression"}, rows_of([[1], [2]]), "FG877", "its label is [[1], [2]], which is not a number"),
         ({"labels": ["a"]}, rows_of("a"), "FG878", "two different names"),
+        ({"labels": "ab"}, rows_of("a"), "FG878", "labels is 'ab'"),
         ({"task": "regression", "labels": ["a", "b"]}, rows_of(1), "FG878", "a regression has none"),
     ],
 )  # fmt: skip
@@ -84,6 +87,26 @@ def test_what_is_not_a_label_is_refused_with_its_row(options, rows, code, told, 
     with pytest.raises(ForgatherError) as caught:
         labelled_rows(write(rows), **options)
     assert code == caught.value.code and told in caught.value.message
+
+
+def test_a_list_and_a_byte_order_mark_are_read(write):
+    rows = rows_of("a", "b")
+    lines = labelled_rows(write(rows))
+    for text in (json.dumps(rows), "\ufeff" + "\n".join(map(json.dumps, rows))):
+        assert labelled_rows(write(text, "rows.json")).to_list() == lines.to_list()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("text,label,text\na,b,c\n", "two columns have the name 'text'"),
+        ("text,label\na\n", "line 2 does not have one value"),
+    ],
+)
+def test_a_csv_file_with_unclear_columns_is_refused(text, told, write):
+    with pytest.raises(ForgatherError, match=told) as caught:
+        labelled_rows(write(text, "rows.csv"))
+    assert "FG834" == caught.value.code
 
 
 def test_rows_for_a_model_have_tokens_and_targets(write, caplog):

@@ -124,6 +124,8 @@ def read_row(row: Mapping[str, Any], form: str, before_input: str = "\n\n") -> C
         BadRow: if a part of the row is missing or not what it should be.
     """
     tools = _tools(row.get("tools"))
+    if not isinstance(row.get("system"), str | None):
+        raise BadRow(f"'system' must be text, found {_kind(row['system'])}")
     system = [{"role": "system", "content": row["system"]}] if row.get("system") else []
     if form in ("messages", "sharegpt"):
         key = "messages" if form == "messages" else "conversations"
@@ -168,8 +170,11 @@ def _messages(first: list[dict[str, Any]], items: Any, key: str) -> list[dict[st
     if not items:
         raise BadRow(f"{key!r} is empty")
     messages = [_message(item, number) for number, item in enumerate(items, 1)]
-    has_own = messages[0]["role"] == "system"
-    return messages if has_own else [*first, *messages]
+    if not first or messages[0]["role"] != "system":
+        return [*first, *messages]
+    if messages[0].get("content") != first[0]["content"]:
+        raise BadRow("the row has 'system' and another system message; only one can be first", "FG891")
+    return messages
 
 
 def _message(item: Any, number: int) -> dict[str, Any]:
@@ -184,6 +189,8 @@ def _message(item: Any, number: int) -> dict[str, Any]:
         hint = nearest(str(role), ROLES) or f"one of {', '.join(ROLES)}"
         raise BadRow(f"message {number} has the unknown role {role!r}", hint=hint)
     message = {name: item[name] for name in _KEPT if item.get(name) is not None}
+    if not isinstance(message.get("reasoning_content"), str | None):
+        raise BadRow(f"reasoning_content of message {number} must be text, found {_kind(item['reasoning_content'])}")
     if calls := _tool_calls(message.pop("tool_calls", None), number):
         if role != "assistant":
             raise BadRow(f"message {number} ({role}) calls tools, which only the assistant can do")

@@ -8,10 +8,9 @@ the file and the line. The same rows give the same fingerprint.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import xxhash
@@ -19,7 +18,8 @@ from datasets import Dataset
 
 from forgather.errors import Diagnostic, nearest
 from forgather.ml.data.chat_rows import FORMS, BadRow, check_order, form_of, read_row, with_system
-from forgather.ml.data.data_errors import DataError, DataFileError
+from forgather.ml.data.data_errors import DataError
+from forgather.ml.data.json_rows import JsonRow, is_utf8, json_rows
 from forgather.ml.data.sources import Paths, find_files
 from forgather.ml.number_format import plural
 
@@ -62,7 +62,7 @@ def chats(
             FG892 if the form is unknown or differs within a file, FG832 if no row is left.
     """
     files = find_files(paths, (".jsonl", ".json"))
-    rows = ((file, place, row) for file in files for place, row in _json_rows(file))
+    rows = ((file, _place(file, row), row.value) for file in files for row in json_rows(file))
     return _collected(rows, form, system, before_input, bad_rows, ", ".join(files[:3]))
 
 
@@ -90,6 +90,7 @@ def as_chats(
         DataError: FG890, FG891, FG892 or FG832, as `chats` does.
 
     Example:
+        >>> import json
         >>> rows = Dataset.from_dict({"question": ["1 + 1?"], "answer": ["2"]})
         >>> json.loads(as_chats(rows)[0]["conversation"])["messages"]
         [{'role': 'user', 'content': '1 + 1?'}, {'role': 'assistant', 'content': '2'}]
@@ -99,42 +100,8 @@ def as_chats(
     return _collected(rows, form, system, before_input, bad_rows, "the data set")
 
 
-def _json_rows(file: str) -> Iterator[tuple[str, Any]]:
-    """Yields the place and the object of each row of a JSON file."""
-    try:
-        with open(file, encoding="utf-8-sig") as stream:
-            begin = stream.read(64).lstrip()[:1]
-            stream.seek(0)
-            if begin == "[":
-                for number, row in enumerate(json.load(stream), 1):
-                    yield f"{file}, row {number}", row
-                return
-            for number, line in enumerate(stream, 1):
-                if line.strip():
-                    yield f"{file}:{number}", _object(file, number, line)
-    except UnicodeDecodeError as error:
-        raise _unreadable(f"{file!r} cannot be read: {error.reason} at byte {error.start}") from None
-    except ValueError as error:
-        raise _unreadable(f"{file!r} cannot be read: {error}") from None
-    except RecursionError:
-        raise _unreadable(f"{file!r} cannot be read: its values are nested too deeply") from None
-
-
-def _object(file: str, number: int, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        reason = getattr(error, "msg", "not JSON")
-        hint = "a file that is one indented JSON value must be a list: [...]"
-        raise _unreadable(f"{file!r} cannot be read: {reason} in line {number}", hint) from None
-
-
-def _unreadable(
-    message: str, hint: str = "one JSON object per line, or one list of objects, in UTF-8"
-) -> DataFileError:
-    error: DataFileError = DataFileError(message, code="FG834", hint=hint)
-    error.argument = "paths"
-    return error
+def _place(file: str, row: JsonRow) -> str:
+    return f"{file}:{row.number}" if row.is_line else f"{file}, row {row.number}"
 
 
 def _collected(
@@ -160,13 +127,16 @@ def _collected(
             if system and conversation.messages[0]["role"] != "system":
                 conversation = with_system(conversation, system)
             check_order(conversation.messages)
+            text = conversation.to_json()
+            if not is_utf8(text):
+                raise BadRow("a text has half of a surrogate pair, which is not a character")
         except BadRow as error:
             found.append(Diagnostic(code=error.code, message=f"{place}: {error}", hint=error.hint))
             continue
-        texts.append(conversation.to_json())
+        texts.append(text)
         sources.append(place)
         # The folder of the files is not part of the content.
-        digest.update(f"{os.path.basename(place)}\0{len(texts[-1])}\0{texts[-1]}".encode("utf-8", "surrogatepass"))
+        digest.update(f"{os.path.basename(place)}\0{len(text)}\0{text}".encode("utf-8", "surrogatepass"))
     if found and bad_rows == "refuse":
         raise _refused(found)
     if found:

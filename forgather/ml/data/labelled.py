@@ -15,6 +15,7 @@ import json
 import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from transformers import PreTrainedTokenizerBase
 from forgather.errors import nearest
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import DataError, DataFileError, missing_column
+from forgather.ml.data.json_rows import is_utf8, json_rows, unreadable
 from forgather.ml.data.packing import encode_rows, read_rows, rows_writer
 from forgather.ml.data.sources import Paths, find_files
 from forgather.ml.data.tokenizer import tokenizer_digest
@@ -82,13 +84,7 @@ def labelled_rows(
         DataError: FG831 if a column is missing; FG832 if there are no rows; FG876 if a label is not one of `labels`;
             FG877 if a row has no text or no label that fits the task; FG878 if the arguments cannot be used.
     """
-    if task not in TASKS:
-        raise _unusable(f"task is {task!r}", nearest(str(task), TASKS) or f"one of: {', '.join(TASKS)}").about("task")
-    if labels is not None and (task == "regression" or len(set(labels)) < max(len(labels), 2)):
-        why = "a regression has none" if task == "regression" else "two different names or more are needed"
-        raise _unusable(f"labels is {list(labels)!r:.80}: {why}", "leave it out, or name each class once").about(
-            "labels"
-        )
+    _check_task(task, labels)
     rows = list(_read(find_files(paths, _SUFFIXES), (text_column, label_column)))
     if not rows:
         raise DataError("the files have no rows", code="FG832", hint="a data set needs at least one row").about("paths")
@@ -111,6 +107,18 @@ def labelled_rows(
     table = Dataset.from_dict({"text": texts, "label": given}, features=Features(features)).data
     # The fingerprint is a digest of the content, since the cache of tokens is keyed by it.
     return Dataset(table, fingerprint=digest)
+
+
+def _check_task(task: str, labels: Any) -> None:
+    if task not in TASKS:
+        raise _unusable(f"task is {task!r}", nearest(str(task), TASKS) or f"one of: {', '.join(TASKS)}").about("task")
+    if labels is not None and (isinstance(labels, str) or not isinstance(labels, Sequence)):
+        raise _unusable(f"labels is {labels!r:.80}", "give a list with the names of the classes").about("labels")
+    if labels is not None and (task == "regression" or len(set(labels)) < max(len(labels), 2)):
+        why = "a regression has none" if task == "regression" else "two different names or more are needed"
+        raise _unusable(f"labels is {list(labels)!r:.80}: {why}", "leave it out, or name each class once").about(
+            "labels"
+        )
 
 
 def class_names(dataset: Dataset) -> list[str] | None:
@@ -222,55 +230,47 @@ def _target(label: Any, names: Sequence[str] | None) -> Any:
 def _read(files: Sequence[str], columns: Sequence[str]) -> Iterator[_Row]:
     for file in files:
         rows = _csv_rows if file.lower().endswith(".csv") else _json_rows
-        try:
-            for line, values in rows(file):
-                for column in columns:
-                    if column not in values:
-                        error = missing_column(
-                            column, list(values), "label_column" if column == columns[1] else "text_column"
-                        )
-                        error.message = f"row {line} of {file!r} has no column {column!r}"
-                        raise error
-                yield _Row(file, line, values)
-        except DataFileError:
-            raise
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise _unreadable(file, str(error)[:200]) from error
+        for line, values in rows(file):
+            for column in columns:
+                if column not in values:
+                    argument = "label_column" if column == columns[1] else "text_column"
+                    error = missing_column(column, list(values), argument)
+                    error.message = f"row {line} of {file!r} has no column {column!r}"
+                    raise error
+            yield _Row(file, line, values)
 
 
 def _json_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    with open(file, encoding="utf-8") as stream:
-        for number, line in enumerate(stream, 1):
-            if not line.strip():
-                continue
-            try:
-                values = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise _unreadable(file, f"line {number} is not JSON ({error!s:.80})") from None
-            if not isinstance(values, dict):
-                raise _unreadable(file, f"line {number} is not a JSON object")
-            yield number, values
+    for number, is_line, value in json_rows(file):
+        if not isinstance(value, dict):
+            raise unreadable(file, f"{'line' if is_line else 'row'} {number} is not a JSON object")
+        yield number, value
 
 
 def _csv_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    with open(file, encoding="utf-8-sig", newline="") as stream:
-        reader = csv.DictReader(stream, strict=True)
-        for values in reader:
-            if None in values or None in values.values():
-                raise _unreadable(file, f"line {reader.line_num} does not have one value for each column")
-            yield reader.line_num, values
-
-
-def _unreadable(file: str, reason: str) -> DataFileError:
-    error: DataFileError = DataFileError(
-        f"{file!r} cannot be read: {reason}", code="FG834", hint="is it in this format, complete, and in UTF-8?"
-    )
-    error.argument = "paths"
-    return error
+    hint = "the first line names the columns, and each further line has one value for each, in UTF-8"
+    try:
+        with open(file, encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream, strict=True)
+            names = reader.fieldnames or ()
+            if twice := [name for name, count in Counter(names).items() if count > 1]:
+                raise unreadable(file, f"two columns have the name {twice[0]!r}", hint)
+            for values in reader:
+                if None in values or None in values.values():
+                    raise unreadable(file, f"line {reader.line_num} does not have one value for each column", hint)
+                yield reader.line_num, values
+    except DataFileError:
+        raise
+    except UnicodeDecodeError as error:
+        raise unreadable(file, f"{error.reason} at byte {error.start}", hint) from None
+    except (OSError, csv.Error) as error:
+        raise unreadable(file, str(getattr(error, "strerror", None) or error)[:200], hint) from None
 
 
 def _text(row: _Row, value: Any) -> str:
     if isinstance(value, str) and value.strip():
+        if not is_utf8(value):
+            raise row.refuse("its text has half of a surrogate pair, which is not a character", "correct the text")
         return value
     what = "its text is empty" if isinstance(value, str) else f"its text is {value!r:.40}"
     raise row.refuse(what, "give each row a text, or remove the row")
@@ -296,7 +296,7 @@ def _several(separator: str) -> Callable[[_Row, Any], list[Any]]:
 
 
 def _number(row: _Row, value: Any) -> Any:
-    if isinstance(value, list) and value:
+    if isinstance(value, list) and value and not any(isinstance(one, list) for one in value):
         return [_number(row, one) for one in value]
     try:
         number = float(value) if not isinstance(value, bool | list) and value is not None else math.nan

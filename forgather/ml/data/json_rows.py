@@ -1,0 +1,95 @@
+"""Rows of JSON files: one value per line, or one list of values per file.
+
+Takes a file; gives each value with its number, so that an error of a later stage can name its place. `datasets` itself
+reads JSON into an Arrow table, which gives all rows the same fields and forgets the lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from forgather.ml.data.data_errors import DataFileError
+
+
+class JsonRow(NamedTuple):
+    """A value of a JSON file.
+
+    Args:
+        number: the number of its line, or its place in the list of the file; both are counted from 1.
+        is_line: whether `number` is that of a line.
+        value: the value.
+    """
+
+    number: int
+    is_line: bool
+    value: Any
+
+
+def json_rows(file: str) -> Iterator[JsonRow]:
+    """Yields the values of a JSON file. Empty lines are left out.
+
+    Args:
+        file: the path of the file, which begins with `[` if it is one list. A byte order mark is ignored.
+
+    Raises:
+        DataFileError: FG834 if the file cannot be read, is not UTF-8, or has a line that is not JSON.
+    """
+    try:
+        with open(file, encoding="utf-8-sig") as stream:
+            begin = stream.read(64).lstrip()[:1]
+            stream.seek(0)
+            if begin == "[":
+                values = json.load(stream)
+                yield from (JsonRow(number, False, value) for number, value in enumerate(values, 1))
+                return
+            for number, line in enumerate(stream, 1):
+                if line.strip():
+                    yield JsonRow(number, True, _value(file, number, line))
+    except DataFileError:
+        raise
+    except UnicodeDecodeError as error:
+        raise unreadable(file, f"{error.reason} at byte {error.start}") from None
+    except (OSError, ValueError) as error:
+        raise unreadable(file, str(getattr(error, "strerror", None) or error)) from None
+    except RecursionError:
+        raise unreadable(file, "its values are nested too deeply") from None
+
+
+def _value(file: str, number: int, line: str) -> Any:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        hint = "a file that is one indented JSON value must be a list: [...]"
+        raise unreadable(file, f"line {number} is not JSON ({getattr(error, 'msg', error)})", hint) from None
+    return value
+
+
+def unreadable(
+    file: str, reason: str, hint: str = "one JSON object per line, or one list of objects, in UTF-8"
+) -> DataFileError:
+    """Returns the FG834 error for a file of rows that cannot be read.
+
+    Args:
+        file: the path of the file.
+        reason: what is wrong with it.
+        hint: what the file should be.
+    """
+    error: DataFileError = DataFileError(f"{file!r} cannot be read: {reason}", code="FG834", hint=hint)
+    error.argument = "paths"
+    return error
+
+
+def is_utf8(text: str) -> bool:
+    r"""Returns whether a text can be stored: JSON can write half of a surrogate pair, which UTF-8 cannot encode.
+
+    Example:
+        >>> is_utf8("ab"), is_utf8("\ud800")
+        (True, False)
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
