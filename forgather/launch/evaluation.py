@@ -20,7 +20,7 @@ from typing import Any
 from forgather.cache_file import Digests
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.graph import Call
-from forgather.errors import ProjectError
+from forgather.errors import ProjectError, nearest
 from forgather.launch.in_process import MAIN, construct_main, plan_run
 from forgather.launch.saved_weights import SavedWeights
 from forgather.project.eval_data import is_file_name, named_sets, rows_of_file
@@ -31,7 +31,6 @@ from forgather.project.run_facts import GRAPH
 from forgather.project.trainer_arguments import keyword
 from forgather.project.versions import installed_versions
 from forgather.redaction import hidden
-from forgather.spelling import close_matches
 
 _TRAINERS = ("Trainer", "AccelTrainer", "PipelineTrainer")
 _EVALUATE = "forgather.ml.trainer.saved_evaluation"
@@ -139,8 +138,7 @@ def _refuse_other_main(main: object, folder: str) -> None:
 def _known_set(name: str, names: Sequence[str]) -> str:
     if name in names:
         return name
-    close = close_matches(name, list(names), n=1)
-    known = f"did you mean {close[0]!r}? The sets are: {', '.join(names)}" if close else f"one of: {', '.join(names)}"
+    known = nearest(name, names) or f"one of: {', '.join(names)}"
     raise ProjectError(
         f"the run has no evaluation set {name!r}",
         code="FG486",
@@ -240,9 +238,8 @@ def store(plan: EvaluationPlan, found: Evaluation, *, command: Sequence[str], pr
         except FileExistsError:
             continue
         except OSError as error:
-            break_with = error.strerror or str(error)
             raise ProjectError(
-                f"the result cannot be written to {file!r}: {break_with}",
+                f"the result cannot be written to {file!r}: {error.strerror or error}",
                 code="FG418",
                 hint="make room there, or copy the run's folder to a place that can be written",
             ) from None

@@ -187,8 +187,8 @@ def _newest(run: PastRun, own: Sequence[Any], model: str | None) -> SavedWeights
         except CheckpointError as error:
             skipped.append(error)
         else:
-            told = tuple(error.message for error in skipped)
-            return SavedWeights(run=run, folder=str(found.folder), step=found.step, skipped=told)
+            messages = tuple(error.message for error in skipped)
+            return SavedWeights(run=run, folder=str(found.folder), step=found.step, skipped=messages)
     if not skipped:
         raise _unknown(run, "has saved no checkpoint" + ("" if model else ", and no model"), own, model)
     raise CheckpointError(

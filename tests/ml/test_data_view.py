@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 from transformers import DataCollatorForLanguageModeling, DataCollatorWithFlattening, default_data_collator
 
-from forgather.ml.data import CausalLMCollator, PaddingCollator, tokenize_examples
+from forgather.ml.data import CausalLMCollator, PaddingCollator, PreferenceCollator, tokenize_examples
 from forgather.ml.data.collated_rows import RowError, RowReader
 from forgather.ml.data.data_view import ViewOptions, view_data
 from forgather.ml.data.row_statistics import histogram
@@ -284,3 +284,31 @@ def test_a_value_is_shown_in_a_line():
     assert "1 2.5" == value_text(np.array([1, 2.5]))
     assert "float32 (2, 2), from 0 to 3, mean 1.5" == value_text(np.arange(4, dtype=np.float32).reshape(2, 2))
     assert "(400 characters)" in value_text("x" * 398)
+
+
+def test_rows_of_preferences_show_each_answer():
+    ids = {"prompt_ids": [1, 2], "chosen_ids": [3, 0], "rejected_ids": [4, 5, 0]}
+    found = view([{**ids, "margin": 0.5}] * 2, PreferenceCollator(symbols()), stop=1)
+    assert [("chosen", "mmttp", 0), ("rejected", "mmttt", 0)] == [
+        (str(row.columns["answer"]), kinds(row), row.number) for row in found.rows
+    ]
+    assert [0.5, 0.5] == [float(row.columns["margin"]) for row in found.rows]
+    seen = found.statistics
+    assert (2, 18, 10, 2, None) == (
+        seen.rows_read, seen.tokens, seen.trained_tokens, seen.padding_tokens, seen.classes
+    )  # fmt: skip
+    assert "2 rows (50.0%) of 5 tokens" in found.facts()["longest"]
+    assert not found.warnings
+    # A reward model gives one score to the whole.
+    scored = view([ids], PreferenceCollator(symbols()), is_causal=False)
+    assert ["iiiip", "iiiii"] == [kinds(row) for row in scored.rows]
+    assert not scored.warnings
+
+
+def test_judged_answers_show_their_own_answer_and_the_counts_of_judgments():
+    rows = [
+        {"prompt_ids": [1], "completion_ids": [3, 0], "kl_ids": [4, 5, 6, 0], "label": label} for label in (1, 0, 1)
+    ]
+    found = view(rows, PreferenceCollator(symbols()), stop=1)
+    assert [("mttpp", 1)] == [(kinds(row), int(row.columns["label"])) for row in found.rows]
+    assert ({0: 1, 1: 2}, 6) == (found.statistics.classes, found.statistics.trained_tokens)

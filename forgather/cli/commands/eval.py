@@ -39,6 +39,7 @@ EXAMPLES = """examples:
   fgcli eval RUN --data tests.jsonl --out predictions.jsonl  the rows of a file, prepared as those of the run
   fgcli eval RUN --data code --nproc 1                       one of several evaluation sets, in one process"""
 _TIMES = ("_runtime", "_per_second")
+_SPEED = "rows/s"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -200,8 +201,8 @@ def _print_result(
         return
     write_text("\n".join(_table(found)))
     if found.differences:
-        for name, (then, now) in found.differences.items():
-            print_note(f"logged      {name} was {then!r}, and is {now!r} now")
+        for name, (logged, now) in found.differences.items():
+            print_note(f"logged      {name} was {logged!r}, and is {now!r} now")
     elif found.logged:
         print_note(f"logged      {plural(len(found.logged), 'metric')} of step {plan.weights.step}: the same bits")
     if changed:
@@ -227,10 +228,10 @@ def _table(found: Evaluation) -> list[str]:
         cells = {one: f"{value:.6g}" for one, value in values.items() if not one.endswith(_TIMES) and one != "runtime"}
         if found.has_perplexity and (read := format_perplexity(values.get("loss"))):
             cells = {"loss": cells.pop("loss"), "perplexity": read, **cells}
-        cells["rows/s"] = f"{values['samples_per_second']:.4g}"
+        cells[_SPEED] = f"{values['samples_per_second']:.4g}"
         columns.append(cells)
-    names = list(dict.fromkeys(name for cells in columns for name in cells))
-    rows = [[name, *(cells.get(name, "-") for cells in columns)] for name in [*names[:-1], names[-1]]]
+    names = dict.fromkeys(name for cells in columns for name in cells if name != _SPEED)
+    rows = [[name, *(cells.get(name, "-") for cells in columns)] for name in [*names, _SPEED]]
     if found.sets != [""]:
         rows.insert(0, ["", *found.sets])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

@@ -22,8 +22,12 @@ import torch
 
 from forgather.errors import ForgatherError, first_line
 from forgather.ml.data.data_errors import DataError
+from forgather.ml.data.preference_collator import COMPLETION_MASK
+from forgather.ml.data.token_kinds import IGNORED
 
 Collate = Callable[[list[Any]], Any]
+ANSWER = "answer"
+"""The column that says whether a row is the chosen or the rejected answer of a pair."""
 _USUAL_COLUMNS = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "position_ids", "labels", "label", "label_ids"}
 )
@@ -187,7 +191,7 @@ class RowReader:
         return rows
 
     def _not_read(self, number: int, error: Exception) -> RowError:
-        what = f"row {number:,} of {self.name} cannot be read: {_told(error)}"
+        what = f"row {number:,} of {self.name} cannot be read: {_as_phrase(error)}"
         return RowError(what, hint=getattr(error, "hint", None) or "correct the data set, or the files that it reads")
 
     def _collated(self, numbers: list[int], rows: list[Any]) -> list[RowBatch]:
@@ -261,11 +265,47 @@ class RowReader:
                 where, error = f"row {number:,} of {self.name}", own
                 break
         found = RowError(
-            f"the collator fails on {where}: {_told(error)}",
+            f"the collator fails on {where}: {_as_phrase(error)}",
             hint=getattr(error, "hint", None) or "'--no-collator' shows the rows as the data set gives them",
         )
         found.is_of_collator = True
         return found
+
+
+def with_answers_as_rows(batch: RowBatch, *, is_causal: bool) -> RowBatch:
+    """Returns a batch of preferences with each answer as a row, and any other batch unchanged.
+
+    A row of `PreferenceCollator` holds two answers. The trained tokens of a language model are those of the answers, as
+    the labels of the result say; a reward model gives a score to the whole. Of a judged answer, the answer to another
+    prompt is left out, because it is not trained.
+
+    Args:
+        batch: the batch.
+        is_causal: whether the model is a causal language model.
+
+    Shapes:
+        `input_ids` of a batch of preferences: (B, 2, T). Of the result: (2 B, T), or (B, T) for judged answers.
+    """
+    ids_BAT, mask_BAT = batch.columns.get("input_ids"), batch.columns.get(COMPLETION_MASK)
+    if ids_BAT is None or mask_BAT is None or ids_BAT.ndim != 3 or mask_BAT.shape != ids_BAT.shape:
+        return batch
+    is_judged = "completion_ids" in batch.rows[batch.numbers[0]]
+    count = 1 if is_judged else 2
+    columns = {}
+    for name, values in batch.columns.items():
+        if values.ndim > 1:
+            columns[name] = values[:, :count].reshape(-1, *values.shape[2:])
+        elif name != "labels":
+            columns[name] = values.repeat(count)
+    del columns[COMPLETION_MASK]
+    if is_causal:
+        columns["labels"] = np.where(mask_BAT == 1, ids_BAT, IGNORED)[:, :count].reshape(-1, ids_BAT.shape[-1])
+    if is_judged:
+        columns["label"] = batch.columns["labels"]
+    else:
+        columns[ANSWER] = np.array(["chosen", "rejected"] * len(batch.numbers))
+    numbers = [number for number in batch.numbers for _ in range(count)]
+    return RowBatch(numbers=numbers, rows=batch.rows, columns=columns)
 
 
 def arrays_of(batch: Any) -> dict[str, np.ndarray]:
@@ -334,7 +374,7 @@ def _is_text(value: Any) -> bool:
     return value is None or isinstance(value, str | bytes | Mapping)
 
 
-def _told(error: Exception) -> str:
+def _as_phrase(error: Exception) -> str:
     """Returns an error as one phrase, with the line of the user's code that raised it if there is one."""
     if isinstance(error, ForgatherError):
         return f"[{error.code}] {error.message}"

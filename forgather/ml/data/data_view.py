@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forgather.ml.data.collated_rows import Collate, RowBatch, RowReader
+from forgather.ml.data.collated_rows import ANSWER, Collate, RowBatch, RowReader, with_answers_as_rows
 from forgather.ml.data.progress_bar import show_progress
 from forgather.ml.data.row_statistics import Statistics, StatisticsCounter
 from forgather.ml.data.shown_rows import ShownRow, row_fact, shown_rows, value_text
@@ -161,13 +161,16 @@ def view_data(dataset: Any, collate: Collate | None, tokenizer: Any, options: Vi
         only_tokens=options.only_tokens,
     )
     text = TokenText(tokenizer)
-    shown = reader.shown(options.start, options.stop)
+    shown = [
+        with_answers_as_rows(part, is_causal=options.is_causal) for part in reader.shown(options.start, options.stop)
+    ]
     rows = [row for batch in shown for row in shown_rows(batch, _tokens(batch, options))]
     counter = StatisticsCounter(text.end_id)
     numbers = _numbers(reader, options)
     total = len(numbers) if reader.has_length or options.most_rows is not None else None
     for batches in show_progress(_by_rows(reader, numbers), total=total, what="reading rows", logger=logger):
-        for batch in batches.parts:
+        for part in batches.parts:
+            batch = with_answers_as_rows(part, is_causal=options.is_causal)
             counter.add(batch, _tokens(batch, options))
     statistics = counter.result()
     return DataView(
@@ -239,7 +242,9 @@ def _longest_text(seen: Statistics, text: TokenText) -> str | None:
         return None
     if seen.min_length == seen.max_length and not seen.rows_at_max_without_end:
         return None
-    share = f"{_count(seen.rows_at_max, 'row')} ({seen.rows_at_max / seen.rows_read:.1%}) of {seen.max_length:,} tokens"
+    # A row of preferences has two answers, each with a length of its own.
+    every = sum(count for *_, count in seen.histogram)
+    share = f"{_count(seen.rows_at_max, 'row')} ({seen.rows_at_max / every:.1%}) of {seen.max_length:,} tokens"
     if not seen.rows_at_max_without_end:
         return share
     end = text(text.end_id) if text.end_id is not None else ""
@@ -309,4 +314,6 @@ def _warnings(name: str, statistics: Statistics, rows: Sequence[ShownRow], *, is
 
 
 def _has_labels(row: ShownRow) -> bool:
-    return row.labels_T is not None or row.target_ids_U is not None or bool({"labels", "label"} & {*row.columns})
+    return (
+        row.labels_T is not None or row.target_ids_U is not None or bool({"labels", "label", ANSWER} & {*row.columns})
+    )

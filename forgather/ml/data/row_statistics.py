@@ -138,8 +138,10 @@ class StatisticsCounter:
 
     def _add_targets(self, batch: RowBatch, tokens: TokenBatch | None) -> None:
         """Counts labels that are not of the tokens: of whole rows, or of another sequence."""
-        labels_B = batch.columns.get("labels", batch.columns.get("label"))
-        if labels_B is None or labels_B.dtype == object or (tokens is not None and tokens.labels_BT is not None):
+        labels_B = batch.columns.get("label")
+        if tokens is None or tokens.labels_BT is None:
+            labels_B = batch.columns.get("labels", labels_B)
+        if labels_B is None or labels_B.dtype == object:
             self._classes = None
             return
         if labels_B.ndim > 1 and np.issubdtype(labels_B.dtype, np.integer) and tokens is not None:

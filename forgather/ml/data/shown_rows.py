@@ -134,7 +134,7 @@ def value_text(value: Any) -> str:
     """
     array = value if isinstance(value, np.ndarray) else array_of(value)
     if array.dtype.kind not in "iufb":
-        shown = repr(array.tolist() if isinstance(value, np.ndarray) else value)
+        shown = repr(array.tolist() if isinstance(value, np.ndarray | np.generic) else value)
         return shown if len(shown) <= _MOST_TEXT else f"{shown[:_MOST_TEXT]}... ({len(shown):,} characters)"
     if array.ndim < 2 and array.size <= _FEW:
         return " ".join(f"{number:.6g}" if array.dtype.kind == "f" else str(number) for number in array.reshape(-1))
