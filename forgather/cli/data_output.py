@@ -118,7 +118,9 @@ class DataScreen:
     def _tokens(self, row: Any) -> list[Line]:
         """Returns the tokens of a row: each document begins on a line of its own."""
         labels = [self._label(row, place) for place in range(len(row.ids_T))]
-        shown = len(row.ids_T) if len(self._view.rows) == 1 else _MOST_TOKENS
+        # Of a row of preferences, there are two answers.
+        is_alone = len({one.number for one in self._view.rows}) == 1
+        shown = len(row.ids_T) if is_alone else _MOST_TOKENS
         half = shown // 2
         left_out = range(half, len(row.ids_T) - half) if len(row.ids_T) > shown else range(0)
         starts = {start: number for number, start in enumerate(row.starts, 1)} if len(row.starts) > 1 else {}
@@ -126,7 +128,7 @@ class DataScreen:
         borders = sorted({0, len(row.ids_T), *starts, *([left_out.start, left_out.stop] if left_out else ())})
         lines: list[Line] = []
         for begin, end in zip(borders, borders[1:], strict=False):
-            if begin in starts:
+            if begin in starts and begin not in left_out:
                 name = f"document {starts[begin]} of {len(starts)}, from token {begin:,}:"
                 lines.append(Line(f"{_INDENT}{name}", _dim))
             if begin in left_out:
@@ -226,7 +228,7 @@ def _headline(row: Any) -> str:
     if not row.ids_T:
         return f"row {row.number:,}"
     counts = {word: sum(kind.word == word for kind in row.kinds_T) for word in ("trained", "masked", "padding")}
-    parts = [f"{row.length:,} tokens"]
+    parts = [f"{row.length:,} token{'' if row.length == 1 else 's'}"]
     if row.labels_T is not None:
         parts += [f"{counts['trained']:,} trained", f"{counts['masked']:,} masked"]
     if counts["padding"]:
