@@ -14,8 +14,9 @@ Shapes:
 from __future__ import annotations
 
 import functools
+import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -29,11 +30,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from forgather.errors import TrainingError
+from forgather.ml.adapter_base import adapter_files
+from forgather.ml.checkpoint.files import ADAPTER_CONFIG
 from forgather.ml.data.cache import cached_folder, content_key, find_folder, prune
 from forgather.ml.data.preference_collator import REFERENCE, PreferenceCollator
 from forgather.ml.distributed import collectives, phase
 from forgather.ml.feedback_rule import FeedbackRule
 from forgather.ml.log import get_logger
+from forgather.ml.model_class import class_name
 from forgather.ml.models import from_pretrained
 from forgather.ml.number_format import plural
 from forgather.ml.preference_rules import PairRule
@@ -89,12 +93,14 @@ class _Scorer:
 
     Args:
         digest: the digest of its weights, which is right on the main process only.
+        settings: what its weights alone do not say: its class, and the settings of the model and of its adapter.
         share: the slice of each global batch that this process computes.
         logps: a function from a prepared batch to (B, 2) log-probabilities, or None on a rank without an output.
         gather: a function from this rank's parts of all batches to the (N, 2) log-probabilities of all rows.
     """
 
     digest: str
+    settings: Mapping[str, Any]
     share: RankShare
     logps: Callable[[Any], Tensor | None]
     gather: Callable[[list[Tensor | None]], Tensor]
@@ -182,11 +188,10 @@ class ReferenceScores:
 
     def _key(self, scorer: _Scorer, dataset: Any) -> str:
         packages = {name: version(name) for name in ("torch", "transformers")}
-        model: Any = self._strategy.model
         return content_key(
-            format=1,
+            format=2,
             weights=scorer.digest,
-            model=type(model).__name__,
+            model=scorer.settings,
             rows=self._digest_of_rows(dataset),
             autocast=[self._args.bf16, self._args.fp16],
             device=self._strategy.topology.device.type,
@@ -234,7 +239,7 @@ class ReferenceScores:
             found: Tensor = collector.gather().predictions
             return found
 
-        return _Scorer(self._digest, share, logps, gather)
+        return _Scorer(self._digest, _settings_of(strategy.model), share, logps, gather)
 
     def _scorer_of_model(self, source: Any) -> _Scorer:
         device, rule = self._strategy.topology.device, self._strategy.rule
@@ -257,7 +262,7 @@ class ReferenceScores:
             # A global batch consists of the batches of ranks 0, 1, and so on.
             return torch.cat([part for step in zip(*every, strict=True) for part in step])
 
-        return _Scorer(digest, share, logps, gather)
+        return _Scorer(digest, _settings_of(model), share, logps, gather)
 
 
 def reference_scores(
@@ -298,6 +303,21 @@ def _digest_of(weights: Iterable[tuple[str, Any]], *, keep: bool) -> str:
             data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             facts[name] = [str(value.dtype), list(value.shape), xxhash.xxh3_128_hexdigest(data.tobytes())]
     return content_key(weights=facts)
+
+
+def _settings_of(model: nn.Module) -> dict[str, Any]:
+    """Returns what determines the output of a model besides its weights, such as the scale of an adapter.
+
+    Names of folders are left out, because the weights that were in them have a digest.
+    """
+    whole: Any = getattr(model, "stands_for", model)
+    config = getattr(whole, "config", None)
+    settings = config.to_dict() if hasattr(config, "to_dict") else {}
+    adapter = json.loads(adapter_files(whole).get(ADAPTER_CONFIG, b"{}"))
+    places = ("_name_or_path", "base_model_name_or_path")
+    facts = [{name: value for name, value in part.items() if name not in places} for part in (settings, adapter)]
+    # `default=str`: a setting may be an object, such as a dtype.
+    return {"class": class_name(whole), "settings": json.dumps(facts, sort_keys=True, default=str)}
 
 
 def _read(key: str) -> Tensor | None:
