@@ -204,17 +204,22 @@ def read_saved_adapter(folder: Path, model: nn.Module) -> HeldWeights:
 
     model = getattr(model, "stands_for", model)
     refuse_checkpoint_of_another_base(folder, model)
-    marks = {name: torch.empty(0) for name in model.state_dict()}
+    state = model.state_dict(keep_vars=True)
+    marks = {name: torch.empty(0) for name in state}
     names = {id(mark): name for name, mark in marks.items()}
-    # peft knows under which name it writes a weight.
-    written = {key: names[id(mark)] for key, mark in get_peft_model_state_dict(model, state_dict=marks).items()}
+    # peft knows under which name it writes a weight. The embeddings of a resized vocabulary, which it may write too,
+    # belong to the base model; to ask for them could mean to ask the Hub.
+    kept = get_peft_model_state_dict(model, state_dict=marks, save_embedding_layers=False)
+    written = {key: names[id(mark)] for key, mark in kept.items()}
     try:
         found = load_file(folder / ADAPTER)
     except (OSError, SafetensorError) as error:
         raise unreadable_model(folder, first_line(error)[:200]) from error
     if lacking := sorted(written.keys() - found.keys()):
         raise unreadable_model(folder, f"{lacking[0]!r:.80} is missing in {ADAPTER}")
-    return HeldWeights(folder, {name: found[key] for key, name in written.items()})
+    # A tied weight, such as the trained rows of an embedding that is the output layer too, is written once.
+    by_weight = {id(state[name]): found[key] for key, name in written.items()}
+    return HeldWeights(folder, {name: by_weight[id(value)] for name, value in state.items() if id(value) in by_weight})
 
 
 def refuse_checkpoint_of_another_base(folder: Path, model: nn.Module) -> None:

@@ -11,6 +11,7 @@ peft is imported when an adapter is applied, because the import takes seconds.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import warnings
@@ -145,6 +146,8 @@ def lora(**settings: Any) -> Adapter:
         {'target_modules': 'all-linear', 'r': 4, 'lora_alpha': 8}
     """
     rules = _rules()
+    # The rules know the values of a config; Python code has paths, too.
+    settings = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
     current, found = rules.names(settings)
     found += list(rules.values(current))
     found += list(rules.broken(rules.complete(current), current))

@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from forgather.errors import TrainingError, nearest
-from forgather.ml.adapter_base import base_of, read_saved_adapter, refuse_checkpoint_of_another_base
+from forgather.ml.adapter_base import adapter_files, base_of, read_saved_adapter, refuse_checkpoint_of_another_base
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.saved_model import read_saved_model
 from forgather.ml.distributed import collectives
@@ -69,7 +69,9 @@ def evaluate_saved(
         trainer.remove_callback(callback)
     sets = _sets(trainer.eval_dataset, only)
     sets = {"": next(iter(sets.values()))} if is_renamed else sets
-    described = collectives.run_collectively(lambda: described_files(trainer.model, trainer.processing_class))
+    described = collectives.run_collectively(
+        lambda: described_files(trainer.model, trainer.processing_class) | adapter_files(trainer.model)
+    )
     collectives.run_on_main(lambda: Meanings(described).refuse_other_model(Path(folder)))
     trainer.end_references(sets)
     if is_checkpoint:
