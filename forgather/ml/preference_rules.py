@@ -316,6 +316,8 @@ def warn_of_dropout(model: nn.Module) -> None:
     inner: Any = getattr(model, "get_base_model", None)
     config: Any = getattr(inner() if callable(inner) else model, "config", None)
     fields = config.to_dict() if hasattr(config, "to_dict") else {}
+    adapters = getattr(model, "peft_config", {}).values()
+    fields |= {"lora_dropout": max((getattr(one, "lora_dropout", 0.0) for one in adapters), default=0.0)}
     found = [
         name
         for name, value in fields.items()
@@ -324,7 +326,8 @@ def warn_of_dropout(model: nn.Module) -> None:
     if found:
         _log.warning(
             "the model drops activations at random (%s), and its reference does not: the first loss differs from that "
-            "of equal models; set %s to 0 in the configuration of the model",
+            "of equal models; set %s to 0 in the configuration of the %s",
             ", ".join(f"{name} {fields[name]}" for name in found),
             "it" if len(found) == 1 else "them",
+            "adapter" if found == ["lora_dropout"] else "model",
         )

@@ -269,10 +269,12 @@ def fingerprint(dataset: Any, options: Mapping[str, Any], known: Iterable[str] |
     """Returns the fingerprint of a map-style data set.
 
     Args:
-        dataset: the data set, which has a length and returns rows by number.
+        dataset: the data set, which has a length and returns rows by number. If it has an attribute `fingerprinted`,
+            the rows of that data set are compared in place of its own.
         options: the options of the run's `DataLoader`, see `loader_options`.
         known: the names of the columns that the model uses; None includes all columns.
     """
+    dataset = getattr(dataset, "fingerprinted", dataset)
     sample = _Sample(dataset, None if known is None else frozenset(known))
     rows = sampled_rows(len(dataset))
     if options["num_workers"]:

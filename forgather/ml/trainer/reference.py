@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -65,13 +65,15 @@ class ReferenceRows(Dataset[Any]):
     Args:
         dataset: the rows, which are read by number.
         logps_N2: the log-probabilities of both answers of each row.
+        digest: the digest of the reference.
 
     Shapes:
         logps_N2: (N, 2).
     """
 
-    def __init__(self, dataset: Any, logps_N2: Tensor) -> None:
+    def __init__(self, dataset: Any, logps_N2: Sequence[Any] | Tensor, digest: str) -> None:
         self.dataset = dataset
+        self.digest = digest
         self._logps_N2 = logps_N2
 
     def __len__(self) -> int:
@@ -79,6 +81,15 @@ class ReferenceRows(Dataset[Any]):
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         return {**self.dataset[row], REFERENCE: self._logps_N2[row]}
+
+    @property
+    def fingerprinted(self) -> ReferenceRows:
+        """The rows from which the fingerprint of the data is computed: they name the reference.
+
+        Log-probabilities of the same reference differ by rounding errors if they are computed in other batches, and
+        are not those of another reference for that.
+        """
+        return ReferenceRows(self.dataset, [self.digest] * len(self), self.digest)
 
     def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
         """Returns several rows, which `datasets` reads faster than one by one."""
@@ -114,6 +125,9 @@ class ReferenceScores:
         args: the training arguments, whose evaluation batch size and loader options are read.
         collate: the collator of the trainer.
         source: the folder or name of the reference model; None for the initial weights of the model itself.
+
+    Attributes:
+        digest: the digest of the reference; None before rows were scored.
     """
 
     def __init__(self, strategy: Strategy, args: TrainingArguments, collate: Collate, source: Any) -> None:
@@ -122,6 +136,7 @@ class ReferenceScores:
         self._collate = collate
         self._source = source
         self._is_initial = True
+        self.digest: str | None = None
         self._digest: str | None = None
         # With the data set, whose `id` must not be given to another one.
         self._known: dict[int, tuple[Any, ReferenceRows]] = {}
@@ -150,7 +165,7 @@ class ReferenceScores:
         if len(dataset) == 0 or REFERENCE in dataset[0]:
             return dataset
         phase.set_phase("computing reference log-probabilities", 0)
-        rows = ReferenceRows(dataset, self._scores(dataset))
+        rows = self._scored(dataset)
         self._known[id(dataset)] = (dataset, rows)
         return rows
 
@@ -170,7 +185,7 @@ class ReferenceScores:
                 "give the trainer the set as eval_dataset, name a model as the reference of the loss, or give rows",
             )
 
-    def _scores(self, dataset: Any) -> Tensor:
+    def _scored(self, dataset: Any) -> ReferenceRows:
         with torch.no_grad():
             scorer = self._scorer_of_initial_weights() if self._source is None else self._scorer_of_model(self._source)
             began = time.monotonic()
@@ -184,14 +199,14 @@ class ReferenceScores:
                     plural(len(dataset), "row"),
                     time.monotonic() - began,
                 )
-        return found
+            self.digest = collectives.run_on_main(lambda: _identity(scorer))
+        return ReferenceRows(dataset, found, self.digest)
 
     def _key(self, scorer: _Scorer, dataset: Any) -> str:
         packages = {name: version(name) for name in ("torch", "transformers")}
         return content_key(
             format=2,
-            weights=scorer.digest,
-            model=scorer.settings,
+            reference=_identity(scorer),
             rows=self._digest_of_rows(dataset),
             autocast=[self._args.bf16, self._args.fp16],
             device=self._strategy.topology.device.type,
@@ -303,6 +318,10 @@ def _digest_of(weights: Iterable[tuple[str, Any]], *, keep: bool) -> str:
             data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             facts[name] = [str(value.dtype), list(value.shape), xxhash.xxh3_128_hexdigest(data.tobytes())]
     return content_key(weights=facts)
+
+
+def _identity(scorer: _Scorer) -> str:
+    return content_key(weights=scorer.digest, model=scorer.settings)
 
 
 def _settings_of(model: nn.Module) -> dict[str, Any]:

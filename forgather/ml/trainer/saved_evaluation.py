@@ -18,13 +18,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from forgather.errors import TrainingError, nearest
+from forgather.errors import CheckpointError, TrainingError, nearest
 from forgather.ml.adapter_base import adapter_files, base_of, read_saved_adapter, refuse_checkpoint_of_another_base
+from forgather.ml.checkpoint.files import TRAINING_STATE
+from forgather.ml.checkpoint.manifest import read_small_file
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.saved_model import read_saved_model
+from forgather.ml.data.preference_collator import REFERENCE
 from forgather.ml.distributed import collectives
 from forgather.ml.losses import is_causal_lm
 from forgather.ml.metrics import as_json
+from forgather.ml.trainer.checkpoint_parts import restoring
+from forgather.ml.trainer.data_fingerprint import row_digest
 from forgather.ml.trainer.metric_functions import MetricFunctions
 from forgather.ml.trainer.predictions import PADDING
 from forgather.ml.trainer.resume_checks import Meanings
@@ -61,7 +66,8 @@ def evaluate_saved(
         TrainingError: FG488 if the object is not one of Forgather's trainers; FG486 if there is no such set; FG824 if
             there is no evaluation data; other errors of an evaluation.
         CheckpointError: FG605 if the weights do not fit the model; FG613 if the tokenizer or the model's settings are
-            other ones.
+            other ones; FG906 if the base model of an adapter is another one; FG950 if the loss compares the model with
+            another reference than the run did.
     """
     if not isinstance(trainer, Trainer):
         raise not_evaluable(type(trainer).__name__)
@@ -73,8 +79,9 @@ def evaluate_saved(
         lambda: described_files(trainer.model, trainer.processing_class) | adapter_files(trainer.model)
     )
     collectives.run_on_main(lambda: Meanings(described).refuse_other_model(Path(folder)))
-    trainer.end_references(sets)
+    reference = trainer.end_references(sets)
     if is_checkpoint:
+        collectives.run_on_main(lambda: _refuse_another_reference(Path(folder), reference))
         collectives.run_collectively(lambda: refuse_checkpoint_of_another_base(Path(folder), trainer.strategy.model))
         with collectives.run_collectively(lambda: CheckpointReader(Path(folder), sections=_WEIGHTS)) as saved:
             trainer.strategy.restore(saved)
@@ -86,6 +93,31 @@ def evaluate_saved(
     has_perplexity = bool(getattr(trainer.strategy.rule, "is_token_entropy", False))
     count = 0 if out is None else _write_predictions(trainer, sets, Path(out))
     return {"metrics": metrics, "sets": list(sets), "has_perplexity": has_perplexity, "predictions": count}
+
+
+def _refuse_another_reference(folder: Path, reference: str | None) -> None:
+    """Raises an error if a checkpoint was trained with another reference than the rows of the evaluation have.
+
+    Args:
+        folder: the folder of a verified checkpoint.
+        reference: the digest of the reference; None if the loss has none, or the rows have log-probabilities already.
+
+    Raises:
+        CheckpointError: FG950.
+    """
+    file = folder / f"{TRAINING_STATE}.json"
+    if reference is None or not file.is_file():  # weights alone do not name it
+        return
+    with restoring("training state", folder):
+        columns = json.loads(read_small_file(file)).get("data", {}).get("fingerprint", {}).get("columns", {})
+    found = columns.get(REFERENCE, ())
+    if found and found[0] != row_digest(reference):
+        raise CheckpointError(
+            "the run compared its model with another reference than this evaluation does: the model or the adapter "
+            "from which the run began has changed",
+            code="FG950",
+            hint="bring back the folder that the config names as the beginning of the run",
+        )
 
 
 _WEIGHTS = ("model", "model_extra_state")

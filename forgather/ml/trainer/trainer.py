@@ -293,19 +293,23 @@ class Trainer(WithOwnLoss):
                 self._abandon(run, error)
                 raise
 
-    def end_references(self, sets: Any) -> None:
+    def end_references(self, sets: Any) -> str | None:
         """Scores rows with the reference for the last time: the model is about to lose its initial weights.
 
         Args:
             sets: the rows, a mapping from names to several sets of rows, or None.
+
+        Returns:
+            The digest of the reference; None if no rows were scored.
         """
         if self._reference is None:
-            return
+            return None
         named = sets if isinstance(sets, Mapping) else {"": sets}
         for rows in named.values():
             if rows is not None:
                 self._reference.attached(rows)
         self._reference.weights_change()
+        return self._reference.digest
 
     def _make_run(self, interrupt: Interrupt) -> Run:
         if self._reference is not None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from peft import PeftModel
+from torch.nn import functional as F
 
 from forgather.ml import (
     AccelTrainer,
@@ -17,6 +18,7 @@ from forgather.ml.checkpoint.reader import whole_weights
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.models import from_pretrained
 from forgather.ml.trainer.argument_checks import SettingError
+from forgather.ml.trainer.saved_evaluation import evaluate_saved
 from tests.matrix import thinned
 from tests.ml.distributed.gang import import_engine, run_ranks
 from tests.ml.fixtures import StopAt, largest_difference, rows, tiny_llama
@@ -24,6 +26,7 @@ from tests.patience import patience
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
 ADAPTER = {"r": 2, "lora_alpha": 8, "modules_to_save": ["lm_head"], "trainable_token_indices": [3, 5]}
+TIED = {"r": 2, "lora_alpha": 8, "trainable_token_indices": [3, 5]}
 COMMON = {"max_steps": 7, "logging_steps": 1, "learning_rate": 1e-3, "use_cpu": True}
 # Processes, rows of a replica, trainer, arguments, settings.
 LAYOUTS = {
@@ -36,7 +39,7 @@ LAYOUTS = {
 }
 
 
-def part(folder, base, layout, stop):
+def part(folder, base, layout, stop, adapter=ADAPTER):
     """Trains as one of the processes; returns the losses."""
     ranks, batch_size, trainer_class, arguments, given = LAYOUTS[layout]
     several = {} if ranks == 1 else {"distributed_env": DistributedEnvironment(timeout_seconds=patience(20))}
@@ -48,17 +51,17 @@ def part(folder, base, layout, stop):
         args,
         train_dataset=rows(13),
         callbacks=[StopAt(4)] if stop else [],
-        adapter=ADAPTER,
+        adapter=adapter,
         **several,
     )
     trainer.train(resume_from_checkpoint=True)
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
 
-def run(folder, base, layout, *, stop=False):
+def run(folder, base, layout, *, stop=False, adapter=ADAPTER):
     if layout.startswith("ZeRO"):
         import_engine()
-    return run_ranks(LAYOUTS[layout][0], part, folder, base, layout, stop)[0]
+    return run_ranks(LAYOUTS[layout][0], part, folder, base, layout, stop, adapter)[0]
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +114,38 @@ def test_a_run_resumes_in_another_layout(first, then, alone, base, tmp_path):
     run(tmp_path, base, then)
     of_one, found = (dict(whole_weights(folder / "checkpoint-7")) for folder in (alone[0], tmp_path))
     assert largest_difference(of_one, found) <= 1e-6
+
+
+def loss_of_saved(folder, base, layout, adapter):
+    """Evaluates the final folder of a run as one of the processes; returns the loss."""
+    ranks, batch_size, trainer_class, arguments, given = LAYOUTS[layout]
+    several = {} if ranks == 1 else {"distributed_env": DistributedEnvironment(timeout_seconds=patience(20))}
+    args = arguments(str(folder.parent / "eval"), per_device_eval_batch_size=batch_size, **COMMON, **given)
+    trainer = trainer_class(
+        lambda: from_pretrained(base), args, eval_dataset=rows(5, seed=2), adapter=adapter, **several
+    )
+    return evaluate_saved(trainer, str(folder), is_checkpoint=False)["metrics"]["eval_loss"]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("layout", thinned([*LAYOUTS], lambda layout: layout == "one"))
+def test_a_saved_adapter_is_evaluated_in_every_layout(layout, tied, tmp_path):
+    tiny_llama(num_key_value_heads=4, tie_word_embeddings=tied).save_pretrained(tmp_path / "base")
+    run(tmp_path / "out", tmp_path / "base", "one", adapter=(adapter := TIED if tied else ADAPTER))
+    if layout.startswith("ZeRO"):
+        import_engine()
+    found = run_ranks(LAYOUTS[layout][0], loss_of_saved, tmp_path / "out", tmp_path / "base", layout, adapter)
+    model = PeftModel.from_pretrained(from_pretrained(tmp_path / "base"), tmp_path / "out").eval()
+    plain, total, count = from_pretrained(tmp_path / "base").eval(), torch.zeros(2), 0
+    for row in rows(5, seed=2):
+        targets = row["labels"][1:]
+        count += int((targets != -100).sum())
+        with torch.no_grad():
+            logits = [one(input_ids=row["input_ids"][None]).logits[0, :-1] for one in (model, plain)]
+        total += torch.stack([F.cross_entropy(one, targets, ignore_index=-100, reduction="sum") for one in logits])
+    expected, other = (total / count).tolist()
+    assert found == pytest.approx([expected] * len(found), rel=1e-6)
+    assert expected != pytest.approx(other, rel=1e-4)
 
 
 @pytest.mark.parametrize("trainer", [AccelTrainer, PipelineTrainer])

@@ -13,6 +13,7 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from forgather.errors import CheckpointError
@@ -206,7 +207,6 @@ QUICK = {
     ("one", "dpo", "new"),
     ("one", "dpo", "trained before"),
     ("one", "kto", "head and tokens"),
-    ("FSDP2", "dpo", "trained before"),
 }
 
 
@@ -251,13 +251,9 @@ def stopped_and_resumed(folder, base, layout, loss, adapter, *, keeps_cache=True
     return found
 
 
-@pytest.mark.parametrize(
-    ("layout", "loss", "adapter"),
-    thinned(
-        [(layout, *case) for layout in LAYOUTS for case in (("dpo", "trained before"), ("kto", "new"))],
-        lambda *case: case == ("one", "dpo", "trained before"),
-    ),
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize(("loss", "adapter"), [("dpo", "trained before"), ("kto", "new")])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_resumed_run_is_bit_equal(tmp_path, base, layout, loss, adapter):
     ranks = LAYOUTS[layout][0]
     for keeps in (True, False):
@@ -300,3 +296,30 @@ def test_the_cache_tells_settings_apart_that_change_what_the_weights_compute(
         assert first_loss(tmp_path / "out", folder, "trained before") == pytest.approx(math.log(2), rel=0, abs=1e-6)
     # Two batches for the reference and two for the loss, of each model; then the same again from the cache.
     assert len(predictions) == (2 + 0) * 2
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")
+def test_another_reference_is_refused_when_a_run_resumes_and_other_batches_are_not(tmp_path, base):
+    own = shutil.copytree(base, tmp_path / "own")
+    saving = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+
+    def resumed(**settings):
+        trainer = trainer_of(tmp_path / "out", own, "one", "dpo", "trained before", [StopAt(2)], **saving, **settings)
+        trainer.train(resume_from_checkpoint=True)
+
+    resumed()
+    shutil.rmtree(tmp_path / "cache")
+    resumed(per_device_eval_batch_size=3)
+    file = own / "sft/adapter_model.safetensors"
+    save_file({name: value * 1.5 for name, value in load_file(file).items()}, file, {"format": "pt"})
+    shutil.rmtree(tmp_path / "out/checkpoint-4")
+    with pytest.raises(CheckpointError, match="4 of 4 compared rows differ in 'reference_logps'") as refused:
+        resumed()
+    assert refused.value.code == "FG610"
+
+
+def test_the_dropout_of_an_adapter_is_reported(tmp_path, base, caplog, monkeypatch):
+    monkeypatch.setitem(ADAPTERS, "dropout", {**NEW, "lora_dropout": 0.1})
+    with caplog.at_level(logging.WARNING):
+        trainer_of(tmp_path, base, "one", "dpo", "dropout")
+    assert "drops activations at random (lora_dropout 0.1), and its reference does not" in caplog.text

@@ -1,0 +1,218 @@
+"""`fgcli eval` of fine-tuned models: adapters, preferences, conversations and classifiers with an adapter.
+
+Each run evaluates the rows of a file of its own. So the metrics that it logged are known for these rows, and `--data`
+with a copy of that file has to give the same bits.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from forgather.cli.main import main
+from tests.cli.test_eval import evaluated, repeatable
+from tests.matrix import thinned
+from tests.project.workbench import TINY_TRAINING, make_project
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing", "ignore:Model has `tie_word_embeddings")
+TEXTS = [{"text": f"row {i} of the file, and {i * i} more"} for i in range(20)]
+PAIRS = [{"prompt": f"say {i}", "chosen": f"{i} it is, {i * i}", "rejected": f"no {i % 3}"} for i in range(9)]
+FEEDBACK = [{"prompt": f"say {i}", "completion": f"{i} it is, {i * i}", "label": i % 2 == 0} for i in range(9)]
+CHATS = [
+    {"messages": [{"role": "user", "content": f"say {i}"}, {"role": "assistant", "content": f"{i} it is, {i * i}"}]}
+    for i in range(9)
+]
+LABELLED = [{"text": f"row {i} {'good' if i % 3 else 'bad'}", "label": "good" if i % 3 else "bad"} for i in range(12)]
+FILES = {"texts": TEXTS, "pairs": PAIRS, "feedback": FEEDBACK, "chats": CHATS, "labelled": LABELLED}
+
+ROWS_OF = {
+    "texts": ("tokenize", "json_lines {paths: FILE}", "block_size: 16"),
+    "pairs": ("tokenize_preferences", "json_lines {paths: FILE, text_column: ~}", "max_length: 64"),
+    "feedback": ("tokenize_feedback", "json_lines {paths: FILE, text_column: ~}", "max_length: 64"),
+    "chats": ("tokenize_chats", "chats {paths: FILE}", "max_length: 64"),
+    "rows of chats": ("tokenize_chats", "as_chats [!call:forgather.ml.data:json_lines {paths: FILE, text_column: ~}]", ""),
+    "labelled": ("tokenize_labelled", "labelled_rows {paths: FILE}", "max_length: 64"),
+}
+LORA = "[adapter]\n    -- include 'adapters/lora.yaml'\n    r: 4\n"
+LOSS = "[loss_fn]\n    !singleton:forgather.ml.preference_losses:{}@loss_fn []\n"
+CLASSIFIER = """\
+[model]
+    -- include 'models/pretrained_classifier.yaml'
+    pretrained_model_name_or_path: {{ joinpath(project_dir, 'base') }}
+    labels: [bad, good]
+[compute_metrics]
+    !singleton:forgather.ml.label_metrics:LabelMetrics@compute_metrics
+    task: classification
+    functions: {accuracy: !partial:sklearn.metrics:accuracy_score []}
+"""
+BASE = TINY_TRAINING.replace("'out'", "'base'").replace("rows.jsonl", "texts.jsonl") + "[sample_prompts]\n    []\n"
+
+
+def config(name, kind, *blocks):
+    file = f"{kind.split()[-1]}.jsonl"
+    function, reader, line = ROWS_OF[kind]
+    head = TINY_TRAINING.replace("'out'", f"'{name}'").replace("rows.jsonl", file).replace("max_steps: 2", "max_steps: 4")
+    head = head.replace("[tokenizer]\n    == super()\n    vocab_size: 260\n", "").replace(
+        "[config_metadata]\n",
+        "[config_metadata]\n    -- set ns.base_model = joinpath(project_dir, 'base')\n"
+        "    -- set ns.chat_template = 'alpaca'\n",
+    )
+    settings = "eval_strategy: steps|eval_steps: 2|save_strategy: steps|save_steps: 2|learning_rate: 5e-2".split("|")
+    collator = "preferences" if kind in ("pairs", "feedback") else "rows" if kind == "labelled" else "padded"
+    sets = "".join(
+        f"[{part}_dataset]\n    !singleton:forgather.ml.data:{function}@{part}_dataset\n"
+        f"    dataset: !call:forgather.ml.data:{reader.replace('FILE', '{{ joinpath(project_dir, %r) }}' % file)}\n"
+        f"    tokenizer: *tokenizer\n    {line}\n"
+        for part in ("train", "eval")
+    )
+    return (
+        head
+        + "".join(f"    {setting}\n" for setting in settings)
+        + f"[sample_prompts]\n    []\n{sets}[data_collator]\n    -- include 'collators/{collator}.yaml'\n"
+        + "".join(blocks)
+    )
+
+
+def lora(*lines):
+    return LORA + "".join(f"    {line}\n" for line in lines)
+
+
+RUNS = {
+    "lora": ("texts", lora()),
+    "dora": ("texts", lora("use_dora: true")),
+    "pissa": ("texts", lora("init_lora_weights: pissa")),
+    "biases": ("texts", lora("bias: lora_only")),
+    "head": ("texts", lora("modules_to_save: [lm_head]")),
+    "embeddings": ("texts", lora("modules_to_save: [embed_tokens]")),
+    "tokens": ("texts", lora("trainable_token_indices: [3, 5]")),
+    "dpo": ("pairs", LOSS.format("DPOLoss")),
+    "dpo with lora": ("pairs", LOSS.format("DPOLoss"), lora()),
+    "orpo with lora": ("pairs", LOSS.format("ORPOLoss"), lora()),
+    "kto": ("feedback", LOSS.format("KTOLoss")),
+    "kto with lora": ("feedback", LOSS.format("KTOLoss"), lora()),
+    "chats": ("chats",),
+    "chats with lora": ("chats", lora()),
+    "rows of chats": ("rows of chats",),
+    "classifier": ("labelled", CLASSIFIER),
+    "classifier with lora": ("labelled", CLASSIFIER, lora()),
+}
+QUICK = ("tokens", "dpo with lora")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    configs = {name.replace(" ", "_"): config(name.replace(" ", "_"), *run) for name, run in RUNS.items()}
+    files = {f"templates/configs/{name}.yaml": text for name, text in {"base": BASE, **configs}.items()}
+    folder = make_project(tmp_path_factory.mktemp("tuned") / "bench", files)
+    for name, rows in FILES.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train(folder, "base")
+    return folder
+
+
+def train(project, name):
+    with pytest.MonkeyPatch().context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(project / "cache"))
+        assert 0 == main(["-p", str(project), "-t", name.replace(" ", "_"), "train"])
+
+
+@pytest.fixture
+def trained(project, tmp_path, monkeypatch):
+    """A function that trains a config once, and returns its output folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(project / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+    def of(name):
+        folder = project / name.replace(" ", "_")
+        if not folder.exists():
+            train(project, name)
+        return folder
+
+    return of
+
+
+def logged(folder, step):
+    (run,) = (folder / "runs").glob("2*")
+    lines = [json.loads(line) for line in (run / "loss.jsonl").read_text().splitlines()]
+    (found,) = [line for line in lines if line["step"] == step and "eval_loss" in line]
+    return {name: value for name, value in found.items() if name.startswith("eval_")}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", thinned([*RUNS], lambda name: name in QUICK))
+def test_saved_weights_give_the_bits_that_the_run_logged(trained, tmp_path, name, capsys):
+    folder, rows = trained(name), FILES[RUNS[name][0].split()[-1]]
+    Path("same.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:-2]))
+
+    first, last, model, same, other = (
+        evaluated(capsys, folder, *words)[0]
+        for words in (
+            ["--checkpoint", 2], ["--checkpoint", 4], ["--checkpoint", "model"], ["--data", "same.jsonl"],
+            ["--data", "other.jsonl"],
+        )
+    )  # fmt: skip
+
+    assert logged(folder, 2) == repeatable(first["metrics"]) and [] == first["differs"]
+    assert logged(folder, 4) == repeatable(last["metrics"]) == repeatable(model["metrics"])
+    assert logged(folder, 4) == repeatable(same["metrics"])
+    # The negative controls: other weights and other rows have other losses.
+    assert 3 == len({found["metrics"]["eval_loss"] for found in (first, last, other)})
+
+
+def test_an_adapter_whose_base_or_settings_changed_is_refused(trained, project, capsys):
+    folder = trained("tokens")
+    config = folder / "adapter_config.json"
+    before = config.read_text()
+    try:
+        config.write_text(json.dumps({**json.loads(before), "lora_alpha": 99}))
+        found, status = evaluated(capsys, folder, "--checkpoint", "model")
+        assert 1 == status and "[FG613]" in found and "lora_alpha is 8, and was 99" in found
+    finally:
+        config.write_text(before)
+    with changed(project / "base/model.safetensors"):
+        for word in ("4", "model"):
+            found, status = evaluated(capsys, folder, "--checkpoint", word)
+            assert 1 == status and "[FG906]" in found
+    (folder / "adapter_model.safetensors").rename(folder / "kept")
+    weights = load_file(folder / "kept")
+    save_file(dict(list(weights.items())[1:]), folder / "adapter_model.safetensors", {"format": "pt"})
+    found, status = evaluated(capsys, folder, "--checkpoint", "model")
+    (folder / "kept").rename(folder / "adapter_model.safetensors")
+    assert 1 == status and "[FG489]" in found and next(iter(weights)) in found
+
+
+class changed:  # noqa: N801 - a context manager that reads as one
+    """Changes the weights in a file by a tenth, and brings the earlier ones back."""
+
+    def __init__(self, file):
+        self.file, self.before = file, file.read_bytes()
+
+    def __enter__(self):
+        weights = load_file(self.file)
+        save_file({name: value * 1.1 for name, value in weights.items()}, self.file, {"format": "pt"})
+
+    def __exit__(self, *error):
+        self.file.write_bytes(self.before)
+
+
+@pytest.mark.matrix
+def test_another_beginning_of_a_run_is_another_reference(trained, project, capsys):
+    folder = trained("dpo")
+    with changed(project / "base/model.safetensors"):
+        for words in (["--checkpoint", "4"], ["--data", str(project / "pairs.jsonl")]):
+            found, status = evaluated(capsys, folder, *words)
+            assert 1 == status and "[FG950]: the run compared its model with another reference" in found
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("chats", "[FG487]: 'rows.csv' is a CSV file"), ("rows of chats", "[FG890]: row 1: 'messages' must be a list")],
+)
+def test_conversations_in_a_table_are_refused(trained, name, told, capsys):
+    Path("rows.csv").write_text("messages\nhello\n")
+    found, status = evaluated(capsys, trained(name), "--data", "rows.csv")
+    assert 1 == status and told in found
