@@ -10,12 +10,13 @@ peft is imported when an adapter is applied, because the import takes seconds.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +28,7 @@ from forgather.errors import TrainingError, first_line, nearest
 from forgather.ml.adapter_base import BaseModel, describe_base, note_base, read_base
 from forgather.ml.checkpoint.files import ADAPTER, ADAPTER_CONFIG
 from forgather.ml.losses import is_causal_lm
-from forgather.ml.model_class import class_name
+from forgather.ml.model_class import class_name, new_weights_of
 from forgather.ml.random_state import forked_random
 from forgather.rules import Rules, shipped_rules
 
@@ -70,7 +71,7 @@ class Adapter:
         Raises:
             AdapterError: FG900 if a name matches no module; FG901 if the model has an adapter already; FG902 to FG904
                 if the adapter at `path` cannot be used; FG905 if peft refuses the settings; FG908 if a token index is
-                outside of the vocabulary.
+                outside of the vocabulary; FG951 if random weights of the base model would not be trained.
         """
         peft = _peft()
         refuse_adapted(model)
@@ -92,15 +93,18 @@ class Adapter:
                     )
         except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
             raise _refused(error) from error
+        _refuse_untrained(adapted, new_weights_of(model))
         note_base(adapted, base)
         return adapted
 
     def _config(self, peft: Any, model: nn.Module, base: BaseModel) -> Any:
         if self.path is not None:
             return self._config_at_path(peft, self.path, base)
+        # Copies: peft appends the head of a classifier to the given list `modules_to_save`, and the model may be made
+        # several times.
         if self.config is not None:
-            return self.config
-        given = dict(self.settings)
+            return copy.deepcopy(self.config)
+        given = copy.deepcopy(dict(self.settings))
         given.setdefault("task_type", _task_of(model))
         try:
             return peft.LoraConfig(**given)
@@ -358,6 +362,25 @@ def _layer_names(model: nn.Module) -> Iterator[str]:
         if name and weight is not None and weight.ndim > 1 and not any(module.children()):
             parts = name.split(".")
             yield next((part for part in reversed(parts) if not part.isdigit()), name)
+
+
+def _refuse_untrained(adapted: nn.Module, new: Iterable[str]) -> None:
+    """Raises an error if weights that are random in the base model are neither trained nor saved with the adapter."""
+    trained = {
+        name.replace(".modules_to_save.default.", ".").removeprefix("base_model.model.")
+        for name, weight in adapted.named_parameters()
+        if weight.requires_grad
+    }
+    left = list(dict.fromkeys(name.rpartition(".")[0] for name in new if name not in trained))
+    if left:
+        config: Any = adapted.peft_config
+        wanted = [*(config["default"].modules_to_save or ()), *left]
+        raise AdapterError(
+            f"{left[0]!r} is not in the files of the base model: its weights are random, and would neither be trained "
+            "nor be saved with the adapter",
+            code="FG951",
+            hint=f"add modules_to_save: [{', '.join(wanted)}]",
+        ).about("adapter.modules_to_save")
 
 
 def _refuse_unknown_tokens(model: nn.Module, config: Any) -> None:

@@ -25,6 +25,7 @@ from transformers import (
 from forgather.errors import first_line, nearest
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 from forgather.ml.library_progress import without_progress_bars
+from forgather.ml.model_class import note_new_weights
 from forgather.ml.models import ModelConfigError, ModelSourceError, as_dtype
 from forgather.ml.random_state import forked_random
 
@@ -133,15 +134,16 @@ def classifier_from_pretrained(
             if tokenizer is not None:
                 config.pad_token_id = tokenizer.pad_token_id
             with forked_random(seed), torch.device("cpu"):
-                model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-                    source, config=config, **options
+                model, facts = AutoModelForSequenceClassification.from_pretrained(
+                    source, config=config, output_loading_info=True, **options
                 )
     except (OSError, ValueError, RuntimeError) as error:
         if isinstance(error, ModelConfigError):
             raise
         raise _not_loaded(name, first_line(error)[:200]) from error
+    note_new_weights(model, facts["missing_keys"])
     model.train()
-    return model
+    return model  # type: ignore[no-any-return]
 
 
 def _describe(config: PretrainedConfig, task: str, labels: Sequence[str] | None, num_values: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -37,3 +38,17 @@ def num_parameters(model: nn.Module, *, trainable: bool = False) -> int:
     parameters = getattr(model, "stands_for", model).parameters()
     # With DeepSpeed's ZeRO stage 3 a parameter is empty between passes; `ds_numel` is its whole size.
     return sum(int(getattr(p, "ds_numel", p.numel())) for p in parameters if p.requires_grad or not trainable)
+
+
+_NEW_WEIGHTS = "_forgather_new_weights"
+
+
+def note_new_weights(model: nn.Module, names: Iterable[str]) -> None:
+    """Keeps with a loaded model the names of the weights that were not in its files, and are random."""
+    # Outside of modules and parameters, so that the state of the model does not change.
+    vars(model)[_NEW_WEIGHTS] = tuple(sorted(names))
+
+
+def new_weights_of(model: nn.Module) -> tuple[str, ...]:
+    """Returns the names that `note_new_weights` kept; empty if there are none."""
+    return tuple(vars(model).get(_NEW_WEIGHTS, ()))

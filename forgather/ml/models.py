@@ -18,6 +18,7 @@ from forgather.errors import ForgatherError, TrainingError, first_line, nearest
 from forgather.ml.data.chat_template import stop_token_ids
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 from forgather.ml.library_progress import without_progress_bars
+from forgather.ml.model_class import note_new_weights
 from forgather.ml.log import get_logger
 from forgather.ml.random_state import forked_random
 
@@ -125,10 +126,11 @@ def from_pretrained(
     source = str(folder) if folder.is_dir() else name
     try:
         with without_progress_bars(), nullcontext() if folder.is_dir() else hub_access():
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, **options)
+            model, facts = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
     except OSError as error:
         reason = first_line(error)
         raise _not_loaded(name, reason) from error
+    note_new_weights(model, facts["missing_keys"])
     _stop_after_answers(model, tokenizer)
     return _in_training_mode(model)
 

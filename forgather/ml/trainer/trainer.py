@@ -96,7 +96,7 @@ class Trainer(WithOwnLoss):
     Raises:
         SettingError: FG770 or FG775 if the training arguments cannot be combined with the trainer or with its other
             arguments.
-        AdapterError: FG900 to FG905 or FG908 if the adapter cannot be put into the model.
+        AdapterError: FG900 to FG905, FG908 or FG951 if the adapter cannot be put into the model.
         TrainingError: FG801 if there is no model; FG806 or FG807 if the loss cannot be used; FG815 if an object in
             `callbacks` is not a callback; FG819 if a factory is not callable; FG632 if `storage` lacks a method; FG860
             or FG861 if a subclass has hooks of transformers' trainer that would never be called.
