@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from forgather.ml.checkpoint.saved_model import HeldWeights, unreadable_model
 
 _ATTRIBUTE = "_forgather_base_model"
 _PREFIX, _LAYER = "base_model.model.", ".base_layer."
+_EXTRA_STATE = "_extra_state"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,23 +126,37 @@ def names_of_adapter(model: nn.Module) -> frozenset[str]:
     )
 
 
-def names_of_base(model: nn.Module) -> frozenset[str]:
+def names_of_base(model: nn.Module, names: Iterable[str] | None = None) -> frozenset[str]:
     """Returns the names of the weights that a checkpoint leaves out: the frozen weights of an adapted base model.
 
-    Buffers stay in the checkpoint, because training may change them.
+    What belongs to a quantized weight, such as its scales, is left out with it. Buffers stay in the checkpoint, because
+    training may change them.
 
     Args:
         model: the whole model; its weights may be on the meta device.
+        names: the names to choose from; None for those in the state of the model. On the meta device, a quantized
+            weight has no entries beside itself.
     """
     if base_of(model) is None:
         return frozenset()
     own = names_of_adapter(model)
     state = model.state_dict(keep_vars=True)
-    return frozenset(
-        name
-        for name, value in state.items()
-        if name not in own and isinstance(value, nn.Parameter) and not value.requires_grad
-    )
+    weights = {name for name, value in state.items() if isinstance(value, nn.Parameter)}
+    frozen = {name for name in weights - own if not state[name].requires_grad}
+    kept = {*own, *(weights - frozen), *(name for name, _ in model.named_buffers())}
+    layers = {name.rpartition(".")[0] for name in frozen}
+
+    def is_left_out(name: str) -> bool:
+        if name in frozen:
+            return True
+        if name in kept or name.endswith(_EXTRA_STATE):
+            return False
+        parts = name.split(".")
+        # `weight.absmax` belongs to a weight of 4 bits, and `SCB` beside the weight to one of 8 bits.
+        of_weight = any(".".join(parts[:end]) in frozen for end in range(1, len(parts)))
+        return of_weight or name.rpartition(".")[0] in layers
+
+    return frozenset(filter(is_left_out, state if names is None else names))
 
 
 def stored_state(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,7 +166,7 @@ def stored_state(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
         model: the whole model.
         state: the state of the model or of a part of it, by the names of the whole model.
     """
-    left_out = names_of_base(model)
+    left_out = names_of_base(model, state)
     return {name: value for name, value in state.items() if name not in left_out}
 
 

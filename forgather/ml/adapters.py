@@ -13,10 +13,9 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,27 +23,21 @@ from typing import Any
 
 from torch import nn
 
-from forgather.errors import TrainingError, first_line, nearest
+from forgather.errors import first_line
 from forgather.ml.adapter_base import BaseModel, describe_base, note_base, read_base
+from forgather.ml.adapter_names import AdapterError, refuse_unknown_tokens, refuse_unmatched, refuse_untrained
 from forgather.ml.checkpoint.files import ADAPTER, ADAPTER_CONFIG
 from forgather.ml.losses import is_causal_lm
 from forgather.ml.model_class import class_name, new_weights_of
 from forgather.ml.random_state import forked_random
 from forgather.rules import Rules, shipped_rules
 
-_SHOWN = 12
 _TASKS = {
     "ForSequenceClassification": "SEQ_CLS",
     "ForTokenClassification": "TOKEN_CLS",
     "ForQuestionAnswering": "QUESTION_ANS",
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
 }
-
-
-class AdapterError(TrainingError, ValueError):
-    """Raised if an adapter cannot be made, or does not fit the base model."""
-
-    code = "FG905"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +70,8 @@ class Adapter:
         refuse_adapted(model)
         base = describe_base(model)
         config = self._config(peft, model, base)
-        _refuse_unmatched(model, config)
-        _refuse_unknown_tokens(model, config)
+        refuse_unmatched(model, config)
+        refuse_unknown_tokens(model, config)
         try:
             with forked_random(seed), warnings.catch_warnings():
                 # peft asks transformers for an old name, and reports that it handles the transposed layers of GPT-2.
@@ -93,7 +86,7 @@ class Adapter:
                     )
         except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
             raise _refused(error) from error
-        _refuse_untrained(adapted, new_weights_of(model))
+        refuse_untrained(adapted, new_weights_of(model))
         note_base(adapted, base)
         return adapted
 
@@ -289,124 +282,3 @@ def _task_of(model: nn.Module) -> str | None:
     if is_causal_lm(model):
         return "CAUSAL_LM"
     return next((task for ending, task in _TASKS.items() if class_name(model).endswith(ending)), None)
-
-
-def _refuse_unmatched(model: nn.Module, config: Any) -> None:
-    modules = [name for name, _ in model.named_modules() if name]
-    for setting in ("target_modules", "exclude_modules", "modules_to_save"):
-        given = getattr(config, setting, None)
-        if given is None or given == "all-linear":
-            continue
-        # As in peft: a text is a regular expression for whole names, an item of a list is a name or its end.
-        for wanted in [given] if isinstance(given, str) else sorted(given):
-            pattern = wanted if isinstance(given, str) else _end_of_name(wanted)
-            _refuse_without_match(setting, wanted, pattern, modules, model)
-    for setting in ("rank_pattern", "alpha_pattern"):
-        # peft reads each key as a regular expression for the end of a name.
-        for wanted in getattr(config, setting, None) or ():
-            _refuse_without_match(setting, wanted, rf"(.*\.)?({wanted})", modules, model)
-    tokens = getattr(config, "trainable_token_indices", None)
-    for wanted in tokens if isinstance(tokens, Mapping) else ():
-        _refuse_without_match("trainable_token_indices", wanted, _end_of_name(wanted), modules, model)
-    _refuse_unknown_layers(model, config, modules)
-
-
-def _end_of_name(wanted: str) -> str:
-    return rf"(.*\.)?{re.escape(wanted)}"
-
-
-def _refuse_without_match(setting: str, wanted: str, pattern: str, modules: Sequence[str], model: nn.Module) -> None:
-    try:
-        if any(re.fullmatch(pattern, name) for name in modules):
-            return
-    except re.error as error:
-        raise AdapterError(
-            f"{setting}: {wanted!r} is not a regular expression ({error})",
-            code="FG900",
-            hint="write a list of names, as in [q_proj, v_proj], or correct the expression",
-        ).about(f"adapter.{setting}") from None
-    raise _no_module(setting, wanted, model)
-
-
-def _refuse_unknown_layers(model: nn.Module, config: Any, modules: Sequence[str]) -> None:
-    """Raises FG900 if `layers_to_transform` has the number of a layer that does not exist: peft would ignore it."""
-    given = getattr(config, "layers_to_transform", None)
-    numbers = {int(part) for name in modules for part in name.split(".") if part.isdecimal()}
-    for wanted in [given] if isinstance(given, int) else given or ():
-        if wanted not in numbers:
-            raise AdapterError(
-                f"layers_to_transform has {wanted!r}, and {class_name(model)} has no layer with this number",
-                code="FG900",
-                hint=f"the numbers are {min(numbers)} to {max(numbers)}" if numbers else "remove it",
-            ).about("adapter.layers_to_transform")
-
-
-def _no_module(setting: str, wanted: str, model: nn.Module) -> AdapterError:
-    names = list(dict.fromkeys(_layer_names(model)))
-    listed = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-    close = nearest(wanted.rpartition(".")[2], names)
-    suggestion = f"{close} " if close and close.startswith("did") else ""
-    if wanted in names:
-        suggestion = f"a text is a regular expression for whole names: write the list [{wanted}]; "
-    return AdapterError(
-        f"{setting}: {wanted!r} matches no module of {class_name(model)}",
-        code="FG900",
-        hint=f"{suggestion}its layers with weights are called {listed}",
-    ).about(f"adapter.{setting}")
-
-
-def _layer_names(model: nn.Module) -> Iterator[str]:
-    """Yields the last part of the name of each layer that has a weight of two dimensions or more."""
-    for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        if name and weight is not None and weight.ndim > 1 and not any(module.children()):
-            parts = name.split(".")
-            yield next((part for part in reversed(parts) if not part.isdigit()), name)
-
-
-def _refuse_untrained(adapted: nn.Module, new: Iterable[str]) -> None:
-    """Raises an error if weights that are random in the base model are neither trained nor saved with the adapter."""
-    trained = {
-        name.replace(".modules_to_save.default.", ".").removeprefix("base_model.model.")
-        for name, weight in adapted.named_parameters()
-        if weight.requires_grad
-    }
-    left = list(dict.fromkeys(name.rpartition(".")[0] for name in new if name not in trained))
-    if left:
-        config: Any = adapted.peft_config
-        wanted = [*(config["default"].modules_to_save or ()), *left]
-        raise AdapterError(
-            f"{left[0]!r} is not in the files of the base model: its weights are random, and would neither be trained "
-            "nor be saved with the adapter",
-            code="FG951",
-            hint=f"add modules_to_save: [{', '.join(wanted)}]",
-        ).about("adapter.modules_to_save")
-
-
-def _refuse_unknown_tokens(model: nn.Module, config: Any) -> None:
-    tokens = getattr(config, "trainable_token_indices", None)
-    if tokens is None:
-        return
-    by_module = tokens if isinstance(tokens, Mapping) else {"": tokens}
-    for wanted, indices in by_module.items():
-        if not isinstance(indices, list | tuple) or any(type(index) is not int for index in indices):
-            raise AdapterError(
-                f"trainable_token_indices has {indices!r:.80}, which is not a list of token ids",
-                hint="a list of whole numbers, or a mapping from module names to such lists",
-            ).about("adapter.trainable_token_indices")
-        for name, module in model.named_modules():
-            is_meant = (
-                re.fullmatch(_end_of_name(wanted), name) is not None if wanted else module is _embedding_of(model)
-            ) and isinstance(getattr(module, "weight", None), nn.Parameter)
-            outside = [index for index in indices if not 0 <= index < len(module.weight)] if is_meant else []
-            if outside:
-                raise AdapterError(
-                    f"trainable_token_indices has {outside[0]}, and {name!r} has {len(module.weight)} rows",
-                    code="FG908",
-                    hint="resize the embeddings of the model first, or correct the index",
-                ).about("adapter.trainable_token_indices")
-
-
-def _embedding_of(model: nn.Module) -> Any:
-    get = getattr(model, "get_input_embeddings", None)
-    return get() if callable(get) else None

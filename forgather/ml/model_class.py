@@ -35,9 +35,16 @@ def num_parameters(model: nn.Module, *, trainable: bool = False) -> int:
         >>> num_parameters(nn.Linear(2, 3))
         9
     """
-    parameters = getattr(model, "stands_for", model).parameters()
+    model = getattr(model, "stands_for", model)
+    # bitsandbytes packs several values into each element of a weight of 4 bits.
+    layers: list[Any] = [module for module in model.modules() if type(module).__name__ == "Linear4bit"]
+    packed = {id(layer.weight): layer.in_features * layer.out_features for layer in layers}
     # With DeepSpeed's ZeRO stage 3 a parameter is empty between passes; `ds_numel` is its whole size.
-    return sum(int(getattr(p, "ds_numel", p.numel())) for p in parameters if p.requires_grad or not trainable)
+    return sum(
+        int(packed.get(id(p), getattr(p, "ds_numel", p.numel())))
+        for p in model.parameters()
+        if p.requires_grad or not trainable
+    )
 
 
 _NEW_WEIGHTS = "_forgather_new_weights"

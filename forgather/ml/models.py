@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from forgather.errors import ForgatherError, TrainingError, first_line, nearest
 from forgather.ml.data.chat_template import stop_token_ids
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 from forgather.ml.library_progress import without_progress_bars
-from forgather.ml.model_class import note_new_weights
 from forgather.ml.log import get_logger
+from forgather.ml.model_class import note_new_weights
 from forgather.ml.random_state import forked_random
 
 _log = get_logger(__name__)
@@ -97,6 +98,8 @@ def from_pretrained(
     pretrained_model_name_or_path: str | os.PathLike[str],
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    quantization_config: Any = None,
+    upcast_unquantized: bool = False,
     **options: Any,
 ) -> PreTrainedModel:
     """Returns a trained causal language model from a folder or the Hugging Face Hub.
@@ -105,13 +108,18 @@ def from_pretrained(
         pretrained_model_name_or_path: the path of a folder in the Hugging Face layout, or a name on the Hub.
         tokenizer: a tokenizer. If its chat template ends answers with another token than the model's end-of-text token,
             the model's generation config stops at it too. None keeps the generation config.
+        upcast_unquantized: True to keep in float32 what is not quantized (norms, embeddings, output layer), as peft's
+            `prepare_model_for_kbit_training` does.
+        quantization_config: how the weights are quantized while they are loaded, such as
+            `transformers:BitsAndBytesConfig`; None loads them as they are.
         **options: further arguments of `AutoModelForCausalLM.from_pretrained`, such as `revision` or `dtype`.
 
     Returns:
         The model in training mode.
 
     Raises:
-        ModelSourceError: FG840 if the model cannot be loaded, FG841 if the folder has no `config.json`.
+        ModelSourceError: FG840 if the model cannot be loaded, FG841 if the folder has no `config.json`, FG957 if its
+            weights cannot be quantized here.
     """
     folder = Path(pretrained_model_name_or_path).expanduser()
     if folder.is_dir() and not (folder / "config.json").is_file():
@@ -124,20 +132,50 @@ def from_pretrained(
     if wrong := folder_problem(name):
         raise _not_loaded(name, wrong)
     source = str(folder) if folder.is_dir() else name
+    if quantization_config is not None:
+        options["quantization_config"] = quantization_config
     try:
         with without_progress_bars(), nullcontext() if folder.is_dir() else hub_access():
-            model, facts = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
     except OSError as error:
         reason = first_line(error)
         raise _not_loaded(name, reason) from error
-    note_new_weights(model, facts["missing_keys"])
+    except (ImportError, ValueError, RuntimeError, NotImplementedError) as error:
+        if quantization_config is None:
+            raise
+        raise _not_quantized(quantization_config, first_line(error)) from error
+    model: PreTrainedModel = loaded[0]
+    note_new_weights(model, loaded[1]["missing_keys"])
+    if upcast_unquantized:
+        upcast_floats(model)
     _stop_after_answers(model, tokenizer)
     return _in_training_mode(model)
+
+
+def upcast_floats(model: PreTrainedModel) -> None:
+    """Casts the weights of a model that are not quantized to float32, in place.
+
+    Args:
+        model: the model. Weights that bitsandbytes stores in a float dtype are packed, and stay as they are.
+    """
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and type(parameter) is nn.Parameter:
+            parameter.data = parameter.data.to(torch.float32)
 
 
 def _not_loaded(name: str, reason: str) -> ModelSourceError:
     found: ModelSourceError = ModelSourceError(f"model {name!r} could not be loaded: {reason}", hint=lookup_hint(name))
     found.argument = "pretrained_model_name_or_path"
+    return found
+
+
+def _not_quantized(config: Any, reason: str) -> ModelSourceError:
+    found: ModelSourceError = ModelSourceError(
+        f"the weights cannot be quantized by {type(config).__name__}: {reason[:200]}",
+        code="FG957",
+        hint="pip install 'forgather[quant]', or load the weights as they are: quantization_config: ~",
+    )
+    found.argument = "quantization_config"
     return found
 
 

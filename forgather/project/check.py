@@ -25,6 +25,7 @@ from forgather.project.checks.cross_project import check_other_projects
 from forgather.project.checks.import_check import check_imports
 from forgather.project.checks.output_folders import check_output_folder
 from forgather.project.checks.packed_rows import check_packed_rows
+from forgather.project.checks.quantized_model import check_quantized_model
 from forgather.project.checks.root_settings import check_missing_run, check_root_settings
 from forgather.project.checks.run_requirements import check_run_requirements
 from forgather.project.checks.setting_rules import check_settings
@@ -60,6 +61,7 @@ CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
     check_run_requirements,
     check_trusted_calls,
     check_packed_rows,
+    check_quantized_model,
     check_output_folder,
     check_imports,
     check_trainer_hooks,

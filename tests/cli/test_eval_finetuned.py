@@ -5,7 +5,6 @@ with a copy of that file has to give the same bits.
 """
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,11 @@ ROWS_OF = {
     "pairs": ("tokenize_preferences", "json_lines {paths: FILE, text_column: ~}", "max_length: 64"),
     "feedback": ("tokenize_feedback", "json_lines {paths: FILE, text_column: ~}", "max_length: 64"),
     "chats": ("tokenize_chats", "chats {paths: FILE}", "max_length: 64"),
-    "rows of chats": ("tokenize_chats", "as_chats [!call:forgather.ml.data:json_lines {paths: FILE, text_column: ~}]", ""),
+    "rows of chats": (
+        "tokenize_chats",
+        "as_chats [!call:forgather.ml.data:json_lines {paths: FILE, text_column: ~}]",
+        "",
+    ),
     "labelled": ("tokenize_labelled", "labelled_rows {paths: FILE}", "max_length: 64"),
 }
 LORA = "[adapter]\n    -- include 'adapters/lora.yaml'\n    r: 4\n"
@@ -53,7 +56,9 @@ BASE = TINY_TRAINING.replace("'out'", "'base'").replace("rows.jsonl", "texts.jso
 def config(name, kind, *blocks):
     file = f"{kind.split()[-1]}.jsonl"
     function, reader, line = ROWS_OF[kind]
-    head = TINY_TRAINING.replace("'out'", f"'{name}'").replace("rows.jsonl", file).replace("max_steps: 2", "max_steps: 4")
+    head = (
+        TINY_TRAINING.replace("'out'", f"'{name}'").replace("rows.jsonl", file).replace("max_steps: 2", "max_steps: 4")
+    )
     head = head.replace("[tokenizer]\n    == super()\n    vocab_size: 260\n", "").replace(
         "[config_metadata]\n",
         "[config_metadata]\n    -- set ns.base_model = joinpath(project_dir, 'base')\n"
@@ -61,9 +66,10 @@ def config(name, kind, *blocks):
     )
     settings = "eval_strategy: steps|eval_steps: 2|save_strategy: steps|save_steps: 2|learning_rate: 5e-2".split("|")
     collator = "preferences" if kind in ("pairs", "feedback") else "rows" if kind == "labelled" else "padded"
+    in_project = f"{{{{ joinpath(project_dir, {file!r}) }}}}"
     sets = "".join(
         f"[{part}_dataset]\n    !singleton:forgather.ml.data:{function}@{part}_dataset\n"
-        f"    dataset: !call:forgather.ml.data:{reader.replace('FILE', '{{ joinpath(project_dir, %r) }}' % file)}\n"
+        f"    dataset: !call:forgather.ml.data:{reader.replace('FILE', in_project)}\n"
         f"    tokenizer: *tokenizer\n    {line}\n"
         for part in ("train", "eval")
     )

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 from forgather.ml import Trainer, TrainingArguments
-from forgather.ml.adapters import AdapterError
+from forgather.ml.adapter_names import AdapterError
 from forgather.ml.classifiers import classifier_from_pretrained
 from forgather.ml.trainer.saved_evaluation import evaluate_saved
 from tests.matrix import thinned
@@ -63,7 +63,9 @@ def trainer_of(folder, base, adapter, **settings):
 def plain_loop(base, adapter):
     model = classifier(base)
     torch.manual_seed(42)
-    model = get_peft_model(model, LoraConfig(**{"target_modules": "all-linear", "task_type": "SEQ_CLS", **copy.deepcopy(adapter)}))
+    model = get_peft_model(
+        model, LoraConfig(**{"target_modules": "all-linear", "task_type": "SEQ_CLS", **copy.deepcopy(adapter)})
+    )
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=5e-2, weight_decay=0.0)
     for step in range(3):

@@ -12,7 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from forgather.errors import TrainingError
 from forgather.ml import Trainer, TrainingArguments
 from forgather.ml.adapter_base import base_of, describe_base, names_of_base
-from forgather.ml.adapters import Adapter, AdapterError, as_adapter, lora
+from forgather.ml.adapter_names import AdapterError
+from forgather.ml.adapters import Adapter, as_adapter, lora
 from forgather.ml.model_class import num_parameters
 from forgather.ml.trainer.hf import HFTrainer
 from tests.matrix import thinned

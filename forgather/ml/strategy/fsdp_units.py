@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 from forgather.errors import DistributedError, nearest
 from forgather.ml.activation_checkpointing import CONTAINERS, checkpoint_activations, repeated_blocks
+from forgather.ml.adapter_base import is_peft_model
 from forgather.ml.log import get_logger
 from forgather.ml.strategy.fsdp_config import MixedPrecision, Sharding
 
@@ -73,6 +74,9 @@ def shard(model: nn.Module, units: list[nn.Module], mesh: DeviceMesh, sharding: 
     # The backward pass starts with the weights of the root unit. They therefore stay gathered after the forward pass,
     # unless the root is the only unit.
     fully_shard(model, reshard_after_forward=sharding.reshard_after_forward and not units, **settings)
+    if is_peft_model(model):
+        # peft's `generate` calls the model inside it, and not the forward that gathers the weights of no unit.
+        register_fsdp_forward_method(model, "generate")
     for module in [*units, model]:
         # The losses of ranks are shares of one sum, so gradients are summed. A mean that is multiplied by the number of
         # ranks would be rounded if a model computes in a lower precision than that of its weights. Plain sums are

@@ -203,12 +203,11 @@ def restore_weights(
     Raises:
         CheckpointError: FG605, on every rank, if the checkpoint has the weights of another model.
     """
-    left_out = names_of_base(model) - saved.weights.keys()
+    found = [module.state_dict(keep_vars=True) for module in modules]
+    names = list(names)
+    left_out = names_of_base(model, (*names, *(name for state in found for name in state))) - saved.weights.keys()
     names = [name for name in names if name not in left_out]
-    states = [
-        {name: value for name, value in module.state_dict(keep_vars=True).items() if name not in left_out}
-        for module in modules
-    ]
+    states = [{name: value for name, value in state.items() if name not in left_out} for state in found]
     here = {name: value for state in states for name, value in state.items()}
     shapes = {name: value.shape for name, value in here.items() if isinstance(value, Tensor)}
     # In two steps: no process may have changed a weight when another one refuses.

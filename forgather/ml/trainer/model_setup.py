@@ -28,15 +28,17 @@ from forgather.ml.adapter_base import base_of, describe_base, is_peft_model, not
 from forgather.ml.adapters import Adapter
 from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.data.cache import content_key
+from forgather.ml.distributed import collectives
 from forgather.ml.models import from_config, from_pretrained
 from forgather.ml.trainer.arguments import TrainingArguments
+from forgather.quantized import quantized_as, refusal
 
 Step = Callable[[nn.Module], None]
 
 
 def preparation(args: TrainingArguments) -> list[Step]:
     """Returns the preparation steps that the arguments request, in the order in which they must be applied."""
-    steps: list[Step] = []
+    steps: list[Step] = [functools.partial(refuse_quantized, args=args)]
     if args.tf32 is not None:
         steps.append(functools.partial(allow_tf32, allowed=args.tf32))
     if args.gradient_checkpointing:
@@ -51,6 +53,30 @@ def preparation(args: TrainingArguments) -> list[Step]:
         # Compilation comes last: it has to see the forward methods that recompute activations.
         steps.append(compiles)
     return steps
+
+
+def refuse_quantized(model: nn.Module, *, args: TrainingArguments) -> None:
+    """Raises an error if a model is quantized, and cannot be trained with these arguments.
+
+    Args:
+        model: the model, with its adapter.
+        args: the training arguments.
+
+    Raises:
+        TrainingError: FG955 if the strategy cannot train such weights; FG956 if there is no adapter.
+    """
+    model = getattr(model, "stands_for", model)
+    config = getattr(getattr(model, "config", None), "quantization_config", None)
+    if config is None:
+        return
+    found = refusal(
+        quantized_as(config if isinstance(config, Mapping) else config.to_dict(), type(config).__name__),
+        {**args.RULES.facts, **args.to_dict()},
+        has_adapter=is_peft_model(model),
+        processes=collectives.size(),
+    )
+    if found is not None:
+        raise TrainingError(found.message, code=found.code, hint=found.hint).about("model")
 
 
 def allow_tf32(model: nn.Module, *, allowed: bool) -> None:
@@ -182,6 +208,19 @@ def model_maker(
 
     # An existing model is asked for several times, and gets its adapter once.
     return functools.cache(make) if isinstance(model, nn.Module) else make
+
+
+def is_made_anew(model: Any) -> bool:
+    """Returns whether one process can make a model, and write its weights for the other processes.
+
+    Weights that are quantized while they are loaded have parts that a file of weights lacks: every process loads them.
+
+    Args:
+        model: the model, or the function that makes it, or None.
+    """
+    if model is None or isinstance(model, nn.Module):
+        return False
+    return _unwrapped_partial(model)[2].get("quantization_config") is None
 
 
 # Part of every key: a change of the key's content makes keys of earlier releases invalid.

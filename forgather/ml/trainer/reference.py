@@ -330,7 +330,7 @@ def _settings_of(model: nn.Module) -> dict[str, Any]:
     Names of folders are left out, because the weights that were in them have a digest.
     """
     whole: Any = getattr(model, "stands_for", model)
-    config = getattr(whole, "config", None)
+    config: Any = getattr(whole, "config", None)
     settings = config.to_dict() if hasattr(config, "to_dict") else {}
     adapter = json.loads(adapter_files(whole).get(ADAPTER_CONFIG, b"{}"))
     places = ("_name_or_path", "base_model_name_or_path")

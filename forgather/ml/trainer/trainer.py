@@ -180,7 +180,7 @@ class Trainer(WithOwnLoss):
             make_optimizer=functools.partial(make_optimizer, args=args, factory=factory),
             prepare=preparation(args),
             autocast=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
-            model_is_made_anew=model_init is not None or not isinstance(model, nn.Module | None),
+            model_is_made_anew=model_setup.is_made_anew(model_init if model is None else model),
             model_key=functools.partial(model_key, model_init if model is None else model, args.seed, adapter),
         )
 

@@ -131,9 +131,7 @@ def loss_of_saved(folder, base, layout, adapter):
 @pytest.mark.parametrize("layout", ["copies", "shards", "ZeRO-2", "ZeRO-3"])
 def test_trained_rows_of_tied_embeddings_are_those_of_one_process(layout, tmp_path):
     tiny_llama(num_key_value_heads=4, tie_word_embeddings=True).save_pretrained(tmp_path / "base")
-    expected, found = (
-        run(tmp_path / name, tmp_path / "base", name, adapter=TIED) for name in ("one", layout)
-    )
+    expected, found = (run(tmp_path / name, tmp_path / "base", name, adapter=TIED) for name in ("one", layout))
     assert expected == pytest.approx(found, rel=1e-6)
     of_one, own = (dict(whole_weights(tmp_path / name / "checkpoint-7")) for name in ("one", layout))
     assert largest_difference(of_one, own) <= 1e-6

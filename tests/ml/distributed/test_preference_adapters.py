@@ -34,7 +34,7 @@ from forgather.ml.strategy.state import on_host
 from tests.matrix import thinned
 from tests.ml import preference_cases as cases
 from tests.ml.distributed.gang import run_ranks
-from tests.ml.fixtures import Recorder, StopAt, assert_same_weights, weights
+from tests.ml.fixtures import Recorder, StopAt, assert_same_weights
 from tests.ml.test_preference_losses import plain_logps
 from tests.patience import patience
 
@@ -74,7 +74,9 @@ def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("base")
     cases.language_model(1).double().save_pretrained(folder)
     torch.manual_seed(1)
-    adapted = get_peft_model(from_pretrained(folder), LoraConfig(**NEW, target_modules="all-linear", task_type="CAUSAL_LM"))
+    adapted = get_peft_model(
+        from_pretrained(folder), LoraConfig(**NEW, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
     with torch.no_grad():
         for name, weight in adapted.named_parameters():
             if "lora_B" in name:
@@ -285,9 +287,7 @@ def first_loss(folder, base, adapter):
 @pytest.mark.parametrize(
     ("file", "change"), [("sft/adapter_config.json", {"lora_alpha": 160}), ("config.json", {"rms_norm_eps": 0.5})]
 )
-def test_the_cache_tells_settings_apart_that_change_what_the_weights_compute(
-    tmp_path, base, file, change, predictions
-):
+def test_the_cache_tells_settings_apart_that_change_what_the_weights_compute(tmp_path, base, file, change, predictions):
     """The weights are the same, and the reference is not: the first loss shows which one was read."""
     other = shutil.copytree(base, tmp_path / "other")
     settings = json.loads((other / file).read_text())

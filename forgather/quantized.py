@@ -1,0 +1,114 @@
+"""Which quantized base models can be trained, and under which strategy.
+
+The input is how the weights of a model are quantized, and the settings of the training arguments. The output is an
+error, or None. The check before a run and the trainers both read `ml/quantization.json` through this module.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from forgather.compatibility import combination_facts
+
+_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "quantization.json")
+_SHARDED = ("fsdp2", "fsdp2 with resharding", "hybrid shards")
+_FLOATS = ("float32", "float16", "bfloat16")
+
+
+class Quantized(NamedTuple):
+    """How the weights of a model are quantized.
+
+    Args:
+        method: "bits4" or "bits8" (bitsandbytes), "torchao", or "other".
+        storage: the dtype in which bitsandbytes stores weights of 4 bits, such as "uint8".
+    """
+
+    method: str
+    storage: str = "uint8"
+
+
+class Refusal(NamedTuple):
+    """Why a quantized model cannot be trained: the error code, the message, and what to do instead."""
+
+    code: str
+    message: str
+    hint: str
+
+
+def quantized_as(settings: Mapping[str, Any], class_name: str) -> Quantized:
+    """Returns how a quantization config of transformers quantizes weights.
+
+    Args:
+        settings: its attributes or arguments, by name.
+        class_name: the name of its class.
+
+    Example:
+        >>> quantized_as({"load_in_4bit": True, "bnb_4bit_quant_storage": "torch.bfloat16"}, "BitsAndBytesConfig")
+        Quantized(method='bits4', storage='bfloat16')
+    """
+    if class_name == "TorchAoConfig":
+        return Quantized("torchao")
+    if class_name != "BitsAndBytesConfig":
+        return Quantized("other")
+    if settings.get("load_in_8bit"):
+        return Quantized("bits8")
+    storage = settings.get("bnb_4bit_quant_storage")
+    return Quantized("bits4", "uint8" if storage is None else str(storage).removeprefix("torch."))
+
+
+def refusal(model: Quantized, settings: Mapping[str, Any], *, has_adapter: bool, processes: int) -> Refusal | None:
+    """Returns why a quantized model cannot be trained; None if it can.
+
+    Args:
+        model: how its weights are quantized.
+        settings: the settings of the training arguments, with the kind of trainer under the name `trainer`.
+        has_adapter: whether an adapter is trained on top of it.
+        processes: the number of processes of the run.
+    """
+    known = _methods().get(model.method, {"title": "quantized weights", "refused": {}})
+    if not has_adapter:
+        return Refusal(
+            "FG956",
+            f"the model has {known['title']}, which cannot be trained, and there is no adapter",
+            "add an adapter: -- include 'adapters/lora.yaml' in [adapter]",
+        )
+    facts = combination_facts(settings)
+    strategy = "fsdp2" if facts["replicas"] in _SHARDED or facts["strategy"] in _SHARDED else facts["strategy"]
+    if strategy == "ddp" and processes == 1:
+        return None
+    if model.method == "other":
+        return Refusal(
+            "FG955",
+            f"the model is quantized by a method that was not compared with one process under {_title(strategy)}",
+            "train in one process, or quantize with transformers:BitsAndBytesConfig",
+        )
+    if reason := known["refused"].get(strategy):
+        return Refusal(
+            "FG955", f"{known['title']} cannot be trained under {_title(strategy)}: {reason}", known["instead"]
+        )
+    precision = facts["precision"]
+    is_cast = strategy == "fsdp2" or str(strategy).startswith("zero")
+    if is_cast and model.storage in _FLOATS and precision in ("bfloat16", "float16") and model.storage != precision:
+        return Refusal(
+            "FG955",
+            f"bnb_4bit_quant_storage is {model.storage}, and {_title(strategy)} casts such weights to {precision}",
+            f"bnb_4bit_quant_storage: {precision}, or leave it out",
+        )
+    return None
+
+
+def _title(strategy: Any) -> str:
+    return {"fsdp2": "FSDP2", "ddp": "DDP", "pipeline": "a pipeline", "zero": "ZeRO"}.get(
+        strategy, str(strategy).replace("zero", "ZeRO ")
+    )
+
+
+@functools.cache
+def _methods() -> dict[str, Any]:
+    with open(_FILE, encoding="utf-8") as stream:
+        methods: dict[str, Any] = json.load(stream)
+    return methods
