@@ -48,6 +48,7 @@ _GROUPS = {
         "train": "run the target 'main' of a config",
         "rerun": "repeat a past run from the record in its folder",
         "eval": "evaluate a checkpoint of a past run",
+        "export": "write the model of a past run for other programs",
         "construct": "build targets and print them",
         "trust": "allow code to run",
     },

@@ -90,11 +90,13 @@ project:
 launch:
     launch.in_process launch.process_request
     launch.saved_weights
+    launch.export
     launch launch.batch_scripts launch.dry_run launch.evaluation launch.multi_process launch.restart
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
     cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
+    cli.commands.export
     cli.commands.blame cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.golden cli.commands.graph cli.commands.ls
     cli.commands.new cli.commands.pp cli.commands.rerun cli.commands.targets cli.commands.tlist
@@ -137,11 +139,12 @@ checkpoints:
     checkpoint.manifest
     checkpoint.checkpoint_dir
     checkpoint.lineage checkpoint.model_folder checkpoint.state
-    checkpoint.hf_layout checkpoint.inspect checkpoint.reader checkpoint.save_plan
+    checkpoint.export_folder checkpoint.hf_layout checkpoint.inspect checkpoint.reader checkpoint.save_plan
     checkpoint.export checkpoint.retention checkpoint.saved_model
 adapters:
-    adapter_base adapter_names
+    adapter_base adapter_names output_comparison
     adapters
+    trained_adapter
 report:
     report.html_text report.run_data
     report.chart
@@ -174,7 +177,7 @@ trainers:
     trainer.divergence trainer.model_setup trainer.parallel_arguments trainer.reference trainer.step_guard
     trainer.transformers_hooks
     trainer.snapshot
-    trainer.checkpoint_writer trainer.model_export
+    trainer.adapter_export trainer.checkpoint_writer trainer.model_export
     trainer.resume trainer.save_policy
     trainer.run trainer.run_start
     trainer.evaluation trainer.loop

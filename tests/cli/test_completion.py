@@ -47,6 +47,7 @@ def words(line, bench, tmp_path):
         ("fgcli blame optimizer.", {"optimizer.lr"}),
         ("fgcli -t broken blame o", {""}),
         ("fgcli -t broken graph --form", {"--format"}),
+        ("fgcli export RUN --me", {"--merge"}),
         ("fgcli graph --format ", {"tree", "yaml", "json", "html", "mermaid", "dot"}),
         ("fgcli explain FG41", {f"FG41{n}" for n in (1, 2, 3, 4, 5, 6, 8, 9)}),
         ("fgcli new ", {"project", "config"}),

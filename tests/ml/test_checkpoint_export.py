@@ -36,6 +36,7 @@ def test_the_export_of_a_checkpoint_is_that_of_the_model(checkpoint, tmp_path, c
     model.save_pretrained(tmp_path / "theirs", max_shard_size=size)
     ours = held(tmp_path / "exported")
     sums = dict(reversed(line.split("  ")) for line in ours.pop("SHA256SUMS").decode().splitlines())
+    assert {"kind": "model", "dtype": ["float32"]} == ours.pop("export.json")
     assert_same_files(held(tmp_path / "theirs"), ours)
     files = {file.name: file for file in (tmp_path / "exported").iterdir() if file.name != "SHA256SUMS"}
     assert {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()} == sums
@@ -70,7 +71,7 @@ def test_the_weights_can_be_of_another_type(checkpoint, tmp_path, capsys):
 def test_a_plain_model_is_exported_by_its_names(checkpoint, tmp_path):
     model, folder = checkpoint(Regression(), regression_rows())
     assert 0 == main(["ckpt", "export", str(folder), str(tmp_path / "plain")])
-    assert {"model.safetensors", "SHA256SUMS"} == {file.name for file in (tmp_path / "plain").iterdir()}
+    assert {"model.safetensors", "SHA256SUMS", "export.json"} == {file.name for file in (tmp_path / "plain").iterdir()}
     assert_same_weights(weights(model), held(tmp_path / "plain")["model.safetensors {'format': 'pt'}"])
 
 

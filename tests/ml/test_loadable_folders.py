@@ -161,7 +161,7 @@ def test_an_own_module_is_exported_under_the_names_that_it_has(settings, tmp_pat
     args = settings(max_steps=1, save_strategy="steps", save_steps=1)
     Trainer(Regression(), args, train_dataset=regression_rows()).train()
     export_checkpoint(tmp_path / "out/checkpoint-1", tmp_path / "export")
-    assert {"model.safetensors", "SHA256SUMS"} == {file.name for file in (tmp_path / "export").iterdir()}
+    assert {"model.safetensors", "SHA256SUMS", "export.json"} == {file.name for file in (tmp_path / "export").iterdir()}
 
 
 def test_to_look_at_a_class_draws_no_random_number():

@@ -19,6 +19,7 @@ from forgather.cli.checkpoint_output import (
     survey_text,
     surveyed_fact,
 )
+from forgather.cli.commands.export import add_weight_options, folder_name, print_export
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import plural, print_note, write_json, write_text
@@ -63,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action.epilog = _EXAMPLES[name]
         how_many = {"verify": "*", "show": "*", "export": None}.get(name, "?")
         what = "output folder" if name in ("ls", "prune") else "checkpoint or output folder"
-        action.add_argument("folder", metavar="FOLDER", help=what, nargs=how_many, type=_name)
+        action.add_argument("folder", metavar="FOLDER", help=what, nargs=how_many, type=folder_name)
         if name in _OPTIONS:
             _OPTIONS[name](action)
         add_json(action)
@@ -71,11 +72,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _export_options(parser: argparse.ArgumentParser) -> None:
     what = "folder for the model; it must not exist yet, or be empty"
-    parser.add_argument("into", metavar="INTO", help=what, type=_name)
-    parser.add_argument(
-        "--max-shard-size", default="50GB", metavar="SIZE", help="maximum size of a file (default: 50GB)"
-    )
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="type of the weights")
+    parser.add_argument("into", metavar="INTO", help=what, type=folder_name)
+    add_weight_options(parser)
 
 
 def _prune_options(parser: argparse.ArgumentParser) -> None:
@@ -86,16 +84,6 @@ def _prune_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-every", type=_count, metavar="M", help="keep those of every Mth step")
     parser.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
     parser.add_argument("--yes", action="store_true", help="do not ask")
-
-
-def _name(text: str) -> str:
-    """Converts a command-line argument to the name of a folder; an empty text is an error.
-
-    An empty text, as from an unset shell variable, would otherwise mean the working folder.
-    """
-    if text:
-        return text
-    raise argparse.ArgumentTypeError("'' names no folder")
 
 
 def _count(text: str) -> int:
@@ -320,11 +308,7 @@ def _export(invocation: Invocation) -> int:
     source, into = _one(invocation, options.folder), Path(options.into)
     export = _ml("export").export_checkpoint
     written = export(source, into, max_shard_size=options.max_shard_size, dtype=options.dtype)
-    if options.json:
-        write_json({"checkpoint": str(source), "into": str(into), "files": written})
-        return 0
-    size = import_module("forgather.ml.number_format").format_bytes(sum(fact["bytes"] for fact in written.values()))
-    write_text(f"{near_path(str(into))}  {plural(len(written), 'file')}, {size}; their digests are in SHA256SUMS")
+    print_export(source, into, {"files": written}, is_json=options.json)
     return 0
 
 

@@ -1,14 +1,14 @@
-"""Export of a checkpoint's model as a Hugging Face folder (`fgcli ckpt export`).
+"""Export of a whole model as a Hugging Face folder (`fgcli export` and `fgcli ckpt export`).
 
-The model of a checkpoint is written to a new folder in the layout of `save_pretrained`, with the SHA-256 of each file.
-The weights are verified against the manifest before they are read. Files get their final names in the new folder only
-when all of them are complete. Custom code that the configuration refers to (`auto_map`) is never run.
+The model of a checkpoint, or the one that a run saved at its end, is written to a new folder in the layout of
+`save_pretrained`, with the SHA-256 of each file. The weights of a checkpoint are verified against the manifest before
+they are read. The folder appears when it is complete, see `export_folder`. Custom code that the configuration refers to
+(`auto_map`) is never run.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,9 +21,10 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from forgather.errors import CheckpointError
-from forgather.ml.checkpoint.checkpoint_dir import Draft
+from forgather.ml.checkpoint.export_folder import bytes_of, export_draft, refuse_place
 from forgather.ml.checkpoint.files import (
     ADAPTER_CONFIG,
+    BASE_MODEL,
     CONFIG,
     CUSTOM,
     EXTRA_STATE,
@@ -34,6 +35,8 @@ from forgather.ml.checkpoint.files import (
     TRAINER_STATE,
     TRAINING_ARGS,
     TRAINING_STATE,
+    WEIGHTS,
+    WEIGHTS_INDEX,
 )
 from forgather.ml.checkpoint.hf_layout import (
     SHARD_SIZE,
@@ -48,21 +51,30 @@ from forgather.ml.checkpoint.manifest import (
     Manifest,
     changed_files,
     malformed_file,
+    missing_file,
     read_manifest,
     read_small_file,
 )
-from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.reader import CheckpointReader, whole_weights
-from forgather.ml.checkpoint.storage import Bytes, LocalStorage, Storage
+from forgather.ml.checkpoint.state import read_tensors
+from forgather.ml.checkpoint.storage import Bytes, Storage
 from forgather.ml.model_class import class_name
 
-SUMS = "SHA256SUMS"
 _OF_THE_RUN = (INDEX, TRAINER_STATE, TRAINING_ARGS, MANIFEST)
 _STATE_OF_THE_RUN = (OPTIMIZER, TRAINING_STATE, f"{CUSTOM}/")
+_DESCRIBING = re.compile(
+    r"(generation_|processor_|preprocessor_|video_preprocessor_)?config\.json|.*token.*\.json|vocab.*\.(json|txt)"
+    r"|merges\.txt|chat_template\.(jinja|json)|.*\.(model|py)"
+)
+"""The files next to the weights of a saved model that describe it; its folder may contain the user's own files."""
 _PIECE = 1 << 22
 _COMPILED, _OF_PEFT = "_orig_mod.", "base_model.model."
 """The prefixes that `torch.compile` and peft add to the weight names of the model that they wrap."""
 _LAYERS = re.compile(r"layers?$|^depth$")
+_ADAPTED = (
+    "it holds an adapter without its base model",
+    "'fgcli export RUN --merge' merges it into the base model, and --adapter writes it as a folder for peft",
+)
 _GO_ON = "save the model with the code that built it: resume from the checkpoint, and the run saves it at its end"
 
 
@@ -90,27 +102,99 @@ def export_checkpoint(
             argument is not allowed or the model cannot be written.
     """
     manifest = read_manifest(source)
-    other_files = [name for name in manifest.files if not _is_of_the_run(name) and not _is_of_weights(name)]
     # The arguments are checked first: reading and hashing a large checkpoint takes minutes.
-    shard_size = _bytes_of(max_shard_size)
-    _refuse_place(source, into)
-    _refuse_changed(source, manifest)
-    layout = _weight_files(source, manifest, _in_type(whole_weights(source), dtype), shard_size)
-    sums = _Sums()
+    shard_size = bytes_of(max_shard_size)
+    refuse_place(source, into)
+    refuse_changed(source, manifest)
+    weights = weights_in_type(whole_weights(source), dtype)
+    layout = _weight_files(source, manifest, weights, shard_size)
+    return _written(source, into, layout, describing_files(source, manifest), dtype, storage)
 
-    def fill(draft: Draft) -> None:
-        layout.write(draft, sums.through)
-        for name in other_files:
-            draft.write(name, sums.through(name, _content(source / name, dtype if name == CONFIG else None)))
-        lines = [f"{sums.found[name]}  {name}\n" for name in sorted(sums.found)]
-        draft.write(SUMS, ["".join(lines).encode()])
 
+def export_saved_model(
+    source: Path,
+    into: Path,
+    *,
+    max_shard_size: str | int = SHARD_SIZE,
+    dtype: str | None = None,
+    storage: Storage | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Writes the model that a run saved at its end to a new folder, and returns the facts of `export_checkpoint`.
+
+    Args:
+        source: the folder of the model, which may contain other files.
+        into: see `export_checkpoint`, as the other arguments.
+        max_shard_size: see there.
+        dtype: see there.
+        storage: see there.
+
+    Raises:
+        CheckpointError: FG604 if a file is missing; FG611 if a file cannot be read; FG612 if the folder has an adapter
+            in place of a whole model; FG677 if an argument is not allowed or the model cannot be written.
+    """
+    shard_size = bytes_of(max_shard_size)
+    refuse_place(source / MODEL, into)
+    if (source / ADAPTER_CONFIG).is_file():
+        raise _not_of_a_class(source, *_ADAPTED)
+    weights = weights_in_type(saved_weights(source).items(), dtype)
+    layout = split_into_files(weights, shard_size=shard_size)
+    return _written(source, into, layout, describing_files(source, None), dtype, storage)
+
+
+def _written(
+    source: Path, into: Path, layout: WeightFiles, others: list[str], dtype: str | None, storage: Storage | None
+) -> dict[str, dict[str, Any]]:
+    with export_draft(into, storage=storage) as draft:
+        layout.write(draft)
+        for name in others:
+            draft.write(name, _content(source / name, dtype if name == CONFIG else None))
+        draft.finish({"kind": "model", "dtype": types_of(layout)})
+    return draft.written()
+
+
+def types_of(layout: WeightFiles) -> list[str]:
+    """Returns the names of the types of the floating-point weights, sorted."""
+    tensors = (tensor for file in layout.tensors.values() for tensor in file.values())
+    return sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors if tensor.is_floating_point()})
+
+
+def describing_files(source: Path, manifest: Manifest | None) -> list[str]:
+    """Returns the names of the files that describe a model: configurations, tokenizer, chat template, code.
+
+    Args:
+        source: the folder of the model.
+        manifest: the manifest of a checkpoint; None for a model that a run saved at its end.
+    """
+    if manifest is not None:
+        return [name for name in manifest.files if not _is_of_the_run(name) and not _is_of_weights(name)]
+    names = sorted(file.name for file in source.iterdir() if file.is_file() and _DESCRIBING.fullmatch(file.name))
+    more = sorted(source.glob("additional_chat_templates/*.jinja"))
+    own = (*_OF_THE_RUN, BASE_MODEL, ADAPTER_CONFIG)
+    return [name for name in names if name not in own] + [file.relative_to(source).as_posix() for file in more]
+
+
+def saved_weights(source: Path) -> dict[str, Tensor]:
+    """Returns the weights in a model folder, by the names in its files.
+
+    Raises:
+        CheckpointError: FG604 if a file is missing; FG611 if a file cannot be read.
+
+    Shapes:
+        Returns tensors of any shape, on the CPU.
+    """
+    if (source / WEIGHTS).is_file() or not (source / WEIGHTS_INDEX).is_file():
+        return read_tensors(source / WEIGHTS)
     try:
-        written = write_model(storage or LocalStorage(), into, fill)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise _cannot(into, f"cannot be written: {reason}", "free space, or name another folder") from error
-    return {name: {"bytes": written[name].size, "sha256": sums.found[name]} for name in sorted(sums.found)}
+        placed = json.loads(read_small_file(source / WEIGHTS_INDEX))["weight_map"]
+        files = sorted({Path(name).name for name in placed.values()})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise malformed_file(source / WEIGHTS_INDEX, f"it lists no files ({error!s:.80})") from None
+    found: dict[str, Tensor] = {}
+    for file in files:
+        found |= read_tensors(source / file)
+    if lost := sorted(set(placed) - set(found)):
+        raise missing_file(source / placed[lost[0]])
+    return found
 
 
 def _is_of_the_run(name: str) -> bool:
@@ -121,28 +205,32 @@ def _is_of_weights(name: str) -> bool:
     return name.startswith((MODEL, SLICES)) and ".safetensors" in name and not name.startswith(EXTRA_STATE)
 
 
-def _refuse_changed(source: Path, manifest: Manifest) -> None:
-    """Raises an error for the first file of the model that is changed or missing."""
+def refuse_changed(source: Path, manifest: Manifest) -> None:
+    """Raises an error for the first file of the model that is changed or missing.
+
+    Args:
+        source: the folder of a checkpoint.
+        manifest: its manifest.
+
+    Raises:
+        CheckpointError: FG603 or FG604.
+    """
     # Optimizer and training state may be missing and are most of the bytes; the model does not need them.
     files = {name: fact for name, fact in manifest.files.items() if not name.startswith(_STATE_OF_THE_RUN)}
     for error in changed_files(source, dataclasses.replace(manifest, files=files)):
         raise error
 
 
-def _refuse_place(source: Path, into: Path) -> None:
-    if into.resolve().is_relative_to(source.resolve()):
-        raise _cannot(into, "is inside of the checkpoint", "name another folder")
-    if into.exists() and not into.is_dir():
-        raise _cannot(into, "is a file", "name a folder")
-    if into.is_dir() and any(into.iterdir()):
-        raise _cannot(into, "is not empty", "name a folder that does not exist yet")
+def weights_in_type(weights: Iterable[tuple[str, Tensor]], dtype: str | None) -> dict[str, Tensor]:
+    """Returns weights by name without the prefix of torch.compile, with floating-point weights in another type.
 
+    Args:
+        weights: names and weights.
+        dtype: the name of the type; None to keep the types.
 
-def _cannot(into: Path, why: str, hint: str) -> CheckpointError:
-    return CheckpointError(f"the model cannot be exported: {str(into)!r} {why}", code="FG677", hint=hint)
-
-
-def _in_type(weights: Iterable[tuple[str, Tensor]], dtype: str | None) -> dict[str, Tensor]:
+    Shapes:
+        weights: any.
+    """
     wanted = None if dtype is None else getattr(torch, dtype)
     return {
         name.removeprefix(_COMPILED): tensor.to(wanted) if wanted is not None and tensor.is_floating_point() else tensor
@@ -150,28 +238,10 @@ def _in_type(weights: Iterable[tuple[str, Tensor]], dtype: str | None) -> dict[s
     }
 
 
-def _bytes_of(size: str | int) -> int:
-    # Powers of 1000, as huggingface_hub reads the same notation.
-    found = re.fullmatch(r"([0-9]{1,12}(?:[.][0-9]{1,12})?) *([KMGT])B", str(size).strip().upper())
-    number = int(float(found[1]) * 1000 ** (1 + "KMGT".index(found[2]))) if found else size
-    if not isinstance(number, int) or number < 1:
-        raise CheckpointError(
-            f"the model cannot be exported: {size!r:.40} is not a file size",
-            code="FG677",
-            hint="give a number and KB, MB, GB or TB, as in --max-shard-size 5GB",
-        )
-    return number
-
-
 def _weight_files(source: Path, manifest: Manifest, weights: Mapping[str, Tensor], shard_size: int) -> WeightFiles:
     # A checkpoint of a peft model has base weights and adapters under peft's names, which no class can load.
     if ADAPTER_CONFIG in manifest.files or any(name.startswith(_OF_PEFT) or ".lora_" in name for name in weights):
-        raise _not_of_a_class(
-            source,
-            "it holds adapters",
-            "a run writes its adapters into output_dir when it ends: resume from the checkpoint, with max_steps at its "
-            "step to export them unchanged",
-        )
+        raise _not_of_a_class(source, *_ADAPTED)
     try:
         # A model with its own code has no class in transformers; its weights are exported under the names that they
         # have.
@@ -270,18 +340,3 @@ def _content(file: Path, dtype: str | None) -> Iterator[Bytes]:
     with file.open("rb") as stream:
         while piece := stream.read(_PIECE):
             yield piece
-
-
-class _Sums:
-    """Computes the SHA-256 digests of files while they are written."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, str] = {}
-
-    def through(self, name: str, chunks: Iterable[Bytes]) -> Iterator[Bytes]:
-        """Yields the chunks of a file unchanged, and stores the digest of the file under its name in `found`."""
-        digest = hashlib.sha256()
-        for chunk in chunks:
-            digest.update(chunk)
-            yield chunk
-        self.found[name] = digest.hexdigest()

@@ -14,9 +14,12 @@ from forgather.ml import (
     TrainingArguments,
 )
 from forgather.ml.adapter_base import read_base
+from forgather.ml.adapters import as_adapter
 from forgather.ml.checkpoint.reader import whole_weights
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.models import from_pretrained
+from forgather.ml.trained_adapter import TrainedAdapter
+from forgather.ml.trainer.adapter_export import export_merged
 from forgather.ml.trainer.argument_checks import SettingError
 from forgather.ml.trainer.saved_evaluation import evaluate_saved
 from tests.matrix import thinned
@@ -100,6 +103,22 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_leaves_what_one_process_leaves(la
     assert largest_difference(of_one, kept) <= 1e-6
     assert read_base(folder) == read_base(tmp_path / "whole") == read_base(tmp_path / "stopped" / "checkpoint-7")
     assert float((logits(base, folder) - logits(base, tmp_path / "whole")).abs().max()) <= 1e-5
+    refuse_unequal_merge(base, tmp_path / "whole", tmp_path / "merged")
+
+
+def refuse_unequal_merge(base, folder, into):
+    """Merges the adapter of a run's last checkpoint, and compares it with the adapter that the run left at its end."""
+    adapter = TrainedAdapter(
+        folder=folder / "checkpoint-7",
+        is_checkpoint=True,
+        make_base=lambda: from_pretrained(base),
+        adapter=as_adapter(ADAPTER),
+        seed=42,
+    )
+    export_merged(adapter, into)
+    with torch.no_grad():
+        merged = from_pretrained(into).eval()(input_ids=rows(2)[1]["input_ids"][None]).logits
+    assert float((merged - logits(base, folder)).abs().max()) <= 1e-5
 
 
 @pytest.mark.parametrize(
@@ -114,6 +133,7 @@ def test_a_run_resumes_in_another_layout(first, then, alone, base, tmp_path):
     run(tmp_path, base, then)
     of_one, found = (dict(whole_weights(folder / "checkpoint-7")) for folder in (alone[0], tmp_path))
     assert largest_difference(of_one, found) <= 1e-6
+    refuse_unequal_merge(base, tmp_path, tmp_path / "merged")
 
 
 def loss_of_saved(folder, base, layout, adapter):
