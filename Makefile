@@ -61,6 +61,7 @@ oracles: $(STAMP)
 	PYTHONPATH=build/oracles/trl $(BIN)/python scripts/oracles/preference_losses.py
 	$(BIN)/pip install -q --no-deps -t build/oracles/quant bitsandbytes==0.50.2 torchao==0.18.0
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/quantized_models.py
+	$(BIN)/python scripts/oracles/gguf_exports.py
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

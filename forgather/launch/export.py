@@ -1,4 +1,4 @@
-"""Exports what a past run has trained: the whole model, or its adapter, merged or alone.
+"""Exports what a past run has trained: the whole model, its adapter, merged or alone, or a GGUF file.
 
 Takes the weights that `saved_weights` has found. A whole model is read from its files, and no code of the project runs.
 For an adapter, the base model is made as the run made it, from the recorded graph: the nodes of the model and of the
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from importlib import import_module
@@ -30,6 +30,7 @@ from forgather.project.run_facts import GRAPH
 from forgather.project.trainer_arguments import keyword, trainer_arguments
 
 _ADAPTER_EXPORT, _EXPORT = "forgather.ml.trainer.adapter_export", "forgather.ml.checkpoint.export"
+_GGUF = "forgather.ml.gguf_export"
 _USUAL_SEED = 42
 
 
@@ -39,6 +40,7 @@ class ExportKind(StrEnum):
     MODEL = "exported"
     MERGED = "merged"
     ADAPTER = "adapter"
+    GGUF = "gguf"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,8 @@ def plan_export(weights: SavedWeights, kind: ExportKind, into: str | None) -> Ex
     into = into or f"{os.path.normpath(weights.run.output_dir)}-{kind}"
     inside = Path(weights.folder) if weights.is_checkpoint else Path(weights.folder, "model")
     import_module("forgather.ml.checkpoint.export_folder").refuse_place(inside, Path(into))
+    if kind is ExportKind.GGUF:
+        import_module(_GGUF).require_gguf()
     # Whether it is an adapter is known without building it, and so is the error if it is none.
     is_adapter = Path(weights.folder, "adapter_config.json").is_file()
     if kind is ExportKind.MODEL or not is_adapter:
@@ -139,7 +143,21 @@ def export(plan: ExportPlan, *, dtype: str | None, max_shard_size: str) -> dict[
     Raises:
         CheckpointError: if the weights cannot be exported.
     """
-    source, into = Path(plan.weights.folder), Path(plan.into)
+    if plan.kind is not ExportKind.GGUF:
+        return _exported(plan, Path(plan.into), dtype=dtype, max_shard_size=max_shard_size)
+
+    def make(folder: Path) -> None:
+        kind = ExportKind.MODEL if plan.project is None else ExportKind.MERGED
+        _exported(replace(plan, kind=kind), folder, dtype=dtype, max_shard_size=max_shard_size)
+
+    name = os.path.basename(os.path.normpath(plan.weights.run.output_dir))
+    found = import_module(_GGUF).export_gguf(Path(plan.weights.folder), Path(plan.into), make, dtype=dtype, name=name)
+    return dict(found)
+
+
+def _exported(plan: ExportPlan, into: Path, *, dtype: str | None, max_shard_size: str) -> dict[str, Any]:
+    """Writes a whole model or an adapter; returns what `export` returns."""
+    source = Path(plan.weights.folder)
     if plan.kind is ExportKind.MODEL:
         module = import_module(_EXPORT)
         write = module.export_checkpoint if plan.weights.is_checkpoint else module.export_saved_model

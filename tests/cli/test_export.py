@@ -161,6 +161,7 @@ def test_what_cannot_be_exported_is_one_sentence_and_leaves_nothing(copied, caps
         (["adapted", "new", "--merge", "--max-shard-size", "huge"], "FG677", "'huge' is not a file size"),
         (["empty run", "new"], "FG485", "has saved no checkpoint"),
         (["nowhere", "new"], "FG437", "nowhere"),
+        (["chat", "new", "--gguf"], "FG936", "pip install 'forgather[gguf]'"),
         (["chat", "new", "--checkpoint", "7"], "FG485", "no checkpoint of step 7"),
     ):
         status, out, err = exported(capsys, *words)

@@ -29,7 +29,8 @@ EXAMPLES = """examples:
   fgcli export output_models/tiny_llama/checkpoint-500 half --dtype bfloat16
   fgcli export RUN --checkpoint best --max-shard-size 2GB    into a folder next to the output folder
   fgcli export output_models/adapted merged --merge          base model and adapter in one
-  fgcli export output_models/adapted adapter --adapter       for PeftModel.from_pretrained"""
+  fgcli export output_models/adapted adapter --adapter       for PeftModel.from_pretrained
+  fgcli export output_models/adapted for_llama --gguf --dtype bfloat16"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +46,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--merge", action="store_true", help="merge the adapter into its base model")
     kinds.add_argument("--adapter", action="store_true", help="write the adapter alone, for peft")
+    kinds.add_argument(
+        "--gguf", action="store_true", help="write a GGUF file, for llama.cpp; an adapter is merged first"
+    )
     parser.add_argument(
         "--checkpoint",
         metavar="WHICH",
@@ -77,7 +81,8 @@ def folder_name(text: str) -> str:
 def run(invocation: Invocation) -> int:
     """Runs the command: exports the weights of a run, and returns the exit status."""
     options = invocation.options
-    kind = ExportKind.MERGED if options.merge else ExportKind.ADAPTER if options.adapter else ExportKind.MODEL
+    chosen = {ExportKind.MERGED: options.merge, ExportKind.ADAPTER: options.adapter, ExportKind.GGUF: options.gguf}
+    kind = next((kind for kind, is_chosen in chosen.items() if is_chosen), ExportKind.MODEL)
     weights = find_weights(options.folder, options.checkpoint)
     plan = plan_export(weights, kind, options.into)
     if plan.project is not None and plan.targets is not None:
@@ -100,9 +105,10 @@ def _print_proof(plan: ExportPlan, found: dict[str, Any]) -> None:
     facts = found.get("facts")
     if facts is None:
         return
-    base = facts["base"]
-    digest = f"  (digest {base['digest'][:12]})" if base["digest"] else ""
-    print_note(f"base        {shlex.quote(near_path(base['name'])) if base['name'] else 'made by the config'}{digest}")
+    if base := facts.get("base"):
+        digest = f"  (digest {base['digest'][:12]})" if base["digest"] else ""
+        name = shlex.quote(near_path(base["name"])) if base["name"] else "made by the config"
+        print_note(f"base        {name}{digest}")
     print_note(f"compared    {found['comparison']}")
     written = facts["written"]
     if plan.kind is ExportKind.MERGED and written != facts["merge"]:

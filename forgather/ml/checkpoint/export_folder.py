@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from forgather.errors import CheckpointError
+from forgather.errors import CheckpointError, ForgatherError
 from forgather.ml.checkpoint.checkpoint_dir import Draft, discard_draft, is_abandoned, process_mark
 from forgather.ml.checkpoint.files import json_bytes
 from forgather.ml.checkpoint.storage import Bytes, LocalStorage, Storage, make_folders, remove_tree
@@ -24,6 +24,7 @@ SUMS, FACTS = "SHA256SUMS", "export.json"
 """The file with the digests, and the file that says what was exported."""
 
 _PREFIX = ".exporting-"
+_PIECE = 1 << 22
 
 
 class ExportDraft(Draft):
@@ -66,6 +67,24 @@ class ExportDraft(Draft):
             yield chunk
         self._sums[name] = digest.hexdigest()
 
+    @contextmanager
+    def made_file(self, name: str) -> Iterator[Path]:
+        """Context manager for a file that another library writes; the file is synced and its digests are computed.
+
+        Args:
+            name: the name of the file, whose path is yielded.
+
+        Raises:
+            CheckpointError: FG677 if the file cannot be written.
+        """
+        file = self.folder / f".{name}"
+        with _write_errors(self.into):
+            yield file
+        # Written a second time, so that it takes the way of all other files: digests, sync, the rules of the storage.
+        self.write(name, _pieces(file))
+        with _write_errors(self.into):
+            self.storage.remove_file(file)
+
     def written(self) -> dict[str, dict[str, Any]]:
         """Returns {"bytes": ..., "sha256": ...} by the name of each file."""
         return {name: {"bytes": self.files[name].size, "sha256": self._sums[name]} for name in sorted(self._sums)}
@@ -80,6 +99,12 @@ class ExportDraft(Draft):
         lines = [f"{digest}  {name}\n" for name, digest in sorted(self._sums.items())]
         with _write_errors(self.into):
             super().write(SUMS, ["".join(lines).encode()])
+
+
+def _pieces(file: Path) -> Iterator[Bytes]:
+    with file.open("rb") as stream:
+        while piece := stream.read(_PIECE):
+            yield piece
 
 
 @contextmanager
@@ -121,6 +146,8 @@ def export_draft(into: Path, *, storage: Storage | None = None) -> Iterator[Expo
 def _write_errors(into: Path) -> Iterator[None]:
     try:
         yield
+    except ForgatherError:  # some of them are errors of values, too
+        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise cannot_export(into, f"cannot be written: {reason}", "free space, or name another folder") from error
