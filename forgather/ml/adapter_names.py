@@ -14,8 +14,11 @@ from torch import nn
 
 from forgather.errors import TrainingError, nearest
 from forgather.ml.model_class import class_name
+from forgather.ml.vocabulary import new_rows, vocabulary_layers
 
 _SHOWN = 12
+NEW_ROWS = "new"
+"""The value of `trainable_token_indices` for the rows of the tokens that were added to the model's vocabulary."""
 
 
 class AdapterError(TrainingError, ValueError):
@@ -164,6 +167,39 @@ def refuse_unknown_tokens(model: nn.Module, config: Any) -> None:
                     code="FG908",
                     hint="resize the embeddings of the model first, or correct the index",
                 ).about("adapter.trainable_token_indices")
+
+
+def train_new_rows(model: nn.Module, config: Any) -> None:
+    """Replaces the word `new` by the rows of added tokens, and raises an error if these rows would stay frozen.
+
+    Args:
+        model: the base model.
+        config: the `peft.LoraConfig`, whose `trainable_token_indices` may change.
+
+    Raises:
+        AdapterError: FG939 if the rows of added tokens would stay frozen.
+    """
+    rows, given = list(new_rows(model)), getattr(config, "trainable_token_indices", None)
+    if given == NEW_ROWS:
+        config.trainable_token_indices = dict.fromkeys(vocabulary_layers(model), rows) if rows else None
+        return
+    if not rows:
+        return
+    saved = getattr(config, "modules_to_save", None) or ()
+    for layer in vocabulary_layers(model):
+        by_name = given if isinstance(given, Mapping) else {}
+        trained = [
+            one for wanted, listed in by_name.items() if re.fullmatch(_end_of_name(wanted), layer) for one in listed
+        ]
+        if isinstance(given, list) and model.get_submodule(layer) is _embedding_of(model):
+            trained += given
+        if not set(rows) <= set(trained) and not any(re.fullmatch(_end_of_name(one), layer) for one in saved):
+            raise AdapterError(
+                f"the rows {rows[0]} to {rows[-1]} of {layer!r} are those of added tokens, and would stay frozen",
+                code="FG939",
+                hint="add trainable_token_indices: new, which trains these rows alone, or name the layer in "
+                "modules_to_save",
+            ).about("adapter.trainable_token_indices")
 
 
 def _embedding_of(model: nn.Module) -> Any:

@@ -25,7 +25,14 @@ from torch import nn
 
 from forgather.errors import first_line
 from forgather.ml.adapter_base import BaseModel, describe_base, note_base, read_base
-from forgather.ml.adapter_names import AdapterError, refuse_unknown_tokens, refuse_unmatched, refuse_untrained
+from forgather.ml.adapter_names import (
+    NEW_ROWS,
+    AdapterError,
+    refuse_unknown_tokens,
+    refuse_unmatched,
+    refuse_untrained,
+    train_new_rows,
+)
 from forgather.ml.checkpoint.files import ADAPTER, ADAPTER_CONFIG
 from forgather.ml.losses import is_causal_lm
 from forgather.ml.model_class import class_name, new_weights_of
@@ -70,6 +77,7 @@ class Adapter:
         refuse_adapted(model)
         base = describe_base(model)
         config = self._config(peft, model, base)
+        train_new_rows(model, config)
         refuse_unmatched(model, config)
         refuse_unknown_tokens(model, config)
         try:
@@ -115,6 +123,8 @@ class Adapter:
         refuse_another_base(path, config.base_model_name_or_path, base)
         for name, value in self.settings.items():
             stored = getattr(config, name)
+            if value == NEW_ROWS:  # the rows are compared below, when they are known
+                continue
             if (set(value) if isinstance(stored, set) and not isinstance(value, str) else value) != stored:
                 shown = sorted(stored) if isinstance(stored, set) else stored
                 raise AdapterError(

@@ -22,6 +22,7 @@ from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
 from forgather.ml.model_class import note_new_weights
 from forgather.ml.random_state import forked_random
+from forgather.ml.vocabulary import extend_vocabulary
 
 _log = get_logger(__name__)
 
@@ -107,7 +108,8 @@ def from_pretrained(
     Args:
         pretrained_model_name_or_path: the path of a folder in the Hugging Face layout, or a name on the Hub.
         tokenizer: a tokenizer. If its chat template ends answers with another token than the model's end-of-text token,
-            the model's generation config stops at it too. None keeps the generation config.
+            the model's generation config stops at it too. If it has more tokens than the model has rows, the model gets
+            rows for them, see `extend_vocabulary`. None keeps the model as it is.
         upcast_unquantized: True to keep in float32 what is not quantized (norms, embeddings, output layer), as peft's
             `prepare_model_for_kbit_training` does.
         quantization_config: how the weights are quantized while they are loaded, such as
@@ -148,6 +150,8 @@ def from_pretrained(
     note_new_weights(model, loaded[1]["missing_keys"])
     if upcast_unquantized:
         upcast_floats(model)
+    if tokenizer is not None:
+        extend_vocabulary(model, max(tokenizer.get_vocab().values(), default=-1) + 1)
     _stop_after_answers(model, tokenizer)
     return _in_training_mode(model)
 

@@ -33,6 +33,7 @@ from forgather.ml.checkpoint.manifest import Manifest, read_manifest
 from forgather.ml.checkpoint.reader import whole_weights
 from forgather.ml.model_class import class_name
 from forgather.ml.output_comparison import takes_tokens
+from forgather.ml.vocabulary import saves_embeddings
 
 
 class ExportError(CheckpointError):
@@ -140,7 +141,12 @@ def _load_adapter(model: nn.Module, folder: Path, *, is_checkpoint: bool) -> Non
         import peft
 
         found = load_file(folder / ADAPTER)
-        shapes = {name: value.shape for name, value in peft.get_peft_model_state_dict(model).items()}
+        shapes = {
+            name: value.shape
+            for name, value in peft.get_peft_model_state_dict(
+                model, save_embedding_layers=saves_embeddings(model)
+            ).items()
+        }
         if other := sorted(name for name in {*shapes, *found} if shapes.get(name) != _shape(found.get(name))):
             raise ExportError(f"{refused[0]}{other[0]!r:.80}", code="FG934", hint=refused[1])
         peft.set_peft_model_state_dict(model, found)

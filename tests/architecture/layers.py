@@ -124,6 +124,7 @@ data:
     data.row_statistics data.shown_rows
     data.data_view
 losses and models:
+    vocabulary
     activation_checkpointing documents loss_reduction models optim
     classifiers model_inputs
     losses preference_metrics

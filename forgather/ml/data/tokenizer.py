@@ -18,7 +18,7 @@ from typing import Any
 import tokenizers
 import xxhash
 from datasets import Dataset, DatasetDict
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from forgather.errors import first_line
@@ -102,6 +102,7 @@ def _tokenizer(backend: Tokenizer, **options: Any) -> PreTrainedTokenizerFast:
 def load_tokenizer(
     pretrained_model_name_or_path: str | os.PathLike[str],
     *,
+    add_tokens: Sequence[str] = (),
     chat_template: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> PreTrainedTokenizerBase:
@@ -112,6 +113,8 @@ def load_tokenizer(
 
     Args:
         pretrained_model_name_or_path: a folder, or the name of a model on the Hub.
+        add_tokens: further tokens that are never split, such as those of a chat template. Tokens that the tokenizer has
+            already are not added. The model that is built with this tokenizer gets a row for each.
         chat_template: the name of a packaged chat template ("chatml", "llama3", ...), the path of a file or the text of
             a template, which replaces the tokenizer's own and is saved with it. None keeps the tokenizer's own.
         **options: further arguments for `AutoTokenizer.from_pretrained`.
@@ -130,6 +133,11 @@ def load_tokenizer(
     except (OSError, ValueError) as error:
         reason = first_line(error).rstrip(": ")
         raise _not_loaded(name, reason) from error
+    known = tokenizer.get_vocab()
+    if added := [token for token in dict.fromkeys(add_tokens) if token not in known]:
+        tokenizer.add_tokens(
+            [AddedToken(token, special=True, normalized=False) for token in added], special_tokens=True
+        )
     if chat_template is not None:
         set_chat_template(tokenizer, chat_template)
     # Padding needs some token; mask and labels hide it, whichever it is.

@@ -50,6 +50,7 @@ from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.data_fingerprint import Fingerprint
 from forgather.ml.trainer.optimizers import optimizer_bytes
+from forgather.ml.vocabulary import saves_embeddings
 from forgather.redaction import hidden, hide_known, holds_hidden, known_hidden
 
 # Folders and names: they do not influence what is computed.
@@ -233,7 +234,9 @@ def files_of_self_saving_model(model: nn.Module, weights: Mapping[str, Any], pro
         processing_class: the tokenizer or processor, or None.
     """
     peft = sys.modules.get("peft")  # a model of peft exists only if peft is imported; importing it is slow
-    settings = {"state_dict": dict(weights)} if peft and isinstance(model, peft.PeftModel) else {}
+    settings: dict[str, Any] = {}
+    if peft and isinstance(model, peft.PeftModel):
+        settings = {"state_dict": dict(weights), "save_embedding_layers": saves_embeddings(model)}
     return _saved_files([model], **settings) | _saved_files([processing_class])
 
 
