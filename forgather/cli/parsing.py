@@ -49,6 +49,7 @@ _GROUPS = {
         "rerun": "repeat a past run from the record in its folder",
         "eval": "evaluate a checkpoint of a past run",
         "export": "write the model of a past run for other programs",
+        "generate": "ask a trained model, and print its answers",
         "construct": "build targets and print them",
         "trust": "allow code to run",
     },
@@ -202,6 +203,10 @@ def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
     if getattr(module, "CONFIG_OPTIONS", False):
         declared = _declare(parser, chosen, module, arguments, at)
     namespace, rest = parser.parse_known_args(arguments)
+    if rest and (into := getattr(module, "REST_INTO", None)) and not any(map(_is_option, rest)):
+        # argparse takes the words before the first option for all words of a list, and leaves those after it.
+        getattr(namespace, into).extend(rest)
+        rest = []
     if declared and (fault := declared.fault_of(arguments[at:], unknown=bool(rest))):
         raise fault
     if rest:
@@ -211,6 +216,10 @@ def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
     variables = {name: getattr(namespace, f"declared_{name}") for name in names}
     given = {name: value for name, value in variables.items() if value is not None}
     return module, Invocation(options=namespace, arguments=given_words, variables=given, handed=handed)
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and word != "-"
 
 
 def _declare(parser: Parser, chosen: Parser, module: ModuleType, arguments: Sequence[str], at: int) -> Declared | None:

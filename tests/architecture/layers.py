@@ -90,15 +90,17 @@ project:
 launch:
     launch.in_process launch.process_request
     launch.saved_weights
-    launch.export
+    launch.export launch.trained_model
     launch launch.batch_scripts launch.dry_run launch.evaluation launch.multi_process launch.restart
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
-    cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
+    cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
+    cli.generation_options
     cli.commands.export
     cli.commands.blame cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
-    cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.golden cli.commands.graph cli.commands.ls
+    cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
+    cli.commands.golden cli.commands.graph cli.commands.ls
     cli.commands.new cli.commands.pp cli.commands.rerun cli.commands.targets cli.commands.tlist
     cli.commands.train cli.commands.trefs cli.commands.trust cli.parsing
     cli.completion
@@ -184,6 +186,9 @@ trainers:
     trainer.evaluation trainer.loop
     trainer.hf trainer.trainer
     trainer.accel trainer.pipeline trainer.saved_evaluation
+generation:
+    generation generation.prompt
+    generation.generator generation.loading
 dry run:
     dry_run
 """

@@ -4,6 +4,7 @@ Nothing here uses a template: `PIECES` is the oracle for the packaged ones. `scr
 same conversations with the originals.
 """
 
+import copy
 import functools
 import json
 import os
@@ -240,6 +241,15 @@ def byte_pairs(template=None, pattern=LLAMA_3):
     backend.train_from_iterator(["\n\n\n\n a b again again Hello Hello user assistant system"] * 3, trainer)
     made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=BOS, eos_token=EOS, pad_token=PAD)
     return made if template is None else set_chat_template(made, template)
+
+
+def begin_adding():
+    """A tokenizer of `byte_pairs` that begins every text with the begin-of-text token, as those of Llama 3 do."""
+    from tokenizers.processors import TemplateProcessing
+
+    made = copy.deepcopy(byte_pairs())
+    made._tokenizer.post_processor = TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, made.bos_token_id)])
+    return made
 
 
 @functools.cache

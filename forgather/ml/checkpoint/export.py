@@ -197,6 +197,24 @@ def saved_weights(source: Path) -> dict[str, Tensor]:
     return found
 
 
+def loadable_weights(source: Path) -> dict[str, Tensor]:
+    """Returns the weights of a verified checkpoint under the names that `from_pretrained` reads, whole and on the CPU.
+
+    Args:
+        source: the folder of the checkpoint.
+
+    Shapes:
+        Returns tensors of any shape.
+
+    Raises:
+        CheckpointError: FG611 if a file does not have the form in which a run writes it; FG612 if no class of
+            transformers can load the weights.
+    """
+    weights = _in_type(whole_weights(source), None)
+    files = _weight_files(source, read_manifest(source), weights, _bytes_of(SHARD_SIZE))
+    return {name: tensor for tensors in files.tensors.values() for name, tensor in tensors.items()}
+
+
 def _is_of_the_run(name: str) -> bool:
     return name in _OF_THE_RUN or name.startswith(_STATE_OF_THE_RUN)
 

@@ -1,0 +1,1 @@
+"""Text generation with a trained model: prompts, the model of a folder, and answers."""
