@@ -78,9 +78,15 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--merged", action="store_true", help="merge the adapter into its base model first")
 
 
+def add_longest(parser: argparse.ArgumentParser, tokens: int) -> None:
+    """Adds the option that limits the length of an answer, with its default in tokens."""
+    what = f"longest answer in tokens (default: {tokens})"
+    parser.add_argument("--max-new-tokens", type=int, default=tokens, metavar="N", help=what)
+
+
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say how tokens are chosen."""
-    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="longest answer (default: 256)")
+    add_longest(parser, 256)
     parser.add_argument(
         "--temperature", type=float, metavar="T", help="draw tokens at this temperature (default: the likeliest token)"
     )

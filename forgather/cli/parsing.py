@@ -50,6 +50,7 @@ _GROUPS = {
         "eval": "evaluate a checkpoint of a past run",
         "export": "write the model of a past run for other programs",
         "generate": "ask a trained model, and print its answers",
+        "chat": "talk to a trained model in the terminal",
         "construct": "build targets and print them",
         "trust": "allow code to run",
     },

@@ -53,8 +53,8 @@ def rows(dialogues):
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def make_bench(folder):
-    """Writes a project with the runs `full` and `adapted`, and returns its folder."""
+def make_bench(folder, names=("full", "adapted")):
+    """Writes a project with the runs `full` and `adapted`, or with the first one alone; returns its folder."""
     texts = {"full": CONFIG.replace("BASE", "base"), "adapted": CONFIG.replace("BASE", "full") + ADAPTED}
     make_project(folder, {f"templates/configs/{name}.yaml": text.replace("NAME", name) for name, text in texts.items()})
     for name, dialogues in {"full": DIALOGUES, "adapted": OTHERS}.items():
@@ -63,7 +63,7 @@ def make_bench(folder):
     tokenizer.save_pretrained(folder / "base")
     model = from_config(small_llama(), tokenizer=tokenizer, seed=1)
     model.save_pretrained(folder / "base")
-    for name in texts:
+    for name in names:
         assert 0 == main(["-p", str(folder), "-t", name, "train"])
     return folder
 
