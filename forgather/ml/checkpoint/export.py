@@ -70,7 +70,8 @@ _DESCRIBING = re.compile(
 _PIECE = 1 << 22
 _COMPILED, _OF_PEFT = "_orig_mod.", "base_model.model."
 """The prefixes that `torch.compile` and peft add to the weight names of the model that they wrap."""
-_LAYERS = re.compile(r"layers?$|^depth$")
+# `max_window_layers` of Qwen is the first layer with a window, which may be beyond the last layer.
+_LAYERS = re.compile(r"(?<!max_window_)layers?$|^depth$")
 _ADAPTED = (
     "it holds an adapter without its base model",
     "'fgcli export RUN --merge' merges it into the base model, and --adapter writes it as a folder for peft",
