@@ -51,6 +51,7 @@ _GROUPS = {
         "export": "write the model of a past run for other programs",
         "generate": "ask a trained model, and print its answers",
         "chat": "talk to a trained model in the terminal",
+        "serve": "serve a trained model to clients of OpenAI's interface",
         "construct": "build targets and print them",
         "trust": "allow code to run",
     },

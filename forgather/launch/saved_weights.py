@@ -78,6 +78,7 @@ def find_weights(folder: str, word: str | None) -> SavedWeights:
         CheckpointError: FG601 to FG604 or FG607 if no checkpoint that fits is intact.
     """
     path = os.path.realpath(folder)
+    word = "last" if word == "latest" else word
     if _is_checkpoint(path):
         if word is not None:
             raise ProjectError(

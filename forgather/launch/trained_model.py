@@ -58,10 +58,8 @@ class TrainedModel:
 
     @property
     def name(self) -> str:
-        """A short name: that of the output folder, with the step of a checkpoint."""
-        if self.step is None:
-            return os.path.basename(self.folder)
-        return f"{os.path.basename(os.path.dirname(self.folder))}-{self.step}"
+        """A short name: that of the output folder, which is the same for all checkpoints."""
+        return os.path.basename(self.folder if self.step is None else os.path.dirname(self.folder))
 
     def described(self) -> list[str]:
         """Returns the lines that say which model is loaded."""
@@ -84,7 +82,6 @@ def find_model(folder: str, word: str | None) -> TrainedModel:
         CheckpointError: FG601 to FG604 or FG607 if no checkpoint that fits is intact.
     """
     path = os.path.realpath(folder)
-    word = "last" if word == "latest" else word
     is_checkpoint = _step_in(path) is not None
     if is_run_folder(path) or recorded_runs(os.path.dirname(path) if is_checkpoint else path):
         found = find_weights(folder, word)

@@ -101,7 +101,7 @@ cli:
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
     cli.commands.golden cli.commands.graph cli.commands.ls
-    cli.commands.new cli.commands.pp cli.commands.rerun cli.commands.targets cli.commands.tlist
+    cli.commands.new cli.commands.pp cli.commands.rerun cli.commands.serve cli.commands.targets cli.commands.tlist
     cli.commands.train cli.commands.trefs cli.commands.trust cli.parsing
     cli.completion
     cli.main
@@ -189,6 +189,7 @@ trainers:
 generation:
     generation generation.prompt
     generation.generator generation.loading
+    generation.server
 dry run:
     dry_run
 """

@@ -108,7 +108,8 @@ def test_a_run_and_a_checkpoint_can_be_named_and_the_model_of_the_end_is_the_las
     (run,) = (folder / "runs").glob("2*")
 
     by_run, by_checkpoint, model = (
-        evaluated(capsys, *words)[0] for words in ([run], [folder / "checkpoint-4"], [run, "--checkpoint", "model"])
+        evaluated(capsys, *words)[0]
+        for words in ([run, "--checkpoint", "latest"], [folder / "checkpoint-4"], [run, "--checkpoint", "model"])
     )
 
     assert (4, 4, None) == (by_run["step"], by_checkpoint["step"], model["step"])

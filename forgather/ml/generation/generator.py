@@ -96,9 +96,14 @@ class Sampling:
         if self.is_greedy:
             # None, because transformers warns about a temperature that has no effect.
             return {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-        temperature = 1.0 if self.temperature is None else self.temperature
+        temperature = 1.0 if self.temperature is None else float(self.temperature)
         # 1 and 0 leave no token out; None would be transformers' own limit of 50 tokens.
-        return {"do_sample": True, "temperature": temperature, "top_p": self.top_p or 1.0, "top_k": self.top_k or 0}
+        return {
+            "do_sample": True,
+            "temperature": temperature,
+            "top_p": float(self.top_p or 1),
+            "top_k": self.top_k or 0,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
