@@ -11,6 +11,7 @@ import re
 
 from forgather.errors import ProjectError, nearest
 from forgather.project.metadata import ProjectMeta
+from forgather.project.starters import Starter
 
 DEFAULT_PARENT = "trainers/trainer.yaml"
 _LISTED = 3
@@ -66,12 +67,32 @@ of a packaged one replaces it: `templates/defaults/raw_dataset.yaml` gives your 
 Models, checkpoints and the records of runs go to `output_models/`.
 """
 
+_STARTER_README = """\
+# {title}
 
-def new_project(folder: str) -> list[str]:
+{description}: `templates/configs/default.yaml` names the rows and the base model.
+
+    fgcli data show              # the rows as the model sees them, and which tokens are trained
+    fgcli check                  # every mistake that can be found without running anything
+    fgcli train                  # train
+    fgcli train --resume         # resume after Ctrl-C or a crash
+    fgcli train --nproc-per-node 2
+    fgcli pp                     # the config, all templates applied
+
+Models, checkpoints and the records of runs go to `output_models/`.
+"""
+
+
+def new_project(folder: str, starter: Starter | None = None) -> list[str]:
     """Creates a project folder and returns the paths of its files.
 
+    Args:
+        folder: the path of the folder, whose last part is the name of the project.
+        starter: what the config of a project for fine-tuning says; None for a project that trains the demo model.
+
     Raises:
-        ProjectError: FG414 if the name is not allowed, or the folder is not empty; FG418 if a file cannot be written.
+        ProjectError: FG414 if the name is not allowed, or the folder is not empty; FG418 if a file cannot be written;
+            FG490 if a path of the starter has characters with a meaning in templates.
     """
     name = os.path.basename(os.path.abspath(folder))
     _refuse_name(name, "project")
@@ -80,12 +101,17 @@ def new_project(folder: str) -> list[str]:
             f"{folder!r} exists already", code="FG414", hint="name a folder that does not exist yet, or an empty one"
         )
     title = _title(name)
+    description = starter.description() if starter else "What one learns from this project"
     files = {
-        "meta.yaml": _META.format(title=_quoted(title), description=_quoted("What one learns from this project")),
-        "README.md": _README.format(title=title),
+        "meta.yaml": _META.format(title=_quoted(title), description=_quoted(description)),
+        "README.md": (_STARTER_README if starter else _README).format(title=title, description=description),
         ".gitignore": "output_models/\n",
-        "templates/configs/default.yaml": _config_text("default.yaml", title, DEFAULT_PARENT),
+        "templates/configs/default.yaml": starter.config(title)
+        if starter
+        else _config_text("default.yaml", title, DEFAULT_PARENT),
     }
+    if starter and (data := starter.data_file()):
+        files[data[0]] = data[1]
     return [_write(os.path.join(folder, file), text) for file, text in files.items()]
 
 

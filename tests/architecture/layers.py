@@ -72,7 +72,7 @@ project:
     project.graph_secrets project.literal project.locations project.output_lock project.rendered_variable
     project.run_facts project.setting_precedence project.trainer_arguments project.versions project.workspace
     project.checks.setting_rules project.fact_cache project.data_targets project.fault_tolerance project.git_repository
-    project.metadata project.path_display project.reference project.targets project.trust
+    project.metadata project.path_display project.reference project.starters project.targets project.trust
     project.checks.root_settings project.git_state project.listing_cache
     project.template_environment project.untrusted project.world_size
     project.configs project.dynamic_args project.guard project.metadata_file project.reader project.scaffold
@@ -122,7 +122,9 @@ data:
     data.chat_rows data.chat_template data.json_rows data.padding data.preference_collator data.sources data.train_eval_split
     data.conversations data.tokenizer
     data.packing data.token_kinds data.token_text
-    data.chat_tokens data.collated_rows data.examples data.labelled data.preferences
+    data.chat_tokens data.collated_rows data.examples data.labelled data.preference_rows
+    data.preference_chats
+    data.first_look data.preferences
     data.row_statistics data.shown_rows
     data.data_view
 losses and models:

@@ -120,7 +120,7 @@ def test_messages_are_not_text(tokenizer, tmp_path):
     rows = [{**row, "chosen": [{"role": "assistant", "content": "4"}]} for row in PAIRS]
     with pytest.raises(TrainingError, match="row 0 of the data set has a list, not text, in 'chosen'") as error:
         tokenize_preferences(Dataset.from_list(rows), tokenizer, cache_dir=tmp_path)
-    assert (error.value.code, "apply_chat_template" in error.value.hint) == ("FG910", True)
+    assert (error.value.code, "datasets/preferences.yaml" in error.value.hint) == ("FG910", True)
 
 
 @pytest.mark.parametrize("label", ["good", 2, 0.5])

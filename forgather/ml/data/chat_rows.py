@@ -6,7 +6,7 @@ Takes a row as it is in a file; gives a `Conversation`, or raises `BadRow`, whic
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,20 +123,20 @@ def read_row(row: Mapping[str, Any], form: str, before_input: str = "\n\n") -> C
     Raises:
         BadRow: if a part of the row is missing or not what it should be.
     """
-    tools = _tools(row.get("tools"))
+    tools = read_tools(row.get("tools"))
     if not isinstance(row.get("system"), str | None):
         raise BadRow(f"'system' must be text, found {_kind(row['system'])}")
     system = [{"role": "system", "content": row["system"]}] if row.get("system") else []
     if form in ("messages", "sharegpt"):
         key = "messages" if form == "messages" else "conversations"
-        return Conversation(_messages(system, row.get(key), key), tools)
+        return Conversation(read_messages(system, row.get(key), key), tools)
     pair = example_columns(list(row))
     if pair is None:
         raise BadRow(f"the form {form!r} needs a prompt and a completion; the row has {', '.join(map(repr, row))}")
     prompt, completion = row[pair[0]], row[pair[1]]
     if isinstance(prompt, list) and isinstance(completion, list):
-        before = _messages(system, prompt, pair[0])
-        return Conversation([*before, *_messages([], completion, pair[1])], tools, len(before))
+        before = read_messages(system, prompt, pair[0])
+        return Conversation([*before, *read_messages([], completion, pair[1])], tools, len(before))
     for name, value in zip(pair, (prompt, completion), strict=True):
         if not isinstance(value, str):
             raise BadRow(f"{name!r} must be text, found {_kind(value)}")
@@ -144,9 +144,9 @@ def read_row(row: Mapping[str, Any], form: str, before_input: str = "\n\n") -> C
     if any(not isinstance(text, str) for text in further):
         raise BadRow(f"{' and '.join(_ADDED_TO_PROMPT)} must be texts")
     turns = [*_history(row.get("history")), {"role": "user", "content": before_input.join([prompt, *further])}]
-    before = _messages(system, turns, pair[0])
+    before = read_messages(system, turns, pair[0])
     return Conversation(
-        [*before, *_messages([], [{"role": "assistant", "content": completion}], pair[1])], tools, len(before)
+        [*before, *read_messages([], [{"role": "assistant", "content": completion}], pair[1])], tools, len(before)
     )
 
 
@@ -163,8 +163,17 @@ def _history(history: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _messages(first: list[dict[str, Any]], items: Any, key: str) -> list[dict[str, Any]]:
-    """Returns checked messages; `first` are messages that come before those of the row."""
+def read_messages(first: list[dict[str, Any]], items: Any, key: str) -> list[dict[str, Any]]:
+    """Returns checked messages.
+
+    Args:
+        first: messages that come before those of the row, unless these begin with a system message.
+        items: the messages of the row.
+        key: the key of the row, for errors.
+
+    Raises:
+        BadRow: with the number of the first message that is not one.
+    """
     if not isinstance(items, list):
         raise BadRow(f"{key!r} must be a list of messages, found {_kind(items)}")
     if not items:
@@ -248,7 +257,12 @@ def _tool_call(call: Any, number: int) -> dict[str, Any]:
     return {**plain, "id": call["id"]} if call.get("id") else plain
 
 
-def _tools(tools: Any) -> list[dict[str, Any]] | None:
+def read_tools(tools: Any) -> list[dict[str, Any]] | None:
+    """Returns the descriptions of tools of a row, which may be written as JSON text; None if there are none.
+
+    Raises:
+        BadRow: if they are not a list of mappings.
+    """
     if isinstance(tools, str):
         tools = _parsed(tools, "'tools'") if tools.strip() else None
     if tools is None or tools == []:
@@ -296,6 +310,19 @@ def check_order(messages: Sequence[Mapping[str, Any]]) -> None:
             expected = " or ".join(map(repr, allowed))
             raise BadRow(f"message {number} has the role {role!r} {after}{called}; expected {expected}", "FG891")
         before, calls = role, bool(message.get("tool_calls"))
+
+
+def message_texts(value: Any) -> Iterator[str]:
+    """Yields all texts in messages or descriptions of tools, except the names of roles."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield name
+            yield from message_texts(item) if name != "role" else ()
+    elif isinstance(value, list):
+        for item in value:
+            yield from message_texts(item)
 
 
 def _kind(value: Any) -> str:

@@ -130,7 +130,7 @@ def check_marks(tokenizer: PreTrainedTokenizerBase) -> None:
         raise DataError("the tokenizer has no chat template", code="FG893", hint=hint).about("tokenizer")
     for text in template.values() if isinstance(template, Mapping) else [template]:
         if not _MARK.search(text):
-            same = _packaged_twin(tokenizer)
+            same = packaged_twin(tokenizer)
             hint = (
                 f"chat_template: {same} renders the same text without tools, and marks the answers"
                 if same
@@ -151,8 +151,15 @@ _TWIN_PROBES: tuple[list[dict[str, Any]], ...] = (
 )
 
 
-def _packaged_twin(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Returns the name of the packaged template that renders every probe as the template of the tokenizer does."""
+def packaged_twin(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Returns the name of the packaged template that renders every probe as the template of the tokenizer does.
+
+    Args:
+        tokenizer: a tokenizer with a chat template.
+
+    Returns:
+        The name, or None if there is no such template.
+    """
     own = tokenizer.get_chat_template()
     for name in template_names():
         theirs = read_template(name)

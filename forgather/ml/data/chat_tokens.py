@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import date
 from functools import partial
 from itertools import pairwise
@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase
 
 from forgather.errors import nearest
 from forgather.ml.data.cache import cached_folder, content_key
-from forgather.ml.data.chat_rows import Conversation
+from forgather.ml.data.chat_rows import Conversation, message_texts
 from forgather.ml.data.chat_template import Rendered, control_tokens, missing_begin_warning, render, turn_end
 from forgather.ml.data.conversations import CONVERSATION, SOURCE
 from forgather.ml.data.data_errors import DataError, missing_column
@@ -111,7 +111,10 @@ def tokenize_chats(
     end_id = turn_end(tokenizer)
     if warning := missing_begin_warning(tokenizer):
         logger.warning("%s", warning)
-    key = _cache_key(dataset, tokenizer, max_length, options)
+    # Everything that decides the content is part of the key; `num_proc` is not.
+    facts = {"rows": dataset._fingerprint, "tokenizer": tokenizer_digest(tokenizer), "max_length": max_length}
+    facts |= template_facts(tokenizer)
+    key = content_key(format=_FORMAT, **facts, **options)
 
     def build(folder: Path) -> None:
         encode = partial(_encode, tokenizer, end_id, max_length, options)
@@ -123,14 +126,16 @@ def tokenize_chats(
     return read_rows(folder, key)
 
 
-def _cache_key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, options: dict[str, Any]) -> str:
-    """Returns a digest of everything that decides the content of the cache; the number of processes does not."""
-    template = tokenizer.chat_template
-    facts = {"rows": dataset._fingerprint, "tokenizer": tokenizer_digest(tokenizer), "template": template}
-    facts |= {"max_length": max_length, "library": transformers.__version__}
-    if "strftime_now" in str(template):
+def template_facts(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Returns what decides the text of a conversation besides its messages, for the key of a cache.
+
+    Args:
+        tokenizer: a tokenizer with a chat template.
+    """
+    facts: dict[str, Any] = {"template": tokenizer.chat_template, "library": transformers.__version__}
+    if "strftime_now" in str(tokenizer.chat_template):
         facts["date"] = date.today().isoformat()  # the template writes it into the text
-    return content_key(format=_FORMAT, **facts, **options)
+    return facts
 
 
 def chat_prompts(dataset: Any, tokenizer: PreTrainedTokenizerBase, count: int = 3) -> list[str]:
@@ -242,7 +247,7 @@ def _row(
     answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     if not answers and train_on != "everything":
         return _dropped(_NO_ANSWER)
-    if any(control.search(text) for text in _texts([messages, conversation.tools])):
+    if any(control.search(text) for text in message_texts([messages, conversation.tools])):
         return _dropped(_CONTROL)
     rendered = render(tokenizer, messages, conversation.tools, **options["template_options"])
     _check_turns(rendered, len(answers), train_on)
@@ -250,7 +255,7 @@ def _row(
     if tokens is None:
         return _dropped(_CROSSING)
     _check_begin(tokenizer, tokens.ids, stops)
-    turns = [_until_stop(tokenizer, tokens.ids, turn, stops) for turn in tokens.turns]
+    turns = [until_stop(tokenizer, tokens.ids, turn, stops) for turn in tokens.turns]
     labels = tokens.ids if train_on == "everything" else [IGNORE_INDEX] * len(tokens.ids)
     for begin, end in _chosen(turns, answers, conversation, train_on):
         labels[begin:end] = tokens.ids[begin:end]
@@ -262,19 +267,6 @@ def _row(
     if all(label == IGNORE_INDEX for label in labels[1:]):
         return _dropped(_CUT_AWAY if is_cut else _NO_ANSWER)
     return [ids, labels, [_KEPT, int(is_cut)]]
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yields all texts in a value, except the names of roles."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield name
-            yield from _texts(item) if name != "role" else ()
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
 
 
 def _dropped(reason: int) -> list[list[int]]:
@@ -326,10 +318,20 @@ def _check_begin(tokenizer: PreTrainedTokenizerBase, ids: list[int], stops: froz
         )
 
 
-def _until_stop(
+def until_stop(
     tokenizer: PreTrainedTokenizerBase, ids: list[int], turn: tuple[int, int], stops: frozenset[int]
 ) -> tuple[int, int]:
-    """Returns the positions of an answer up to its last stop token; only blanks may come after that token."""
+    """Returns the positions of an answer up to its last stop token; only blanks may come after that token.
+
+    Args:
+        tokenizer: the tokenizer.
+        ids: the token ids of the conversation.
+        turn: the first position of the answer and the position after the last one.
+        stops: the ids at which generation stops.
+
+    Raises:
+        DataError: FG895 if the answer does not end with one of these tokens.
+    """
     begin, end = turn
     last = next((place for place in range(end - 1, begin - 1, -1) if ids[place] in stops), None)
     if last is None or str(tokenizer.decode(ids[last + 1 : end])).strip():

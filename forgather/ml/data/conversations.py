@@ -17,16 +17,18 @@ import xxhash
 from datasets import Dataset
 
 from forgather.errors import Diagnostic, nearest
-from forgather.ml.data.chat_rows import FORMS, BadRow, check_order, form_of, read_row, with_system
+from forgather.ml.data.chat_rows import FORMS, BadRow, check_order, form_of, message_texts, read_row, with_system
 from forgather.ml.data.data_errors import DataError
-from forgather.ml.data.json_rows import JsonRow, is_utf8, json_rows
+from forgather.ml.data.json_rows import is_utf8, json_rows
 from forgather.ml.data.sources import Paths, find_files
 from forgather.ml.number_format import plural
 
 logger = logging.getLogger(__name__)
 
 CONVERSATION, SOURCE = "conversation", "source"
+_TEXTS = (CONVERSATION, "prompt", "completion", "chosen", "rejected")
 _SHOWN_ERRORS = 5
+_MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content"})
 
 
 def chats(
@@ -62,7 +64,7 @@ def chats(
             FG892 if the form is unknown or differs within a file, FG832 if no row is left.
     """
     files = find_files(paths, (".jsonl", ".json"))
-    rows = ((file, _place(file, row), row.value) for file in files for row in json_rows(file))
+    rows = ((file, row.place(file), row.value) for file in files for row in json_rows(file))
     return _collected(rows, form, system, before_input, bad_rows, ", ".join(files[:3]))
 
 
@@ -100,8 +102,34 @@ def as_chats(
     return _collected(rows, form, system, before_input, bad_rows, "the data set")
 
 
-def _place(file: str, row: JsonRow) -> str:
-    return f"{file}:{row.number}" if row.is_line else f"{file}, row {row.number}"
+def row_texts(dataset: Dataset) -> Dataset:
+    """Returns the texts of conversations or of preferences as rows with one column, to train a tokenizer on.
+
+    Args:
+        dataset: the rows of `chats`, `as_chats` or `preference_pairs`, or rows of prompts and completions.
+
+    Returns:
+        A data set with the column `text`: one row per message, or per prompt and answer.
+
+    Example:
+        >>> row_texts(as_chats(Dataset.from_dict({"question": ["1 + 1?"], "answer": ["2"]})))["text"][:]
+        ['1 + 1?', '2']
+    """
+    names = [name for name in _TEXTS if name in dataset.column_names]
+    texts: list[str] = []
+    for row in dataset.select_columns(names):
+        for value in row.values():
+            # Messages are stored as JSON text; the rows of plain preferences are texts themselves.
+            texts += _texts_of(value) if CONVERSATION in names else [value]
+    fingerprint = xxhash.xxh3_64_hexdigest(f"row_texts {dataset._fingerprint}".encode())
+    return Dataset(Dataset.from_dict({"text": texts}).data.table, fingerprint=fingerprint)
+
+
+def _texts_of(stored: str) -> list[str]:
+    value = json.loads(stored)
+    parts = [value["messages"], value.get("tools")] if "messages" in value else [value]
+    # The keys of a message ("content") are not in the text that the model reads.
+    return [text for text in message_texts(parts) if text not in _MESSAGE_KEYS]
 
 
 def _collected(
@@ -113,7 +141,7 @@ def _collected(
     where: str,
 ) -> Dataset:
     _check_choice("form", form, (*FORMS, None))
-    _check_choice("bad_rows", bad_rows, ("refuse", "drop"))
+    check_bad_rows(bad_rows)
     texts, sources, found, digest = [], [], [], xxhash.xxh3_64()
     forms: dict[str, tuple[str, str]] = {}  # of each file: its form, and the place of the first row
     for file, place, row in rows:
@@ -138,7 +166,7 @@ def _collected(
         # The folder of the files is not part of the content.
         digest.update(f"{os.path.basename(place)}\0{len(text)}\0{text}".encode("utf-8", "surrogatepass"))
     if found and bad_rows == "refuse":
-        raise _refused(found)
+        raise refuse_rows(found)
     if found:
         logger.warning("%s left out, the first: %s", plural(len(found), "row"), found[0].message)
     if not texts:
@@ -146,13 +174,27 @@ def _collected(
     return Dataset(Dataset.from_dict({CONVERSATION: texts, SOURCE: sources}).data.table, fingerprint=digest.hexdigest())
 
 
-def _refused(found: list[Diagnostic]) -> DataError:
+def refuse_rows(found: list[Diagnostic]) -> DataError:
+    """Returns the error for rows that cannot be used, which shows the first of them and counts the others.
+
+    Args:
+        found: what is wrong in each row, with its place in the message.
+    """
     first, others = found[0], found[1:]
     more = f" ({plural(len(others), 'more row')} with an error)" if others else ""
     hint = first.hint or "correct the row, or set bad_rows: drop"
     error: DataError = DataError(f"{first.message}{more}", code=first.code, hint=hint, others=others[:_SHOWN_ERRORS])
     error.argument = "paths"
     return error
+
+
+def check_bad_rows(bad_rows: str) -> None:
+    """Raises FG892 if the argument `bad_rows` is neither "refuse" nor "drop".
+
+    Args:
+        bad_rows: the value of the argument.
+    """
+    _check_choice("bad_rows", bad_rows, ("refuse", "drop"))
 
 
 def _check_choice(argument: str, value: str | None, choices: Sequence[str | None]) -> None:

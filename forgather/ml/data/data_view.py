@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forgather.ml.data.chat_template import stop_token_ids
 from forgather.ml.data.collated_rows import ANSWER, Collate, RowBatch, RowReader, with_answers_as_rows
 from forgather.ml.data.progress_bar import show_progress
 from forgather.ml.data.row_statistics import Statistics, StatisticsCounter
@@ -165,7 +166,7 @@ def view_data(dataset: Any, collate: Collate | None, tokenizer: Any, options: Vi
         with_answers_as_rows(part, is_causal=options.is_causal) for part in reader.shown(options.start, options.stop)
     ]
     rows = [row for batch in shown for row in shown_rows(batch, _tokens(batch, options))]
-    counter = StatisticsCounter(text.end_id)
+    counter = StatisticsCounter(stop_token_ids(tokenizer))
     numbers = _numbers(reader, options)
     total = len(numbers) if reader.has_length or options.most_rows is not None else None
     for batches in show_progress(_by_rows(reader, numbers), total=total, what="reading rows", logger=logger):
@@ -245,9 +246,10 @@ def _longest_text(seen: Statistics, text: TokenText) -> str | None:
     # A row of preferences has two answers, each with a length of its own.
     every = sum(count for *_, count in seen.histogram)
     share = f"{_count(seen.rows_at_max, 'row')} ({seen.rows_at_max / every:.1%}) of {seen.max_length:,} tokens"
-    if not seen.rows_at_max_without_end:
+    # The labels of a classifier are not of tokens, and its rows need no end.
+    if not seen.rows_at_max_without_end or seen.trained_tokens is None:
         return share
-    end = text(text.end_id) if text.end_id is not None else ""
+    end = " or ".join(text(end_id) for end_id in stop_token_ids(text.tokenizer))
     return f"{share}; {seen.rows_at_max_without_end:,} without {end} at the end, which may be cut"
 
 

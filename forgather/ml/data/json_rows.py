@@ -26,6 +26,14 @@ class JsonRow(NamedTuple):
     is_line: bool
     value: Any
 
+    def place(self, file: str) -> str:
+        """Returns the place of the value for messages, such as "chats.jsonl:3".
+
+        Args:
+            file: the path of the file.
+        """
+        return f"{file}:{self.number}" if self.is_line else f"{file}, row {self.number}"
+
 
 def json_rows(file: str) -> Iterator[JsonRow]:
     """Yields the values of a JSON file. Empty lines are left out.

@@ -26,9 +26,14 @@ from datasets import Dataset, DatasetDict
 from transformers import PreTrainedTokenizerBase
 
 from forgather.ml.data.cache import cached_folder, content_key
+from forgather.ml.data.chat_rows import Conversation
+from forgather.ml.data.chat_tokens import template_facts
+from forgather.ml.data.conversations import CONVERSATION, SOURCE
 from forgather.ml.data.data_errors import DataError
 from forgather.ml.data.packing import check_inputs, encode_rows, encode_texts, read_rows, rows_writer
+from forgather.ml.data.preference_chats import pair_tokens
 from forgather.ml.data.preference_collator import MARGIN
+from forgather.ml.data.preference_rows import ANSWERS
 from forgather.ml.data.tokenizer import tokenizer_digest
 from forgather.ml.number_format import plural
 
@@ -54,10 +59,14 @@ def tokenize_preferences(
 ) -> Dataset | DatasetDict:
     """Returns a data set of pairs: a prompt, a better and a worse answer to it, as token ids.
 
+    The answers of texts end with the end-of-text token. Conversations of `preference_pairs` are rendered by the chat
+    template of the tokenizer, and their answers end with the token that ends an answer.
+
     Args:
-        dataset: the rows of text. A column `margin` with numbers, which `RewardLoss` uses, is kept. The splits of a
-            `DatasetDict` are tokenized separately.
-        tokenizer: a tokenizer with an end-of-text token.
+        dataset: the rows, of text or from `preference_pairs`. A column `margin` with numbers, which `RewardLoss` uses, is
+            kept. The splits of a `DatasetDict` are tokenized separately.
+        tokenizer: a tokenizer with an end-of-text token; for conversations, with a chat template that marks the
+            answers.
         max_length: the maximum length of a prompt with an answer in tokens. Longer answers are truncated at the end.
         prompt_column: the name of the column with the prompt.
         chosen_column: the name of the column with the better answer.
@@ -71,7 +80,8 @@ def tokenize_preferences(
     Raises:
         DataError: FG831, FG837 or FG839 if columns, tokenizer or length do not fit; FG910 if a row has no text, FG911
             if an answer is empty, FG912 if both answers are equal, FG913 if a margin is not a number, FG836 if no pair
-            is left.
+            is left; for conversations, FG893 to FG895, FG897, FG898 or FG942 if the chat template cannot render them,
+            with the file and line of the row.
     """
     named = {"prompt_column": prompt_column, "chosen_column": chosen_column, "rejected_column": rejected_column}
     return _tokenized(_pairs, dataset, tokenizer, max_length, named, num_proc, cache_dir)
@@ -128,29 +138,34 @@ def _tokenized(
             for name, part in dataset.items()
         }
         return DatasetDict(parts)
-    check_inputs(dataset, tokenizer, named, max_length=max_length)
+    is_chat = kind is _pairs and CONVERSATION in dataset.column_names
+    check_inputs(dataset, tokenizer, {} if is_chat else named, max_length=max_length)
+    form = kind(*named.values())
     # Everything that decides the content is part of the key; `num_proc` is not.
     facts = {"rows": dataset._fingerprint, "tokenizer": tokenizer_digest(tokenizer), "max_length": max_length}
-    form = kind(*named.values())
     # A column of the name `margin` is not read for judged answers.
     margins = MARGIN if form["label"] is None and MARGIN in dataset.column_names else None
-    key = content_key(format=2, kind=kind.__name__, margins=margins, **facts, **named)
+    if is_chat:
+        named = template_facts(tokenizer)
+    key = content_key(format=3, kind=kind.__name__, margins=margins, **facts, **named)
 
     def build(folder: Path) -> None:
-        _check_rows(dataset, form["texts"], form["check"])
-        batches = encode_rows(dataset, partial(_encode, tokenizer, form["texts"], form["label"]), num_proc)
+        if not is_chat:
+            _check_rows(dataset, form["texts"], form["check"])
+        encode = partial(_encode_chats if is_chat else _encode, tokenizer, form["texts"], form["label"])
+        batches = encode_rows(dataset, encode, num_proc)
         if margins is not None:
             batches = _with_margins(batches, iter(dataset[margins]))
         names = (*form["names"], *([MARGIN] if margins else ()))
-        stats = _write(folder, batches, names, max_length, tokenizer.eos_token_id)
+        stats = _write(folder, batches, names, max_length)
         (folder / _STATS).write_text(json.dumps(stats), encoding="utf-8")
 
     folder = cached_folder("preferences", key, build, cache_dir)
     stats = json.loads((folder / _STATS).read_text(encoding="utf-8"))
     report = logger.warning if stats["num_dropped"] or stats["num_cut"] else logger.info
     report(
-        "%s of preferences; %d cut to %d tokens, %d left out (the prompt fills the row, or the answers are equal after "
-        "the cut)",
+        "%s of preferences; %d cut to %d tokens, %d left out (the prompt fills the row, the answers are equal after "
+        "the cut, or a message has a control token)",
         plural(stats["num_rows"], "row"),
         stats["num_cut"],
         max_length,
@@ -216,7 +231,7 @@ def _no_text(number: int, name: str, value: Any) -> DataError:
         code="FG910",
         hint="write prompt and answers as text"
         if value is None
-        else "write prompt and answers as text, for example with tokenizer.apply_chat_template(..., tokenize=False)",
+        else "read messages of a chat with 'datasets/preferences.yaml' (forgather.ml.data:preference_pairs)",
         found=number,
     )
 
@@ -241,6 +256,9 @@ def _encode(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], label: str | None, batch: dict[str, list[Any]]
 ) -> dict[str, list[list[list[int]]]]:
     parts = [encode_texts(tokenizer, column, batch)["input_ids"] for column in texts]
+    end = [tokenizer.eos_token_id]
+    # An answer of blanks may have no tokens, and its row is left out. A text may end with the end-of-text token already.
+    parts[1:] = [[ids if ids[-1:] == end or not ids else [*ids, *end] for ids in answers] for answers in parts[1:]]
     if label is not None:
         parts.append([[int(value)] for value in batch[label]])
     # `encode_rows` expects one list per row, so the texts of a row travel together.
@@ -253,13 +271,29 @@ def _with_margins(batches: Any, margins: Iterator[float]) -> Iterator[list[Any]]
         yield [[*parts, [next(margins)]] for parts in batch]
 
 
-def _write(folder: Path, batches: Any, names: Sequence[str], max_length: int, eos_token_id: int) -> dict[str, int]:
+def _encode_chats(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], label: None, batch: dict[str, list[Any]]
+) -> dict[str, list[list[list[int]]]]:
+    rows = []
+    columns = [batch[name] for name in (CONVERSATION, *ANSWERS, SOURCE)]
+    for stored, *answers, source in zip(*columns, strict=True):
+        try:
+            found = pair_tokens(tokenizer, Conversation.from_json(stored), [json.loads(answer) for answer in answers])
+        except DataError as error:
+            error.message = f"{source}: {error.message}"
+            error.args = (error.message,)
+            raise
+        rows.append(found or [[] for _ in (CONVERSATION, *answers)])
+    return {"input_ids": rows}
+
+
+def _write(folder: Path, batches: Any, names: Sequence[str], max_length: int) -> dict[str, int]:
     kinds = {name: _NUMBERS.get(name, pa.list_(pa.int32())) for name in names}
     schema = pa.schema(kinds)
     stats = {"num_rows": 0, "num_cut": 0, "num_dropped": 0}
     with rows_writer(folder, schema) as writer:
         for batch in batches:
-            kept = list(_rows(batch, names, max_length, eos_token_id, stats))
+            kept = list(_rows(batch, names, max_length, stats))
             columns = {name: [row[place] for row in kept] for place, name in enumerate(names)}
             writer.write_batch(pa.record_batch(columns, schema=schema))
             stats["num_rows"] += len(kept)
@@ -271,17 +305,15 @@ def _write(folder: Path, batches: Any, names: Sequence[str], max_length: int, eo
 
 
 def _rows(
-    batch: Sequence[Any], names: Sequence[str], max_length: int, eos_token_id: int, stats: dict[str, int]
+    batch: Sequence[Any], names: Sequence[str], max_length: int, stats: dict[str, int]
 ) -> Iterator[tuple[Any, ...]]:
     has_number = names[-1] in _NUMBERS
-    for prompt, *others in batch:
-        number = (others.pop()[0],) if has_number else ()
-        # The text of a chat template may end with the token already.
-        whole = [ids if ids[-1:] == [eos_token_id] else [*ids, eos_token_id] for ids in others]
+    for prompt, *whole in batch:
+        number = (whole.pop()[0],) if has_number else ()
         answers = [ids[: max(0, max_length - len(prompt))] for ids in whole]
-        # An answer of blanks may have no tokens; equal beginnings of two answers have no preference.
+        # Equal beginnings of two answers have no preference.
         is_same = len(answers) > 1 and answers[0] == answers[1]
-        if is_same or not all(answers) or not all(others):
+        if is_same or not all(answers):
             stats["num_dropped"] += 1
             continue
         stats["num_cut"] += answers != whole

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -45,8 +45,8 @@ class Statistics:
         mean_length: the mean of the tokens of a row.
         max_length: the tokens of the longest row.
         rows_at_max: the number of rows with as many tokens as the longest one.
-        rows_at_max_without_end: the number of them whose last token is not the end-of-text token; None if there is no
-            such token.
+        rows_at_max_without_end: the number of them that do not end with a token at which generation stops, perhaps
+            before a line break; None if there is no such token.
         histogram: the number of rows by length, as (first length, last length, rows).
         duplicate_rows: the number of rows that are equal to an earlier row.
         duplicates: the first of them, as (row, earlier row).
@@ -90,11 +90,11 @@ class StatisticsCounter:
     """Counts the rows of batches.
 
     Args:
-        end_id: the id of the end-of-text token, or None.
+        end_ids: the ids of the tokens at which generation stops.
     """
 
-    def __init__(self, end_id: int | None = None) -> None:
-        self._end_id = end_id
+    def __init__(self, end_ids: Collection[int] = ()) -> None:
+        self._end_ids = np.asarray(list(end_ids), dtype=np.int64)
         self._numbers, self._lengths = array("q"), array("q")
         self._digests = bytearray()
         self._ends = bytearray()
@@ -128,8 +128,12 @@ class StatisticsCounter:
         self._has_tokens, self._has_positions = True, self._has_positions or tokens.has_positions
         # The last token that is not padding, at either side of which padding may be.
         last_B = is_token_BT.shape[1] - 1 - is_token_BT[:, ::-1].argmax(axis=1)
-        last_ids_B = tokens.ids_BT[np.arange(len(last_B)), last_B]
-        self._ends += bytes(token_id == self._end_id for token_id in last_ids_B.tolist())
+        rows_B = np.arange(len(last_B))
+        # Chat templates write a line break after the token that ends a turn.
+        last_ids_B2 = np.stack(
+            [tokens.ids_BT[rows_B, last_B], tokens.ids_BT[rows_B, np.maximum(last_B - 1, 0)]], axis=1
+        )
+        self._ends += bytes(np.isin(last_ids_B2, self._end_ids).any(axis=1).tolist())
         if tokens.labels_BT is not None:
             trained_B = (tokens.kinds_BT == Kind.TRAINED).sum(axis=1)
             self._has_kinds = True
@@ -194,7 +198,7 @@ class StatisticsCounter:
             mean_length=float(lengths_N.mean()),
             max_length=int(lengths_N.max()),
             rows_at_max=int(at_max_N.sum()),
-            rows_at_max_without_end=None if self._end_id is None else int((at_max_N & ~ends_N).sum()),
+            rows_at_max_without_end=None if not len(self._end_ids) else int((at_max_N & ~ends_N).sum()),
             histogram=histogram(lengths_N),
         )
 

@@ -27,11 +27,6 @@ class TokenText:
         self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
         self._texts: dict[int, str] = {}
 
-    @property
-    def end_id(self) -> int | None:
-        """The id of the end-of-text token; None if the tokenizer has none."""
-        return getattr(self.tokenizer, "eos_token_id", None)
-
     def is_special(self, token_id: int) -> bool:
         """Returns whether a token is a special token, such as the end-of-text token."""
         return token_id in self._special
