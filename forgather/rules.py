@@ -71,7 +71,6 @@ class Rules(NamedTuple):
         instead: the hints on what to do in place of a setting that is not accepted, by name.
         facts: further names that conditions may read, with their values.
         computed: the functions whose results conditions may also read: "layout" or "combination".
-        needs: a package that the constructor imports when it is called.
         arguments: the requirements on arguments, by name: `called_with` (how many by `positional`, further `keywords`,
             and the text `as` for messages), `object` (an object is called, so that a class would only be instantiated),
             `items` (what a list must contain), `files` (the suffixes that count in a folder), `folder` (texts that are
@@ -96,7 +95,6 @@ class Rules(NamedTuple):
     facts: Mapping[str, Any] = _NOTHING
     computed: tuple[str, ...] = ()
     arguments: Mapping[str, Mapping[str, Any]] = _NOTHING
-    needs: str = ""
 
     @property
     def name(self) -> str:

@@ -17,7 +17,6 @@ import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from forgather.ml.checkpoint.files import ADAPTER, ADAPTER_CONFIG
 from forgather.ml.losses import is_causal_lm
 from forgather.ml.model_class import class_name, new_weights_of
 from forgather.ml.random_state import forked_random
+from forgather.requirements import needed_distribution
 from forgather.rules import Rules, shipped_rules
 
 _TASKS = {
@@ -279,10 +279,9 @@ def _refused(error: Exception) -> AdapterError:
 
 
 def _peft() -> Any:
-    if find_spec("peft") is None:
-        raise AdapterError(
-            "an adapter needs peft, which is not installed", hint="pip install 'forgather[finetune]'"
-        ).about("adapter")
+    needed = needed_distribution("peft")
+    if lack := needed.lack():
+        raise AdapterError(f"an adapter needs {lack}", hint=needed.hint).about("adapter")
     import peft
 
     return peft

@@ -23,6 +23,7 @@ from forgather.project.checks.argument_rules import check_arguments
 from forgather.project.checks.chosen_keywords import check_chosen_keywords
 from forgather.project.checks.cross_project import check_other_projects
 from forgather.project.checks.import_check import check_imports
+from forgather.project.checks.missing_packages import check_missing_packages, without_repeats
 from forgather.project.checks.output_folders import check_output_folder
 from forgather.project.checks.packed_rows import check_packed_rows
 from forgather.project.checks.quantized_model import check_quantized_model
@@ -59,6 +60,7 @@ CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
     check_arguments,
     check_chosen_keywords,
     check_run_requirements,
+    check_missing_packages,
     check_trusted_calls,
     check_packed_rows,
     check_quantized_model,
@@ -120,6 +122,7 @@ def check_project(
     subject = Subject(project, graph, judgement.calls, reader)
     for check in CHECKS:
         found += check(subject)
+    found = without_repeats(found)
     found += (*remote_code_findings(graph), *_meta_findings(graph))
     known = {one.span for one in found}
     # A call's own finding at that place says more than a finding about the root setting.

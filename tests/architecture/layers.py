@@ -10,7 +10,7 @@ foundation:
     bounded pipeline_schedules rule_conditions secret_names source spelling trainer_hooks
     cache_file errors parallel_sizes shown_secrets
     aliases compatibility launcher_env process_limits redaction
-    interrupt quantized rules
+    interrupt quantized requirements rules
 graph:
     config config.builtin_names config.environment config.insight config.lint
     config.lint.file_suggestions
@@ -80,7 +80,8 @@ project:
     project.project
     project.checks.subject
     project.checks.argument_rules project.checks.chosen_keywords project.checks.import_check
-    project.checks.packed_rows project.checks.quantized_model project.checks.run_requirements project.checks.trainer_hooks
+    project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
+    project.checks.run_requirements project.checks.trainer_hooks
     project.checks.cross_project project.comparison project.listing
     project.run_writer
     project.checks.output_folders project.checks.trusted_calls project.golden

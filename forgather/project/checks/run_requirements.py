@@ -1,4 +1,4 @@
-"""Checks what would otherwise stop a run at its start: DeepSpeed's config, classes to wrap, missing packages.
+"""Checks what would otherwise stop a run at its start: DeepSpeed's config and the classes to wrap.
 
 The input is a config and its calls; the output is findings. Nothing that the config names is imported. DeepSpeed's
 config is checked by the function that the run uses (`forgather.ml.strategy.deepspeed_config`, which does not import
@@ -35,27 +35,11 @@ _WRAP = "transformer_layer_cls_to_wrap"
 def check_run_requirements(subject: Subject) -> Iterator[Diagnostic]:
     """Yields findings about problems that would stop a run at its start, as far as plain data shows them."""
     graph, calls, reader = subject.graph, subject.calls, subject.reader
-    for called in calls.values():
-        yield from _missing_package(called)
     arguments = trainer_arguments(graph)
     if arguments is not None:
         path = format_path((Key("main"), Key("args")))
         yield from (replace(one, path=one.path or path) for one in _check_deepspeed(graph, arguments, calls))
         yield from _check_wrapping(graph, arguments, reader)
-
-
-def _missing_package(called: Called) -> Iterator[Diagnostic]:
-    """Yields a finding for each package that a call needs and that is not installed."""
-    for rules in rules_about(called):
-        if rules.needs and find_spec(rules.needs) is None:
-            yield Diagnostic(
-                code="FG882",
-                message=f"{called.node.constructor.rpartition(':')[2]} needs the package {rules.needs!r}, which is not "
-                "installed",
-                span=called.node.span,
-                path=format_path(called.path),
-                hint=f"pip install {rules.needs}",
-            )
 
 
 # DeepSpeed
