@@ -2,18 +2,33 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What is installed: the base alone, what the tests import, and what the other targets need. Each contains the one before.
+BASE := $(VENV)/.base
 STAMP := $(VENV)/.installed
+TOOLS := $(VENV)/.tools
 
-.PHONY: demo test test-fast test-distributed test-reliability mutations lint bench oracles clean
+.PHONY: demo test test-fast test-distributed test-reliability test-finetune mutations lint bench oracles clean
 
-$(STAMP): pyproject.toml constraints.txt
-	@echo "Making $(VENV), and installing into it the packages that constraints.txt pins."
+define install
+	@echo "Installing into $(VENV) the packages that constraints.txt pins."
 	@echo "The first time this takes minutes: PyTorch and its libraries are large downloads. pip shows how far each is."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --progress-bar on --disable-pip-version-check -c constraints.txt "torch" -e ".[dev]"
-	@touch $(STAMP)
+	@$(BIN)/python -m pip install --progress-bar on --disable-pip-version-check -c constraints.txt "torch" -e "$(1)"
+	@touch $(2)
+endef
 
-demo: $(STAMP)
+$(BASE): pyproject.toml constraints.txt
+	$(call install,.,$(BASE))
+
+$(STAMP): pyproject.toml constraints.txt
+	$(call install,.[dev],$(BASE) $(STAMP))
+
+$(TOOLS): pyproject.toml constraints.txt
+	$(call install,.[dev$(comma)tools],$(BASE) $(STAMP) $(TOOLS))
+
+comma := ,
+
+demo: $(BASE)
 	$(BIN)/fgcli -p projects/tiny_llama train
 
 # Two processes on any machine: a test may start four more, and some of them must end within seconds.
@@ -45,21 +60,21 @@ test-reliability: $(STAMP)
 mutations: $(STAMP)
 	$(BIN)/python scripts/mutations/run.py --json build/mutations.json
 
-lint: $(STAMP)
+lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)
+bench: $(TOOLS)
 	$(BIN)/python scripts/bench/run.py
 
-# Records what other libraries give for the same input, with their versions, for the tests to compare with. Each library has a
-# folder of its own: none of them is installed into .venv. Needs the package index.
+# Records what other libraries give for the same input, with their versions, for the tests to compare with. No library is
+# installed into .venv: each has a folder of its own. Needs the package index.
 oracles: $(STAMP)
 	$(BIN)/python scripts/oracles/chat_templates.py
-	$(BIN)/pip install -q --no-deps -t build/oracles/trl trl==1.16.0
+	$(BIN)/pip install -q --no-deps -t build/oracles/trl -c constraints.txt trl
 	PYTHONPATH=build/oracles/trl $(BIN)/python scripts/oracles/preference_losses.py
-	$(BIN)/pip install -q --no-deps -t build/oracles/quant bitsandbytes==0.50.2 torchao==0.18.0
+	$(BIN)/pip install -q --no-deps -t build/oracles/quant -c constraints.txt bitsandbytes torchao
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/quantized_models.py
 	$(BIN)/python scripts/oracles/gguf_exports.py
 
