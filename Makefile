@@ -56,6 +56,11 @@ test-reliability: $(STAMP)
 	-$(BIN)/python scripts/bench/checkpoint_save.py --figures build/figures.json
 	$(BIN)/python scripts/write_guarantees.py
 
+# The full sets of the tests of fine-tuning, whose quick sets are part of `make test`. Writes the table of docs/finetuning.md.
+test-finetune: $(STAMP)
+	$(BIN)/python -m pytest $$($(BIN)/python scripts/write_finetuning.py --files) --full --all-cells --timeout 3600 --junitxml build/finetuning.xml
+	$(BIN)/python scripts/write_finetuning.py build/finetuning.xml
+
 # Checks that the tests detect each defect that scripts/mutations describes. About an hour.
 mutations: $(STAMP)
 	$(BIN)/python scripts/mutations/run.py --json build/mutations.json

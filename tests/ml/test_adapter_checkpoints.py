@@ -66,14 +66,16 @@ def test_a_checkpoint_holds_the_adapter_and_names_the_base(tmp_path, base):
 
 
 @pytest.mark.parametrize("kind", thinned([*KINDS, "dropout"], lambda kind: kind in ("DoRA", "PiSSA", "tokens")))
-def test_peft_loads_the_final_folder_with_equal_logits(tmp_path, base, kind):
+def test_peft_loads_the_final_folder_with_equal_logits(tmp_path, base, kind, record_property):
     trainer, _ = run(tmp_path / "out", base, KINDS.get(kind, DROPOUT))
     ids = rows(2)[1]["input_ids"][None]
     with torch.no_grad():
         expected = trainer.model.eval()(input_ids=ids).logits
         loaded = PeftModel.from_pretrained(from_pretrained(base), tmp_path / "out").eval()
         plain = from_pretrained(base).eval()(input_ids=ids).logits
-        assert float((loaded(input_ids=ids).logits - expected).abs().max()) <= 1e-6
+        difference = float((loaded(input_ids=ids).logits - expected).abs().max())
+        assert difference <= 1e-6
+        record_property("difference", difference)
     # A negative control: the adapter has an effect.
     assert float((plain - expected).abs().max()) > 1e-3
     with safe_open(tmp_path / "out" / "adapter_model.safetensors", "pt") as stored:

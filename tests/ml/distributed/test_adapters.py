@@ -89,7 +89,9 @@ def logits(base, folder):
 @pytest.mark.parametrize(
     "layout", thinned([name for name in LAYOUTS if name != "one"], lambda layout: layout == "shards")
 )
-def test_a_stopped_run_goes_on_bit_for_bit_and_leaves_what_one_process_leaves(layout, alone, base, tmp_path):
+def test_a_stopped_run_goes_on_bit_for_bit_and_leaves_what_one_process_leaves(
+    layout, alone, base, tmp_path, record_property
+):
     whole = run(tmp_path / "whole", base, layout)
     run(tmp_path / "stopped", base, layout, stop=True)
     assert whole == run(tmp_path / "stopped", base, layout)
@@ -101,6 +103,7 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_leaves_what_one_process_leaves(la
     assert sorted(of_one) == sorted(kept)
     assert not any("base_layer" in name for name in kept)
     assert largest_difference(of_one, kept) <= 1e-6
+    record_property("difference", float(largest_difference(of_one, kept)))
     assert read_base(folder) == read_base(tmp_path / "whole") == read_base(tmp_path / "stopped" / "checkpoint-7")
     assert float((logits(base, folder) - logits(base, tmp_path / "whole")).abs().max()) <= 1e-5
     refuse_unequal_merge(base, tmp_path / "whole", tmp_path / "merged")
@@ -128,11 +131,12 @@ def refuse_unequal_merge(base, folder, into):
         lambda first, then: (first, then) == ("shards", "stages"),
     ),
 )
-def test_a_run_resumes_in_another_layout(first, then, alone, base, tmp_path):
+def test_a_run_resumes_in_another_layout(first, then, alone, base, tmp_path, record_property):
     run(tmp_path, base, first, stop=True)
     run(tmp_path, base, then)
     of_one, found = (dict(whole_weights(folder / "checkpoint-7")) for folder in (alone[0], tmp_path))
     assert largest_difference(of_one, found) <= 1e-6
+    record_property("difference", float(largest_difference(of_one, found)))
     refuse_unequal_merge(base, tmp_path, tmp_path / "merged")
 
 

@@ -1,0 +1,141 @@
+"""Writes the table of what fine-tuning was tested for into docs/finetuning.md, and prints it.
+
+    python scripts/write_finetuning.py build/finetuning.xml
+
+Reads the report that `pytest ... --full --all-cells --junitxml build/finetuning.xml` wrote; `make test-finetune` runs
+both. With `--files`, it prints the files of the tests. A failed test ends it with an error, and nothing is written.
+"""
+
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "finetuning.md"
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+HEAD = "| what | test | cases | largest difference | tests |\n|---|---|---|---|---|"
+# What is promised, how it is tested, and the tests: files, or the names of some tests of a file.
+REACH = (
+    (
+        "Chat templates",
+        "text equal to the original byte for byte; ids and labels equal to those written by hand; the tokens before "
+        "an answer equal to the prompt of generation",
+        ("tests/ml/test_chat_tokens.py",),
+    ),
+    (
+        "Rows of chats",
+        "messages, ShareGPT, Alpaca, prompt and completion; every bad row is named",
+        ("tests/ml/test_conversations.py", "tests/ml/test_labelled.py"),
+    ),
+    (
+        "Preference pairs",
+        "texts and messages; rendered as by the tokenizer's chat template; every bad row is named",
+        ("tests/ml/test_preference_rows.py", "tests/ml/test_data_preferences.py"),
+    ),
+    (
+        "Losses of preferences",
+        "values and gradients equal to TRL's, and to formulas",
+        ("tests/ml/test_preference_losses.py", "tests/ml/test_preference_reference.py"),
+    ),
+    (
+        "Losses of preferences under every strategy",
+        "losses and weights equal to those of one process, or refused; with a negative control",
+        ("tests/ml/distributed/test_preferences.py",),
+    ),
+    (
+        "Adapters",
+        "one process: gradients, resume bit for bit, peft reads the final folder with equal logits",
+        ("tests/ml/test_adapters.py", "tests/ml/test_adapter_checkpoints.py"),
+    ),
+    (
+        "Adapters under every strategy",
+        "weights equal to those of one process; resume bit for bit, also under another strategy",
+        ("tests/ml/distributed/test_adapters.py",),
+    ),
+    (
+        "Metrics and predictions",
+        "equal to scikit-learn on the gathered rows; each row once, uneven ends included",
+        ("tests/ml/test_predictions.py", "tests/ml/test_label_metrics.py", "tests/projects/test_classify.py"),
+    ),
+    (
+        "Predictions under every strategy",
+        "equal to those of one process; with a negative control",
+        ("tests/ml/distributed/test_predictions.py",),
+    ),
+    (
+        "New projects",
+        "each kind is checked, shown, trained, killed and resumed to the same bits; a classifier on two processes",
+        ("tests/cli/test_new_kind.py",),
+    ),
+)
+
+
+def files():
+    """Returns the files of all tests."""
+    return [file for _, _, tests in REACH for file in tests]
+
+
+def table(report):
+    """Returns the table for a report of pytest in JUnit's format.
+
+    Args:
+        report: the root element of the report.
+
+    Raises:
+        SystemExit: if a test failed, or a file was not tested.
+    """
+    found = defaultdict(list)
+    for case in report.iter("testcase"):
+        found[case.get("classname")].append(case)
+        if case.find("failure") is not None or case.find("error") is not None:
+            sys.exit(f"{case.get('classname')}: {case.get('name')} failed; nothing is written")
+    return "\n".join([HEAD, *(_row(name, how, tests, found) for name, how, tests in REACH)])
+
+
+def _row(name, how, tests, found):
+    cases = []
+    for file in tests:
+        own = found.get(file.removesuffix(".py").replace("/", "."), [])
+        if not own:
+            sys.exit(f"{file} was not tested; nothing is written")
+        cases += own
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    count = f"{len(cases) - skipped}" + (f" ({skipped} skipped)" if skipped else "")
+    command = ", ".join(f"`{re.sub('^tests/', '', file)}`" for file in tests)
+    return f"| {name} | {how} | {count} | {_worst(cases)} | {command} |"
+
+
+def _worst(cases):
+    """Returns the largest of the figures that the tests recorded, by their names."""
+    figures = defaultdict(list)
+    for case in cases:
+        for one in case.iter("property"):
+            if one.get("name", "").startswith("difference"):
+                figures[one.get("name")].append(float(one.get("value")))
+    texts = []
+    for name, values in sorted(figures.items()):
+        worst = f"{max(values):.0e}" if max(values) else "0"
+        texts.append(worst + name.removeprefix("difference"))
+    return ", ".join(texts)
+
+
+def replaced(page, content):
+    """Returns the page with new content between its two marks."""
+    head, rest = page.split(BEGIN)
+    return f"{head}{BEGIN}\n{content}\n{END}{rest.split(END)[1]}"
+
+
+def main(file=ROOT / "build" / "finetuning.xml"):
+    """Writes the table for a report."""
+    content = table(ElementTree.parse(file).getroot())
+    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), content), encoding="utf-8")
+    print(content)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--files"]:
+        print(*files())
+    else:
+        main(*sys.argv[1:])
