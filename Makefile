@@ -58,7 +58,7 @@ test-reliability: $(STAMP)
 
 # The full sets of the tests of fine-tuning, whose quick sets are part of `make test`. Writes the table of docs/finetuning.md.
 test-finetune: $(STAMP)
-	$(BIN)/python -m pytest $$($(BIN)/python scripts/write_finetuning.py --files) --full --all-cells --timeout 3600 --junitxml build/finetuning.xml
+	$(BIN)/python -m pytest $$($(BIN)/python scripts/write_finetuning.py --files) --full --all-cells --timeout 3600 -o junit_family=xunit1 --junitxml build/finetuning.xml
 	$(BIN)/python scripts/write_finetuning.py build/finetuning.xml
 
 # Checks that the tests detect each defect that scripts/mutations describes. About an hour.

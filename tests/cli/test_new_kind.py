@@ -1,6 +1,11 @@
 """Projects for fine-tuning: `fgcli new project --kind` makes one that trains as it stands, on its rows or on the user's."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -8,7 +13,7 @@ import pytest
 from forgather.cli.main import main
 from forgather.project.starters import KINDS
 from tests.matrix import thinned
-from tests.project.workbench import fgcli
+from tests.project.workbench import ROOT, fgcli
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -229,15 +234,28 @@ def test_a_base_model_gets_a_lora(here, out, base):
     assert (here / "mine/output_models/mine/adapter_config.json").is_file()
 
 
+def killed_after_a_checkpoint(folder, *words):
+    """Starts `fgcli train`, and kills it as soon as its first checkpoint is visible."""
+    command = [sys.executable, "-m", "forgather", "-p", "mine", "train", "--output-dir", "cut", *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True) as process:
+        end = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < end and not list(folder.glob("cut/checkpoint-*")):
+            time.sleep(0.005)
+        was_running = process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL)
+    assert was_running and not (folder / "cut/model.safetensors").exists()
+
+
 @pytest.mark.parametrize(("kind",), thinned(KINDS, lambda kind: False))
-def test_a_killed_run_of_a_new_project_is_resumed(kind, here, out):
+def test_a_killed_run_of_a_new_project_is_resumed_to_the_same_bits(kind, here, out):
     made(out, "--kind", kind)
-    whole = fgcli("-p", "mine", "train", "--output-dir", "whole", *QUICK, cwd=here)
+    often = ["--set", "trainer_args.save_strategy=steps", "--set", "+trainer_args.save_steps=2", *QUICK]
+    whole = fgcli("-p", "mine", "train", "--output-dir", "whole", *often, cwd=here)
     assert 0 == whole.returncode, whole.stderr
-    first = fgcli("-p", "mine", "train", "--max-steps", "3", "--set", "trainer_args.save_strategy=steps", "--set",
-                  "+trainer_args.save_steps=3", "--output-dir", "cut", *QUICK, cwd=here)  # fmt: skip
-    assert 0 == first.returncode, first.stderr
-    assert 0 == fgcli("-p", "mine", "train", "--resume", "--output-dir", "cut", *QUICK, cwd=here).returncode
+    killed_after_a_checkpoint(here, *often)
+    again = fgcli("-p", "mine", "train", "--resume", "--output-dir", "cut", *often, cwd=here)
+    assert 0 == again.returncode and "resuming from cut/checkpoint-" in again.stderr, again.stderr
     weights = [Path(here, name, "model.safetensors").read_bytes() for name in ("whole", "cut")]
     assert weights[0] == weights[1]
 
