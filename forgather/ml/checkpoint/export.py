@@ -211,8 +211,8 @@ def loadable_weights(source: Path) -> dict[str, Tensor]:
         CheckpointError: FG611 if a file does not have the form in which a run writes it; FG612 if no class of
             transformers can load the weights.
     """
-    weights = _in_type(whole_weights(source), None)
-    files = _weight_files(source, read_manifest(source), weights, _bytes_of(SHARD_SIZE))
+    weights = weights_in_type(whole_weights(source), None)
+    files = _weight_files(source, read_manifest(source), weights, bytes_of(SHARD_SIZE))
     return {name: tensor for tensors in files.tensors.values() for name, tensor in tensors.items()}
 
 

@@ -8,6 +8,7 @@ the file and the line. The same rows give the same fingerprint.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence

@@ -63,8 +63,8 @@ def tokenize_preferences(
     template of the tokenizer, and their answers end with the token that ends an answer.
 
     Args:
-        dataset: the rows, of text or from `preference_pairs`. A column `margin` with numbers, which `RewardLoss` uses, is
-            kept. The splits of a `DatasetDict` are tokenized separately.
+        dataset: the rows, of text or from `preference_pairs`. A column `margin` with numbers, which `RewardLoss` uses,
+            is kept. The splits of a `DatasetDict` are tokenized separately.
         tokenizer: a tokenizer with an end-of-text token; for conversations, with a chat template that marks the
             answers.
         max_length: the maximum length of a prompt with an answer in tokens. Longer answers are truncated at the end.
@@ -257,7 +257,7 @@ def _encode(
 ) -> dict[str, list[list[list[int]]]]:
     parts = [encode_texts(tokenizer, column, batch)["input_ids"] for column in texts]
     end = [tokenizer.eos_token_id]
-    # An answer of blanks may have no tokens, and its row is left out. A text may end with the end-of-text token already.
+    # An answer of blanks may have no tokens, and its row is left out. A text may end with the token already.
     parts[1:] = [[ids if ids[-1:] == end or not ids else [*ids, *end] for ids in answers] for answers in parts[1:]]
     if label is not None:
         parts.append([[int(value)] for value in batch[label]])
