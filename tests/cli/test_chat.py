@@ -74,6 +74,7 @@ def test_reset_begins_again_and_save_writes_rows_for_training(talk, bench, tmp_p
     assert rows[1][1:3] == rows[0][1:3] and 2 == len(chats(file))
 
 
+@pytest.mark.matrix
 def test_draws_repeat_with_the_seed_and_differ_from_answer_to_answer(talk):
     words = ["full", "--temperature", "9", "--max-new-tokens", "6", "--seed", "5"]
 

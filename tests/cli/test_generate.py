@@ -15,6 +15,7 @@ from forgather.ml.generation.generator import Generator, Sampling
 from forgather.ml.generation.prompt import PromptForm, Question, chat_ids, raw_ids
 from forgather.ml.models import from_config
 from tests.cli.talking import ADAPTED, CONFIG, DIALOGUES, OTHERS, make_bench, rows
+from tests.matrix import thinned
 from tests.project.workbench import make_project
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
@@ -75,6 +76,7 @@ def test_greedy_answers_are_those_of_transformers(there, capsys):
     assert all((end, "stop") == (one["ids"][-1], one["finish"]) for one in by_model["answers"])
 
 
+@pytest.mark.matrix
 def test_an_earlier_checkpoint_answers_otherwise(there, capsys):
     early, late = (asked(capsys, "full", QUESTION, "--checkpoint", word) for word in (15, "latest"))
 
@@ -226,7 +228,7 @@ OF_THE_RECORD = CONFIG.replace("max_steps: 60", "max_steps: 2").replace("save_st
 OF_THE_RECORD = OF_THE_RECORD.replace("BASE", "base").replace("NAME.jsonl", "full.jsonl")
 
 
-@pytest.mark.parametrize("kind", ["own class", "base without a name"])
+@pytest.mark.parametrize("kind", thinned(["own class", "base without a name"], lambda kind: kind == "own class"))
 def test_the_record_builds_what_the_files_do_not_say(kind, there, capsys, tmp_path, monkeypatch):
     """A class of the project, and a base model that was not loaded: built by the run's own config, if it is trusted."""
     make = "net.py:make" if kind == "own class" else "forgather.ml.models:from_config"

@@ -56,7 +56,7 @@ def logits(model):
     ("kind", "dtype"),
     thinned(
         [(kind, dtype) for kind in CONFIGS for dtype in ("float32", "bfloat16")],
-        lambda *cell: cell in (("Llama, tied", "bfloat16"), ("Mixtral", "float32"), ("Qwen", "float32")),
+        lambda *cell: cell == ("Qwen", "float32"),
     ),
 )
 def test_the_weights_of_a_folder_are_those_that_were_trained(kind, dtype, tmp_path):
@@ -77,7 +77,7 @@ def base(tmp_path):
     return tmp_path / "base"
 
 
-@pytest.mark.parametrize("kind", thinned(list(KINDS), lambda kind: kind in ("DoRA", "PiSSA", "tokens")))
+@pytest.mark.parametrize("kind", thinned(list(KINDS), lambda kind: kind == "PiSSA"))
 def test_an_adapter_is_the_one_that_was_trained_and_merged_it_computes_the_same(kind, base, tmp_path):
     model = trained(tmp_path / "out", lambda: from_pretrained(base), KINDS[kind])
     expected, plain = logits(model), logits(from_pretrained(base))
@@ -92,6 +92,7 @@ def test_an_adapter_is_the_one_that_was_trained_and_merged_it_computes_the_same(
     assert float((plain - expected).abs().max()) > 1e-3
 
 
+@pytest.mark.matrix
 def test_the_base_is_loaded_in_the_type_of_the_training(base, tmp_path):
     model = trained(tmp_path / "out", lambda: from_pretrained(base, dtype="bfloat16"), KINDS["LoRA"])
 
