@@ -154,13 +154,15 @@ def _load_adapter(model: nn.Module, folder: Path, *, is_checkpoint: bool) -> Non
     found = weights_in_type(whole_weights(folder), None)
     state = model.state_dict()
     lacking = names_of_adapter(model) - set(found)
-    strange = set(found) - set(state)
+    # A quantized base model has statistics next to its weights, which the checkpoint stores, too; they do not change.
+    strange = {name for name in set(found) - set(state) if f"{name.partition('.weight.')[0]}.weight" not in state}
     differing = {name for name, value in found.items() if name in state and value.shape != state[name].shape}
     if other := sorted((lacking - _tied_rows(model, found)) | strange | differing):
         raise ExportError(f"{refused[0]}{other[0]!r:.80}", code="FG934", hint=refused[1])
     with torch.no_grad():
         for name, value in found.items():
-            state[name].copy_(value)
+            if name in state:
+                state[name].copy_(value)
 
 
 def _shape(value: Tensor | None) -> Any:

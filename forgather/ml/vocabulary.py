@@ -10,6 +10,8 @@ Shapes:
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -75,6 +77,19 @@ def saves_embeddings(model: Any) -> Literal["auto", False]:
         model: a model of peft.
     """
     return False if new_rows(model.get_base_model()) else "auto"
+
+
+def save_settings(model: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments for `save_pretrained` of a model of peft; empty for another model.
+
+    Args:
+        model: the model.
+        weights: its complete (not sharded) tensors by name.
+    """
+    peft = sys.modules.get("peft")  # a model of peft exists only if peft is imported; importing it is slow
+    if peft is None or not isinstance(model, peft.PeftModel):
+        return {}
+    return {"state_dict": dict(weights), "save_embedding_layers": saves_embeddings(model)}
 
 
 def vocabulary_layers(model: Any) -> list[str]:

@@ -102,12 +102,13 @@ def figures(kind: str, pre: str, folder: Path) -> dict[str, Any]:
 def control(model: Any, words: Any, folder: Path) -> dict[str, int]:
     """Returns how many texts llama.cpp tokenizes in the same way with the name of another pre-tokenizer."""
     from forgather.ml import gguf_export
+    from forgather.ml.gguf_layout import architecture_of
     from forgather.ml.gguf_tokenizer import gguf_tokenizer
     from tests.ml import gguf_cases
 
     entries = gguf_tokenizer(words, rows=gguf_cases.ROWS)
     other = replace(entries, pre="gpt-2" if entries.pre != "gpt-2" else "llama-bpe")
-    architecture = gguf_export.architecture_of(model.config, type(model).__name__)
+    architecture = architecture_of(model.config, type(model).__name__)
     gguf_export._write(folder / "control.gguf", model, architecture, other, dtype="float32", name="control")
     reader = LlamaCpp(folder / "control.gguf")
     equal = sum(reader.tokens(text) == words(text)["input_ids"] for text in gguf_cases.TEXTS)

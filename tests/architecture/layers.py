@@ -148,7 +148,7 @@ checkpoints:
     checkpoint.export_folder checkpoint.hf_layout checkpoint.inspect checkpoint.reader checkpoint.save_plan
     checkpoint.export checkpoint.retention checkpoint.saved_model
 adapters:
-    adapter_base adapter_names gguf_tokenizer output_comparison
+    adapter_base adapter_names gguf_layout gguf_tokenizer output_comparison
     adapters gguf_export
     trained_adapter
 report:

@@ -14,7 +14,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import GPTNeoXConfig, PreTrainedTokenizerFast
 
 from forgather.cli.main import main
-from forgather.ml.gguf_export import GgufError, architecture_of, export_gguf, gguf_entries, gguf_tensors, interleaved
+from forgather.ml.gguf_export import export_gguf
+from forgather.ml.gguf_layout import GgufError, architecture_of, gguf_entries, gguf_tensors, interleaved
 from forgather.ml.gguf_tokenizer import GgufTokenizerError, TokenKind, gguf_tokenizer
 from forgather.ml.output_comparison import LIMIT
 from tests.ml.gguf_cases import KINDS, ROWS, TEXTS, model, tokenizer

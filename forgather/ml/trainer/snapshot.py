@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import importlib.metadata
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -50,7 +49,7 @@ from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.data_fingerprint import Fingerprint
 from forgather.ml.trainer.optimizers import optimizer_bytes
-from forgather.ml.vocabulary import saves_embeddings
+from forgather.ml.vocabulary import save_settings
 from forgather.redaction import hidden, hide_known, holds_hidden, known_hidden
 
 # Folders and names: they do not influence what is computed.
@@ -233,11 +232,7 @@ def files_of_self_saving_model(model: nn.Module, weights: Mapping[str, Any], pro
         weights: the complete (not sharded) tensors by name, from which peft saves adapters.
         processing_class: the tokenizer or processor, or None.
     """
-    peft = sys.modules.get("peft")  # a model of peft exists only if peft is imported; importing it is slow
-    settings: dict[str, Any] = {}
-    if peft and isinstance(model, peft.PeftModel):
-        settings = {"state_dict": dict(weights), "save_embedding_layers": saves_embeddings(model)}
-    return _saved_files([model], **settings) | _saved_files([processing_class])
+    return _saved_files([model], **save_settings(model, weights)) | _saved_files([processing_class])
 
 
 def _saved_files(parts: Iterable[Any], **settings: Any) -> dict[str, bytes]:
