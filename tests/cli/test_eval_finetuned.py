@@ -66,10 +66,10 @@ def config(name, kind, *blocks):
     )
     settings = "eval_strategy: steps|eval_steps: 2|save_strategy: steps|save_steps: 2|learning_rate: 5e-2".split("|")
     collator = "preferences" if kind in ("pairs", "feedback") else "rows" if kind == "labelled" else "padded"
-    in_project = f"{{{{ joinpath(project_dir, {file!r}) }}}}"
+    place = "{{ joinpath(project_dir, '" + file + "') }}"
     sets = "".join(
         f"[{part}_dataset]\n    !singleton:forgather.ml.data:{function}@{part}_dataset\n"
-        f"    dataset: !call:forgather.ml.data:{reader.replace('FILE', in_project)}\n"
+        f"    dataset: !call:forgather.ml.data:{reader.replace('FILE', place)}\n"
         f"    tokenizer: *tokenizer\n    {line}\n"
         for part in ("train", "eval")
     )
