@@ -38,7 +38,7 @@ Step = Callable[[nn.Module], None]
 
 def preparation(args: TrainingArguments) -> list[Step]:
     """Returns the preparation steps that the arguments request, in the order in which they must be applied."""
-    steps: list[Step] = [functools.partial(refuse_quantized, args=args)]
+    steps: list[Step] = []
     if args.tf32 is not None:
         steps.append(functools.partial(allow_tf32, allowed=args.tf32))
     if args.gradient_checkpointing:
@@ -186,7 +186,11 @@ def make_model(model: Any, model_init: Callable[[], nn.Module] | None, seed: int
 
 
 def model_maker(
-    model: Any, model_init: Callable[[], nn.Module] | None, seed: int, adapter: Adapter | None
+    model: Any,
+    model_init: Callable[[], nn.Module] | None,
+    seed: int,
+    adapter: Adapter | None,
+    args: TrainingArguments | None = None,
 ) -> Callable[[], nn.Module]:
     """Returns a function that returns the model to train, with its adapter.
 
@@ -195,12 +199,16 @@ def model_maker(
         model_init: see `make_model`.
         seed: the seed of the initial weights of the model and of the adapter.
         adapter: the adapter; None to train the weights of the model.
+        args: the training arguments that a quantized model must fit; None if another trainer checks this.
     """
 
     def make() -> nn.Module:
         base = make_model(model, model_init, seed)
         if adapter is not None:
-            return adapter.apply(base, seed=seed)
+            base = adapter.apply(base, seed=seed)
+        # Before any strategy distributes the weights: some of them cannot be sent at all.
+        if args is not None:
+            refuse_quantized(base, args=args)
         # A model that the config put into peft's wrapper itself is described as one that got its adapter here.
         if is_peft_model(base) and base_of(base) is None:
             note_base(base, describe_base(base))

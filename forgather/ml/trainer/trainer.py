@@ -175,7 +175,7 @@ class Trainer(WithOwnLoss):
     def _recipe(self, model: Any, model_init: Any, adapter: Adapter | None, loss_fn: Any, factory: Any) -> Recipe:
         args = self.args
         return Recipe(
-            make_model=model_setup.model_maker(model, model_init, args.seed, adapter),
+            make_model=model_setup.model_maker(model, model_init, args.seed, adapter, args),
             make_rule=functools.partial(self.make_rule, loss_fn=loss_fn),
             make_optimizer=functools.partial(make_optimizer, args=args, factory=factory),
             prepare=preparation(args),
