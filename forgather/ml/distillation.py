@@ -108,7 +108,7 @@ class DistillationRule(CausalTokenLoss):
         found: Tensor = weight * temperature**2 * divergence
         if weight < 1:
             found = found + (1 - weight) * F.cross_entropy(student_NV, targets_BT[valid_BT], reduction="sum")
-        return self._with_auxiliary(found, output, count_valid(targets_BT, batch))
+        return self._with_auxiliary(found, output, lambda: count_valid(targets_BT, batch))
 
     @torch.no_grad()
     def _teacher_logits(self, batch: Any, device: torch.device) -> Tensor:

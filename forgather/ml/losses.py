@@ -355,7 +355,7 @@ class BaseLossRule(ABC):
     def _without_loss(self, output: Any) -> Any:
         return output
 
-    def _with_auxiliary(self, total: Tensor, output: Any, count: float | Tensor) -> Tensor:
+    def _with_auxiliary(self, total: Tensor, output: Any, count: Callable[[], float | Tensor]) -> Tensor:
         """Returns a sum of losses plus the auxiliary loss of a mixture of experts, which transformers adds to means.
 
         It is needed by rules that use the logits: transformers adds it to the loss that the model returns only.
@@ -363,7 +363,8 @@ class BaseLossRule(ABC):
         Args:
             total: the sum of the losses.
             output: the output of the model.
-            count: the number by which the sum will be divided. The auxiliary loss is a mean over the micro-batch.
+            count: a function that returns the number by which the sum will be divided. The auxiliary loss is a mean
+                over the micro-batch.
 
         Shapes:
             total: a scalar. Returns a scalar.
@@ -372,7 +373,7 @@ class BaseLossRule(ABC):
         # It is not added in evaluation, where the loss must stay what its name says, such as a token cross entropy.
         if auxiliary is None or not torch.is_grad_enabled():
             return total
-        return total + self._aux_weight * at_least_float32(auxiliary) * count
+        return total + self._aux_weight * at_least_float32(auxiliary) * count()
 
     def _targets(self, batch: Any) -> Tensor | None:
         if isinstance(batch, Mapping) and isinstance(found := batch.get(SHIFTED), Tensor):
@@ -426,7 +427,7 @@ class CausalTokenLoss(BaseLossRule):
             reduction="sum",
             label_smoothing=self.label_smoothing,
         )
-        return self._with_auxiliary(total, output, count_valid(targets_BT, batch))
+        return self._with_auxiliary(total, output, lambda: count_valid(targets_BT, batch))
 
 
 class ModelLoss(BaseLossRule):

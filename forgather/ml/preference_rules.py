@@ -160,7 +160,7 @@ class AnswerRule(BaseLossRule):
         losses_B, rewards = self._losses(output, batch)
         # `where` and not a product: the loss of a row that only fills up the batch may be anything.
         total = torch.where(self._valid(batch), losses_B, torch.zeros_like(losses_B)).sum()
-        return self._with_auxiliary(total, output, self._count(batch)), rewards.detach()
+        return self._with_auxiliary(total, output, lambda: self._count(batch)), rewards.detach()
 
     def _reference(self, batch: Any, logps: Tensor) -> Tensor:
         found = batch.get(REFERENCE_KEY)

@@ -32,7 +32,13 @@ ALL_KINDS = {
     **KINDS,
     "all of it": {"r": 2, "use_dora": True, "use_rslora": True, "modules_to_save": ["embed_tokens"], "bias": "all"},
 }
-QUICK = ("DoRA", "tokens")
+QUICK = ("DoRA",)
+
+
+@pytest.fixture(autouse=True)
+def few_tokens(monkeypatch):
+    """Compares fewer generated tokens than an export does, which is most of its time with models this small."""
+    monkeypatch.setattr("forgather.ml.output_comparison._NEW_TOKENS", 3)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +107,7 @@ def test_a_merged_adapter_is_the_trained_model_for_plain_transformers(tmp_path, 
     ("kind", "is_checkpoint"),
     thinned(
         [(kind, is_checkpoint) for kind in ALL_KINDS for is_checkpoint in (True, False)],
-        lambda kind, is_checkpoint: (kind, is_checkpoint) in (("PiSSA", True), ("tokens", False)),
+        lambda kind, is_checkpoint: (kind, is_checkpoint) == ("PiSSA", True),
     ),
 )
 def test_an_exported_adapter_is_the_trained_model_for_plain_peft(tmp_path, base, place, once, kind, is_checkpoint):
@@ -127,7 +133,7 @@ def test_a_merge_into_bfloat16_is_added_in_float32_and_rounded_once(tmp_path, ba
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "merged").dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("kind", ["head", "tokens"])
+@pytest.mark.parametrize("kind", thinned(["head", "tokens"], lambda kind: kind == "head"))
 def test_tied_weights_stay_one_or_become_two(tmp_path, kind):
     settings = {"r": 2, "modules_to_save": ["lm_head"]} if kind == "head" else {"r": 2, "trainable_token_indices": [3]}
     model, adapter = trained(tmp_path / "out", gpt2, settings)
@@ -137,6 +143,7 @@ def test_tied_weights_stay_one_or_become_two(tmp_path, kind):
     assert loaded.config.tie_word_embeddings == (kind == "tokens")
 
 
+@pytest.mark.matrix
 def test_a_model_that_the_config_wrapped_itself_is_exported(tmp_path, base):
     def wrapped():
         return get_peft_model(from_pretrained(base), LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
@@ -243,6 +250,7 @@ def test_a_folder_that_cannot_be_written_is_one_error(tmp_path, once):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.matrix
 def test_a_base_without_a_name_is_merged_only(tmp_path):
     example = tiny_llama()
 

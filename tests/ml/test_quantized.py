@@ -98,16 +98,15 @@ def test_an_unknown_method_is_trained_in_one_process_only():
     assert refusal(other, {"trainer": "accel"}, has_adapter=True, processes=2).code == "FG955"
 
 
-CONFIG = (
-    TINY_TRAINING.replace("'trainers/trainer.yaml'", "'trainers/accel_trainer.yaml'")
-    + """\
+BASE = TINY_TRAINING.replace("'trainers/trainer.yaml'", "'trainers/accel_trainer.yaml'")
+CONFIG = """\
+-- extends 'project.yaml'
 [quantization]
     -- include 'quantization/{method}.yaml'
 {more}[trainer_args]
     == super()
     fsdp: full_shard
 """
-)
 PRETRAINED = "[model]\n    -- include 'models/pretrained.yaml'\n    pretrained_model_name_or_path: some/model\n"
 ADAPTER = "[adapter]\n    -- include 'adapters/lora.yaml'\n"
 
@@ -122,9 +121,8 @@ ADAPTER = "[adapter]\n    -- include 'adapters/lora.yaml'\n"
     ],
 )
 def test_the_check_refuses_before_a_run(tmp_path, method, more, expected):
-    text = CONFIG.format(method=method, more=more) if "{{" not in CONFIG else CONFIG.replace("{method}", method)
-    text = text.replace("{more}", more)
-    folder = make_project(tmp_path / "bench", {"templates/configs/a.yaml": text})
+    files = {"templates/project.yaml": BASE, "templates/configs/a.yaml": CONFIG.format(method=method, more=more)}
+    folder = make_project(tmp_path / "bench", files)
     found = {(one.code, one.path) for one in check_project(Project("a.yaml", str(folder))).errors}
     assert expected == {pair for pair in found if pair[0] in ("FG955", "FG956")}
 

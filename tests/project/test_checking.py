@@ -11,11 +11,17 @@ pytestmark = pytest.mark.usefixtures("warm_cache")
 
 CONFIGS = [(str(file.parents[2]), file.name) for file in sorted((ROOT / "projects").glob("*/templates/configs/*.yaml"))]
 LIBRARY = ROOT / "templatelib"
+QUANTIZED = (
+    "[model]\n    -- include 'models/pretrained.yaml'\n    pretrained_model_name_or_path: some/model\n"
+    "[adapter]\n    -- include 'adapters/lora.yaml'\n"
+)
 NEEDED = {
     "datasets/hub.yaml": "    name: some/data\n",
     **dict.fromkeys(
         (
             "datasets/chat.yaml",
+            "datasets/feedback.yaml",
+            "datasets/preferences.yaml",
             "datasets/instructions.yaml",
             "datasets/json_lines.yaml",
             "datasets/labelled.yaml",
@@ -26,6 +32,7 @@ NEEDED = {
     ),
     "models/pretrained.yaml": "    pretrained_model_name_or_path: some/model\n",
     "models/pretrained_classifier.yaml": "    pretrained_model_name_or_path: some/model\n",
+    **dict.fromkeys(("quantization/int8.yaml", "quantization/nf4.yaml", "quantization/torchao_int8.yaml"), QUANTIZED),
     "tokenizers/pretrained.yaml": "    pretrained_model_name_or_path: some/model\n",
 }
 ARGS = "main: !call:forgather.ml:TrainingArguments {{output_dir: out, {}}}\n"
@@ -79,7 +86,8 @@ def test_a_config_with_a_template_of_the_library_has_no_errors(template, checked
         text = f"-- extends 'trainers/trainer.yaml'\n[{block}]\n    -- include '{template}'\n{NEEDED.get(template, '')}"
     else:
         text = "-- extends 'trainers/trainer.yaml'\n"
-    assert () == checked(text).errors
+    # The libraries of quantized weights are not installed with the tests.
+    assert [] == [error for error in checked(text).errors if (error.code, block) != ("FG882", "quantization")]
 
 
 def test_problems_of_every_kind_are_reported_together_errors_first(told):
