@@ -27,12 +27,13 @@ _DATA = "forgather.ml.data:"
 _PREPARE_COLUMNS = ("tokenize_examples", "tokenize_preferences", "tokenize_feedback", "as_chats")
 _PREPARE = ("tokenize", "tokenize_labelled", "tokenize_chats", *_PREPARE_COLUMNS)
 """The functions of `forgather.ml.data` that prepare rows; the first argument of each is the rows."""
-_READ_THEMSELVES = ("labelled_rows", "chats")
+_READ_THEMSELVES = ("labelled_rows", "chats", "preference_pairs")
 """The readers whose rows only their own tokenization can prepare."""
 _READ = ("json_lines", "csv_files", "parquet", "hub_dataset", *_READ_THEMSELVES)
 _KEPT = {
     "labelled_rows": ("task", "text_column", "label_column", "label_separator"),
     "chats": ("form", "system", "before_input", "bad_rows"),
+    "preference_pairs": ("as_turns", "bad_rows"),
 }
 """The arguments of readers that say how rows are read."""
 _OTHERS_KEPT = ("text_column",)
@@ -108,16 +109,22 @@ def rows_of_file(graph: Graph, file: str, labels: Sequence[str] | None) -> FileR
     own = reader.constructor.removeprefix(_DATA) if reader is not None else ""
     name = own if own in _READ_THEMSELVES else SUFFIXES[suffix]
     options = {key: value for key, value in _options(reader).items() if key in _KEPT.get(own, _OTHERS_KEPT)}
-    if own == "chats" and suffix == ".csv":
+    if own in ("chats", "preference_pairs") and suffix == ".csv":
         raise ProjectError(
-            f"{file!r} is a CSV file, and the rows of the run are conversations",
+            f"{file!r} is a CSV file, and the rows of the run are conversations or pairs of answers",
             code="FG487",
-            hint="give a file of JSON lines, in which a conversation is a list of messages",
+            hint="give a file of JSON lines, as the run's own file is",
         )
     # A regression has no classes, although its model numbers the values.
-    if own == "labelled_rows" and labels is not None and options.get("task") != "regression":
+    if own == "labelled_rows" and options.get("task") != "regression":
+        if labels is None:
+            raise ProjectError(
+                "the saved weights do not name the classes of the model, so labels in a file have no numbers",
+                code="FG487",
+                hint="evaluate the run's own rows: leave --data out",
+            )
         options["labels"] = list(labels)
-    if function in _PREPARE_COLUMNS:
+    if function in _PREPARE_COLUMNS and own not in _READ_THEMSELVES:
         # Several columns are read, and keep their names.
         options["text_column"] = None
     text = f"!singleton:{_DATA}{name} {json.dumps({'paths': os.path.abspath(file), **options}, ensure_ascii=False)}"
@@ -151,6 +158,9 @@ def _call_of_reader(rows: Node) -> Call | None:
 def _options(call: Call | None) -> Mapping[str, object]:
     """Returns the arguments of a call that are plain scalars, or lists of them."""
     found: dict[str, object] = {}
+    # The second argument of the readers of files is the name of the column.
+    if call is not None and len(call.args) > 1 and isinstance(call.args[1], Scalar):
+        found["text_column"] = plain_value(call.args[1], "text_column")
     for entry in call.kwargs if call is not None else ():
         if isinstance(entry.value, Scalar):
             found[str(entry.key)] = plain_value(entry.value, str(entry.key))
