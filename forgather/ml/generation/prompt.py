@@ -19,6 +19,7 @@ from forgather.errors import TrainingError
 from forgather.ml.data.chat_rows import BadRow, check_order, form_of, read_row
 from forgather.ml.data.chat_template import control_tokens, render, template_names
 from forgather.ml.data.data_errors import example_columns
+from forgather.ml.data.json_rows import is_utf8
 
 CHAT, RAW = "chat", "raw"
 
@@ -153,9 +154,9 @@ def chat_ids(
 
     Raises:
         DataError: FG897 if the chat template cannot render the conversation.
-        PromptError: FG920 if the template leaves the system message out.
+        PromptError: FG920 if the template leaves the system message out, or if a message is not UTF-8.
     """
-    text = render(tokenizer, messages, tools or None, add_generation_prompt=True, **options).text
+    text = _as_utf8(render(tokenizer, messages, tools or None, add_generation_prompt=True, **options).text)
     system = str(messages[0].get("content") or "").strip() if messages[0]["role"] == "system" else ""
     # A template that knows no system message usually renders the others without an error.
     if system and system not in text:
@@ -174,8 +175,11 @@ def raw_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     Args:
         tokenizer: the tokenizer.
         text: the text.
+
+    Raises:
+        PromptError: FG920 if the text is not UTF-8.
     """
-    ids: list[int] = tokenizer(text)["input_ids"]
+    ids: list[int] = tokenizer(_as_utf8(text))["input_ids"]
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     plain: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     if begin is not None and ids[:2] == [begin, begin] and plain[:1] == [begin]:
@@ -183,6 +187,13 @@ def raw_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     if len(ids) > len(plain) and ids[-1:] == [end] and plain[-1:] != [end]:
         ids = ids[:-1]
     return ids
+
+
+def _as_utf8(text: str) -> str:
+    """Returns the text, or raises FG920: no tokenizer takes the half characters that stand for other bytes."""
+    if not is_utf8(text):
+        raise PromptError("the text is not in UTF-8", hint="convert it first, as with iconv -t UTF-8")
+    return text
 
 
 def read_questions(file: Path) -> list[Question]:
