@@ -86,7 +86,11 @@ def train_bpe(
     folder = cached_folder("tokenizer", key, build, cache_dir)
     backend = Tokenizer.from_file(str(folder / _FILE))
     if backend.get_vocab_size() < vocab_size:
-        logger.warning("there is text for %d of %d tokens only", backend.get_vocab_size(), vocab_size)
+        logger.warning(
+            "the vocabulary has %d tokens instead of %d: the training texts have no more repeated pieces",
+            backend.get_vocab_size(),
+            vocab_size,
+        )
     tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
     made = _tokenizer(backend, model_max_length=model_max_length or _NO_LIMIT, **tokens)
     if chat_template is not None:
