@@ -75,17 +75,7 @@ def rows_of_file(graph: Graph, file: str, labels: Sequence[str] | None) -> FileR
         ProjectError: FG487 if the file does not exist or has another format, or if the run's evaluation set is not
             prepared by functions that can prepare the rows of a file.
     """
-    suffix = os.path.splitext(file)[1].lower()
-    if suffix not in SUFFIXES:
-        raise ProjectError(
-            f"{file!r} is not a file of rows that can be evaluated",
-            code="FG487",
-            hint=f"give a file that ends in {', '.join(SUFFIXES)}: JSON lines, or CSV with a line of column names",
-        )
-    if not os.path.isfile(file):
-        raise ProjectError(
-            f"the data file {file!r} does not exist", code="FG487", hint=f"it is searched in {os.getcwd()!r}"
-        )
+    suffix = _suffix_of(file)
     node, like = _eval_dataset(graph), None
     path: GraphPath = (Key("main"), Key("eval_dataset"))
     if isinstance(node, Mapped) and node.entries:
@@ -129,6 +119,22 @@ def rows_of_file(graph: Graph, file: str, labels: Sequence[str] | None) -> FileR
         options["text_column"] = None
     text = f"!singleton:{_DATA}{name} {json.dumps({'paths': os.path.abspath(file), **options}, ensure_ascii=False)}"
     return FileRows(overrides=((path_text(place), text),), like=like)
+
+
+def _suffix_of(file: str) -> str:
+    """Returns the suffix of a file of rows; raises FG487 if it does not exist or has another format."""
+    suffix = os.path.splitext(file)[1].lower()
+    if suffix not in SUFFIXES:
+        raise ProjectError(
+            f"{file!r} is not a file of rows that can be evaluated",
+            code="FG487",
+            hint=f"give a file that ends in {', '.join(SUFFIXES)}: JSON lines, or CSV with a line of column names",
+        )
+    if not os.path.isfile(file):
+        raise ProjectError(
+            f"the data file {file!r} does not exist", code="FG487", hint=f"it is searched in {os.getcwd()!r}"
+        )
+    return suffix
 
 
 def _eval_dataset(graph: Graph) -> Node | None:

@@ -1,4 +1,5 @@
 import functools
+import time
 
 import pytest
 import torch
@@ -120,6 +121,8 @@ def test_a_rewind_hides_what_came_after_it_and_keeps_how_the_writer_was_made(tmp
     logger.on_train_begin(args, state(), control())
     for step in (1, 2, 3):
         logger.on_log(args, state(step), control(), logs={"loss": float(step)})
+    # TensorBoard reads files in the order of their names, which have a second and then a counter without leading zeros.
+    time.sleep(1 - time.time() % 1)
     logger.on_rewind(args, state(1), control())
     logger.on_log(args, state(2), control(), logs={"loss": 20.0})
     logger.on_train_end(args, state(2), control())

@@ -31,6 +31,7 @@ from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 logger = logging.getLogger(__name__)
 
 _FILE = "tokenizer.json"
+_FEW_TOKENS = "the vocabulary has %d tokens instead of %d: the training texts have no more repeated pieces"
 _NUM_BYTES = 256
 _NO_LIMIT = int(1e30)  # transformers' own number for "no longest input"
 
@@ -86,11 +87,7 @@ def train_bpe(
     folder = cached_folder("tokenizer", key, build, cache_dir)
     backend = Tokenizer.from_file(str(folder / _FILE))
     if backend.get_vocab_size() < vocab_size:
-        logger.warning(
-            "the vocabulary has %d tokens instead of %d: the training texts have no more repeated pieces",
-            backend.get_vocab_size(),
-            vocab_size,
-        )
+        logger.warning(_FEW_TOKENS, backend.get_vocab_size(), vocab_size)
     tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
     made = _tokenizer(backend, model_max_length=model_max_length or _NO_LIMIT, **tokens)
     if chat_template is not None:
