@@ -15,13 +15,14 @@ graph:
     config config.builtin_names config.environment config.insight config.lint
     config.lint.file_suggestions
     config.path config.yaml config.yaml.events
-    config.graph
+    config.graph config.yaml.parser config.yaml.scalars
     config.calc config.rendered config.traverse
     config.anchor_names config.equality
 rendering:
     config._jinja config._jinja.budget config._jinja.charged config._jinja.globals
     config._jinja.origins config._jinja.static_analysis config.split
-    config._jinja.call_guard config._jinja.loader config._jinja.runtime_types config._jinja.seams config.syntax
+    config._jinja.call_guard config._jinja.loader config._jinja.plain_yaml config._jinja.runtime_types config._jinja.seams
+    config.syntax
     config._jinja.assignments config._jinja.filters config._jinja.parser
     config._jinja.environment
     config._jinja.unused_names
@@ -30,7 +31,7 @@ rendering:
     config._jinja.renderer
     config.render
 loading:
-    config.tags config.yaml.parser config.yaml.scalars config.yaml.source_positions
+    config.tags config.yaml.source_positions
     config.lint.anchor_reuse config.lint.indent_check config.lint.suspicious_scalars config.yaml.duplicate_keys
     config.yaml.yaml_errors
     config.yaml.merge config.yaml.scalar_text

@@ -1,6 +1,7 @@
 """`fgcli blame` and `pp --annotate`: what people and tools read."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -249,6 +250,19 @@ def test_the_text_is_printed_with_places_winners_and_losers(out):
 def test_annotations_know_what_the_command_line_sets(out):
     assert "steps: 3  # overridden by --set: 9\n" in out("pp", "--annotate", "--set", "args.steps=9")
     assert "steps: 7  # set at option --steps" in out("pp", "--annotate", "--steps", "7")
+
+
+def test_a_setting_under_an_old_name_overrides_the_new_name(tmp_path, capsys):
+    text = (
+        "-- extends 'trainers/trainer.yaml'\n[trainer_args]\n    == super()\n"
+        "    evaluation_strategy: steps\n    warmup_ratio: 0.1\n"
+    )
+    folder = make_project(tmp_path / "old", {"templates/configs/a.yaml": text})
+    assert 0 == main(["-p", str(folder), "pp", "--annotate"])
+    shown = capsys.readouterr().out
+    for new, old in (("warmup_steps: 0", "warmup_ratio: 0.1  # was 0"), ('eval_strategy: "no"', 'steps  # was "no"')):
+        assert re.search(rf" x +{new}  # overridden by ", shown)
+        assert old in shown
 
 
 def test_annotations_as_json(out):

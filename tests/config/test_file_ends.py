@@ -15,8 +15,8 @@ from tests.config.test_library_is_plain_jinja import CONFIGS, NOON, ROOT, VARIAB
 def without_ends(tmp_path_factory):
     """A copy of every shipped template, without the line ends at the end of its file."""
     folder = tmp_path_factory.mktemp("shipped")
-    for tree in (ROOT / "templatelib", *{config.parents[1] for config in CONFIGS}):
-        shutil.copytree(tree, folder / tree.relative_to(ROOT))
+    for tree in (ROOT / "templatelib", *{config.parents[2] for config in CONFIGS}):
+        shutil.copytree(tree, folder / tree.relative_to(ROOT), ignore=shutil.ignore_patterns("output*"))
     for file in folder.rglob("*.yaml"):
         file.write_bytes(file.read_bytes().rstrip(b"\n"))
     return folder
@@ -24,7 +24,8 @@ def without_ends(tmp_path_factory):
 
 def shown(config, root):
     """Text and map of a config, places relative to `root`."""
-    path = (root / config.parents[1].relative_to(ROOT), root / "templatelib")
+    project = root / config.parents[2].relative_to(ROOT)
+    path = (project / "templates", project / "configs", root / "templatelib")
     environment = ConfigEnvironment(searchpath=tuple(map(str, path)), variables=VARIABLES, now=NOON)
     rendered = render(environment, f"configs/{config.name}")
     found = [

@@ -132,6 +132,7 @@ def test_a_lazy_mapping_is_asked_only_for_what_is_read():
         ("a/b.c-d", "a/b.c-d"),
         ("yes", '"yes"'),
         ("null", '"null"'),
+        ("none", '"none"'),
         ("1", '"1"'),
         ("", '""'),
         ("a: b", '"a: b"'),
@@ -180,3 +181,51 @@ def test_toyaml_refuses_what_is_not_plain(value):
     with pytest.raises(RenderError, match="'toyaml' cannot write") as caught:
         text("{{ value | toyaml }}", value=value)
     assert "FG118" == caught.value.code
+
+
+def from_yaml(written, expression):
+    return text(f"-- set read\n{written}\n-- endset\n{{{{ (read | fromyaml){expression} }}}}\n").strip()
+
+
+@pytest.mark.parametrize(
+    ("written", "expression", "expected"),
+    [
+        ("lora: {r: 64, names: [q, 'v w']}", ".lora.names[1]", "v w"),
+        ("rate: 2.0e-4", ".rate + 1", "1.0002"),
+        ("fsdp:\n  on: true\n  off: no", ".fsdp", "{'on': True, 'off': 'no'}"),
+        ("", " is none", "True"),
+    ],
+)
+def test_fromyaml_reads_plain_data(written, expression, expected):
+    assert expected == from_yaml(written, expression)
+
+
+@settings(max_examples=100, deadline=None)
+@given(PLAIN)
+def test_fromyaml_reads_back_what_toyaml_writes(value):
+    assert toyaml(value) == text("{{ written | fromyaml | toyaml }}", written=toyaml(value))
+
+
+@pytest.mark.parametrize(
+    ("written", "line", "message"),
+    [
+        ("a: 1\nb: !call:dict", 3, "a tag"),
+        ("a: &x 1\nb: *x", 2, "an anchor"),
+        ("a: 1\nb: 2\na: 3", 4, "'a' is written twice"),
+        ("a: {<<: {b: 1}}", 2, "cannot be a key"),
+        ("a: 2020-01-01", 2, "timestamp"),
+        ("a: 1\n b: [", 3, "not YAML"),
+    ],
+)
+def test_fromyaml_refuses_what_is_not_data_at_the_line_that_wrote_it(written, line, message):
+    with pytest.raises(RenderError, match=message) as caught:
+        from_yaml(written, "")
+    assert ("FG970", line) == (caught.value.code, caught.value.span.line)
+
+
+def test_fromyaml_reads_texts_only():
+    with pytest.raises(RenderError, match="reads a text, and got int") as caught:
+        text("{{ 3 | fromyaml }}")
+    assert "FG970" == caught.value.code
+    with pytest.raises(RenderError, match="'missing' is not defined"):
+        text("{{ missing | fromyaml }}")

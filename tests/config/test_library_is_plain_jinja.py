@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from jinja2 import FunctionLoader, StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from ruamel.yaml import YAML
 
 from forgather.config._jinja.filters import toyaml
 from forgather.config._jinja.globals import Globals
@@ -13,6 +14,7 @@ from forgather.config.environment import ConfigEnvironment
 from forgather.config.render import render
 from forgather.config.split import split
 from forgather.config.syntax import desugar
+from forgather.project.metadata_file import read_meta
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(ROOT.glob("projects/*/templates/configs/*.yaml"))
@@ -27,9 +29,7 @@ VARIABLES = {
 
 
 def environment_of(config):
-    return ConfigEnvironment(
-        searchpath=(str(config.parents[1]), str(ROOT / "templatelib")), variables=VARIABLES, now=NOON
-    )
+    return ConfigEnvironment(searchpath=read_meta(str(config.parents[2])).searchpath, variables=VARIABLES, now=NOON)
 
 
 def plain(rendered, searchpath):
@@ -57,6 +57,7 @@ def plain(rendered, searchpath):
         extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"],
     )
     environment.globals.update(Globals(NOON).table(), **VARIABLES)
+    environment.filters["fromyaml"] = YAML(typ="safe", pure=True).load
     environment.filters["toyaml"] = lambda value, default=None: toyaml(
         default if environment.tests["undefined"](value) else value
     )

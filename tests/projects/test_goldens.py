@@ -13,6 +13,7 @@ from forgather.config.equality import same_graph
 from forgather.config.lint.graph_check import check_graph
 from forgather.config.load import load
 from forgather.config.render import render, render_text
+from forgather.project.metadata_file import read_meta
 from tests.golden import check_golden
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +32,7 @@ def label(file):
 def rendered(config):
     project = config.parents[2]
     environment = ConfigEnvironment(
-        searchpath=(str(project / "templates"), str(ROOT / "templatelib")),
+        searchpath=read_meta(str(project)).searchpath,
         variables={"project_dir": "/project", "workspace_root": "/workspace", "hostname": "host"},
         now=datetime(2026, 1, 2, 3, 4, 5),
     )

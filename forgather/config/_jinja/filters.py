@@ -1,4 +1,4 @@
-"""The filters and tests of templates: those of Jinja, extended by budget checks and origins, and `toyaml`.
+"""The filters and tests of templates: those of Jinja, extended by budget checks and origins, `toyaml` and `fromyaml`.
 
 The input is Jinja's tables of filters and tests; the output is `FILTERS` and `TESTS`. Invariants: the cost of a filter
 counts against the rendering budget before the filter runs; a filter that keeps the text of its input keeps the origins
@@ -28,7 +28,7 @@ from forgather.config._jinja.origins import Traced
 from forgather.errors import BudgetError, RenderError
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*", re.A)
-_WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
+_WORDS = frozenset({"true", "false", "null", "none", "yes", "no", "on", "off", "y", "n"})
 _ESCAPED = re.compile('[\x00-\x1f"\\\\\x7f-\xa0\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]')
 _SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
 _MAX_SIMPLE_KEY = 1000
@@ -41,8 +41,8 @@ def toyaml(value: Any) -> str:
         RenderError: FG118 if YAML has no plain form of the value.
 
     Example:
-        >>> toyaml({"lr": 1e-3, "names": ["a", "b c"], "none": None})
-        '{lr: 0.001, names: [a, "b c"], none: null}'
+        >>> toyaml({"lr": 1e-3, "names": ["a", "b c"], "top": None})
+        '{lr: 0.001, names: [a, "b c"], top: null}'
     """
     if value is None:
         return "null"
@@ -105,7 +105,7 @@ def _escape(match: re.Match[str]) -> str:
 _FREE = frozenset({"default", "d", "length", "count", "first", "last", "random", "attr", "abs", "items"})
 # These filters take longer for a character than copying it does.
 _WORK = {"wordwrap": 9, "pprint": 9, "tojson": 9, "xmlattr": 9, "escape": 9, "e": 9, "forceescape": 9,
-         "wordcount": 15, "urlencode": 20, "title": 40}  # fmt: skip
+         "wordcount": 15, "urlencode": 20, "title": 40, "fromyaml": 60}  # fmt: skip
 _SORTS = frozenset({"sort", "unique", "groupby", "dictsort", "min", "max"})
 # `urlize` makes HTML; `sum` and `join` are replaced below, because their own loops cannot be charged.
 _DROPPED = frozenset({"urlize", "sum", "join"})
@@ -308,6 +308,26 @@ def _toyaml(context: Context, value: Any, default: Any = toyaml) -> str:
     return toyaml(value)
 
 
+@pass_context
+def _fromyaml(context: Context, value: Any) -> Any:
+    """Returns the plain value of a YAML text."""
+    # Only a template with this filter pays for the parser.
+    from forgather.config._jinja.plain_yaml import plain_data
+
+    account: Account = context.environment.account  # type: ignore[attr-defined]
+    if isinstance(value, Undefined):
+        value._fail_with_undefined_error()
+    if not isinstance(value, str):
+        raise RenderError(
+            f"'fromyaml' reads a text, and got {type(value).__name__}",
+            code="FG970",
+            hint="capture a file with `-- set text`, `-- include 'FILE'`, `-- endset`",
+        )
+    account.weigh(value)
+    account.charge(_WORK["fromyaml"] * len(value))
+    return plain_data(value, account.limits.max_integer_digits)
+
+
 def json_text(value: Any, **settings: Any) -> str:
     """Returns a value as JSON text; any mapping becomes a JSON object."""
     return json.dumps(value, default=_as_dict, **settings)
@@ -324,5 +344,6 @@ FILTERS: dict[str, Any] = {
     "join": _join,
     "sum": _sum,
     "toyaml": _toyaml,
+    "fromyaml": _fromyaml,
 }
 TESTS: dict[str, Any] = {name: _weighed_test(function) for name, function in JINJA_TESTS.items()}

@@ -66,9 +66,12 @@ def annotate(rendered: RenderedText, graph: Graph, assignments: Sequence[tuple[s
     lines = [Line(text, origin) for text, origin in rendered.source_map.lines()]
     # Loading the same text with each line as its own origin gives the same graph with origins in the rendered text.
     placed = override(load(_by_line(rendered)), assignments)
-    # Both graphs have the same structure, so their values come in the same order.
-    for real, here in zip(blame(graph, aliases=False), blame(placed, aliases=False), strict=True):
-        _note(lines, real, here)
+    items = list(blame(graph, aliases=False))
+    # Both graphs have the same structure, except for settings that `graph` replaced by others: those with an old name.
+    found = {item.path: item for item in blame(placed, aliases=False)}
+    pairs = [(real, found.pop(real.path)) for real in items]
+    for real, here in pairs:
+        _note(lines, real, here, found)
     return lines
 
 
@@ -82,11 +85,25 @@ def _by_line(rendered: RenderedText) -> RenderedText:
     return replace(rendered, source_map=SourceMap(rendered.text, starts, origins), templates=())
 
 
-def _note(lines: list[Line], real: Blame, here: Blame) -> None:
+def _note(lines: list[Line], real: Blame, here: Blame, replaced: dict[GraphPath, Blame]) -> None:
+    """Annotates the lines that write one value.
+
+    Args:
+        lines: the lines of the text.
+        real: the value, with its origins in the templates.
+        here: the same value, with its origins in the text.
+        replaced: the values of the text that the graph does not have; those that this value replaced are removed.
+    """
     number = _line_of(here.now)
     if number is not None:
         lines[number - 1].notes.append(Note(real.path, real.now, was=real.was))
-    for writing, place in zip(real.was, here.was, strict=True):
+    places = list(here.was)
+    while len(places) < len(real.was):
+        parent, text = real.path[:-1], real.was[len(places)].text
+        former = next(path for path, item in replaced.items() if path[:-1] == parent and item.now.text == text)
+        places += [replaced[former].now, *replaced.pop(former).was]
+    # The number of writings that are remembered for one value is limited.
+    for writing, place in zip(real.was, places, strict=False):
         number = _line_of(place)
         if number is None:
             continue
