@@ -34,7 +34,9 @@ from tests.reliability.forks import Child
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.M | re.S)
-RUN = re.compile(r"fgcli (-[pt] \S+ )*(train|construct|rerun|eval|data|generate|export|ckpt (export|verify))\b")
+RUN = re.compile(
+    r"fgcli (-[pt] \S+ )*(train|construct|rerun|eval|data|generate|export|ckpt (export|verify)|new project \S+ --kind)\b"
+)
 SCRIPT = re.compile(r"python (\S+\.py)\b")
 SHELL = re.compile(r"[|;&<>*$]")
 TIMEOUT_SECONDS = 120
