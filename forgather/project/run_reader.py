@@ -282,8 +282,9 @@ def _unrecorded(folder: str) -> ProjectError:
 def _runs_near(path: str) -> Iterable[str]:
     """Returns the run folders near a path, relative to the working folder.
 
-    The nearest existing folder is searched: first the folder itself, then its subfolder `runs`, its parent folder, and
-    the `runs` folders in its subfolders. The runs in the first place that contains any are returned.
+    The nearest existing folder is searched: first the folder itself, then its subfolder `runs`, its parent folder, the
+    `runs` folders in its subfolders, and the output folders of the project in it. The runs in the first place that
+    contains any are returned.
     """
     while not os.path.isdir(path):
         path = os.path.dirname(path)
@@ -291,7 +292,8 @@ def _runs_near(path: str) -> Iterable[str]:
         runs = _folders(folder)
         if runs:
             return [os.path.relpath(run) for run in runs]
-    return [os.path.relpath(run) for model in _listed(path) for run in _folders(os.path.join(model, "runs"))]
+    within = [run for model in _listed(path) for run in recorded_runs(model)]
+    return [os.path.relpath(run) for run in within or runs_of(path)]
 
 
 def _folders(folder: str) -> list[str]:

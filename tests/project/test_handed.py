@@ -2,8 +2,10 @@
 
 import pytest
 
+from forgather.ml import data
 from forgather.project.check import check_project
 from forgather.project.project import Project
+from forgather.signatures.reader import Reader
 from tests.project.workbench import make_project
 
 TRAINER = """\
@@ -97,6 +99,34 @@ def test_files_and_folders_that_are_written_out_and_not_there_are_found(told, tm
         "main: 1\n"
     )
     assert [("FG456", 2), ("FG456", 3), ("FG456", 5)] == [found[:2] for found in told(text)]
+
+
+def test_every_reader_of_data_files_is_asked_for_files_that_are_not_there(told, tmp_path):
+    reader = Reader(str(tmp_path))
+    every = [f"forgather.ml.data:{name}" for name in data.__all__]
+    parameters = {name: getattr(reader.read(name), "signatures", ()) for name in every}
+    readers = [name for name, found in parameters.items() if any("paths" in one.parameters for one in found)]
+    assert len(readers) >= 7
+    lines = [f"r{number}: !call:{name} {{paths: [nowhere.jsonl]}}\n" for number, name in enumerate(readers)]
+    found = told("".join(lines) + "main: 1\n")
+    assert [*range(1, len(readers) + 1)] == [line for code, line, _ in found if code == "FG456"]
+
+
+@pytest.mark.parametrize(
+    ("constructor", "argument"),
+    [
+        ("forgather.ml.models:from_pretrained", "pretrained_model_name_or_path"),
+        ("forgather.ml.classifiers:classifier_from_pretrained", "pretrained_model_name_or_path"),
+        ("forgather.ml.data:load_tokenizer", "pretrained_model_name_or_path"),
+        ("forgather.ml.preference_losses:DPOLoss", "reference"),
+        ("forgather.ml.preference_losses:KTOLoss", "reference"),
+        ("forgather.ml.distillation:DistillationLoss", "teacher"),
+    ],
+)
+def test_every_folder_of_a_model_is_looked_for(constructor, argument, told):
+    given = f"main: !call:{constructor}\n  {argument}: "
+    assert ("FG456", 2) in [found[:2] for found in told(f"{given}./no/model\n")]
+    assert "FG456" not in [found[0] for found in told(f"{given}owner/name\n")]
 
 
 def test_what_libraries_would_load_from_this_machine_is_looked_for(told, tmp_path):

@@ -269,6 +269,17 @@ def test_a_folder_around_runs_names_them(bench):
         assert f"runs there, newest first: out/runs/{run.name}" == caught.value.hint
 
 
+def test_the_folder_of_a_project_names_the_runs_in_its_output_folders(bench):
+    run = Path(recorded(bench))
+    kept = bench / "output_models" / "small" / "runs" / run.name
+    kept.parent.mkdir(parents=True)
+    run.rename(kept)
+
+    with pytest.raises(ProjectError) as caught:
+        open_run(".")
+    assert f"runs there, newest first: output_models/small/runs/{run.name}" == caught.value.hint
+
+
 def test_the_folder_of_a_run_that_nothing_was_recorded_of_is_reported_as_one(bench):
     folder = bench / "out/runs/20260101T000000Z-1"
     folder.mkdir(parents=True)
