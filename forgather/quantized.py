@@ -12,11 +12,14 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from forgather.bounded import read_bytes
 from forgather.compatibility import combination_facts
 
 _FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "quantization.json")
 _SHARDED = ("fsdp2", "fsdp2 with resharding", "hybrid shards")
 _FLOATS = ("float32", "float16", "bfloat16")
+_CLASSES = {"bitsandbytes": "BitsAndBytesConfig", "torchao": "TorchAoConfig"}
+_MAX_BYTES = 16 << 20
 
 
 class Quantized(NamedTuple):
@@ -43,13 +46,16 @@ def quantized_as(settings: Mapping[str, Any], class_name: str) -> Quantized:
     """Returns how a quantization config of transformers quantizes weights.
 
     Args:
-        settings: its attributes or arguments, by name.
+        settings: its attributes or arguments, by name. `quant_method`, which saved models name, counts more than the
+            class.
         class_name: the name of its class.
 
     Example:
         >>> quantized_as({"load_in_4bit": True, "bnb_4bit_quant_storage": "torch.bfloat16"}, "BitsAndBytesConfig")
         Quantized(method='bits4', storage='bfloat16')
     """
+    method = settings.get("quant_method")
+    class_name = _CLASSES.get(str(getattr(method, "value", method)), class_name)
     if class_name == "TorchAoConfig":
         return Quantized("torchao")
     if class_name != "BitsAndBytesConfig":
@@ -58,6 +64,21 @@ def quantized_as(settings: Mapping[str, Any], class_name: str) -> Quantized:
         return Quantized("bits8")
     storage = settings.get("bnb_4bit_quant_storage")
     return Quantized("bits4", "uint8" if storage is None else str(storage).removeprefix("torch."))
+
+
+def stored_quantization(folder: str) -> Mapping[str, Any] | None:
+    """Returns the quantization that the files of a model name; None if the weights in them are not quantized.
+
+    Args:
+        folder: the folder of a model in the layout of transformers. A name on the Hub, or a folder whose configuration
+            cannot be read, gives None.
+    """
+    try:
+        facts = json.loads(read_bytes(os.path.join(os.path.expanduser(folder), "config.json"), _MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    found = facts.get("quantization_config") if isinstance(facts, dict) else None
+    return found if isinstance(found, dict) else None
 
 
 def refusal(model: Quantized, settings: Mapping[str, Any], *, has_adapter: bool, processes: int) -> Refusal | None:

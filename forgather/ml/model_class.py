@@ -1,4 +1,4 @@
-"""The class of a model as the user wrote it, which FSDP2 replaces by a subclass, and the number of its parameters."""
+"""What a model is: the class that the user wrote, its size, and whether its weights are new or quantized."""
 
 from __future__ import annotations
 
@@ -45,6 +45,11 @@ def num_parameters(model: nn.Module, *, trainable: bool = False) -> int:
         for p in model.parameters()
         if p.requires_grad or not trainable
     )
+
+
+def is_quantized(model: Any) -> bool:
+    """Returns whether transformers has quantized the weights of a model, or loaded weights that were quantized."""
+    return getattr(model, "hf_quantizer", None) is not None or bool(getattr(model, "is_quantized", False))
 
 
 _NEW_WEIGHTS = "_forgather_new_weights"

@@ -127,6 +127,26 @@ def test_the_check_refuses_before_a_run(tmp_path, method, more, expected):
     assert expected == {pair for pair in found if pair[0] in ("FG955", "FG956")}
 
 
+STORED = {"load_in_4bit": False, "load_in_8bit": True, "quant_method": "bitsandbytes"}
+
+
+@pytest.mark.parametrize(
+    ("stored", "more", "expected"),
+    [(STORED, ADAPTER, {"FG955"}), (STORED, "", {"FG956"}), (None, ADAPTER, set()), (None, "", set())],
+)
+def test_the_check_reads_that_a_model_was_saved_quantized(tmp_path, stored, more, expected):
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps({"quantization_config": stored} if stored else {}))
+    config = CONFIG.replace("[quantization]\n    -- include 'quantization/{method}.yaml'\n", "")
+    config = config.format(more=PRETRAINED.replace("some/model", str(base)) + more)
+    folder = make_project(tmp_path / "bench", {"templates/project.yaml": BASE, "templates/configs/a.yaml": config})
+    found = [one for one in check_project(Project("a.yaml", str(folder))).errors if one.code in ("FG955", "FG956")]
+    assert expected == {one.code for one in found}
+    assert all(one.path == "trainer.model.pretrained_model_name_or_path" for one in found)
+    assert all(one.span.line == 4 and one.span.file.endswith("a.yaml") for one in found)
+
+
 def test_a_missing_library_is_an_error_with_a_place(tmp_path):
     tiny_llama().save_pretrained(tmp_path / "base")
     from transformers import BitsAndBytesConfig

@@ -29,7 +29,7 @@ from forgather.ml.checkpoint.files import ADAPTER_CONFIG, CONFIG, EXTRA_STATE, M
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.saved_model import read_saved_model
 from forgather.ml.library_progress import without_progress_bars
-from forgather.ml.model_class import class_name
+from forgather.ml.model_class import class_name, is_quantized
 from forgather.ml.models import from_pretrained
 from forgather.ml.random_state import forked_random
 from forgather.ml.strategy.state import restore_weights
@@ -119,7 +119,7 @@ def load_for_generation(source: Source) -> LoadedModel:
         model = _whole(source)
     _refuse_silent(model)
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    model = model.to(accelerator) if accelerator is not None and not _is_quantized(model) else model
+    model = model.to(accelerator) if accelerator is not None and not is_quantized(model) else model
     model.eval()
     assert tokenizer is not None  # noqa: S101 - both ways give one, or raise
     return LoadedModel(model=model, tokenizer=tokenizer, base=base, is_base_verified=is_verified)
@@ -338,16 +338,12 @@ def _named_base(name: str, source: Source, dtype: Any) -> nn.Module:
 
 
 def _refuse_quantized(base: nn.Module) -> None:
-    if _is_quantized(base):
+    if is_quantized(base):
         raise LoadingError(
             "the base model of the adapter is quantized, and a merge into its weights would lose a part of the adapter",
             code="FG929",
             hint="leave out --merged: the adapter is then computed beside the base model",
         )
-
-
-def _is_quantized(model: Any) -> bool:
-    return getattr(model, "hf_quantizer", None) is not None or bool(getattr(model, "is_quantized", False))
 
 
 def _refuse_silent(model: Any) -> None:

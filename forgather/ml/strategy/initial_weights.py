@@ -38,6 +38,7 @@ from forgather.ml.data.cache import cached_folder, default_cache_dir, prune
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.memory import available_bytes
+from forgather.ml.model_class import is_quantized
 from forgather.ml.number_format import format_bytes
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.meta_model import is_plain, meta_model, move_to_meta, set_tensor, tensors_of, without_memory
@@ -172,6 +173,18 @@ def _from_cache(recipe: Recipe, key: str) -> SeedCheckpoint | None:
     return SeedCheckpoint(folder, model, rng, is_kept=default_cache_dir() in folder.parents)
 
 
+class _Quantized(Exception):  # noqa: N818 - no error: every process loads the model
+    """Raised if a model is quantized: its weights have parts that a file of tensors lacks.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
 class _TooLarge(Exception):  # noqa: N818 - no error: the model is made, and not kept
     """Raised if a model is too large for the cache."""
 
@@ -182,7 +195,11 @@ def _make_model(recipe: Recipe, *, max_bytes: int | None = None) -> nn.Module:
         _refuse_too_large(needed)
         if max_bytes is not None and needed > max_bytes:
             raise _TooLarge
-    return recipe.make_model()
+    model = recipe.make_model()
+    # Known only now: the files of a model may say that it is quantized, where the config does not.
+    if is_quantized(model):
+        raise _Quantized(model)
+    return model
 
 
 def _rng_state() -> dict[str, Any]:
@@ -347,7 +364,7 @@ def make_initial_weights(recipe: Recipe, topology: Topology) -> InitialWeights:
         return _Shapes(recipe, topology)
     if recipe.model_is_made_anew:
         return _from_seed(recipe, topology)
-    return _from_existing_model(recipe, topology)
+    return _from_existing_model(recipe.make_model(), topology)
 
 
 _shapes_only: ContextVar[bool] = ContextVar("shapes_only", default=False)
@@ -388,6 +405,9 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
             made.append(seed.model)
             outcome |= {"folder": str(seed.folder), "skeleton": _pickled(seed.model), "rng": seed.rng}
             outcome["is_kept"] = seed.is_kept
+        except _Quantized as found:
+            made.append(found.model)
+            outcome["is_quantized"] = True
         except Exception as caught:  # noqa: BLE001 - reported to the other ranks, then raised
             error = caught
             outcome["error"] = f"{type(caught).__name__}: {caught}".splitlines()[0]
@@ -402,6 +422,8 @@ def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:
                 code="FG730",
                 hint="see the message of that rank",
             )
+    if any("is_quantized" in other for other in outcomes):
+        return _from_existing_model(made.pop() if made else recipe.make_model(), topology)
     # The file of this machine: launchers give consecutive ranks to the processes of a machine.
     mine = outcomes[(topology.rank - topology.local_rank) if len(outcomes) > 1 else 0]
     weights = SeedWeights(Path(mine["folder"]))
@@ -437,8 +459,7 @@ def _unpickled(sent: bytes | None) -> nn.Module | None:
     return model
 
 
-def _from_existing_model(recipe: Recipe, topology: Topology) -> InitialWeights:
-    model = recipe.make_model()
+def _from_existing_model(model: nn.Module, topology: Topology) -> InitialWeights:
     values = {fqn: tensor for fqn, _, _, tensor in tensors_of(model)}
     # Values are not compared, because rank 0 broadcasts its values to all ranks below.
     shapes = [(fqn, str(tensor.dtype), tuple(tensor.shape)) for fqn, tensor in values.items()]

@@ -16,14 +16,14 @@ from forgather.errors import Diagnostic, ProjectError, Severity
 from forgather.project.checks.setting_rules import arguments_of, rules_about
 from forgather.project.checks.subject import Subject
 from forgather.project.literal import plain_value
-from forgather.quantized import quantized_as, refusal
+from forgather.quantized import Quantized, quantized_as, refusal, stored_quantization
 
-_ARGUMENT = "quantization_config"
+_ARGUMENT, _FOLDER = "quantization_config", "pretrained_model_name_or_path"
 _CONFIGS = ("BitsAndBytesConfig", "TorchAoConfig")
 
 
 def check_quantized_model(subject: Subject) -> list[Diagnostic]:
-    """Returns findings about trainers whose model is built with a quantization config."""
+    """Returns findings about trainers whose model is built with a quantization config, or was saved with one."""
     findings: list[Diagnostic] = list(_check_block(subject))
     for called in subject.calls.values():
         given = arguments_of(called)
@@ -53,12 +53,11 @@ def _check_block(subject: Subject) -> Iterator[Diagnostic]:
 def _check_trainer(
     trainer: Called, given: Mapping[str, Node], model: Call, calls: Mapping[int, Called]
 ) -> Iterator[Diagnostic]:
-    making = calls.get(id(model))
-    config = arguments_of(making).get(_ARGUMENT) if making is not None else None
-    name = config.constructor.rpartition(":")[2] if isinstance(config, Call) else ""
+    found_at = _quantization(model, calls)
     args = given.get("args")
-    if not isinstance(config, Call) or name not in _CONFIGS or not isinstance(args, Call):
+    if found_at is None or not isinstance(args, Call):
         return
+    quantized, argument, node = found_at
     rules = rules_about(trainer)
     kind = next((rule.facts["trainer"] for rule in rules if "trainer" in rule.facts), None)
     if kind is None:
@@ -66,16 +65,31 @@ def _check_trainer(
     settings = {**_scalars(args, calls), "trainer": kind}
     has_adapter = not _is_none(given.get("adapter")) or "peft" in model.constructor
     # The launcher decides how many processes there are: what is refused in several only is left to the run.
-    found = refusal(quantized_as(_scalars(config, calls), name), settings, has_adapter=has_adapter, processes=1)
+    found = refusal(quantized, settings, has_adapter=has_adapter, processes=1)
     if found is not None:
         yield Diagnostic(
             code=found.code,
             message=found.message,
             severity=Severity.ERROR,
-            span=config.span,
-            path=format_path((*trainer.path, Key("model"), Key(_ARGUMENT))),
+            span=node.span,
+            path=format_path((*trainer.path, Key("model"), Key(argument))),
             hint=found.hint,
         )
+
+
+def _quantization(model: Call, calls: Mapping[int, Called]) -> tuple[Quantized, str, Node] | None:
+    """Returns how the weights of a model are quantized, and the argument that says it; None if they are not."""
+    making = calls.get(id(model))
+    given = arguments_of(making) if making is not None else {}
+    config, folder = given.get(_ARGUMENT), given.get(_FOLDER)
+    if isinstance(config, Call):
+        name = config.constructor.rpartition(":")[2]
+        return (quantized_as(_scalars(config, calls), name), _ARGUMENT, config) if name in _CONFIGS else None
+    if not isinstance(folder, Scalar) or not isinstance(folder.value, str):
+        return None
+    # The weights may have been quantized when they were saved.
+    stored = stored_quantization(folder.value)
+    return (quantized_as(stored, ""), _FOLDER, folder) if stored is not None else None
 
 
 def _is_none(node: Node | None) -> bool:

@@ -24,6 +24,7 @@ from forgather.ml.types import Topology
 from tests.isolation import private_folders  # noqa: F401
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.strategy.models import whole
+from tests.ml.strategy.test_initial import started
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
 
@@ -235,3 +236,25 @@ def test_a_tokenizer_counts_by_what_the_model_takes_of_it():
     keys = [model_key(functools.partial(maker(), tokenizer=tokenizer(size)), 42) for size in (8, 8, 9)]
     assert keys[0] == keys[1] != keys[2]
     assert None not in keys
+
+
+def _processes_that_load(is_quantized):
+    made = []
+
+    def make():
+        model = torch.nn.Linear(2, 2)
+        model.is_quantized = is_quantized
+        # Without values, only the shapes are asked for.
+        made.append(model) if active_fake_mode() is None else None
+        return model
+
+    recipe = Recipe(make_model=make, make_rule=loss_rule, make_optimizer=None, model_is_made_anew=True)
+    weights = whole(make_initial_weights(recipe, started())).weight.tolist()
+    return len(made), weights
+
+
+@pytest.mark.parametrize(("is_quantized", "loads"), [(True, [1, 1]), (False, [1, 0])])
+def test_every_process_loads_a_model_whose_files_say_that_it_is_quantized(is_quantized, loads):
+    found = run_ranks(2, _processes_that_load, is_quantized)
+    assert loads == [times for times, _ in found]
+    assert found[0][1] == found[1][1]
