@@ -19,6 +19,7 @@ from forgather.config.path import GraphPath, Key, format_path
 from forgather.config.remote import remote_code_findings
 from forgather.config.traverse import all_nodes, walk
 from forgather.errors import Diagnostic, ForgatherError, Severity
+from forgather.project.checks.adapted_modules import check_adapted_modules
 from forgather.project.checks.argument_rules import check_arguments
 from forgather.project.checks.chosen_keywords import check_chosen_keywords
 from forgather.project.checks.cross_project import check_other_projects
@@ -64,6 +65,7 @@ CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
     check_trusted_calls,
     check_packed_rows,
     check_quantized_model,
+    check_adapted_modules,
     check_output_folder,
     check_imports,
     check_trainer_hooks,

@@ -80,7 +80,8 @@ project:
     project.defaults project.error_location project.metadata_cache project.seeding
     project.project
     project.checks.subject
-    project.checks.argument_rules project.checks.chosen_keywords project.checks.import_check
+    project.checks.adapted_modules project.checks.argument_rules project.checks.chosen_keywords
+    project.checks.import_check
     project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
     project.checks.run_requirements project.checks.trainer_hooks
     project.checks.cross_project project.comparison project.listing
