@@ -68,8 +68,8 @@ def told(checked):
 @pytest.mark.parametrize(("project", "config"), CONFIGS, ids=lambda value: value.rpartition("/")[2])
 def test_a_shipped_config_has_no_errors(project, config):
     found = check_project(Project(config, project)).findings
-    # make_data.py writes the data of `classify`. Models of `preferences` start from one that another config of the project trains; tests/projects/test_recipes.py
-    # asserts what is found in the recipes.
+    # make_data.py writes the data of `classify`. Models of `preferences` start from one that another config of the
+    # project trains. tests/projects/test_recipes.py asserts what is found in the recipes.
     codes = {
         "preferences": {"FG456"} if config != "base.yaml" else set(),
         "classify": {"FG456"},
