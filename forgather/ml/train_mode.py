@@ -1,10 +1,11 @@
-"""Restoring the training and evaluation modes of modules."""
+"""Context managers for the training and evaluation modes of modules, and for generation during a training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 
@@ -21,3 +22,24 @@ def restored_train_modes(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def sampling_mode(model: nn.Module, seed: int) -> Iterator[None]:
+    """Context manager that puts `model` into eval mode, seeds torch and disables gradients.
+
+    The train or eval mode of each module and the random states are restored at the end.
+
+    Args:
+        model: the model without wrappers.
+        seed: the seed of the random generators of the CPU and of the model's CUDA devices.
+    """
+    # Devices by name: by default `fork_rng` saves the state of every visible device.
+    devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"})
+    with restored_train_modes(model), torch.random.fork_rng(devices=devices), torch.no_grad():
+        model.eval()
+        # `torch.manual_seed` would also seed devices that `fork_rng` does not restore.
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
+        yield

@@ -123,19 +123,21 @@ processes:
 data:
     data.cache data.data_errors data.progress_bar data.prompts
     data.chat_rows data.chat_template data.json_rows data.padding data.preference_collator data.sources data.train_eval_split
-    data.conversations data.tokenizer
+    data.conversations data.tokenizer generation generation.prompt
     data.packing data.token_kinds data.token_text
     data.chat_tokens data.collated_rows data.examples data.labelled data.preference_rows
     data.preference_chats
-    data.first_look data.preferences
+    data.answer_rows data.first_look data.preferences
     data.row_statistics data.shown_rows
     data.data_view
+    generation.generator
+    generation.batch
 losses and models:
     vocabulary
     activation_checkpointing documents loss_reduction models optim
     classifiers model_inputs
     losses preference_metrics
-    label_metrics preference_rules task
+    label_metrics preference_rules task text_metrics
     feedback_rule score_rule
     preference_losses
     distillation
@@ -188,12 +190,12 @@ trainers:
     trainer.adapter_export trainer.checkpoint_writer trainer.model_export
     trainer.resume trainer.save_policy
     trainer.run trainer.run_start
+    trainer.answers
     trainer.evaluation trainer.loop
     trainer.hf trainer.trainer
     trainer.accel trainer.pipeline trainer.saved_evaluation
 generation:
-    generation generation.prompt
-    generation.generator generation.loading
+    generation.loading
     generation.server
 dry run:
     dry_run

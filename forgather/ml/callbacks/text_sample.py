@@ -6,8 +6,7 @@ import logging
 import os
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from forgather.ml.data.chat_template import stop_token_ids
 from forgather.ml.metrics import LineWriter, end_of_lines, read_records, resume_lines
 from forgather.ml.model_class import class_name
 from forgather.ml.report.run_data import SAMPLES_FILE
-from forgather.ml.train_mode import restored_train_modes
+from forgather.ml.train_mode import sampling_mode
 
 _log = logging.getLogger(__name__)
 
@@ -230,27 +229,6 @@ def start_token(tokenizer: Any) -> int:
         if token is not None:
             return int(token)
     raise ValueError("an empty prompt needs a tokenizer with a token for the begin or the end of text")
-
-
-@contextmanager
-def sampling_mode(model: nn.Module, seed: int) -> Iterator[None]:
-    """Context manager that puts `model` into eval mode, seeds torch and disables gradients.
-
-    The train or eval mode of each module and the random states are restored at the end.
-
-    Args:
-        model: the model without wrappers.
-        seed: the seed of the random generators of the CPU and of the model's CUDA devices.
-    """
-    # Devices by name: by default `fork_rng` saves the state of every visible device.
-    devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"})
-    with restored_train_modes(model), torch.random.fork_rng(devices=devices), torch.no_grad():
-        model.eval()
-        # `torch.manual_seed` would also seed devices that `fork_rng` does not restore.
-        torch.default_generator.manual_seed(seed)
-        for device in devices:
-            torch.cuda.default_generators[device].manual_seed(seed)
-        yield
 
 
 def _module(model: Any) -> Any:

@@ -1,14 +1,21 @@
-"""The text of single tokens, for showing rows: what a token adds to the text, special tokens included.
+"""The text of answers, and of single tokens: what a token adds to the text, special tokens included.
 
-Takes a tokenizer of transformers, or None; gives texts. Each id is decoded once.
+Takes token ids and a tokenizer of transformers; gives texts. `TokenText` decodes each id once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
+
+
+def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Returns the text of token ids without special tokens, as the tokens say it: blanks are not changed."""
+    text: Any = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return str(text)
 
 
 class TokenText:

@@ -3,7 +3,7 @@
 Takes a model of transformers or peft with its tokenizer, and the ids of a prompt; gives an `Answer`. The tokens are
 those of the model's own `generate`, with the model's saved generation settings, except that the most likely token is
 taken unless a temperature is given. Generation stops at the end of a turn, at the end of a text, and at the last
-position of the model.
+position of the model. `generation/batch.py` generates several answers together.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCrit
 from transformers.generation.streamers import BaseStreamer
 
 from forgather.errors import TrainingError
-from forgather.ml.callbacks.text_sample import sampling_mode
 from forgather.ml.data.chat_template import stop_token_ids
+from forgather.ml.data.token_text import decoded
 from forgather.ml.generation.prompt import PromptError
+from forgather.ml.train_mode import sampling_mode
 
 MAX_NEW_TOKENS = 256
 STOP, LENGTH, CONTEXT, INTERRUPTED = "stop", "length", "context", "interrupted"
@@ -169,7 +170,9 @@ class Generator:
                 )
             count = min(count, longest - num_prompt)
         pad = self.tokenizer.pad_token_id
-        changes = {**sampling.as_settings(), "max_new_tokens": count, "max_length": None, "num_return_sequences": 1}
+        changes = {**sampling.as_settings(), "max_new_tokens": count, "max_length": None}
+        # A search with several beams does not take the most likely token.
+        changes |= {"num_return_sequences": 1, "num_beams": 1}
         changes |= {"eos_token_id": self.stop_ids or None, "pad_token_id": 0 if pad is None else pad}
         for name, value in changes.items():
             setattr(found, name, value)
@@ -228,12 +231,6 @@ class Generator:
         if halt.has_stopped:
             return INTERRUPTED
         return LENGTH if len(ids) >= sampling.max_new_tokens else CONTEXT
-
-
-def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """Returns the text of token ids without special tokens, as the tokens say it: blanks are not changed."""
-    text: Any = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return str(text)
 
 
 class _Halt(StoppingCriteria):

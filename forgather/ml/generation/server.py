@@ -27,9 +27,9 @@ from transformers.cli.serving.server import build_server
 from transformers.cli.serving.utils import GenerationState, Modality
 
 from forgather.errors import ForgatherError
-from forgather.ml.callbacks.text_sample import sampling_mode
 from forgather.ml.generation.generator import Generator, Sampling
 from forgather.ml.generation.prompt import PromptError, chat_ids, raw_ids, require_chat_template
+from forgather.ml.train_mode import sampling_mode
 
 _ENDPOINTS = {
     ("POST", "/v1/chat/completions"),

@@ -9,6 +9,7 @@ steps the optimizer and zeroes the gradients in one call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -59,7 +60,7 @@ class Strategy(Protocol):
     `title` is the name of the strategy in output for users, and "" for a single process. `builds_on_meta` is True if
     `build` first makes the model on the meta device, so that a dry run can call `build`. `slices_per_weight` is the
     number of ranks over which each weight is split without DTensors. It is 1 if the strategy splits weights only by
-    DTensors, or not at all.
+    DTensors, or not at all. `forward_is_collective` is True if every rank must call the model at the same time.
 
     The following attributes are valid after `build`, except for `optimizer`, which is valid after `build_optimizer`.
     `topology` is the position of this rank. `layout` has the sizes of the mesh axes. `model` is the model, or the part
@@ -74,6 +75,7 @@ class Strategy(Protocol):
     title: str
     builds_on_meta: bool
     slices_per_weight: int
+    forward_is_collective: bool
     topology: Topology
     layout: Layout
     model: nn.Module
@@ -149,6 +151,14 @@ class Strategy(Protocol):
 
         Shapes:
             Returns the model's output.
+        """
+        ...
+
+    def generating(self) -> AbstractContextManager[nn.Module]:
+        """Returns a context manager in which the `generate` of its value, a model, may be called.
+
+        The model computes in the precision of the training, without gradients and without compiled code. If
+        `forward_is_collective`, all ranks must compute the same number of tokens.
         """
         ...
 

@@ -13,6 +13,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -154,6 +155,7 @@ class DeepSpeedZero:
         self.config = config
         # DeepSpeed splits weights at stage 3 without DTensors.
         self.slices_per_weight = self.topology.dp_size if config.stage == 3 else 1
+        self.forward_is_collective = config.stage == 3
         self.layout = replace(layout, shard_size=layout.data_parallel_size)
         self._record_in = record_in
         self._engine: Any = None
@@ -329,6 +331,13 @@ class DeepSpeedZero:
         """
         self._start_evaluation()
         return self.rule.output(self._engine, to_device(batch, self.topology.device))
+
+    @contextmanager
+    def generating(self) -> Iterator[nn.Module]:
+        """Context manager in which the `generate` of its value, the model, may be called; see `Strategy`."""
+        self._start_evaluation()
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            yield self.model
 
     def _start_evaluation(self) -> None:
         self._started_state()

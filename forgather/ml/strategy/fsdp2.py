@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.optim import Optimizer
 from transformers.optimization import Adafactor
 
@@ -57,6 +57,7 @@ class Sharded(ModelStrategy):
     """
 
     builds_on_meta = True  # the initial weights are read after the model was sliced and sharded
+    forward_is_collective = True
 
     def __init__(
         self,
@@ -114,6 +115,9 @@ class Sharded(ModelStrategy):
             ).about("fsdp_config")
         if self._sharding is not None:
             shard(self.model, units, self.mesh.shards, self._sharding)
+            if callable(getattr(self.model, "get_base_model", None)):
+                # An adapter's `generate` calls the model inside, and would find the outer weights still sharded.
+                register_fsdp_forward_method(self.model, "generate")
         offloads = self._sharding is not None and self._sharding.cpu_offload
         # Filled after sharding, so that each rank reads its own part only and never holds the whole model.
         weights.fill(self.model, device="cpu" if offloads else self.topology.device)

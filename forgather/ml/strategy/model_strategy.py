@@ -45,6 +45,7 @@ class ModelStrategy:
     title = ""
     builds_on_meta = False
     slices_per_weight = 1
+    forward_is_collective = False
     topology: Topology
     layout = Layout()
     mesh: Mesh
@@ -205,6 +206,14 @@ class ModelStrategy:
         self._leave_training()
         with self.precision.autocast():
             return self.rule.output(self.model, to_device(batch, self.topology.device))
+
+    @contextlib.contextmanager
+    def generating(self) -> Iterator[nn.Module]:
+        """Context manager in which the `generate` of its value, the model, may be called; see `Strategy`."""
+        self._leave_training()
+        # Compiled code would be compiled again for each length of a text.
+        with torch.no_grad(), self.precision.autocast(), torch.compiler.set_stance("force_eager"):
+            yield self.model
 
     def _leave_training(self) -> None:
         if self.model.training:

@@ -81,6 +81,13 @@ class TrainingArguments:
         batch_eval_metrics: whether `compute_metrics` is called after each batch, so that memory does not grow. It is
             called with `compute_result=True` after the last one, and returns the metrics then.
         eval_full_logits: whether `compute_metrics` may get more than 1 GB of predictions.
+        predict_with_generate: whether evaluations generate the answer to each prompt, with the most likely token each
+            time. `compute_metrics` then gets the tokens of the answers in place of the logits.
+        generation_max_new_tokens: the maximum number of tokens of an answer; 256 by default.
+        generation_max_length: the maximum number of tokens of prompt and answer together; by default the number of
+            positions of the model.
+        generation_max_samples: the number of rows, from the beginning of each evaluation set, for which answers are
+            generated; by default all rows.
         save_minutes: the number of minutes since the last checkpoint after which a further checkpoint is saved.
         save_on_best: whether a checkpoint is also saved when an evaluation is among the best `save_top_k`.
         save_total_limit: the number of checkpoints to keep; the best and the newest one are always kept.
@@ -170,6 +177,10 @@ class TrainingArguments:
     include_for_metrics: Sequence[str] | None = None
     batch_eval_metrics: bool = False
     eval_full_logits: bool = False
+    predict_with_generate: bool = False
+    generation_max_new_tokens: int | None = None
+    generation_max_length: int | None = None
+    generation_max_samples: int | None = None
     save_strategy: str = "steps"
     save_steps: float = 500
     save_minutes: float | None = None

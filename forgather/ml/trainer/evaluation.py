@@ -22,6 +22,7 @@ from forgather.ml.distributed import collectives
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.task import task_of
 from forgather.ml.train_mode import restored_train_modes
+from forgather.ml.trainer.answers import AnsweredSet, AnswerGenerator
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.batch_sampler import PreparedBatch, RankShare
 from forgather.ml.trainer.control import Session
@@ -32,6 +33,9 @@ from forgather.ml.trainer.predictions import PredictionCollector, Rows
 from forgather.ml.types import Evaluated, Topology
 
 T = TypeVar("T")
+
+NUM_SHOWN = 8
+"""The number of rows of each evaluation set whose generated answers callbacks get."""
 
 
 def eval_batches(
@@ -68,6 +72,7 @@ def evaluate(
     sets: Mapping[str, RankBatches],
     *,
     functions: MetricFunctions,
+    generator: AnswerGenerator | None = None,
     prefix: str = "eval",
     wants_end: Callable[[], bool] | None = None,
 ) -> dict[str, float] | None:
@@ -81,6 +86,8 @@ def evaluate(
         sets: the batches of each evaluation set, by name; a single set has the name "".
         functions: the user's functions that compute metrics. They are called on every process, with the same rows, and
             the main process's metrics are returned on all of them.
+        generator: the generator of answers to the prompts of each set, from which the user's metrics are then computed;
+            None to compute them from the outputs of the model.
         prefix: the prefix of the names of all metrics.
         wants_end: a function that is called before each batch and returns whether to interrupt the evaluation. It must
             return the same answer on all processes.
@@ -93,20 +100,39 @@ def evaluate(
         TrainingError: FG803 if a set contains no rows; FG870 to FG872 if metrics cannot be computed.
     """
     metrics: dict[str, float] = {}
+    shown: list[dict[str, Any]] = []
     with restored_train_modes(strategy.model):
         for name, batches in sets.items():
             session.dispatcher.scene["eval_dataloader"] = batches.loader
             under = f"{prefix}_{name}" if name else prefix
-            found = _evaluate_one(session, strategy, batches, functions, under, wants_end)
+            of_outputs = functions if generator is None else MetricFunctions()
+            found = _evaluate_one(session, strategy, batches, of_outputs, under, wants_end)
             if found is None:
                 return None
             metrics |= found
+            if generator is None:
+                continue
+            answered = generator.answer(
+                batches.dataset, after_batch=lambda: session.send("on_prediction_step"), wants_end=wants_end
+            )
+            if answered is None:
+                return None
+            metrics |= _of_answers(answered, functions, under)
+            of_set = {"set": name} if name else {}
+            shown += [{**of_set, **line} for line in answered.lines(generator.tokenizer, NUM_SHOWN)]
     # Runtimes differ between processes: a decision by any metric must be the same on all of them.
     metrics = collectives.run_on_main(lambda: metrics)
     session.log(metrics)
     session.control.should_evaluate = False
-    session.send("on_evaluate", metrics={**metrics, "epoch": session.state.epoch})
+    session.send("on_evaluate", metrics={**metrics, "epoch": session.state.epoch}, answers=shown)
     return metrics
+
+
+def _of_answers(answered: AnsweredSet, functions: MetricFunctions, prefix: str) -> dict[str, float]:
+    found = answered.figures(prefix)
+    if functions.compute is not None and answered.has_references:
+        found |= functions.named(functions.computed_from(answered.as_rows()), prefix)
+    return found
 
 
 def _evaluate_one(

@@ -65,7 +65,8 @@ class MetricFunctions:
             preprocess=preprocess or getattr(compute, "preprocess_logits_for_metrics", None),
             include=args.include_for_metrics or (),
             per_batch=args.batch_eval_metrics,
-            full_logits=args.eval_full_logits,
+            # The tokens of answers are few, and need no limit.
+            full_logits=args.eval_full_logits or args.predict_with_generate,
         )
 
     def __post_init__(self) -> None:
@@ -136,7 +137,7 @@ class MetricFunctions:
         return metrics
 
 
-_TAKEN = ("loss", "runtime", "samples_per_second", "steps_per_second")
+_TAKEN = ("loss", "runtime", "samples_per_second", "steps_per_second", "gen_len", "stopped", "generation_runtime")
 
 
 def _bad_metrics(message: str) -> TrainingError:

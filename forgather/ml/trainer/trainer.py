@@ -36,7 +36,9 @@ from forgather.ml.strategy.describe import layout_lines
 from forgather.ml.strategy.single import single_strategy
 from forgather.ml.strategy.state import on_host
 from forgather.ml.task import task_of
+from forgather.ml.text_metrics import TextMetrics
 from forgather.ml.trainer import argument_checks, model_export, model_setup, resume, run_start
+from forgather.ml.trainer.answers import AnswerGenerator
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.collation import default_collate, inputs_for_model
@@ -82,7 +84,8 @@ class Trainer(WithOwnLoss):
             default.
         storage: the object through which checkpoints and models are written; the local file system by default.
         compute_metrics: the function that computes metrics from the predictions of an evaluation set. It is called with
-            a `transformers.EvalPrediction`, and returns a mapping from names to numbers.
+            a `transformers.EvalPrediction`, and returns a mapping from names to numbers. With `predict_with_generate`
+            it is `TextMetrics` with exact match by default.
         preprocess_logits_for_metrics: a function of (logits, labels) that is called with the output of each batch. What
             it returns is kept in place of the logits.
         adapter: the adapter that is put into the model and trained in place of its weights: what
@@ -92,6 +95,7 @@ class Trainer(WithOwnLoss):
 
     Attributes:
         metric_functions: the user's functions that compute metrics, and the settings that determine what they get.
+        answer_generator: what answers the prompts of evaluation sets; None without `predict_with_generate`.
 
     Raises:
         SettingError: FG770 or FG775 if the training arguments cannot be combined with the trainer or with its other
@@ -149,7 +153,9 @@ class Trainer(WithOwnLoss):
         self.storage: Storage = LocalStorage() if storage is None else storage
         check_storage(self.storage)
         self.save_function = save_function
-        metrics = compute_metrics or getattr(loss_fn, "compute_metrics", None)
+        generates = self.args.predict_with_generate
+        of_texts = TextMetrics(processing_class) if generates else None
+        metrics = compute_metrics or getattr(loss_fn, "compute_metrics", None) or of_texts
         self.metric_functions = MetricFunctions.from_arguments(self.args, metrics, preprocess_logits_for_metrics)
         self._scheduler_factory, self._has_own_collator = lr_scheduler_factory, data_collator is not None
         # The registry parses `fsdp_config`: an error of it is one of the arguments, here as below.
@@ -160,6 +166,7 @@ class Trainer(WithOwnLoss):
         with argument_checks.errors_under_args(self.args):
             self.strategy: Strategy = self.choose_strategy(distributed_env or DistributedEnvironment())
             build_strategy.get()(self.strategy, recipe)
+        self.answer_generator = AnswerGenerator(self.strategy, self.args, processing_class) if generates else None
         self._reference = reference_scores(self.strategy, self.args, self.data_collator, loss_fn)
         self._session = self._make_session(callbacks)
         self._session.send("on_init_end")
@@ -355,6 +362,10 @@ class Trainer(WithOwnLoss):
         if evaluates:
             sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"": self.eval_dataset}
             refuse_large_logits(self.strategy, map(self._eval_batches, sets.values()), self.metric_functions)
+            if self.answer_generator is not None:
+                # Rows without answers are reported now, and not at the first evaluation.
+                for rows in sets.values():
+                    self.answer_generator.rows(rows)
         return Run(
             self._session,
             self.strategy,
@@ -460,7 +471,13 @@ class Trainer(WithOwnLoss):
         named = datasets if isinstance(datasets, Mapping) else {"": datasets}
         sets = {name: self._eval_batches(rows) for name, rows in named.items()}
         return evaluate(
-            self._session, self.strategy, sets, functions=self.metric_functions, prefix=prefix, wants_end=wants_end
+            self._session,
+            self.strategy,
+            sets,
+            functions=self.metric_functions,
+            generator=self.answer_generator,
+            prefix=prefix,
+            wants_end=wants_end,
         )
 
     def _eval_batches(self, rows: Any) -> RankBatches:

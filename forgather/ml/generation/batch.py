@@ -1,0 +1,150 @@
+"""Answers to several prompts at once: the batch is padded on the left, and each answer is the one its prompt has alone.
+
+Takes a `Generator` and the token ids of prompts; gives an `Answer` for each. A batch is continued in rounds, each by as
+many tokens as every unfinished row has room for. So no row, finished or not, passes the last position of the model; and
+if the forward pass is a collective, all processes compute the same number of tokens.
+
+Shapes:
+    B rows, T tokens of the longest row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from forgather.ml.data.token_text import decoded
+from forgather.ml.distributed import collectives
+from forgather.ml.generation.generator import CONTEXT, LENGTH, STOP, Answer, Generator, Sampling
+from forgather.ml.train_mode import sampling_mode
+
+_UNLIMITED = 2**31
+_LOOKING_BACK = (
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "min_length",
+    "min_new_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "exponential_decay_length_penalty",
+    "begin_suppress_tokens",
+    "sequence_bias",
+    "bad_words_ids",
+    "guidance_scale",
+    "watermarking_config",
+)
+
+
+def batch_answers(
+    generator: Generator,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    *,
+    max_length: int | None = None,
+    in_step: bool = False,
+) -> list[Answer]:
+    """Returns the answers to several prompts.
+
+    Each answer is the one that `Generator.answer` returns for its prompt, except that a prompt without a position left
+    has an empty answer. In a type with few digits, such as bfloat16, two tokens that are almost equally likely can
+    change places, because sums are rounded in another order.
+
+    Args:
+        generator: the model and its tokenizer.
+        prompts: the token ids of the prompts, which are not empty.
+        sampling: how many tokens an answer may have; it must take the most likely token.
+        max_length: the maximum number of tokens of prompt and answer together; None for the model's positions.
+        in_step: whether all processes must compute the same number of tokens, because the forward pass is a collective.
+            Then every process must call this function, and one without prompts computes a prompt that nobody asked for.
+    """
+    assert sampling.is_greedy, "answers that are drawn depend on the other rows of a batch"  # noqa: S101
+    stops = frozenset(generator.stop_ids)
+    longest = min(generator.last_position or _UNLIMITED, max_length or _UNLIMITED)
+    rows = [_Row(list(prompt), min(len(prompt) + sampling.max_new_tokens, longest)) for prompt in prompts]
+    is_alone = bool(looking_back(generator.model)) or _has_batch_dependent_rotary(generator.model)
+    with sampling_mode(generator.model, sampling.seed):
+        while True:
+            unfinished = [row for row in rows if not row.is_finished]
+            together = unfinished[:1] if is_alone else unfinished
+            room = min((row.room for row in together), default=_UNLIMITED)
+            room = int(-collectives.all_max(-room)) if in_step else room
+            if room == _UNLIMITED:
+                break
+            _continue(generator, together, room, stops, in_step=in_step)
+    return [
+        Answer(
+            ids=tuple(row.ids),
+            text=decoded(generator.tokenizer, row.ids),
+            finish=STOP if row.has_stopped else LENGTH if len(row.ids) >= sampling.max_new_tokens else CONTEXT,
+        )
+        for row in rows
+    ]
+
+
+def looking_back(model: Any) -> list[str]:
+    """Returns the names of the model's generation settings whose effect depends on earlier tokens or on their number.
+
+    Padding would change their effect, so answers of a model with such settings are generated one by one.
+
+    Args:
+        model: a model that continues texts.
+    """
+    settings = model.generation_config
+    return [name for name in _LOOKING_BACK if getattr(settings, name, None) not in (None, 0, 1)]
+
+
+def _has_batch_dependent_rotary(model: Any) -> bool:
+    """Returns whether the rotary embedding of a row depends on the longest row of its batch."""
+    config: Any = model.config.get_text_config()
+    facts = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    # Models with several kinds of layers have the facts of each kind.
+    kinds = [facts, *(one for one in facts.values() if isinstance(one, dict))]
+    return any(one.get("rope_type", one.get("type")) in ("dynamic", "longrope") for one in kinds)
+
+
+@dataclass(slots=True)
+class _Row:
+    """A prompt and the tokens of its answer so far.
+
+    Args:
+        prompt: the token ids of the prompt.
+        end: the number of tokens of prompt and answer after which generation ends.
+    """
+
+    prompt: list[int]
+    end: int
+    ids: list[int] = field(default_factory=list)
+    has_stopped: bool = False
+
+    @property
+    def room(self) -> int:
+        return self.end - len(self.prompt) - len(self.ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.has_stopped or self.room <= 0
+
+    def add(self, ids: Sequence[int], stops: frozenset[int]) -> None:
+        # What follows the stop token is padding, up to the end of the longest answer.
+        last = next((place for place, id_ in enumerate(ids) if id_ in stops), None)
+        self.has_stopped = last is not None
+        self.ids += ids if last is None else ids[: last + 1]
+
+
+def _continue(generator: Generator, rows: Sequence[_Row], room: int, stops: frozenset[int], *, in_step: bool) -> None:
+    """Continues rows by at most `room` tokens. Without rows, it computes a prompt of one token."""
+    settings = generator.settings(0, Sampling(max_new_tokens=room))
+    texts = [row.prompt + row.ids for row in rows] or [[settings.pad_token_id]]
+    length = max(map(len, texts))
+    device = next(generator.model.parameters()).device
+    # (B, T) each
+    ids = torch.tensor([[settings.pad_token_id] * (length - len(text)) + text for text in texts], device=device)
+    mask = torch.tensor([[0] * (length - len(text)) + [1] * len(text) for text in texts], device=device)
+    written = generator.model.generate(
+        input_ids=ids, attention_mask=mask, generation_config=settings, synced_gpus=in_step
+    )
+    for row, new in zip(rows, written[: len(rows), length:].tolist(), strict=True):
+        row.add(new, stops)
