@@ -30,6 +30,12 @@ REACH = (
         ("tests/ml/test_conversations.py", "tests/ml/test_labelled.py"),
     ),
     (
+        "Packed examples",
+        "each example once and whole; loss and gradients of packed conversations equal to those in rows of their own, "
+        "under every strategy and loss, with a negative control",
+        ("tests/ml/test_example_packing.py", "tests/ml/distributed/test_packed_examples.py"),
+    ),
+    (
         "Preference pairs",
         "texts and messages; rendered as by the tokenizer's chat template; every bad row is named",
         ("tests/ml/test_preference_rows.py", "tests/ml/test_data_preferences.py"),

@@ -124,7 +124,8 @@ data:
     data.cache data.data_errors data.progress_bar data.prompts
     data.chat_rows data.chat_template data.json_rows data.padding data.preference_collator data.sources data.train_eval_split
     data.conversations data.tokenizer generation generation.prompt
-    data.packing data.token_kinds data.token_text
+    data.packing data.token_kinds data.token_text data.turn_tokens
+    data.example_packing
     data.chat_tokens data.collated_rows data.examples data.labelled data.preference_rows
     data.preference_chats
     data.answer_rows data.first_look data.preferences

@@ -111,7 +111,7 @@ def test_the_prompt_is_rendered_as_in_training_and_begins_once(there, bench):
     from transformers import PreTrainedTokenizerFast
 
     from forgather.ml.data.chat_template import render, set_chat_template
-    from forgather.ml.data.chat_tokens import chat_tokens
+    from forgather.ml.data.turn_tokens import chat_tokens
     from tests.ml.chat_cases import BOS, begin_adding
 
     for template in ("chatml", "llama3", "gemma3", "mistral"):

@@ -32,7 +32,7 @@ from forgather.ml.data.chat_template import (
     template_names,
     turn_end,
 )
-from forgather.ml.data.chat_tokens import chat_tokens
+from forgather.ml.data.turn_tokens import chat_tokens
 from forgather.ml.models import from_config, from_pretrained
 from tests.matrix import thinned
 from tests.ml.chat_cases import BOS, CELLS, CONVERSATIONS, EOS, PIECES, byte_pairs, dialogue, said, sentence_pieces

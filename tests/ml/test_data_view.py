@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 from transformers import DataCollatorForLanguageModeling, DataCollatorWithFlattening, default_data_collator
 
-from forgather.ml.data import CausalLMCollator, PaddingCollator, PreferenceCollator, tokenize_examples
+from forgather.ml.data import CausalLMCollator, PaddingCollator, PreferenceCollator, pack_examples, tokenize_examples
 from forgather.ml.data.collated_rows import RowError, RowReader
 from forgather.ml.data.data_view import ViewOptions, view_data
 from forgather.ml.data.row_statistics import histogram
@@ -50,6 +50,21 @@ def test_packed_rows_are_what_one_computes_by_hand():
     assert (12, 8, 0, 4, 6) == (
         seen.tokens, seen.trained_tokens, seen.padding_tokens, seen.documents, seen.max_length
     )  # fmt: skip
+
+
+def test_packed_examples_are_separate_documents_and_their_rows_nearly_full(tmp_path):
+    rows = pack_examples(examples(tmp_path, ["ab", "c", "e"], ["xyz", "d", "f"]), 7, cache_dir=tmp_path)
+    found = view(rows, CausalLMCollator(symbols()))
+    assert [("abxyzE", "mmtttt", [0]), ("cdEefE", "mttmtt", [0, 3])] == [
+        (texts(row), kinds(row), row.starts) for row in found.rows
+    ]
+    assert "3" == found.facts()["documents"]
+    found = view(
+        pack_examples([{"input_ids": [2] * size} for size in (4, 1, 3, 3)], 6, cache_dir=tmp_path),
+        CausalLMCollator(symbols()),
+    )
+    assert "4; the rows are 91.7% full, compared with the longest" == found.facts()["documents"]
+    assert ["mttmtt", "mtttmp"] == sorted(kinds(row) for row in found.rows)
 
 
 def test_examples_are_padded_by_the_collator_and_not_by_the_id_of_a_token(tmp_path):

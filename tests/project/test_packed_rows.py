@@ -28,6 +28,7 @@ class Anything(Net):
 PACKED = "!singleton:forgather.ml.data:tokenize [*rows, *tokenizer]"
 JOINED = "!singleton:forgather.ml.data:tokenize {dataset: *rows, tokenizer: *tokenizer, document_boundaries: false}"
 EXAMPLES = "!singleton:forgather.ml.data:tokenize_examples [*rows, *tokenizer]"
+WHOLE = "!singleton:forgather.ml.data:tokenize_examples {dataset: *rows, tokenizer: *tokenizer, packing: true}"
 LLAMA = "!singleton:forgather.ml.models:from_config [!singleton:transformers:LlamaConfig ]"
 LABELS = "!singleton:transformers:DataCollatorForLanguageModeling {tokenizer: *tokenizer, mlm: false}"
 FLAT = "!singleton:transformers:DataCollatorWithFlattening"
@@ -45,7 +46,7 @@ main: !singleton:{trainer}
 """
     files = {"templates/configs/a.yaml": text, "net.py": OWN}
     findings = check_project(Project("a.yaml", str(make_project(tmp_path / "bench", files)))).findings
-    return [one for one in findings if one.code in ("FG846", "FG848", "FG849", "FG858")]
+    return [one for one in findings if one.code in ("FG846", "FG848", "FG849", "FG858", "FG944")]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,14 @@ def test_rows_within_another_call_are_seen(tmp_path):
     assert ["FG848"] == [one.code for one in found(tmp_path, "!singleton:net.py:Net", rows)]
 
 
+@pytest.mark.parametrize("rows", [WHOLE, f"!call:forgather.ml.data:pack_examples [{EXAMPLES}, 64]"])
+def test_a_model_that_mixes_packed_examples_is_refused(tmp_path, rows):
+    (error,) = found(tmp_path, "!singleton:net.py:Net", rows)
+    assert ("FG944", Severity.ERROR, 5) == (error.code, error.severity, error.span.line)
+    assert [] == found(tmp_path, LLAMA, rows)
+    assert [] == found(tmp_path, "!singleton:net.py:Net", WHOLE.replace("true", "false"))
+
+
 @pytest.mark.parametrize(
     ("collator", "rows", "code"),
     [
@@ -84,6 +93,7 @@ def test_rows_within_another_call_are_seen(tmp_path):
         (LABELS, "!singleton:forgather.ml.data:python_sources", None),
         (FLAT, PACKED, "FG858"),
         (FLAT, EXAMPLES, None),
+        (FLAT, WHOLE, "FG858"),
         ("!singleton:forgather.ml.data:CausalLMCollator [*tokenizer]", EXAMPLES, None),
     ],
 )

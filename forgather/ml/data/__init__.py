@@ -25,6 +25,7 @@ _LAZY = {
     "tokenize": "packing",
     "pack": "packing",
     "tokenize_examples": "examples",
+    "pack_examples": "example_packing",
     "chats": "conversations",
     "as_chats": "conversations",
     "row_texts": "conversations",

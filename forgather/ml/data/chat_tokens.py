@@ -12,12 +12,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Sequence
 from datetime import date
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import transformers
@@ -30,8 +28,10 @@ from forgather.ml.data.chat_rows import Conversation, message_texts
 from forgather.ml.data.chat_template import Rendered, control_tokens, missing_begin_warning, render, turn_end
 from forgather.ml.data.conversations import CONVERSATION, SOURCE
 from forgather.ml.data.data_errors import DataError, missing_column
+from forgather.ml.data.example_packing import pack_examples
 from forgather.ml.data.packing import encode_rows, read_rows, rows_writer
 from forgather.ml.data.tokenizer import tokenizer_digest
+from forgather.ml.data.turn_tokens import chat_tokens, until_stop
 from forgather.ml.number_format import plural
 
 logger = logging.getLogger(__name__)
@@ -54,18 +54,6 @@ _REASONS = (
 _KEPT, _NO_ANSWER, _CUT_AWAY, _TOO_LONG, _CONTROL, _CROSSING = range(len(_REASONS))
 
 
-class ChatTokens(NamedTuple):
-    """The tokens of one conversation.
-
-    Args:
-        ids: the token ids.
-        turns: the first position and the position after the last one of each answer.
-    """
-
-    ids: list[int]
-    turns: list[tuple[int, int]]
-
-
 def tokenize_chats(
     dataset: Dataset | DatasetDict,
     tokenizer: PreTrainedTokenizerBase,
@@ -74,6 +62,7 @@ def tokenize_chats(
     train_on: str = "assistant",
     truncate: str = "end",
     template_options: dict[str, Any] | None = None,
+    packing: bool = False,
     num_proc: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Dataset | DatasetDict:
@@ -89,11 +78,13 @@ def tokenize_chats(
         truncate: what is done with a longer conversation: "end" cuts it at the end, "start" cuts it after the
             begin-of-text token, "drop" leaves it out.
         template_options: further variables of the chat template, such as `{enable_thinking: false}`.
+        packing: whether to join whole conversations into rows of at most `max_length` tokens, with `pack_examples`.
         num_proc: the number of processes that tokenize, or None to tokenize in the current process.
         cache_dir: the root of the cache, or None for the user's cache folder.
 
     Shapes:
-        Each row has `input_ids`, `attention_mask` and `labels` of one length, at most `max_length`.
+        Each row has `input_ids`, `attention_mask` and `labels` of one length, at most `max_length`. With `packing`,
+        a row has `position_ids` in place of `attention_mask`.
 
     Raises:
         DataError: FG831 if the rows are not those of `chats`, FG893, FG894 or FG898 if the chat template is missing or
@@ -103,7 +94,7 @@ def tokenize_chats(
     """
     options: dict[str, Any] = {"train_on": train_on, "truncate": truncate, "template_options": template_options or {}}
     if isinstance(dataset, DatasetDict):
-        places: dict[str, Any] = {"num_proc": num_proc, "cache_dir": cache_dir}
+        places: dict[str, Any] = {"packing": packing, "num_proc": num_proc, "cache_dir": cache_dir}
         return DatasetDict(
             {name: tokenize_chats(part, tokenizer, max_length, **options, **places) for name, part in dataset.items()}
         )
@@ -111,10 +102,7 @@ def tokenize_chats(
     end_id = turn_end(tokenizer)
     if warning := missing_begin_warning(tokenizer):
         logger.warning("%s", warning)
-    # Everything that decides the content is part of the key; `num_proc` is not.
-    facts = {"rows": dataset._fingerprint, "tokenizer": tokenizer_digest(tokenizer), "max_length": max_length}
-    facts |= template_facts(tokenizer)
-    key = content_key(format=_FORMAT, **facts, **options)
+    key = _key(dataset, tokenizer, max_length=max_length, **options)
 
     def build(folder: Path) -> None:
         encode = partial(_encode, tokenizer, end_id, max_length, options)
@@ -123,7 +111,14 @@ def tokenize_chats(
 
     folder = cached_folder("chats", key, build, cache_dir)
     _report(json.loads((folder / _STATS).read_text(encoding="utf-8")))
-    return read_rows(folder, key)
+    rows = read_rows(folder, key)
+    return pack_examples(rows, max_length, cache_dir=cache_dir) if packing else rows
+
+
+def _key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, **options: Any) -> str:
+    """Returns a digest of everything that decides the content; the number of processes does not."""
+    facts = {"rows": dataset._fingerprint, "tokenizer": tokenizer_digest(tokenizer), **template_facts(tokenizer)}
+    return content_key(format=_FORMAT, **facts, **options)
 
 
 def template_facts(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -162,54 +157,6 @@ def chat_prompts(dataset: Any, tokenizer: PreTrainedTokenizerBase, count: int = 
                 prompt = prompt.removeprefix(begin)
             found[prompt] = None
     return list(found)[:count] or [""]
-
-
-def chat_tokens(tokenizer: PreTrainedTokenizerBase, rendered: Rendered) -> ChatTokens | None:
-    """Returns the token ids of a rendered conversation and the positions of its answers.
-
-    The tokens before an answer are those of the same text without the answer, which is the prompt from which a model
-    generates. Returns None if a token crosses the beginning of an answer and cannot be divided there.
-
-    Args:
-        tokenizer: the tokenizer.
-        rendered: the conversation, from `render`.
-    """
-    cuts = [cut for turn in rendered.turns for cut in turn]
-    borders = [0, *cuts, len(rendered.text)]
-    whole, *parts = _ids(tokenizer, [rendered.text, *(rendered.text[a:b] for a, b in pairwise(borders))])
-    # Usually the tokens of the parts are those of the whole, and each part ends at a border.
-    if [id_ for part in parts for id_ in part] == whole:
-        ends = _running_sum(parts)
-        return ChatTokens(whole, _pairs(ends))
-    # Some tokenizers treat the beginning of each text in a special way (a blank before it), or let a special token take
-    # the blanks after it. What counts is that the text up to the border has the same tokens.
-    before = _ids(tokenizer, [rendered.text[:cut] for cut in cuts])
-    if all(whole[: len(ids)] == ids for ids in before):
-        return ChatTokens(whole, _pairs([len(ids) for ids in before]))
-    # A token joins the end of the prompt to the beginning of the answer: a model that generates cannot produce it.
-    divided = [id_ for part in parts for id_ in part]
-    if tokenizer.decode(divided) == tokenizer.decode(whole):
-        return ChatTokens(divided, _pairs(_running_sum(parts)))
-    return None
-
-
-def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    # The template has written the special tokens, so that the tokenizer must not add its own.
-    options = {"padding": False, "truncation": False, "return_attention_mask": False, "verbose": False}
-    found: list[list[int]] = tokenizer(texts, add_special_tokens=False, **options)["input_ids"] if texts else []
-    return found
-
-
-def _running_sum(parts: Sequence[Sequence[int]]) -> list[int]:
-    ends, total = [], 0
-    for part in parts[:-1]:
-        total += len(part)
-        ends.append(total)
-    return ends
-
-
-def _pairs(ends: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(ends[::2], ends[1::2], strict=True))
 
 
 def _encode(
@@ -316,32 +263,6 @@ def _check_begin(tokenizer: PreTrainedTokenizerBase, ids: list[int], stops: froz
             code="FG899",
             hint="write {{ bos_token }} once in the chat template",
         )
-
-
-def until_stop(
-    tokenizer: PreTrainedTokenizerBase, ids: list[int], turn: tuple[int, int], stops: frozenset[int]
-) -> tuple[int, int]:
-    """Returns the positions of an answer up to its last stop token; only blanks may come after that token.
-
-    Args:
-        tokenizer: the tokenizer.
-        ids: the token ids of the conversation.
-        turn: the first position of the answer and the position after the last one.
-        stops: the ids at which generation stops.
-
-    Raises:
-        DataError: FG895 if the answer does not end with one of these tokens.
-    """
-    begin, end = turn
-    last = next((place for place in range(end - 1, begin - 1, -1) if ids[place] in stops), None)
-    if last is None or str(tokenizer.decode(ids[last + 1 : end])).strip():
-        found = str(tokenizer.decode(ids[max(begin, end - 3) : end]))
-        raise DataError(
-            f"a marked answer ends with {found!r}, at which generation does not stop",
-            code="FG895",
-            hint="end each answer with the same special token, before {% endgeneration %}",
-        )
-    return begin, last + 1
 
 
 def _write_rows(folder: Path, batches: Any, max_length: int) -> dict[str, Any]:

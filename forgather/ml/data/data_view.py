@@ -104,7 +104,7 @@ class DataView:
         found = {
             "rows": _rows_text(self),
             "tokens": _tokens_text(seen),
-            "documents": None if seen.documents is None else f"{seen.documents:,}",
+            "documents": _documents_text(seen),
             "length": _length_text(seen),
             "longest": _longest_text(seen, self.text),
             "padding": _padding_text(self),
@@ -226,6 +226,14 @@ def _tokens_text(seen: Statistics) -> str | None:
         return f"{seen.tokens:,}; the labels are not of tokens"
     share = seen.trained_tokens / max(1, seen.tokens)
     return f"{seen.tokens:,}, of which {seen.trained_tokens:,} trained ({share:.1%})"
+
+
+def _documents_text(seen: Statistics) -> str | None:
+    if seen.documents is None or seen.max_length is None or seen.mean_length is None:
+        return None
+    if seen.min_length == seen.max_length:
+        return f"{seen.documents:,}"
+    return f"{seen.documents:,}; the rows are {seen.mean_length / seen.max_length:.1%} full, compared with the longest"
 
 
 def _length_text(seen: Statistics) -> str | None:

@@ -1,4 +1,4 @@
-"""Tokenization of prompt and completion pairs, one row per example, for instruction data that is not packed.
+"""Tokenization of prompt and completion pairs, one row per example, for instruction data.
 
 The inputs are rows of text and a tokenizer; the output is rows with `input_ids`, `attention_mask` and `labels`. The
 rows differ in length, and `CausalLMCollator` pads them. The loss is computed only on the completion and the end-of-text
@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import DataError
+from forgather.ml.data.example_packing import pack_examples
 from forgather.ml.data.packing import check_inputs, encode_rows, encode_texts, read_rows, rows_writer
 from forgather.ml.data.tokenizer import tokenizer_digest
 
@@ -38,6 +39,7 @@ def tokenize_examples(
     *,
     completion_column: str = "text",
     prompt_column: str | None = None,
+    packing: bool = False,
     num_proc: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Dataset | DatasetDict:
@@ -50,6 +52,7 @@ def tokenize_examples(
         completion_column: the name of the column with the text on which the loss is computed.
         prompt_column: the name of the column with the text before the completion, on which no loss is computed, or None
             for examples without a prompt.
+        packing: whether to join whole examples into rows of at most `max_length` tokens, with `pack_examples`.
         num_proc: the number of processes that tokenize, or None to tokenize in the current process.
         cache_dir: the root of the cache, or None for the user's cache folder.
 
@@ -59,7 +62,7 @@ def tokenize_examples(
     """
     options: dict[str, Any] = {"completion_column": completion_column, "prompt_column": prompt_column}
     if isinstance(dataset, DatasetDict):
-        options |= {"num_proc": num_proc, "cache_dir": cache_dir}
+        options |= {"packing": packing, "num_proc": num_proc, "cache_dir": cache_dir}
         return DatasetDict(
             {name: tokenize_examples(part, tokenizer, max_length, **options) for name, part in dataset.items()}
         )
@@ -83,7 +86,8 @@ def tokenize_examples(
         "%(num_dropped)d left out (no completion left)",
         stats,
     )
-    return read_rows(folder, key)
+    rows = read_rows(folder, key)
+    return pack_examples(rows, max_length, cache_dir=cache_dir) if packing else rows
 
 
 def _encode(

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from forgather.ml.data.chat_rows import Conversation, message_texts
 from forgather.ml.data.chat_template import control_tokens, render, turn_end
-from forgather.ml.data.chat_tokens import chat_tokens, until_stop
 from forgather.ml.data.data_errors import DataError
+from forgather.ml.data.turn_tokens import chat_tokens, until_stop
 
 
 def pair_tokens(

@@ -23,6 +23,7 @@ from transformers.data.data_collator import (
 )
 
 from forgather.errors import TrainingError
+from forgather.ml.data.example_packing import holds_packed_examples
 from forgather.ml.data.padding import PaddingCollator
 from forgather.ml.documents import any_packed, warn_mixed, why_mixed
 from forgather.ml.losses import IGNORE_INDEX, is_causal_lm
@@ -105,14 +106,28 @@ def _wrapped(model: nn.Module) -> list[nn.Module]:
 def warn_mixed_rows(model: nn.Module, dataset: Any) -> None:
     """Warns if rows contain several documents and the model's attention would cross the document boundaries.
 
+    Rows that `pack_examples` made are refused: packing must not change what an example teaches.
+
     Reads at most 64 rows. `ModelInputs.prepared` checks the batches of iterable data sets and of collators that pack
     documents.
 
     Args:
         model: the model to train, whose attention implementation determines whether attention crosses boundaries.
         dataset: the data set; document boundaries are found from the column `position_ids`.
+
+    Raises:
+        TrainingError: FG944 if the rows are packed examples.
     """
-    if (reason := why_mixed(model)) is not None and any_packed(_first_positions(dataset)):
+    if (reason := why_mixed(model)) is None:
+        return
+    if holds_packed_examples(dataset):
+        raise TrainingError(
+            f"the rows hold several examples, and {type(model).__name__} does not keep them apart ({reason}): an "
+            "answer would be trained with the conversations before its own in view",
+            code="FG944",
+            hint="set packing: false, or train a model that keeps them apart",
+        ).about("train_dataset")
+    if any_packed(_first_positions(dataset)):
         warn_mixed(model, reason)
 
 

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 _TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "ml", "packing_models.json")
 _PACKS = ("forgather.ml.data:tokenize", "forgather.ml.data.packing:tokenize")
 _LABELS = ("forgather.ml.data:tokenize_examples", "forgather.ml.data.examples:tokenize_examples")
+_PACKS_EXAMPLES = ("forgather.ml.data:pack_examples", "forgather.ml.data.example_packing:pack_examples")
+_CAN_PACK_EXAMPLES = (*_LABELS, "forgather.ml.data:tokenize_chats", "forgather.ml.data.chat_tokens:tokenize_chats")
 _STACKS = ("default_data_collator", "DefaultDataCollator", "DataCollatorWithPadding")
 _KIND = re.compile(r"(Config|ForCausalLM|LMHeadModel|LMHead|ForConditionalGeneration|Decoder|WithLMHeadModel)$")
 
 
 def check_packed_rows(subject: Subject) -> list[Diagnostic]:
-    """Returns findings about the collators and models that receive the rows of `tokenize` and `tokenize_examples`."""
+    """Returns findings about the collators and models that receive packed rows and those of `tokenize_examples`."""
     calls, reader = subject.calls, subject.reader
     findings: list[Diagnostic] = []
     for called in calls.values():
@@ -49,22 +51,32 @@ def _check_trainer(
 ) -> Iterator[Diagnostic]:
     made = [node for _, node in walk([((), given["train_dataset"])], unbuilt=False) if isinstance(node, Call)]
     packs = [node for node in made if node.constructor in _PACKS]
-    apart = any(not _joins_documents(node) for node in packs)
+    packs_examples = [node for node in made if _packs_examples(node)]
+    apart = any(not _joins_documents(node) for node in packs) or bool(packs_examples)
     collator = given.get("data_collator")
-    if isinstance(collator, Call) and (packs or any(node.constructor in _LABELS for node in made)):
+    if isinstance(collator, Call) and (packs or packs_examples or any(node.constructor in _LABELS for node in made)):
         yield from _check_collator(called, collator, apart)
         yield from _check_padding(called, collator, next((node for node in made if node.constructor in _LABELS), None))
     model = given.get("model") or given.get("model_init")
     reason = _why_mixed(model, calls, reader) if apart and isinstance(model, Call) else None
     if reason is not None and isinstance(model, Call):
+        what = "examples" if packs_examples else "documents"
         yield Diagnostic(
-            code="FG848",
-            message=f"the rows hold several documents, and the model does not keep them apart: {reason}",
-            severity=Severity.WARNING,
-            span=packs[0].span,
+            code="FG944" if packs_examples else "FG848",
+            message=f"the rows hold several {what}, and the model does not keep them apart: {reason}",
+            severity=Severity.ERROR if packs_examples else Severity.WARNING,
+            span=(packs_examples or packs)[0].span,
             path=format_path((*called.path, Key("train_dataset"))),
-            hint="set document_boundaries: false in tokenize if this is intended, or train another model",
+            hint="set packing: false, or train another model"
+            if packs_examples
+            else "set document_boundaries: false in tokenize if this is intended, or train another model",
         )
+
+
+def _packs_examples(node: Call) -> bool:
+    if node.constructor in _PACKS_EXAMPLES:
+        return True
+    return node.constructor in _CAN_PACK_EXAMPLES and _is(node, "packing", True)
 
 
 def _joins_documents(packing: Call) -> bool:
@@ -77,7 +89,7 @@ def _check_collator(called: Called, collator: Call, apart: bool) -> Iterator[Dia
     name = collator.constructor.rpartition(":")[2].rpartition(".")[2]
     if not collator.constructor.startswith("transformers"):
         return
-    if name == "DataCollatorForLanguageModeling" and _is_false(collator, "mlm"):
+    if name == "DataCollatorForLanguageModeling" and _is(collator, "mlm", False):
         code, message = "FG846", f"the rows have labels, and {name} overwrites them with the inputs"
         hint = (
             "include 'collators/padded.yaml' in [data_collator] (forgather.ml.data:CausalLMCollator): it keeps labels"
@@ -107,9 +119,9 @@ def _check_padding(called: Called, collator: Call, examples: Call | None) -> Ite
     )
 
 
-def _is_false(call: Call, name: str) -> bool:
+def _is(call: Call, name: str, flag: bool) -> bool:
     values = [entry.value for entry in call.kwargs if entry.key == name]
-    return any(isinstance(value, Scalar) and value.value is False for value in values)
+    return any(isinstance(value, Scalar) and value.value is flag for value in values)
 
 
 def _why_mixed(model: Call, calls: Mapping[int, Called], reader: Reader) -> str | None:
