@@ -71,6 +71,12 @@ REACH = (
         ("tests/ml/distributed/test_predictions.py",),
     ),
     (
+        "Families and methods (projects/gallery)",
+        "Llama, Qwen, Mistral, Gemma, Phi, GPT-2 by four methods: the loss of the trained model equals "
+        "that of transformers, peft and torch alone; merged equals adapter",
+        ("tests/projects/test_gallery.py",),
+    ),
+    (
         "New projects",
         "each kind is checked, shown, trained, killed and resumed to the same bits; a classifier on two processes",
         ("tests/cli/test_new_kind.py",),

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.dropout import _DropoutNd
 
 from forgather.errors import TrainingError
 from forgather.ml.data.preference_collator import COMPLETION_MASK, MARGIN, REFERENCE
@@ -318,10 +319,17 @@ def warn_of_dropout(model: nn.Module) -> None:
     fields = config.to_dict() if hasattr(config, "to_dict") else {}
     adapters = getattr(model, "peft_config", {}).values()
     fields |= {"lora_dropout": max((getattr(one, "lora_dropout", 0.0) for one in adapters), default=0.0)}
+    # Fields of other heads, such as `summary_first_dropout` of GPT-2, have no effect on a model without that head.
+    in_use = {layer.p for layer in model.modules() if isinstance(layer, _DropoutNd)} | {
+        value
+        for layer in model.modules()
+        for name, value in vars(layer).items()
+        if "dropout" in name and isinstance(value, float)
+    }
     found = [
         name
         for name, value in fields.items()
-        if ("dropout" in name or "pdrop" in name) and isinstance(value, float) and value > 0
+        if ("dropout" in name or "pdrop" in name) and isinstance(value, float) and value > 0 and value in in_use
     ]
     if found:
         _log.warning(

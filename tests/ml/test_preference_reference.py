@@ -140,6 +140,12 @@ def test_dropout_is_reported(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         loss_rule(GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=1)), DPOLoss())
     assert "set them to 0 in the configuration of the model" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        # `summary_first_dropout` is that of a head which this model lacks.
+        none = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
+        loss_rule(GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=1, **none)), DPOLoss())
+    assert "" == caplog.text
 
 
 @pytest.mark.parametrize(

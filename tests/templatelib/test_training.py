@@ -28,10 +28,12 @@ BASE = (
 )
 LLAMA_LIKE = "hidden_size: 8, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2"
 MORE = {
+    "models/gemma3.yaml": LLAMA_LIKE + ", num_key_value_heads: 2, head_dim: 4",
     "models/gpt2.yaml": "n_embd: 8, n_layer: 1, n_head: 2",
     "models/gpt_neox.yaml": LLAMA_LIKE,
     "models/llama.yaml": LLAMA_LIKE + ", num_key_value_heads: 2",
     "models/mistral.yaml": LLAMA_LIKE,
+    "models/phi3.yaml": LLAMA_LIKE + ", num_key_value_heads: 2",
     "models/qwen3.yaml": LLAMA_LIKE + ", num_key_value_heads: 2, head_dim: 4",
     "models/pretrained.yaml": "pretrained_model_name_or_path: {{ joinpath(project_dir, 'saved') }}",
     "tokenizers/pretrained.yaml": "pretrained_model_name_or_path: {{ joinpath(project_dir, 'saved') }}",

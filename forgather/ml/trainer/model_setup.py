@@ -79,6 +79,21 @@ def refuse_quantized(model: nn.Module, *, args: TrainingArguments) -> None:
         raise TrainingError(found.message, code=found.code, hint=found.hint).about("model")
 
 
+def keep_differentiable(model: nn.Module) -> None:
+    """Keeps the 4-bit weights of bitsandbytes in the layout through which gradients flow, also after an evaluation.
+
+    On processors with AVX512-BF16, a forward pass in evaluation mode repacks the weights. No gradient flows through the
+    product with repacked weights, so that a training would go on without the gradients of most adapters.
+
+    Args:
+        model: the model, which is changed in place.
+    """
+    module: Any
+    for module in model.modules():
+        if "support_avx512bf16_for_cpu" in vars(module):
+            module.support_avx512bf16_for_cpu = False
+
+
 def allow_tf32(model: nn.Module, *, allowed: bool) -> None:
     """Allows or forbids TF32 in float32 matrix products and convolutions on CUDA, for the whole process.
 
@@ -209,6 +224,7 @@ def model_maker(
         # Before any strategy distributes the weights: some of them cannot be sent at all.
         if args is not None:
             refuse_quantized(base, args=args)
+        keep_differentiable(base)
         # A model that the config put into peft's wrapper itself is described as one that got its adapter here.
         if is_peft_model(base) and base_of(base) is None:
             note_base(base, describe_base(base))
