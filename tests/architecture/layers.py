@@ -195,6 +195,10 @@ trainers:
     trainer.evaluation trainer.loop
     trainer.hf trainer.trainer
     trainer.accel trainer.pipeline trainer.saved_evaluation
+text-to-image models:
+    diffusion diffusion.denoising_loss diffusion.images diffusion.noising
+    diffusion.rows
+    diffusion.pipeline
 generation:
     generation.loading
     generation.server
@@ -212,6 +216,7 @@ FACADES = {
     "forgather.ml.callbacks": "`forgather.ml.callbacks:ProgressCallback` in configs; rich and tensorboard only when named",
     "forgather.ml.checkpoint": "`forgather.ml.checkpoint:Storage` in configs, and verification without torch",
     "forgather.ml.data": "`forgather.ml.data:tokenize` in configs, without what other sources need",
+    "forgather.ml.diffusion": "`forgather.ml.diffusion:NoisedRows` in configs, without diffusers",
     "forgather.ml.distributed": "`forgather.ml.distributed:DistributedEnvironment` in configs",
     "forgather.ml.strategy": "the protocol without the strategies",
 }

@@ -264,6 +264,9 @@ class TrainBatches:
             rule: the loss rule, which determines how labels are shifted and which label value is ignored.
         """
         last, self._last = self._last, None
+        # As transformers does: rows that are drawn anew in every epoch can depend on its number alone.
+        if self.num_rows is not None and callable(set_epoch := getattr(self._own.dataset, "set_epoch", None)):
+            set_epoch(self.epoch)
         batches = self._own.read(rule, start=self.row, epoch=self.epoch, seed=self.seed, last=last)
         expected, self._expected = self._expected, None
         windows = self._windows(batches, rule)
