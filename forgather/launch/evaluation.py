@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
@@ -20,7 +21,8 @@ from typing import Any
 from forgather.cache_file import Digests
 from forgather.config.environment import ConfigEnvironment
 from forgather.config.graph import Call
-from forgather.errors import ProjectError, nearest
+from forgather.config.load import COMMAND_LINE
+from forgather.errors import BuildNote, ForgatherError, ProjectError, nearest
 from forgather.launch.in_process import MAIN, construct_main, plan_run
 from forgather.launch.saved_weights import SavedWeights
 from forgather.project.eval_data import is_file_name, named_sets, rows_of_file
@@ -31,6 +33,7 @@ from forgather.project.run_facts import GRAPH
 from forgather.project.trainer_arguments import keyword
 from forgather.project.versions import installed_versions
 from forgather.redaction import hidden
+from forgather.source import Span
 
 _TRAINERS = ("Trainer", "AccelTrainer", "PipelineTrainer")
 _EVALUATE = "forgather.ml.trainer.saved_evaluation"
@@ -86,16 +89,19 @@ class Evaluation:
         return {name: (value, now[name]) for name, value in self.logged.items() if now.get(name, value) != value}
 
 
-def plan_evaluation(weights: SavedWeights, data: str | None) -> EvaluationPlan:
+def plan_evaluation(
+    weights: SavedWeights, data: str | None, columns: Mapping[str, str] | None = None
+) -> EvaluationPlan:
     """Returns the plan of an evaluation. Constructs nothing and writes nothing.
 
     Args:
         weights: the weights to evaluate.
         data: the name of an evaluation set, or a JSON lines or CSV file; None for all sets of the run.
+        columns: the names of columns in the file, by what they hold; None for the names of the run's own file.
 
     Raises:
-        ProjectError: FG486 if the run has no such set; FG487 if the file cannot be evaluated; FG488 if the run's `main`
-            is not a trainer of Forgather.
+        ProjectError: FG486 if the run has no such set; FG487 if columns are named without a file, or if the file cannot
+            be evaluated; FG488 if the run's `main` is not a trainer of Forgather.
         ForgatherError: if the recorded graph has an error.
     """
     run = weights.run
@@ -109,9 +115,13 @@ def plan_evaluation(weights: SavedWeights, data: str | None) -> EvaluationPlan:
         overrides.append((f"{MAIN}.train_dataset", "~"))
     only: str | None = None
     if data is not None and is_file_name(data):
-        rows = rows_of_file(graph, data, _label_names(weights.folder))
+        rows = rows_of_file(graph, data, _label_names(weights.folder), columns)
         overrides += rows.overrides
         only = rows.like
+    elif columns:
+        raise ProjectError(
+            "columns are named, and no file", code="FG487", hint="--columns belongs to the file of --data FILE"
+        )
     elif data is not None:
         only = _known_set(data, named_sets(graph))
     environment = ConfigEnvironment(searchpath=(run.folder,), cache_dir=cache_dir("templates"))
@@ -169,7 +179,7 @@ def evaluate(plan: EvaluationPlan, *, out: str | None = None, built: Any = None)
     """
     run = plan.weights.run
     module = import_module(_EVALUATE)
-    with unchanged_record(run, plan.project.meta), plan.project.located():
+    with _of_the_file(plan), unchanged_record(run, plan.project.meta), plan.project.located():
         trainer = construct_main(plan_run(plan.project), plan.output_dir)
         if built is not None:
             built()
@@ -183,6 +193,22 @@ def evaluate(plan: EvaluationPlan, *, out: str | None = None, built: Any = None)
         )
     logged = {} if plan.is_file else _logged(run.folder, plan.weights.step, found["metrics"])
     return Evaluation(**found, logged=logged)
+
+
+@contextmanager
+def _of_the_file(plan: EvaluationPlan) -> Iterator[None]:
+    """Context manager in which an error about the rows of a file names `--data`, and not an override of our own."""
+    try:
+        yield
+    except ForgatherError as error:
+        notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, BuildNote)]
+        place = error.span or (notes[0].span if notes else None)
+        if plan.is_file and place is not None and place.file == COMMAND_LINE:
+            error.span = Span("<option --data>", 1)
+            if error.code == "FG831" and str(error.argument).endswith("_column"):
+                name = str(error.argument).removesuffix("_column")
+                error.hint = f"--columns {name}=COLUMN names the column; there are: {', '.join(error.expected)}"
+        raise
 
 
 def _logged(folder: str, step: int | None, names: Mapping[str, Any]) -> dict[str, Any]:

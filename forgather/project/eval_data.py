@@ -36,6 +36,14 @@ _KEPT = {
     "preference_pairs": ("as_turns", "bad_rows"),
 }
 """The arguments of readers that say how rows are read."""
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "labelled_rows": ("text_column", "label_column"),
+    **dict.fromkeys(("json_lines", "csv_files", "parquet", "hub_dataset"), ("text_column",)),
+    "tokenize_examples": ("prompt_column", "completion_column"),
+    "tokenize_preferences": ("prompt_column", "chosen_column", "rejected_column"),
+    "tokenize_feedback": ("prompt_column", "completion_column", "label_column"),
+}
+"""The arguments that name columns, of readers and of functions that prepare several columns."""
 _OTHERS_KEPT = ("text_column",)
 
 
@@ -63,17 +71,21 @@ def is_file_name(text: str) -> bool:
     return os.sep in text or os.path.splitext(text)[1] != "" or os.path.exists(text)
 
 
-def rows_of_file(graph: Graph, file: str, labels: Sequence[str] | None) -> FileRows:
+def rows_of_file(
+    graph: Graph, file: str, labels: Sequence[str] | None, columns: Mapping[str, str] | None = None
+) -> FileRows:
     """Returns the overrides that evaluate the rows of a file.
 
     Args:
         graph: the graph of the run.
         file: the path of the file.
         labels: the names of the model's classes in the order of their numbers; None if the model has none.
+        columns: the names of columns in the file, by what they hold, such as "text". Others have the names that they
+            have in the run's own file.
 
     Raises:
-        ProjectError: FG487 if the file does not exist or has another format, or if the run's evaluation set is not
-            prepared by functions that can prepare the rows of a file.
+        ProjectError: FG487 if the file does not exist or has another format, if the run's evaluation set is not
+            prepared by functions that can prepare the rows of a file, or if its rows have no such column.
     """
     suffix = _suffix_of(file)
     node, like = _eval_dataset(graph), None
@@ -117,8 +129,23 @@ def rows_of_file(graph: Graph, file: str, labels: Sequence[str] | None) -> FileR
     if function in _PREPARE_COLUMNS and own not in _READ_THEMSELVES:
         # Several columns are read, and keep their names.
         options["text_column"] = None
+    asked = {f"{column}_column": written for column, written in (columns or {}).items()}
+    by_function = _COLUMNS.get(function, ()) if own not in _READ_THEMSELVES else ()
+    known = by_function or _COLUMNS.get(own or "json_lines", ())
+    if unknown := [column for column in asked if column not in known]:
+        names = ", ".join(column.removesuffix("_column") for column in known)
+        raise ProjectError(
+            f"the rows of the run have no column {unknown[0].removesuffix('_column')!r} that could have another name",
+            code="FG487",
+            hint=f"they have: {names}" if known else "their keys are those of the form of the rows",
+        )
+    overrides = [
+        (path_text((*place[:-1], Key(column))), json.dumps(asked[column])) for column in by_function if column in asked
+    ]
+    if not by_function:
+        options |= asked
     text = f"!singleton:{_DATA}{name} {json.dumps({'paths': os.path.abspath(file), **options}, ensure_ascii=False)}"
-    return FileRows(overrides=((path_text(place), text),), like=like)
+    return FileRows(overrides=((path_text(place), text), *overrides), like=like)
 
 
 def _suffix_of(file: str) -> str:

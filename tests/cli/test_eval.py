@@ -136,18 +136,25 @@ def test_a_table_has_a_column_for_each_set(folder, capsys):
 def test_one_set_keeps_its_name_and_the_rows_of_a_file_get_none(folder, capsys, trained):
     (folder.parent / "few.jsonl").write_text(ROWS)
     (folder.parent / "few.csv").write_text(
-        "text\n" + "".join(f'"{json.loads(row)["text"]}"\n' for row in ROWS.splitlines())
+        "words\n" + "".join(f'"{json.loads(row)["text"]}"\n' for row in ROWS.splitlines())
     )
 
     one, _ = evaluated(capsys, folder, "--data", "odd")
     lines, _ = evaluated(capsys, folder, "--data", "few.jsonl")
-    table, _ = evaluated(capsys, folder, "--data", "few.csv")
+    table, _ = evaluated(capsys, folder, "--data", "few.csv", "--columns", "text=words")
 
     expected = {name: value for name, value in logged(folder, 4).items() if name.startswith("eval_odd")}
     assert expected == repeatable(one["metrics"])
     assert {"eval_loss", "eval_accuracy"} == repeatable(lines["metrics"]).keys()
     assert repeatable(lines["metrics"]) == repeatable(table["metrics"]) and {} == lines["logged"]
     assert lines["metrics"]["eval_loss"] != one["metrics"]["eval_odd_loss"]
+
+
+def test_an_error_about_a_file_names_the_option_that_gave_it(folder, capsys):
+    Path("other.csv").write_text("words\na\nb\n")
+    found, status = evaluated(capsys, folder, "--data", "other.csv")
+    assert 1 == status and "[FG831]" in found and "--> option --data" in found
+    assert "--columns text=COLUMN names the column; there are: words" in found
 
 
 def test_predictions_are_the_tokens_from_which_the_accuracy_is_computed(folder, capsys):
@@ -189,9 +196,12 @@ def test_a_damaged_checkpoint_is_skipped_and_refused_by_its_step(folder, capsys)
         (["out", "--data", "rows.parquet"], "[FG487]: 'rows.parquet' is not a file of rows"),
         (["out", "--data", "rows.jsonl"], "[FG487]: the data file 'rows.jsonl' does not exist"),
         (["out", "--out", "no/file"], "[FG418]"),
+        (["out", "--columns", "text=a"], "[FG487]: columns are named, and no file"),
+        (["out", "--data", "rows.json", "--columns", "label=a"], "[FG487]: the rows of the run have no column 'label'"),
     ],
 )
 def test_bad_input_is_one_sentence(words, told, folder, capsys):
+    Path("rows.json").write_text(ROWS)
     found, status = evaluated(capsys, *words)
 
     assert 1 == status and told in found.replace("; help:", ";") and "Traceback" not in found

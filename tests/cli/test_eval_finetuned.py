@@ -11,6 +11,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from forgather.cli.main import main
+from forgather.errors import ProjectError
+from forgather.project.eval_data import rows_of_file
+from forgather.project.project import Project
 from tests.cli.test_eval import evaluated, repeatable
 from tests.matrix import thinned
 from tests.project.workbench import TINY_TRAINING, make_project
@@ -202,6 +205,27 @@ class changed:  # noqa: N801 - a context manager that reads as one
 
     def __exit__(self, *error):
         self.file.write_bytes(self.before)
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "expected"),
+    [
+        ("dpo", "prompt=q,chosen=good", {"prompt_column": '"q"', "chosen_column": '"good"'}),
+        ("kto", "label=ok", {"label_column": '"ok"'}),
+        ("classifier", "text=t,label=l", {}),
+    ],
+)
+def test_columns_are_named_where_they_are_read(name, columns, expected, tmp_path):
+    kind, text = RUNS[name][0], config(name, *RUNS[name])
+    folder = make_project(tmp_path / "bench", {"templates/configs/a.yaml": text})
+    file = folder / f"{kind}.jsonl"
+    file.write_text("{}\n")
+    wanted = dict(pair.split("=") for pair in columns.split(","))
+    rows, *others = rows_of_file(Project("a", str(folder)).graph, str(file), ["bad", "good"], wanted).overrides
+    assert expected == {path.removeprefix("main.eval_dataset."): value for path, value in others}
+    assert (name == "classifier") == ('"text_column": "t", "label_column": "l"' in rows[1])
+    with pytest.raises(ProjectError, match="have no column 'words'"):
+        rows_of_file(Project("a", str(folder)).graph, str(file), ["bad", "good"], {"words": "a"})
 
 
 @pytest.mark.matrix

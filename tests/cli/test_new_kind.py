@@ -148,6 +148,7 @@ def test_pairs_of_messages_get_a_chat_template(here, out, row, is_chat):
         (["--kind", "classify", "--data", "rows.csv"], "FG491", "is known to hold the text; there are: alpha, beta"),
         (["--kind", "classify", "--data", "empty.csv"], "FG832", "has no rows"),
         (["--kind", "classify", "--data", "broken.jsonl"], "FG834", "cannot be read"),
+        (["--kind", "chat", "--data", "asked.jsonl"], "FG491", "no conversation in"),
         (["--kind", "preferences", "--data", "rows.jsonl"], "FG491", "--kind chat makes a project for them"),
         (["--kind", "preferences", "--data", "judged.jsonl"], "FG491", "are single answers that were judged"),
         (["--kind", "chat", "--model", "./none"], "FG492", "the folder './none' does not exist"),
@@ -161,6 +162,7 @@ def test_what_cannot_be_used_is_refused_and_nothing_is_made(here, capsys, words,
     rows_file(here, [chat] * 3, "a{{b.jsonl")
     wrong = {"messages": [chat["messages"][0], {"role": "asistant", "content": "Hello"}]}
     rows_file(here, [chat, chat, wrong], "bad.jsonl")
+    rows_file(here, [{"messages": chat["messages"][:1]}], "asked.jsonl")
     rows_file(here, [TEXTS], "pairs.jsonl")
     rows_file(here, [{"prompt": "a", "completion": "b", "label": True}], "judged.jsonl")
     for name, text in (("rows.csv", "alpha,beta\n1,2\n"), ("empty.csv", "text,label\n"), ("broken.jsonl", "{")):

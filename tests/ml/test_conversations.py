@@ -211,12 +211,25 @@ def test_all_bad_rows_are_reported_or_left_out(tmp_path, caplog):
     assert "FG832" == error.value.code
 
 
-@pytest.mark.parametrize("text", ['{"messages": [', "[1, 2", '{\n "messages": []\n}', "\xff"])
-def test_a_file_that_is_not_json_is_named(text, tmp_path):
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"messages": [', "line 1 is not JSON"),
+        ("[1, 2", "Expecting"),
+        ('{\n "messages": []\n}', "line 1 is not JSON"),
+        ("\xff", "invalid start byte"),
+        ('{"a": {"b": 1, "c": 2, "b": 3}}', "in line 1, an object has the key 'b' twice"),
+        ('[{"a": 1, "a": 1}]', "an object has the key 'a' twice"),
+        ('{}\n{"a": ' + "9" * 5000 + "}", "in line 2, a number has more digits than can be read"),
+        ("[" + "9" * 5000 + "]", "a number has more digits than can be read"),
+    ],
+)
+def test_a_file_that_is_not_json_is_named(text, told, tmp_path):
     file = tmp_path / "chats.jsonl"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(DataFileError, match="chats.jsonl' cannot be read") as error:
         chats(file)
+    assert told in error.value.message
     assert "FG834" == error.value.code
 
 

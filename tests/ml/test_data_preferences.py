@@ -10,7 +10,7 @@ from forgather.ml.data import PreferenceCollator, tokenize_feedback, tokenize_pr
 PAIRS = [
     {"prompt": "2 + 2 = ", "chosen": "4", "rejected": "five"},
     {"prompt": "3 + 4 = ", "chosen": "7", "rejected": "8, or so"},
-    {"prompt": "", "chosen": "a text", "rejected": "none"},
+    {"prompt": "why", "chosen": "a text", "rejected": "none"},
 ]
 JUDGED = [
     {"prompt": "2 + 2 = ", "completion": "4", "label": True},
@@ -49,7 +49,7 @@ def test_a_judged_answer_comes_with_that_of_the_next_row(tokenizer, tmp_path):
 
 
 def test_the_answer_of_the_next_row_is_cut_to_the_room_of_its_new_prompt(tokenizer, tmp_path):
-    rows = [{**JUDGED[0], "prompt": "abcdefgh"}, {**JUDGED[1], "prompt": "", "completion": "vwxyz"}]
+    rows = [{**JUDGED[0], "prompt": "abcdefgh"}, {**JUDGED[1], "prompt": "?", "completion": "vwxyz"}]
     found = list(tokenize_feedback(Dataset.from_list(rows), tokenizer, 10, cache_dir=tmp_path))
     assert [tokenizer.decode(row["kl_ids"]) for row in found] == ["vw", "4" + tokenizer.eos_token]
     assert max(len(row["prompt_ids"]) + len(row["kl_ids"]) for row in found) <= 10
@@ -93,12 +93,13 @@ def test_long_answers_are_cut_and_rows_without_a_difference_left_out(tokenizer, 
         {"prompt": "ab", "chosen": "cdefgh", "rejected": "cdefxy"},
         {"prompt": "ab", "chosen": "x", "rejected": "cdefxy"},
         {"prompt": "abcdefgh", "chosen": "x", "rejected": "y"},
+        {"prompt": "", "chosen": "x", "rejected": "y"},  # nothing would predict the first token of an answer
     ]
     found = tokenize_preferences(Dataset.from_list(rows), tokenizer, 6, cache_dir=tmp_path)
     assert [decoded(tokenizer, row, ["chosen_ids", "rejected_ids"]) for row in found] == [
         {"chosen_ids": "x" + tokenizer.eos_token, "rejected_ids": "cdef"}
     ]
-    assert "1 row of preferences; 1 cut to 6 tokens, 2 left out" in caplog.text
+    assert "1 row of preferences; 1 cut to 6 tokens, 3 left out" in caplog.text
 
 
 @pytest.mark.parametrize(

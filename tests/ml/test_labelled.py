@@ -75,6 +75,8 @@ def test_a_csv_file_gives_the_rows_of_the_json_lines(write):
         ({}, '{"text": "a", "label": "b"}\n[1]\n', "FG834", "line 2 is not a JSON object"),
         ({}, '{"text": "a", "label"\n', "FG834", "line 1 is not JSON"),
         ({}, "\n", "FG832", "no rows"),
+        ({}, rows_of("a", ""), "FG877", "its label is empty"),
+        ({"task": "regression"}, rows_of(10**400), "FG877", "which is not a number"),
         ({"task": "topic"}, rows_of("a"), "FG878", "task is 'topic'"),
         ({}, '{"text": "\\ud800", "label": "a"}\n', "FG877", "half of a surrogate pair"),
         ({"task": "regression"}, rows_of([[1], [2]]), "FG877", "its label is [[1], [2]], which is not a number"),
@@ -101,6 +103,7 @@ def test_a_list_and_a_byte_order_mark_are_read(write):
     [
         ("text,label,text\na,b,c\n", "two columns have the name 'text'"),
         ("text,label\na\n", "line 2 does not have one value"),
+        ('text,label\n"a\nb",c\n"d,e\n', "in the row that begins in line 4, unexpected end of data"),
     ],
 )
 def test_a_csv_file_with_unclear_columns_is_refused(text, told, write):

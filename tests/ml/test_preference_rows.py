@@ -101,6 +101,8 @@ PAIR = FORMS["apart"]
         ([1], "FG940", "a row must be a JSON object"),
         ({"prompt": "a", "chosen": "b"}, "FG940", "no 'rejected'; it has 'prompt', 'chosen'"),
         ({"chosen": "b", "rejected": "c"}, "FG940", "no 'prompt'"),
+        ({**PAIR, "chosen": None}, "FG940", "'chosen' is null"),
+        ({**PAIR, "prompt": " "}, "FG940", "'prompt' is empty"),
         ({**PAIR, "chosen": 4}, "FG940", "'chosen' must be a text or a list of messages, found int"),
         ({**PAIR, "chosen": [{"role": "asistant", "content": "4"}]}, "FG890", "unknown role 'asistant'"),
         ({**PAIR, "chosen": [{"role": "assistant", "content": ""}]}, "FG891", "is empty"),

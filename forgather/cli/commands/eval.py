@@ -37,6 +37,7 @@ EXAMPLES = """examples:
   fgcli eval output_models/tiny_llama/runs/20260101T120000Z-tiny --checkpoint best
   fgcli eval output_models/tiny_llama/checkpoint-500 --json
   fgcli eval RUN --data tests.jsonl --out predictions.jsonl  the rows of a file, prepared as those of the run
+  fgcli eval RUN --data tests.csv --columns text=review,label=stars
   fgcli eval RUN --data code --nproc 1                       one of several evaluation sets, in one process"""
 _TIMES = ("_runtime", "_per_second")
 _SPEED = "rows/s"
@@ -58,6 +59,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=_name,
         help="the name of one evaluation set, or a .jsonl or .csv file (default: all evaluation sets of the run)",
     )
+    parser.add_argument(
+        "--columns",
+        metavar="NAME=COLUMN",
+        type=_columns,
+        help="other column names of that file, as in text=review,label=stars (default: those of the run's own file)",
+    )
     parser.add_argument("--out", metavar="FILE", type=_name, help="write each row's prediction to FILE, as JSON lines")
     parser.add_argument(
         "--nproc",
@@ -76,6 +83,14 @@ def _name(text: str) -> str:
     raise argparse.ArgumentTypeError("'' is not a name")
 
 
+def _columns(text: str) -> dict[str, str]:
+    """Converts `text=review,label=stars` to a mapping, as an argparse type."""
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if all(name and column for name, _, column in pairs):
+        return {name.strip(): column for name, _, column in pairs}
+    raise argparse.ArgumentTypeError(f"{text!r} is not NAME=COLUMN, as in text=review,label=stars")
+
+
 def _count(text: str) -> int:
     if text.isascii() and text.isdecimal() and 0 < int(text) <= 1024:
         return int(text)
@@ -89,7 +104,7 @@ def run(invocation: Invocation) -> int:
         return run_joined(partial(_evaluated, invocation))
     weights = find_weights(options.folder, options.checkpoint)
     _refuse_unwritable(options.out)
-    plan = plan_evaluation(weights, options.data)
+    plan = plan_evaluation(weights, options.data, options.columns)
     print_findings(weights.run.notes, weights.run.project_dir)
     plan.project.refuse_errors()
     ask_trust(plan.project)
@@ -136,7 +151,7 @@ def _evaluated(invocation: Invocation, member: Any, plan: EvaluationPlan | None 
     options = invocation.options
     is_main = member is None or member.is_main
     if plan is None:
-        plan = plan_evaluation(_shared_weights(invocation, member), options.data)
+        plan = plan_evaluation(_shared_weights(invocation, member), options.data, options.columns)
         member.begin_construction(plan.weights.run.folder)
     if is_main and not options.json:
         for message in plan.weights.skipped:

@@ -183,7 +183,7 @@ def refuse_rows(found: list[Diagnostic]) -> DataError:
     """
     first, others = found[0], found[1:]
     more = f" ({plural(len(others), 'more row')} with an error)" if others else ""
-    hint = first.hint or "correct the row, or set bad_rows: drop"
+    hint = first.hint or "correct or remove the row; in a config, bad_rows: drop leaves such rows out"
     error: DataError = DataError(f"{first.message}{more}", code=first.code, hint=hint, others=others[:_SHOWN_ERRORS])
     error.argument = "paths"
     return error

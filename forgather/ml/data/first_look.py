@@ -7,8 +7,6 @@ function that the config calls, so a row that cannot be used is reported now, wi
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -17,12 +15,12 @@ from itertools import islice
 from typing import Any
 
 from forgather.errors import TrainingError
-from forgather.ml.data.chat_rows import form_of
+from forgather.ml.data.chat_rows import Conversation, form_of
 from forgather.ml.data.chat_template import check_marks, packaged_twin, read_template, turn_end
 from forgather.ml.data.conversations import CONVERSATION, chats
 from forgather.ml.data.data_errors import DataError, DataFileError
 from forgather.ml.data.json_rows import json_rows
-from forgather.ml.data.labelled import class_names, labelled_rows
+from forgather.ml.data.labelled import class_names, file_rows, labelled_rows
 from forgather.ml.data.preference_rows import preference_pairs
 from forgather.ml.data.tokenizer import load_tokenizer
 from forgather.ml.number_format import plural
@@ -89,6 +87,12 @@ def first_look(kind: str, file: str | None, model: str | None = None) -> FirstLo
 def _chats(file: str) -> FirstLook:
     _refuse_suffix(file, (".jsonl", ".json"), "conversations")
     rows = chats(file)
+    conversations = map(Conversation.from_json, rows[CONVERSATION])
+    if not any(message["role"] == "assistant" for one in conversations for message in one.messages):
+        raise StarterError(
+            f"no conversation in {file!r} has an answer: there is nothing to learn",
+            hint="give messages with the role assistant",
+        )
     first = next(json_rows(file)).value
     return FirstLook(f"{plural(len(rows), 'conversation')} in the form {form_of(first)!r}")
 
@@ -155,16 +159,8 @@ def _refuse_suffix(file: str, suffixes: Sequence[str], what: str) -> None:
 
 
 def _first_rows(file: str, count: int = 200) -> list[Mapping[str, Any]]:
-    """Returns the first rows of a file of labelled rows; those that are not mappings are left to the reader."""
-    try:
-        with open(file, encoding="utf-8-sig", newline="") as stream:
-            if file.lower().endswith(".csv"):
-                return list(islice(csv.DictReader(stream), count))
-            rows = [json.loads(line) for line in islice(stream, count) if line.strip()]
-    except (ValueError, RecursionError, csv.Error, OSError) as error:
-        hint = "give JSON lines (one object per line) or CSV, in UTF-8"
-        raise DataFileError(f"{file!r} cannot be read: {str(error)[:200]}", code="FG834", hint=hint) from error
-    return [row for row in rows if isinstance(row, Mapping)]
+    """Returns the first rows of a file of labelled rows."""
+    return [values for _, values in islice(file_rows(file), count)]
 
 
 def _columns(file: str, columns: list[str]) -> tuple[str, str]:
@@ -199,7 +195,7 @@ def _task(labels: Sequence[Any]) -> str:
 def _is_number(label: Any) -> bool:
     try:
         return not isinstance(label, bool) and label is not None and math.isfinite(float(label))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return False
 
 

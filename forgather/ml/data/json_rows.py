@@ -7,6 +7,7 @@ reads JSON into an Arrow table, which gives all rows the same fields and forgets
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -42,14 +43,15 @@ def json_rows(file: str) -> Iterator[JsonRow]:
         file: the path of the file, which begins with `[` if it is one list. A byte order mark is ignored.
 
     Raises:
-        DataFileError: FG834 if the file cannot be read, is not UTF-8, or has a line that is not JSON.
+        DataFileError: FG834 if the file cannot be read, is not UTF-8, or has a line that is not JSON or gives a key
+            twice.
     """
     try:
         with open(file, encoding="utf-8-sig") as stream:
             begin = stream.read(64).lstrip()[:1]
             stream.seek(0)
             if begin == "[":
-                values = json.load(stream)
+                values = json.load(stream, object_pairs_hook=_mapping)
                 yield from (JsonRow(number, False, value) for number, value in enumerate(values, 1))
                 return
             for number, line in enumerate(stream, 1):
@@ -59,19 +61,40 @@ def json_rows(file: str) -> Iterator[JsonRow]:
         raise
     except UnicodeDecodeError as error:
         raise unreadable(file, f"{error.reason} at byte {error.start}") from None
-    except (OSError, ValueError) as error:
-        raise unreadable(file, str(getattr(error, "strerror", None) or error)) from None
+    except OSError as error:
+        raise unreadable(file, str(error.strerror or error)) from None
+    except ValueError as error:
+        raise unreadable(file, str(error) if isinstance(error, json.JSONDecodeError) else _reason(error)) from None
     except RecursionError:
         raise unreadable(file, "its values are nested too deeply") from None
 
 
 def _value(file: str, number: int, line: str) -> Any:
     try:
-        value = json.loads(line)
-    except ValueError as error:
+        return json.loads(line, object_pairs_hook=_mapping)
+    except json.JSONDecodeError as error:
         hint = "a file that is one indented JSON value must be a list: [...]"
-        raise unreadable(file, f"line {number} is not JSON ({getattr(error, 'msg', error)})", hint) from None
-    return value
+        raise unreadable(file, f"line {number} is not JSON ({error.msg})", hint) from None
+    except ValueError as error:
+        raise unreadable(file, f"in line {number}, {_reason(error)}") from None
+
+
+class _RepeatedKey(ValueError):
+    """Raised if an object gives a key twice."""
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        # Python's reader would keep the last value, and the others would be lost.
+        [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise _RepeatedKey(f"an object has the key {name!r:.60} twice")
+    return found
+
+
+def _reason(error: ValueError) -> str:
+    # Python limits the digits of a whole number, because the conversion takes quadratic time.
+    return str(error) if isinstance(error, _RepeatedKey) else "a number has more digits than can be read"
 
 
 def unreadable(

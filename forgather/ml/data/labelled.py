@@ -229,8 +229,7 @@ def _target(label: Any, names: Sequence[str] | None) -> Any:
 
 def _read(files: Sequence[str], columns: Sequence[str]) -> Iterator[_Row]:
     for file in files:
-        rows = _csv_rows if file.lower().endswith(".csv") else _json_rows
-        for line, values in rows(file):
+        for line, values in file_rows(file):
             for column in columns:
                 if column not in values:
                     argument = "label_column" if column == columns[1] else "text_column"
@@ -238,6 +237,18 @@ def _read(files: Sequence[str], columns: Sequence[str]) -> Iterator[_Row]:
                     error.message = f"row {line} of {file!r} has no column {column!r}"
                     raise error
             yield _Row(file, line, values)
+
+
+def file_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yields the rows of a CSV file or of JSON lines, each with the number of its line.
+
+    Args:
+        file: the path of the file. Every suffix but `.csv` is read as JSON lines.
+
+    Raises:
+        DataFileError: FG834 if a line cannot be read.
+    """
+    yield from _csv_rows(file) if file.lower().endswith(".csv") else _json_rows(file)
 
 
 def _json_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -249,6 +260,7 @@ def _json_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 def _csv_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     hint = "the first line names the columns, and each further line has one value for each, in UTF-8"
+    reader = None
     try:
         with open(file, encoding="utf-8-sig", newline="") as stream:
             reader = csv.DictReader(stream, strict=True)
@@ -263,8 +275,12 @@ def _csv_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         raise
     except UnicodeDecodeError as error:
         raise unreadable(file, f"{error.reason} at byte {error.start}", hint) from None
-    except (OSError, csv.Error) as error:
-        raise unreadable(file, str(getattr(error, "strerror", None) or error)[:200], hint) from None
+    except OSError as error:
+        raise unreadable(file, str(error.strerror or error), hint) from None
+    except csv.Error as error:
+        # The number is that of the last line of the row before.
+        line = reader.line_num + 1 if reader is not None else 1
+        raise unreadable(file, f"in the row that begins in line {line}, {str(error)[:200]}", hint) from None
 
 
 def _text(row: _Row, value: Any) -> str:
@@ -280,6 +296,8 @@ def _one(row: _Row, value: Any) -> list[Any]:
     if isinstance(value, str | int) and not (isinstance(value, str) and not value.strip()):
         # JSON's true is a class like any other; as a number it would be the class 1.
         return [str(value).lower() if isinstance(value, bool) else value]
+    if isinstance(value, str):
+        raise row.refuse("its label is empty", "give each row a class, or remove the row")
     hint = "a class is a text or a whole number; task: multi_label takes lists of them, task: regression other numbers"
     raise row.refuse(f"its label is {value!r:.40}", hint)
 
@@ -300,7 +318,7 @@ def _number(row: _Row, value: Any) -> Any:
         return [_number(row, one) for one in value]
     try:
         number = float(value) if not isinstance(value, bool | list) and value is not None else math.nan
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         number = math.nan
     if math.isfinite(number):
         return number

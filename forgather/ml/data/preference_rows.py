@@ -121,8 +121,11 @@ def _pair(row: Any, as_turns: bool) -> tuple[tuple[str, str, str], bool]:
     for name in ANSWERS:
         if row.get(name) is None:
             keys = ", ".join(map(repr, list(row)[:8])) or "no keys"
-            raise BadRow(f"the row has no {name!r}; it has {keys}", "FG940", "a pair has prompt, chosen and rejected")
+            what = f"{name!r} is null" if name in row else f"the row has no {name!r}; it has {keys}"
+            raise BadRow(what, "FG940", "a pair has prompt, chosen and rejected")
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
+    if isinstance(prompt, str) and not prompt.strip():
+        raise BadRow("'prompt' is empty", "FG940", "give the question, or remove the row: an answer follows a prompt")
     if isinstance(prompt, str) and isinstance(chosen, str) and isinstance(rejected, str) and not as_turns:
         for name, text in zip(ANSWERS, (chosen, rejected), strict=True):
             if not text.strip():

@@ -147,7 +147,7 @@ def _tokenized(
     margins = MARGIN if form["label"] is None and MARGIN in dataset.column_names else None
     if is_chat:
         named = template_facts(tokenizer)
-    key = content_key(format=3, kind=kind.__name__, margins=margins, **facts, **named)
+    key = content_key(format=4, kind=kind.__name__, margins=margins, **facts, **named)
 
     def build(folder: Path) -> None:
         if not is_chat:
@@ -164,8 +164,8 @@ def _tokenized(
     stats = json.loads((folder / _STATS).read_text(encoding="utf-8"))
     report = logger.warning if stats["num_dropped"] or stats["num_cut"] else logger.info
     report(
-        "%s of preferences; %d cut to %d tokens, %d left out (the prompt fills the row, the answers are equal after "
-        "the cut, or a message has a control token)",
+        "%s of preferences; %d cut to %d tokens, %d left out (the prompt has no tokens or fills the row, the answers "
+        "are equal after the cut, or a message has a control token)",
         plural(stats["num_rows"], "row"),
         stats["num_cut"],
         max_length,
@@ -313,7 +313,8 @@ def _rows(
         answers = [ids[: max(0, max_length - len(prompt))] for ids in whole]
         # Equal beginnings of two answers have no preference.
         is_same = len(answers) > 1 and answers[0] == answers[1]
-        if is_same or not all(answers):
+        # Without a prompt, nothing predicts the first token of an answer.
+        if is_same or not prompt or not all(answers):
             stats["num_dropped"] += 1
             continue
         stats["num_cut"] += answers != whole
