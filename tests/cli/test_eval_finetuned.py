@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from forgather.cli.main import main
 from forgather.errors import ProjectError
+from forgather.ml.checkpoint.manifest import read_manifest
+from forgather.ml.trainer.data_fingerprint import row_digest
 from forgather.project.eval_data import rows_of_file
 from forgather.project.project import Project
 from tests.cli.test_eval import evaluated, repeatable
@@ -228,11 +230,23 @@ def test_columns_are_named_where_they_are_read(name, columns, expected, tmp_path
         rows_of_file(Project("a", str(folder)).graph, str(file), ["bad", "good"], {"words": "a"})
 
 
+def test_checkpoints_and_models_name_their_reference(trained, capsys):
+    folder = trained("dpo with lora")
+    file = folder / "reference.json"
+    before = file.read_text()
+    # Checkpoints of weights alone have a manifest, too.
+    assert read_manifest(folder / "checkpoint-4").facts["data"]["reference"] == row_digest(json.loads(before)["digest"])
+    file.write_text(json.dumps({"digest": "of another reference"}))
+    found, status = evaluated(capsys, folder, "--checkpoint", "model")
+    file.write_text(before)
+    assert 1 == status and "[FG950]: the run compared its model with another reference" in found
+
+
 @pytest.mark.matrix
 def test_another_beginning_of_a_run_is_another_reference(trained, project, capsys):
     folder = trained("dpo")
     with changed(project / "base/model.safetensors"):
-        for words in (["--checkpoint", "4"], ["--data", str(project / "pairs.jsonl")]):
+        for words in (["--checkpoint", "4"], ["--checkpoint", "model"], ["--data", str(project / "pairs.jsonl")]):
             found, status = evaluated(capsys, folder, *words)
             assert 1 == status and "[FG950]: the run compared its model with another reference" in found
 

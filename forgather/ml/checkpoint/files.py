@@ -29,6 +29,9 @@ ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 BASE_MODEL = "base_model.json"
 """The file that names the base model of an adapter, with the digest of its weights."""
 
+REFERENCE_MODEL = "reference.json"
+"""The file in the folder of a saved model with the digest of the reference that its loss compared it with."""
+
 INDEX = "index.json"
 """The file that lists the chunks of each tensor of a checkpoint, with the file and the key of each chunk."""
 

@@ -20,13 +20,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from forgather.ml.checkpoint.checkpoint_dir import Draft, discard_draft, is_abandoned, process_mark
-from forgather.ml.checkpoint.files import ADAPTER, ADAPTER_CONFIG, CONFIG, WEIGHTS, WEIGHTS_INDEX
+from forgather.ml.checkpoint.files import ADAPTER, ADAPTER_CONFIG, CONFIG, REFERENCE_MODEL, WEIGHTS, WEIGHTS_INDEX
 from forgather.ml.checkpoint.manifest import FileFact
 from forgather.ml.checkpoint.storage import Storage, make_folders, remove_tree
 
 _PREFIX = ".saving-model-"
-_CLAIMS = frozenset({CONFIG, ADAPTER_CONFIG, ADAPTER})
-"""The files from which `from_pretrained` and peft find out how to read the weights in a folder."""
+_CLAIMS = frozenset({CONFIG, ADAPTER_CONFIG, ADAPTER, REFERENCE_MODEL})
+"""The files that say how the weights in a folder are read, and what they were compared with."""
 _LAYOUT = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?\Z")
 
 

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from forgather.errors import DistributedError
+from forgather.ml.data.preference_collator import REFERENCE
 from forgather.ml.distributed import collectives
 from forgather.ml.number_format import plural
 from forgather.ml.trainer.data_rng import IsolatedRNG, seed_of
@@ -207,9 +208,14 @@ class Fingerprint:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The number of rows, and one digest of the whole fingerprint, as a manifest stores them."""
+        """The number of rows, and one digest of the whole fingerprint, as a manifest stores them.
+
+        For preference data, the digest of the reference is added.
+        """
         text = json.dumps(self.to_state(), sort_keys=True)
-        return {"rows": self.num_rows, "digest": xxhash.xxh3_64(text.encode()).hexdigest()}
+        reference = self.columns.get(REFERENCE, ())[:1]
+        found = {"rows": self.num_rows, "digest": xxhash.xxh3_64(text.encode()).hexdigest()}
+        return {**found, "reference": reference[0]} if reference else found
 
     def differences(self, other: Fingerprint) -> list[str]:
         """Returns descriptions of the differences to another fingerprint.

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from forgather.errors import TrainingError
 from forgather.ml.adapter_base import adapter_files, base_of
 from forgather.ml.checkpoint.checkpoint_dir import Draft
+from forgather.ml.checkpoint.files import REFERENCE_MODEL, json_bytes
 from forgather.ml.checkpoint.hf_layout import load_mismatch, weight_files
 from forgather.ml.checkpoint.model_folder import write_model
 from forgather.ml.checkpoint.storage import Storage, make_folders
@@ -55,7 +56,13 @@ def _not_writable(folder: Path, error: Exception) -> TrainingError:
 
 
 def export_model(
-    storage: Storage, model: nn.Module, weights: Mapping[str, Any], folder: Path, processing_class: Any
+    storage: Storage,
+    model: nn.Module,
+    weights: Mapping[str, Any],
+    folder: Path,
+    processing_class: Any,
+    *,
+    reference: str | None = None,
 ) -> None:
     """Writes a trained model: weights, configuration and tokenizer, in the layout that `from_pretrained` reads.
 
@@ -71,6 +78,7 @@ def export_model(
         weights: the complete (not sharded) tensors, by name.
         folder: the folder of the model, which is created if needed.
         processing_class: the tokenizer or processor, or None.
+        reference: the digest of the reference that the loss compared the model with; None for no reference.
 
     Raises:
         TrainingError: FG817 if the folder cannot be written to.
@@ -97,6 +105,8 @@ def export_model(
         else:
             write_weights(draft, weights)
             texts = described_files(model, processing_class, is_loadable=False)
+        if reference is not None:
+            texts = texts | {REFERENCE_MODEL: json_bytes({"digest": reference})}
         for name, content in (texts | adapter_files(model)).items():
             draft.write(name, [content])
 

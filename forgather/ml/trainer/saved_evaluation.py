@@ -20,11 +20,10 @@ from torch import Tensor
 
 from forgather.errors import CheckpointError, TrainingError, nearest
 from forgather.ml.adapter_base import adapter_files, base_of, read_saved_adapter, refuse_checkpoint_of_another_base
-from forgather.ml.checkpoint.files import TRAINING_STATE
-from forgather.ml.checkpoint.manifest import read_small_file
+from forgather.ml.checkpoint.files import REFERENCE_MODEL
+from forgather.ml.checkpoint.manifest import MANIFEST, read_small_file
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.saved_model import read_saved_model
-from forgather.ml.data.preference_collator import REFERENCE
 from forgather.ml.distributed import collectives
 from forgather.ml.losses import is_causal_lm
 from forgather.ml.metrics import as_json
@@ -80,8 +79,8 @@ def evaluate_saved(
     )
     collectives.run_on_main(lambda: Meanings(described).refuse_other_model(Path(folder)))
     reference = trainer.end_references(sets)
+    collectives.run_on_main(lambda: _refuse_another_reference(Path(folder), reference, is_checkpoint=is_checkpoint))
     if is_checkpoint:
-        collectives.run_on_main(lambda: _refuse_another_reference(Path(folder), reference))
         collectives.run_collectively(lambda: refuse_checkpoint_of_another_base(Path(folder), trainer.strategy.model))
         with collectives.run_collectively(lambda: CheckpointReader(Path(folder), sections=_WEIGHTS)) as saved:
             trainer.strategy.restore(saved)
@@ -95,23 +94,26 @@ def evaluate_saved(
     return {"metrics": metrics, "sets": list(sets), "has_perplexity": has_perplexity, "predictions": count}
 
 
-def _refuse_another_reference(folder: Path, reference: str | None) -> None:
-    """Raises an error if a checkpoint was trained with another reference than the rows of the evaluation have.
+def _refuse_another_reference(folder: Path, reference: str | None, *, is_checkpoint: bool) -> None:
+    """Raises an error if weights were trained with another reference than the rows of the evaluation have.
 
     Args:
-        folder: the folder of a verified checkpoint.
+        folder: the folder of a verified checkpoint, or of a saved model.
         reference: the digest of the reference; None if the loss has none, or the rows have log-probabilities already.
+        is_checkpoint: whether the folder is that of a checkpoint.
 
     Raises:
         CheckpointError: FG950.
     """
-    file = folder / f"{TRAINING_STATE}.json"
-    if reference is None or not file.is_file():  # weights alone do not name it
+    if reference is None:
         return
-    with restoring("training state", folder):
-        columns = json.loads(read_small_file(file)).get("data", {}).get("fingerprint", {}).get("columns", {})
-    found = columns.get(REFERENCE, ())
-    if found and found[0] != row_digest(reference):
+    file = folder / (MANIFEST if is_checkpoint else REFERENCE_MODEL)
+    if not file.is_file():  # the rows of the run had their log-probabilities already
+        return
+    with restoring("reference", folder):
+        facts = json.loads(read_small_file(file))
+        found = facts["data"].get("reference") if is_checkpoint else row_digest(str(facts["digest"]))
+    if found is not None and found != row_digest(reference):
         raise CheckpointError(
             "the run compared its model with another reference than this evaluation does: the model or the adapter "
             "from which the run began has changed",

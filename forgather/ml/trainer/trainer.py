@@ -533,7 +533,13 @@ class Trainer(WithOwnLoss):
         weights = on_host(self.strategy.export(), keep=self.strategy.topology.is_writer)
         # Only the main process writes: all ranks would write the same files into one folder.
         write = functools.partial(
-            model_export.export_model, self.storage, self.model, weights, folder, self.processing_class
+            model_export.export_model,
+            self.storage,
+            self.model,
+            weights,
+            folder,
+            self.processing_class,
+            reference=None if self._reference is None else self._reference.digest,
         )
         collectives.run_on_main(write)
         self.saved_to = folder
