@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,17 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from forgather.cache_file import Digests
-from forgather.config.environment import ConfigEnvironment
 from forgather.config.graph import Call
 from forgather.config.load import COMMAND_LINE
 from forgather.errors import BuildNote, ForgatherError, ProjectError, nearest
 from forgather.launch.in_process import MAIN, construct_main, plan_run
+from forgather.launch.recorded_graph import building, recorded_project, unused_output_dir
 from forgather.launch.saved_weights import SavedWeights
 from forgather.project.eval_data import is_file_name, named_sets, rows_of_file
-from forgather.project.locations import cache_dir
 from forgather.project.project import Project
-from forgather.project.rerun import redirected_outputs, rerun_meta, unchanged_record
-from forgather.project.run_facts import GRAPH
 from forgather.project.trainer_arguments import keyword
 from forgather.project.versions import installed_versions
 from forgather.redaction import hidden
@@ -108,15 +104,14 @@ def plan_evaluation(
     graph = run.built
     main = graph.targets.get(MAIN)
     _refuse_other_main(main.value if main else None, run.folder)
-    output_dir = os.path.join(tempfile.gettempdir(), f"forgather-eval-{os.getpid()}")
-    overrides = redirected_outputs(run, output_dir)
+    changes: list[tuple[str, str]] = []
     if main is not None and keyword(main.value, "train_dataset") is not None:
         # It is not needed, and may be large.
-        overrides.append((f"{MAIN}.train_dataset", "~"))
+        changes.append((f"{MAIN}.train_dataset", "~"))
     only: str | None = None
     if data is not None and is_file_name(data):
         rows = rows_of_file(graph, data, _label_names(weights.folder), columns)
-        overrides += rows.overrides
+        changes += rows.overrides
         only = rows.like
     elif columns:
         raise ProjectError(
@@ -124,11 +119,8 @@ def plan_evaluation(
         )
     elif data is not None:
         only = _known_set(data, named_sets(graph))
-    environment = ConfigEnvironment(searchpath=(run.folder,), cache_dir=cache_dir("templates"))
-    project = Project.in_environment(
-        rerun_meta(run), run.config, environment=environment, overrides=overrides, template=GRAPH
-    )
-    return EvaluationPlan(weights=weights, project=project, data=data, only=only, output_dir=output_dir)
+    project = recorded_project(run, changes)
+    return EvaluationPlan(weights=weights, project=project, data=data, only=only, output_dir=unused_output_dir())
 
 
 def _refuse_other_main(main: object, folder: str) -> None:
@@ -179,7 +171,7 @@ def evaluate(plan: EvaluationPlan, *, out: str | None = None, built: Any = None)
     """
     run = plan.weights.run
     module = import_module(_EVALUATE)
-    with _of_the_file(plan), unchanged_record(run, plan.project.meta), plan.project.located():
+    with _of_the_file(plan), building(run, plan.project):
         trainer = construct_main(plan_run(plan.project), plan.output_dir)
         if built is not None:
             built()

@@ -8,7 +8,6 @@ adapter are built, and nothing else.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -17,21 +16,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from forgather.config.environment import ConfigEnvironment
-from forgather.config.graph import Call, Graph, Node, is_null
+from forgather.config.graph import Graph, Node, is_null
 from forgather.errors import ProjectError
 from forgather.launch.in_process import MAIN
+from forgather.launch.recorded_graph import USUAL_SEED, building, recorded_project
 from forgather.launch.saved_weights import SavedWeights
 from forgather.project.data_targets import with_targets
-from forgather.project.locations import cache_dir
 from forgather.project.project import Project
-from forgather.project.rerun import redirected_outputs, rerun_meta, unchanged_record
-from forgather.project.run_facts import GRAPH
-from forgather.project.trainer_arguments import keyword, trainer_arguments
+from forgather.project.trainer_arguments import keyword, model_of_main, trainer_arguments
 
 _ADAPTER_EXPORT, _EXPORT = "forgather.ml.trainer.adapter_export", "forgather.ml.checkpoint.export"
 _GGUF = "forgather.ml.gguf_export"
-_USUAL_SEED = 42
 
 
 class ExportKind(StrEnum):
@@ -85,15 +80,7 @@ def plan_export(weights: SavedWeights, kind: ExportKind, into: str | None) -> Ex
     if kind is ExportKind.MODEL or not is_adapter:
         return ExportPlan(weights=weights, kind=kind, into=into)
     run = weights.run
-    output_dir = os.path.join(tempfile.gettempdir(), f"forgather-export-{os.getpid()}")
-    environment = ConfigEnvironment(searchpath=(run.folder,), cache_dir=cache_dir("templates"))
-    project = Project.in_environment(
-        rerun_meta(run),
-        run.config,
-        environment=environment,
-        overrides=redirected_outputs(run, output_dir),
-        template=GRAPH,
-    )
+    project = recorded_project(run)
     project.refuse_errors()
     nodes = _nodes(project.graph, run.folder)
     project.graph, targets = with_targets(project.graph, nodes)
@@ -102,22 +89,13 @@ def plan_export(weights: SavedWeights, kind: ExportKind, into: str | None) -> Ex
 
 def _nodes(graph: Graph, folder: str) -> dict[str, Node]:
     """Returns the nodes of the model, of the adapter and of the seed."""
-    entry = graph.targets.get(MAIN)
+    entry, model, arguments = graph.targets.get(MAIN), model_of_main(graph), trainer_arguments(graph)
     main = entry.value if entry else None
-    by_place = main.args[0] if isinstance(main, Call) and main.args else None
     named = {
-        "model": next(
-            (
-                node
-                for node in (keyword(main, "model"), by_place, keyword(main, "model_init"))
-                if node is not None and not is_null(node)
-            ),
-            None,
-        ),
+        "model": model[1] if model else None,
         "adapter": keyword(main, "adapter"),
+        "seed": arguments.get("seed") if arguments else None,
     }
-    arguments = trainer_arguments(graph)
-    named["seed"] = arguments.get("seed") if arguments else None
     found = {name: node for name, node in named.items() if node is not None and not is_null(node)}
     if "model" not in found:
         raise ProjectError(
@@ -165,7 +143,7 @@ def _exported(plan: ExportPlan, into: Path, *, dtype: str | None, max_shard_size
     module = import_module(_ADAPTER_EXPORT)
     if plan.project is None:
         raise module.not_an_adapter(source)
-    with unchanged_record(plan.weights.run, plan.project.meta), plan.project.located():
+    with building(plan.weights.run, plan.project):
         trained = _trained(plan, module)
         if plan.kind is ExportKind.ADAPTER:
             return dict(module.export_adapter(trained, into, dtype=dtype))
@@ -178,7 +156,7 @@ def _trained(plan: ExportPlan, module: Any) -> Any:
     names = list(dict.fromkeys(targets.values()))
     built = plan.project(names, run_dir=plan.weights.run.folder) if plan.project else {}  # the folder is only named
     objects = {name: built[target] for name, target in targets.items()}
-    seed = objects.get("seed", _USUAL_SEED)
+    seed = objects.get("seed", USUAL_SEED)
     setup = import_module("forgather.ml.trainer.model_setup")
     return module.TrainedAdapter(
         folder=Path(plan.weights.folder),

@@ -10,32 +10,28 @@ from __future__ import annotations
 
 import os
 import shlex
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from forgather.config.environment import ConfigEnvironment
-from forgather.config.graph import Call, Graph, Node, is_null
+from forgather.config.graph import Call, Graph, is_null
 from forgather.config.traverse import roots, walk
 from forgather.errors import ForgatherError, ProjectError
+from forgather.launch.recorded_graph import USUAL_SEED, building, recorded_project
 from forgather.launch.saved_weights import MODEL, find_weights
 from forgather.project.data_targets import with_targets
 from forgather.project.literal import plain_value
-from forgather.project.locations import cache_dir
 from forgather.project.path_display import near_path
 from forgather.project.project import Project
-from forgather.project.rerun import redirected_outputs, rerun_meta, unchanged_record
-from forgather.project.run_facts import GRAPH, is_run_folder
+from forgather.project.run_facts import is_run_folder
 from forgather.project.run_reader import PastRun, recorded_runs
-from forgather.project.trainer_arguments import keyword, trainer_arguments
+from forgather.project.trainer_arguments import keyword, model_of_main, trainer_arguments
 
 _LOADING = "forgather.ml.generation.loading"
 _MODEL_FILES = ("config.json", "adapter_config.json")
 _QUANTIZES = ("quantization_config", "load_in_4bit", "load_in_8bit")
-_SEED = 42  # the default of transformers and of our trainers
 Allow = Callable[[Project, str], None]
 """A function that gets a project and a target, and raises an error if the code that the target needs may not run."""
 
@@ -130,7 +126,7 @@ def load_model(trained: TrainedModel, *, merged: bool, allow: Allow) -> Any:
         try:
             return loading.load_for_generation(loading.Source(**source))
         except loading.RecordNeeded as error:
-            if _model_node(run.built) is None:
+            if model_of_main(run.built) is None:
                 raise error from None
     # An adapter of a quantized model has another effect on weights that are not quantized.
     return loading.load_for_generation(loading.Source(**source, build=lambda: _built(run, allow)))
@@ -138,12 +134,8 @@ def load_model(trained: TrainedModel, *, merged: bool, allow: Allow) -> Any:
 
 def _built(run: PastRun, allow: Allow) -> Any:
     """Returns the model as the run built it, without the trainer's adapter and without trained weights."""
-    environment = ConfigEnvironment(searchpath=(run.folder,), cache_dir=cache_dir("templates"))
-    overrides = redirected_outputs(run, os.path.join(tempfile.gettempdir(), f"forgather-generate-{os.getpid()}"))
-    project = Project.in_environment(
-        rerun_meta(run), run.config, environment=environment, overrides=overrides, template=GRAPH
-    )
-    found = _model_node(project.graph)
+    project = recorded_project(run)
+    found = model_of_main(project.graph)
     assert found is not None  # noqa: S101 - the recorded graph has one
     argument, node = found
     arguments = trainer_arguments(project.graph)
@@ -152,23 +144,14 @@ def _built(run: PastRun, allow: Allow) -> Any:
     target = names["the model"]
     allow(project, target)
     make = import_module("forgather.ml.trainer.model_setup").make_model
-    with unchanged_record(run, project.meta), project.located():
+    with building(run, project):
         built = project(target)
         given = (built, None) if argument == "model" else (None, built)
-        return make(*given, seed if isinstance(seed, int) else _SEED)
-
-
-def _model_node(graph: Graph) -> tuple[str, Node] | None:
-    """Returns the argument that gives the trainer its model, "model" or "model_init", and its node; None if neither."""
-    main = graph.targets.get("main")
-    call = main.value if main else None
-    by_place = call.args[0] if isinstance(call, Call) and call.args else None
-    given = [("model", keyword(call, "model") or by_place), ("model_init", keyword(call, "model_init"))]
-    return next(((name, node) for name, node in given if node is not None and not is_null(node)), None)
+        return make(*given, seed if isinstance(seed, int) else USUAL_SEED)
 
 
 def _is_quantized(graph: Graph) -> bool:
-    found = _model_node(graph)
+    found = model_of_main(graph)
     below = walk([((), found[1])]) if found else ()
     return any(
         (value := keyword(node, name)) is not None and not is_null(value) for _, node in below for name in _QUANTIZES

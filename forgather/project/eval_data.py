@@ -129,23 +129,28 @@ def rows_of_file(
     if function in _PREPARE_COLUMNS and own not in _READ_THEMSELVES:
         # Several columns are read, and keep their names.
         options["text_column"] = None
-    asked = {f"{column}_column": written for column, written in (columns or {}).items()}
     by_function = _COLUMNS.get(function, ()) if own not in _READ_THEMSELVES else ()
-    known = by_function or _COLUMNS.get(own or "json_lines", ())
-    if unknown := [column for column in asked if column not in known]:
-        names = ", ".join(column.removesuffix("_column") for column in known)
-        raise ProjectError(
-            f"the rows of the run have no column {unknown[0].removesuffix('_column')!r} that could have another name",
-            code="FG487",
-            hint=f"they have: {names}" if known else "their keys are those of the form of the rows",
-        )
+    asked = _arguments(columns or {}, by_function or _COLUMNS.get(own or "json_lines", ()))
     overrides = [
-        (path_text((*place[:-1], Key(column))), json.dumps(asked[column])) for column in by_function if column in asked
+        (path_text((*place[:-1], Key(name))), json.dumps(asked[name])) for name in by_function if name in asked
     ]
     if not by_function:
         options |= asked
     text = f"!singleton:{_DATA}{name} {json.dumps({'paths': os.path.abspath(file), **options}, ensure_ascii=False)}"
     return FileRows(overrides=((path_text(place), text), *overrides), like=like)
+
+
+def _arguments(columns: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
+    """Returns the arguments that name columns; raises FG487 for one that is not known."""
+    asked = {f"{column}_column": written for column, written in columns.items()}
+    if unknown := [column for column in columns if f"{column}_column" not in known]:
+        names = ", ".join(argument.removesuffix("_column") for argument in known)
+        raise ProjectError(
+            f"the rows of the run have no column {unknown[0]!r} that could have another name",
+            code="FG487",
+            hint=f"they have: {names}" if known else "their keys are those of the form of the rows",
+        )
+    return asked
 
 
 def _suffix_of(file: str) -> str:

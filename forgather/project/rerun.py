@@ -13,7 +13,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -114,16 +114,17 @@ def rerun_meta(run: PastRun) -> ProjectMeta:
     )
 
 
-def rerun_project(run: PastRun, meta: ProjectMeta, output_dir: str) -> Project:
+def rerun_project(run: PastRun, meta: ProjectMeta, output_dir: str, changes: Sequence[tuple[str, str]] = ()) -> Project:
     """Returns the config that builds the recorded graph, and writes its output to another folder.
 
     Args:
         run: the first run.
         meta: the project in which the run is repeated.
         output_dir: the output folder of the repeated run.
+        changes: further changes of the graph, as pairs of graph path and YAML text.
     """
     environment = ConfigEnvironment(searchpath=(run.folder,), cache_dir=cache_dir("templates"))
-    overrides = redirected_outputs(run, output_dir)
+    overrides = [*_redirected_outputs(run, output_dir), *changes]
     return Project.in_environment(meta, run.config, environment=environment, overrides=overrides, template=GRAPH)
 
 
@@ -145,7 +146,7 @@ def unchanged_record(run: PastRun, meta: ProjectMeta) -> Iterator[None]:
         sys.dont_write_bytecode = before
 
 
-def redirected_outputs(run: PastRun, output_dir: str) -> list[tuple[str, str]]:
+def _redirected_outputs(run: PastRun, output_dir: str) -> list[tuple[str, str]]:
     """Returns the overrides that replace the output folder of the first run, as pairs of graph path and YAML text.
 
     Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forgather.config.graph import Call, Entry, Graph, Node, Scalar
+from forgather.config.graph import Call, Entry, Graph, Node, Scalar, is_null
 from forgather.config.insight.path_lookup import path_text
 from forgather.config.traverse import walk_places
 
@@ -55,6 +55,19 @@ def _arguments_of_main(main: Node) -> Node | None:
     # Every trainer takes the model first, and its arguments second.
     by_place = main.args[1] if isinstance(main, Call) and len(main.args) > 1 else None
     return keyword(main, "args") or by_place
+
+
+def model_of_main(graph: Graph) -> tuple[str, Node] | None:
+    """Returns the argument that gives `main` its model, "model" or "model_init", and its node; None if there is none.
+
+    Args:
+        graph: the graph of the config.
+    """
+    entry = graph.targets.get("main")
+    main = entry.value if entry else None
+    by_place = main.args[0] if isinstance(main, Call) and main.args else None
+    given = [("model", keyword(main, "model") or by_place), ("model_init", keyword(main, "model_init"))]
+    return next(((name, node) for name, node in given if node is not None and not is_null(node)), None)
 
 
 def keyword(node: Node | None, name: str) -> Node | None:

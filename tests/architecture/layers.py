@@ -92,7 +92,7 @@ project:
     project.eval_data project.rerun
 launch:
     launch.in_process launch.process_request
-    launch.saved_weights
+    launch.recorded_graph launch.saved_weights
     launch.export launch.trained_model
     launch launch.batch_scripts launch.dry_run launch.evaluation launch.multi_process launch.restart
 cli:
