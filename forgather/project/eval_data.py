@@ -88,25 +88,7 @@ def rows_of_file(
             prepared by functions that can prepare the rows of a file, or if its rows have no such column.
     """
     suffix = _suffix_of(file)
-    node, like = _eval_dataset(graph), None
-    path: GraphPath = (Key("main"), Key("eval_dataset"))
-    if isinstance(node, Mapped) and node.entries:
-        first = node.entries[0]
-        like, node = str(first.key), first.value
-        path = (*path, Key(first.key))
-    prepared = _prepared(node, path)
-    if prepared is None:
-        made = node.constructor if isinstance(node, Call) else "data"
-        raise ProjectError(
-            f"the evaluation set of the run is made by {made}, which cannot prepare the rows of a file"
-            if node is not None
-            else "the run has no evaluation set that says how rows are prepared",
-            code="FG487",
-            span=node.span if node is not None else None,
-            hint=f"rows of a file are prepared by {', '.join(_PREPARE)} of forgather.ml.data; evaluate in Python with "
-            "trainer.evaluate(rows)",
-        )
-    function, rows, place = prepared
+    like, function, rows, place = _prepared_set(graph)
     reader = _call_of_reader(rows)
     own = reader.constructor.removeprefix(_DATA) if reader is not None else ""
     name = own if own in _READ_THEMSELVES else SUFFIXES[suffix]
@@ -126,16 +108,14 @@ def rows_of_file(
                 hint="evaluate the run's own rows: leave --data out",
             )
         options["labels"] = list(labels)
-    if function in _PREPARE_COLUMNS and own not in _READ_THEMSELVES:
-        # Several columns are read, and keep their names.
-        options["text_column"] = None
-    by_function = _COLUMNS.get(function, ()) if own not in _READ_THEMSELVES else ()
-    asked = _arguments(columns or {}, by_function or _COLUMNS.get(own or "json_lines", ()))
+    is_of_function = function in _PREPARE_COLUMNS and own not in _READ_THEMSELVES
+    by_function = _COLUMNS.get(function, ()) if is_of_function else ()
+    asked = _arguments(columns or {}, by_function if is_of_function else _COLUMNS.get(own or "json_lines", ()))
     overrides = [
         (path_text((*place[:-1], Key(name))), json.dumps(asked[name])) for name in by_function if name in asked
     ]
-    if not by_function:
-        options |= asked
+    # A function that reads several columns finds them under the names in the file.
+    options |= {"text_column": None} if is_of_function else asked
     text = f"!singleton:{_DATA}{name} {json.dumps({'paths': os.path.abspath(file), **options}, ensure_ascii=False)}"
     return FileRows(overrides=((path_text(place), text), *overrides), like=like)
 
@@ -172,6 +152,32 @@ def _suffix_of(file: str) -> str:
 def _eval_dataset(graph: Graph) -> Node | None:
     main = graph.targets.get("main")
     return keyword(main.value, "eval_dataset") if main else None
+
+
+def _prepared_set(graph: Graph) -> tuple[str | None, str, Node, GraphPath]:
+    """Returns the name of the first evaluation set, and of the set what `_prepared` returns; raises FG487 if nothing.
+
+    The name is None for a set without a name.
+    """
+    node, like = _eval_dataset(graph), None
+    path: GraphPath = (Key("main"), Key("eval_dataset"))
+    if isinstance(node, Mapped) and node.entries:
+        first = node.entries[0]
+        like, node = str(first.key), first.value
+        path = (*path, Key(first.key))
+    prepared = _prepared(node, path)
+    if prepared is None:
+        made = node.constructor if isinstance(node, Call) else "data"
+        raise ProjectError(
+            f"the evaluation set of the run is made by {made}, which cannot prepare the rows of a file"
+            if node is not None
+            else "the run has no evaluation set that says how rows are prepared",
+            code="FG487",
+            span=node.span if node is not None else None,
+            hint=f"rows of a file are prepared by {', '.join(_PREPARE)} of forgather.ml.data; evaluate in Python with "
+            "trainer.evaluate(rows)",
+        )
+    return like, *prepared
 
 
 def _prepared(node: Node | None, path: GraphPath) -> tuple[str, Node, GraphPath] | None:

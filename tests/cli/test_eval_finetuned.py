@@ -215,6 +215,7 @@ class changed:  # noqa: N801 - a context manager that reads as one
         ("dpo", "prompt=q,chosen=good", {"prompt_column": '"q"', "chosen_column": '"good"'}),
         ("kto", "label=ok", {"label_column": '"ok"'}),
         ("classifier", "text=t,label=l", {}),
+        ("rows of chats", "", {}),
     ],
 )
 def test_columns_are_named_where_they_are_read(name, columns, expected, tmp_path):
@@ -222,7 +223,7 @@ def test_columns_are_named_where_they_are_read(name, columns, expected, tmp_path
     folder = make_project(tmp_path / "bench", {"templates/configs/a.yaml": text})
     file = folder / f"{kind}.jsonl"
     file.write_text("{}\n")
-    wanted = dict(pair.split("=") for pair in columns.split(","))
+    wanted = dict(pair.split("=") for pair in columns.split(",") if pair)
     rows, *others = rows_of_file(Project("a", str(folder)).graph, str(file), ["bad", "good"], wanted).overrides
     assert expected == {path.removeprefix("main.eval_dataset."): value for path, value in others}
     assert (name == "classifier") == ('"text_column": "t", "label_column": "l"' in rows[1])

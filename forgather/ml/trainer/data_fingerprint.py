@@ -29,7 +29,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from forgather.errors import DistributedError
-from forgather.ml.data.preference_collator import REFERENCE
 from forgather.ml.distributed import collectives
 from forgather.ml.number_format import plural
 from forgather.ml.trainer.data_rng import IsolatedRNG, seed_of
@@ -208,14 +207,9 @@ class Fingerprint:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The number of rows, and one digest of the whole fingerprint, as a manifest stores them.
-
-        For preference data, the digest of the reference is added.
-        """
+        """The number of rows, and one digest of the whole fingerprint, as a manifest stores them."""
         text = json.dumps(self.to_state(), sort_keys=True)
-        reference = self.columns.get(REFERENCE, ())[:1]
-        found = {"rows": self.num_rows, "digest": xxhash.xxh3_64(text.encode()).hexdigest()}
-        return {**found, "reference": reference[0]} if reference else found
+        return {"rows": self.num_rows, "digest": xxhash.xxh3_64(text.encode()).hexdigest()}
 
     def differences(self, other: Fingerprint) -> list[str]:
         """Returns descriptions of the differences to another fingerprint.

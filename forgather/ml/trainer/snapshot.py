@@ -41,6 +41,7 @@ from forgather.ml.checkpoint.files import (
 from forgather.ml.checkpoint.hf_layout import load_mismatch
 from forgather.ml.checkpoint.save_plan import SavePlanner
 from forgather.ml.checkpoint.state import file_chunks, pack_tree, split_tensors, write_state, write_tensors
+from forgather.ml.data.preference_collator import REFERENCE
 from forgather.ml.distributed import collectives
 from forgather.ml.log import get_logger
 from forgather.ml.model_class import class_name
@@ -82,7 +83,7 @@ def origin_facts(strategy: Strategy, args: TrainingArguments, data: Fingerprint)
             "strategy": type(strategy).__name__,
         },
         "config": _digest(strategy, args),
-        "data": data.facts,
+        "data": data.facts | {"reference": digest for digest in data.columns.get(REFERENCE, ())[:1]},
     }
 
 
