@@ -83,7 +83,7 @@ def origin_facts(strategy: Strategy, args: TrainingArguments, data: Fingerprint)
             "strategy": type(strategy).__name__,
         },
         "config": _digest(strategy, args),
-        "data": data.facts | {"reference": digest for digest in data.columns.get(REFERENCE, ())[:1]},
+        "data": data.facts | dict(zip(("reference",), data.columns.get(REFERENCE, ()), strict=False)),
     }
 
 
