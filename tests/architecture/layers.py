@@ -122,7 +122,7 @@ processes:
     distributed.peer
 data:
     data.cache data.data_errors data.progress_bar data.prompts
-    data.chat_rows data.chat_template data.json_rows data.padding data.preference_collator data.sources data.train_eval_split
+    data.chat_rows data.chat_template data.json_rows data.mixture data.padding data.preference_collator data.sources data.train_eval_split
     data.conversations data.tokenizer generation generation.prompt
     data.packing data.token_kinds data.token_text data.turn_tokens
     data.example_packing

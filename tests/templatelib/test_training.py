@@ -43,6 +43,7 @@ MORE = {
     "datasets/text_files.yaml": "paths: {{ joinpath(project_dir, 'data') }}, sample_by: line",
     "datasets/python_sources.yaml": "folder: {{ joinpath(project_dir, 'data') }}",
     "datasets/chat.yaml": "paths: {{ joinpath(project_dir, 'chats.jsonl') }}",
+    "datasets/mixture.yaml": "datasets: {a: !call:forgather.ml.data:chats [{{ joinpath(project_dir, 'chats.jsonl') }}]}",
     "datasets/instructions.yaml": "paths: {{ joinpath(project_dir, 'instructions.jsonl') }}",
 }
 # The tokenizer of `BASE` is trained on a column of text.
@@ -52,7 +53,9 @@ CHAT_TOKENIZER = """\
     pretrained_model_name_or_path: {{ joinpath(project_dir, 'saved') }}
     chat_template: alpaca
 """
-FURTHER_BLOCKS = dict.fromkeys(("datasets/chat.yaml", "datasets/instructions.yaml"), CHAT_TOKENIZER)
+FURTHER_BLOCKS = dict.fromkeys(
+    ("datasets/chat.yaml", "datasets/instructions.yaml", "datasets/mixture.yaml"), CHAT_TOKENIZER
+)
 CHATS = {
     "chats.jsonl": {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
     "instructions.jsonl": {"instruction": "Add", "input": "1 and 1", "output": "2"},

@@ -21,6 +21,7 @@ _LAZY = {
     "class_names": "labelled",
     "tokenize_labelled": "labelled",
     "split": "train_eval_split",
+    "mix": "mixture",
     "beginnings": "prompts",
     "tokenize": "packing",
     "pack": "packing",

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import xxhash
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
 from forgather.errors import Diagnostic, nearest
 from forgather.ml.data.chat_rows import FORMS, BadRow, check_order, form_of, message_texts, read_row, with_system
@@ -35,11 +35,12 @@ _MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "nam
 def chats(
     paths: Paths,
     *,
+    eval_paths: Paths | None = None,
     form: str | None = None,
     system: str | None = None,
     before_input: str = "\n\n",
     bad_rows: str = "refuse",
-) -> Dataset:
+) -> Dataset | DatasetDict:
     """Returns the conversations of JSON files: one object per line, or one list of objects per file.
 
     The form of the rows is recognized by their keys:
@@ -51,22 +52,31 @@ def chats(
 
     Args:
         paths: a file, a folder (whose `.jsonl` and `.json` files are read), a glob, or a list of these.
+        eval_paths: the files with conversations for evaluation, which `split` keeps; None to split those of `paths`.
         form: the form of the rows, or None to recognize it. All rows of a file must have the same form.
         system: the text of a system message that is put before the conversations that have none.
         before_input: the text between an instruction and its `input`.
         bad_rows: "refuse" to stop at a row that is not a conversation, "drop" to leave it out and log the number.
 
     Returns:
-        A data set with the columns `conversation` (JSON text) and `source` (file and line).
+        A data set with the columns `conversation` (JSON text) and `source` (file and line); with `eval_paths`, two of
+        them, "train" and "eval".
 
     Raises:
         DataFileError: FG830 if a path matches no file, FG834 if a line is not a JSON object.
         DataError: FG890 if a row is not a conversation, FG891 if its turns are not in order or an answer is empty,
             FG892 if the form is unknown or differs within a file, FG832 if no row is left.
     """
+    options: dict[str, Any] = {"form": form, "system": system, "before_input": before_input, "bad_rows": bad_rows}
+    if eval_paths is not None:
+        parts = {"train": paths, "eval": eval_paths}
+        train, held = (find_files(part, (".jsonl", ".json")) for part in parts.values())
+        if both := [file for file in train if file in held]:
+            logger.warning("%s is read for training and for evaluation", both[0])
+        return DatasetDict({name: chats(part, **options) for name, part in parts.items()})
     files = find_files(paths, (".jsonl", ".json"))
     rows = ((file, row.place(file), row.value) for file in files for row in json_rows(file))
-    return _collected(rows, form, system, before_input, bad_rows, ", ".join(files[:3]))
+    return _collected(rows, **options, where=", ".join(files[:3]))
 
 
 def as_chats(

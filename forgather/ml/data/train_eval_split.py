@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+
+import numpy as np
 from datasets import Dataset, DatasetDict
 
 from forgather.ml.data.data_errors import DataError
+from forgather.ml.number_format import plural
+
+logger = logging.getLogger(__name__)
 
 
-def split(dataset: Dataset, eval_fraction: float = 0.05, seed: int = 42) -> DatasetDict:
+def split(dataset: Dataset | DatasetDict, eval_fraction: float = 0.05, seed: int = 42) -> DatasetDict:
     """Returns a random split of a data set into a training part and an evaluation part without common rows.
 
     Args:
-        dataset: the data set to split.
+        dataset: the data set to split. One that is divided into "train" and "eval" already is returned itself. If rows
+            are repeated, as `mix` may do, all copies of a row are in one part, and the evaluation part has one of each.
         eval_fraction: the fraction of the rows for evaluation, between 0 and 1. Each part gets at least one row.
         seed: the seed of the random split. Equal seeds give equal parts.
 
@@ -21,17 +28,62 @@ def split(dataset: Dataset, eval_fraction: float = 0.05, seed: int = 42) -> Data
     Raises:
         DataError: FG835 if the fraction is not between 0 and 1, or if there are fewer than two rows.
     """
+    if isinstance(dataset, DatasetDict) and {"train", "eval"} <= dataset.keys():
+        logger.info("the evaluation set is given: eval_fraction is not used (%s)", _sizes(dataset))
+        return dataset
+    if isinstance(dataset, DatasetDict):
+        raise DataError(
+            f"the data set is divided into {', '.join(dataset)}, and not into train and eval",
+            code="FG835",
+            hint="give split one of its parts, as !call:getitem [*raw_dataset, train]",
+        )
     if not 0 < eval_fraction < 1:
         raise DataError(
             f"eval_fraction must be between 0 and 1; got {eval_fraction!r}", code="FG835", hint="as in 0.05"
         )
     if len(dataset) < 2:
-        raise DataError(
-            f"a data set of {len(dataset)} row cannot be split into two",
-            code="FG835",
-            hint="more rows (text_files with sample_by: paragraph), or no eval set",
-        )
-    # Rounding could leave one part of a small data set empty.
-    num_eval = min(max(round(len(dataset) * eval_fraction), 1), len(dataset) - 1)
+        raise _too_few(len(dataset))
+    places = None if dataset._indices is None else np.asarray(dataset._indices.column(0))
+    if places is not None and len(np.unique(places)) < len(places):
+        return _split_repeated(dataset, places, eval_fraction, seed)
+    num_eval = _num_eval(len(dataset), eval_fraction)
     parts = dataset.train_test_split(test_size=num_eval, seed=seed)
-    return DatasetDict({"train": parts["train"], "eval": parts["test"]})
+    return _reported(DatasetDict({"train": parts["train"], "eval": parts["test"]}))
+
+
+def _num_eval(num_rows: int, eval_fraction: float) -> int:
+    # Rounding could leave one part of a small data set empty.
+    return min(max(round(num_rows * eval_fraction), 1), num_rows - 1)
+
+
+def _split_repeated(dataset: Dataset, places: np.ndarray, eval_fraction: float, seed: int) -> DatasetDict:
+    """Splits by distinct rows: a copy in the training part would show the model what it is evaluated on.
+
+    Shapes:
+        places: (B,), the place in the table of each row.
+    """
+    distinct, firsts = np.unique(places, return_index=True)
+    if len(distinct) < 2:
+        raise _too_few(1)
+    chosen = np.random.Generator(np.random.PCG64(seed)).permutation(len(distinct))
+    chosen = chosen[: _num_eval(len(distinct), eval_fraction)]
+    is_train_B = ~np.isin(places, distinct[chosen])
+    parts = {"train": np.flatnonzero(is_train_B), "eval": np.sort(firsts[chosen])}
+    return _reported(DatasetDict({name: dataset.select(rows) for name, rows in parts.items()}))
+
+
+def _reported(parts: DatasetDict) -> DatasetDict:
+    logger.info("split: %s", _sizes(parts))
+    return parts
+
+
+def _sizes(parts: DatasetDict) -> str:
+    return f"{plural(len(parts['train']), 'row')} for training, {len(parts['eval']):,} for evaluation"
+
+
+def _too_few(num_rows: int) -> DataError:
+    return DataError(
+        f"a data set of {num_rows} row cannot be split into two",
+        code="FG835",
+        hint="more rows (text_files with sample_by: paragraph), or no eval set",
+    )
