@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from forgather.cache_file import Digests
-from forgather.config.graph import Call
+from forgather.config.graph import Call, Scalar
 from forgather.config.load import COMMAND_LINE
 from forgather.errors import BuildNote, ForgatherError, ProjectError, nearest
 from forgather.launch.in_process import MAIN, construct_main, plan_run
@@ -86,7 +86,10 @@ class Evaluation:
 
 
 def plan_evaluation(
-    weights: SavedWeights, data: str | None, columns: Mapping[str, str] | None = None
+    weights: SavedWeights,
+    data: str | None,
+    columns: Mapping[str, str] | None = None,
+    generation: Mapping[str, int] | None = None,
 ) -> EvaluationPlan:
     """Returns the plan of an evaluation. Constructs nothing and writes nothing.
 
@@ -94,6 +97,8 @@ def plan_evaluation(
         weights: the weights to evaluate.
         data: the name of an evaluation set, or a JSON lines or CSV file; None for all sets of the run.
         columns: the names of columns in the file, by what they hold; None for the names of the run's own file.
+        generation: the settings of generation, by their names in the training arguments, with which answers are
+            generated; None to generate them if the run did.
 
     Raises:
         ProjectError: FG486 if the run has no such set; FG487 if columns are named without a file, or if the file cannot
@@ -108,6 +113,8 @@ def plan_evaluation(
     if main is not None and keyword(main.value, "train_dataset") is not None:
         # It is not needed, and may be large.
         changes.append((f"{MAIN}.train_dataset", "~"))
+    if generation is not None:
+        changes += _generating(main.value if main else None, generation)
     only: str | None = None
     if data is not None and is_file_name(data):
         rows = rows_of_file(graph, data, _label_names(weights.folder), columns)
@@ -121,6 +128,23 @@ def plan_evaluation(
         only = _known_set(data, named_sets(graph))
     project = recorded_project(run, changes)
     return EvaluationPlan(weights=weights, project=project, data=data, only=only, output_dir=unused_output_dir())
+
+
+def _generating(main: object, settings: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Returns the overrides with which the trainer of a run generates answers."""
+    args = keyword(main, "args") if isinstance(main, Call) else None
+    given = {"predict_with_generate": "true", **{name: str(value) for name, value in settings.items()}}
+    found: list[tuple[str, str]] = []
+    for name, text in given.items():
+        # A plus sign adds a setting that the run did not have.
+        is_new = not isinstance(args, Call) or keyword(args, name) is None
+        found.append((f"{'+' if is_new else ''}{MAIN}.args.{name}", text))
+    generated = keyword(args, "predict_with_generate") if isinstance(args, Call) else None
+    if isinstance(main, Call) and (not isinstance(generated, Scalar) or generated.value is not True):
+        # The run's metrics are computed from the outputs of the model.
+        names = ("compute_metrics", "preprocess_logits_for_metrics")
+        found += [(f"{MAIN}.{name}", "~") for name in names if keyword(main, name) is not None]
+    return found
 
 
 def _refuse_other_main(main: object, folder: str) -> None:

@@ -158,7 +158,7 @@ adapters:
     trained_adapter
 report:
     report.html_text report.run_data
-    report.chart
+    report.chart report.samples
     report.page
     report.data_page
     report

@@ -55,6 +55,12 @@ CLASSIFIER = """\
     task: classification
     functions: {accuracy: !partial:sklearn.metrics:accuracy_score []}
 """
+ANSWERS = """\
+[compute_metrics]
+    !singleton:forgather.ml.text_metrics:TextMetrics@compute_metrics
+    tokenizer: *tokenizer
+    functions: [!partial:forgather.ml.text_metrics:exact_match [], !partial:texts.py:length []]
+"""
 BASE = TINY_TRAINING.replace("'out'", "'base'").replace("rows.jsonl", "texts.jsonl") + "[sample_prompts]\n    []\n"
 
 
@@ -70,6 +76,7 @@ def config(name, kind, *blocks):
         "    -- set ns.chat_template = 'alpaca'\n",
     )
     settings = "eval_strategy: steps|eval_steps: 2|save_strategy: steps|save_steps: 2|learning_rate: 5e-2".split("|")
+    settings += SETTINGS.get(name, [])
     collator = "preferences" if kind in ("pairs", "feedback") else "rows" if kind == "labelled" else "padded"
     place = "{{ joinpath(project_dir, '" + file + "') }}"
     sets = "".join(
@@ -108,8 +115,10 @@ RUNS = {
     "rows of chats": ("rows of chats",),
     "classifier": ("labelled", CLASSIFIER),
     "classifier with lora": ("labelled", CLASSIFIER, lora()),
+    "answers": ("chats", ANSWERS),
 }
-QUICK = ("tokens", "dpo with lora")
+SETTINGS = {"answers": ["predict_with_generate: true", "generation_max_new_tokens: 5"]}
+QUICK = ("tokens", "dpo with lora", "answers")
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +126,9 @@ def project(tmp_path_factory):
     configs = {name.replace(" ", "_"): config(name.replace(" ", "_"), *run) for name, run in RUNS.items()}
     files = {f"templates/configs/{name}.yaml": text for name, text in {"base": BASE, **configs}.items()}
     folder = make_project(tmp_path_factory.mktemp("tuned") / "bench", files)
+    (folder / "texts.py").write_text(
+        "def length(predictions, references):\n    return {'length': sum(map(len, predictions))}\n"
+    )
     for name, rows in FILES.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     train(folder, "base")
@@ -261,3 +273,28 @@ def test_conversations_in_a_table_are_refused(trained, name, told, capsys):
     Path("rows.csv").write_text("messages\nhello\n")
     found, status = evaluated(capsys, trained(name), "--data", "rows.csv")
     assert 1 == status and told in found
+
+
+def test_answers_of_a_run_are_generated_and_written(trained, capsys):
+    folder = trained("answers")
+    found = evaluated(capsys, folder, "--out", "all.jsonl")[0]
+    lines = [json.loads(line) for line in Path("all.jsonl").read_text().splitlines()]
+    assert [row["messages"][1]["content"] for row in CHATS] == [line["reference"] for line in lines]
+    assert all(f"say {number}\n" in line["prompt"] for number, line in enumerate(lines))
+    assert sum(len(line["text"]) for line in lines) == found["metrics"]["eval_length"]
+    (run,) = (folder / "runs").glob("2*")
+    shown = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    assert lines[:8] == [{name: row[name] for name in lines[0]} for row in shown if row["step"] == 4]
+    table = (run / "report.html").read_text()
+    assert "<th>prompt</th><th>reference</th><th>answer</th>" in table and "eval exact match" in table
+
+    other = evaluated(capsys, folder, "--limit", 2, "--max-new-tokens", 3, "--out", "few.jsonl")[0]
+    few = [json.loads(line) for line in Path("few.jsonl").read_text().splitlines()]
+    assert 2 == len(few) and other["metrics"]["eval_gen_len"] <= 3 < found["metrics"]["eval_gen_len"]
+
+
+@pytest.mark.matrix
+def test_a_run_that_generated_nothing_is_asked_for_answers(trained, capsys):
+    found = evaluated(capsys, trained("chats with lora"), "--generate", "--max-new-tokens", 3)[0]
+    assert 3 >= found["metrics"]["eval_gen_len"] > 0 and 0 == found["metrics"]["eval_exact_match"]
+    assert "eval_loss" in found["logged"] and [] == found["differs"]

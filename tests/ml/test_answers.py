@@ -193,6 +193,13 @@ def test_metrics_are_those_of_the_answers_to_each_row(trained):
     assert sum(right) / 7 == found["eval_all_exact_match"] and sum(right[:2]) / 2 == found["eval_few_exact_match"]
     assert sum(len(answer.ids) for answer in answers) / 7 == pytest.approx(found["eval_all_gen_len"])
     assert sum(answer.finish == STOP for answer in answers) / 7 == found["eval_all_stopped"]
+    told = trainer.predict(trainer.eval_dataset["all"])
+    assert [answer.ids for answer in answers] == [tuple(row[row != -100].tolist()) for row in told.predictions]
+    assert [row.expected for row in rows] == [row[row != -100].tolist() for row in told.label_ids]
+    assert sum(right) / 7 == told.metrics["test_exact_match"]
+    prompts = [{"input_ids": row.prompt} for row in rows]
+    bare = trainer.predict(prompts)
+    assert bare.label_ids is None and (bare.predictions == told.predictions).all()
     best = max(line["eval_all_exact_match"] for line in trainer.state.log_history if "eval_all_exact_match" in line)
     assert best == trainer.state.best_metric
 

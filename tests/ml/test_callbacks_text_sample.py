@@ -14,10 +14,11 @@ def model():
     return tiny_model()
 
 
-def sampled(folder, model, event="on_evaluate", step=3, prompts=("ab", ""), **options):
+def sampled(folder, model, event="on_evaluate", step=3, prompts=("ab", ""), tokenizer=None, **options):
     screen = io.StringIO()
     callback = TextSampleCallback(prompts, console=Console(file=screen, width=100), **{"max_new_tokens": 6} | options)
-    getattr(callback, event)(arguments(folder), state(step), control(), model=model, processing_class=letters())
+    scene = {"model": model, "processing_class": tokenizer or letters()}
+    getattr(callback, event)(arguments(folder), state(step), control(), **scene)
     file = folder / "samples.jsonl"
     return (read_records(file) if file.exists() else []), screen.getvalue()
 
@@ -129,3 +130,51 @@ def test_control_characters_do_not_reach_the_terminal():
 def test_counts_below_one_are_refused(wrong):
     with pytest.raises(ValueError, match="must be at least 1; got 0"):
         TextSampleCallback("a", **wrong)
+
+
+MESSAGES = [{"role": "user", "content": "ab"}]
+
+
+def chatting():
+    tokenizer = letters()
+    tokenizer.chat_template = (
+        "{% for m in messages %}c{{ m.content }}{% endfor %}{% if add_generation_prompt %}d{% endif %}"
+    )
+    return tokenizer
+
+
+def test_messages_are_answered_through_the_chat_template(tmp_path, model):
+    records, screen = sampled(tmp_path, model.eval(), prompts=[MESSAGES], tokenizer=chatting())
+    assert [
+        ("cabd", letters().decode(greedy(model, torch.tensor([[4, 2, 3, 5]]), 6)[0, 4:], skip_special_tokens=True))
+    ] == [(record["prompt"].replace(" ", ""), record["text"]) for record in records]
+    assert "c a b d" in screen
+
+
+def test_messages_without_a_chat_template_are_told_once(tmp_path, model, caplog):
+    assert not sampled(tmp_path, model, prompts=[MESSAGES])[0]
+    assert "a prompt consists of messages, and the tokenizer has no chat template" in caplog.messages[0]
+
+
+ANSWERS = [{"row": 0, "prompt": "ab", "reference": "c", "text": "d", "finish": "stop"}]
+
+
+def test_answers_of_an_evaluation_are_kept_once_and_up_to_the_checkpoint(tmp_path, model):
+    scene = {"model": model, "processing_class": letters()}
+
+    def callback(**restored):
+        made = TextSampleCallback("a", max_new_tokens=2, every_steps=3, console=Console(file=io.StringIO()))
+        vars(made).update(restored)
+        made.on_train_begin(arguments(tmp_path), state(4 if restored else 0), control())
+        return made
+
+    first = callback()
+    first.on_step_end(arguments(tmp_path), state(3), control(), **scene)
+    for step in (4, 4):
+        first.on_evaluate(arguments(tmp_path), state(step), control(), answers=ANSWERS, **scene)
+    saved = first.state()["attributes"]
+    first.on_evaluate(arguments(tmp_path), state(5), control(), answers=ANSWERS, **scene)
+    callback(**saved)
+
+    records = read_records(tmp_path / "samples.jsonl")
+    assert [(3, None), (4, "c")] == [(record["step"], record.get("reference")) for record in records]

@@ -264,3 +264,15 @@ def test_metrics_of_an_evaluation_are_tiles_and_curves_before_what_is_looked_up(
     assert 'aria-label="eval f1 by step"' in first
     assert 'aria-label="eval f1 (few) by step"' in first
     assert "runtime" not in tiles
+
+
+def test_answers_of_evaluations_are_a_table_beside_what_was_expected(tmp_path):
+    answers = [
+        {"step": 4, "set": "few", "prompt": "1 + 1", "reference": "2", "text": text} for text in ("2", "<b>3</b>")
+    ]
+    run_folder(tmp_path, metrics_jsonl=METRICS, samples_jsonl=[*answers, {"step": 4, "prompt": "x", "text": "y"}])
+    text = write_report(tmp_path).read_text()
+    assert "<th>set</th><th>prompt</th><th>reference</th><th>answer</th>" in text
+    assert '<tr class="good"><td>few</td><td>1 + 1</td><td>2</td><td>2</td></tr>' in text
+    assert '<tr class=""><td>few</td><td>1 + 1</td><td>2</td><td>&lt;b&gt;3&lt;/b&gt;</td></tr>' in text
+    assert text.count('<pre class="sample">') == 1

@@ -38,7 +38,8 @@ EXAMPLES = """examples:
   fgcli eval output_models/tiny_llama/checkpoint-500 --json
   fgcli eval RUN --data tests.jsonl --out predictions.jsonl  the rows of a file, prepared as those of the run
   fgcli eval RUN --data tests.csv --columns text=review,label=stars
-  fgcli eval RUN --data code --nproc 1                       one of several evaluation sets, in one process"""
+  fgcli eval RUN --data code --nproc 1                       one of several evaluation sets, in one process
+  fgcli eval RUN --generate --limit 100 --out answers.jsonl  the answers to 100 prompts, and how many are right"""
 _TIMES = ("_runtime", "_per_second")
 _SPEED = "rows/s"
 
@@ -64,6 +65,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=COLUMN",
         type=_columns,
         help="other column names of that file, as in text=review,label=stars (default: those of the run's own file)",
+    )
+    parser.add_argument(
+        "--generate",
+        action="store_true",
+        help="generate the answer to each prompt, with the most likely token each time; a run with "
+        "predict_with_generate does so without this option, and keeps its metrics (otherwise: exact match)",
+    )
+    parser.add_argument(
+        "--max-new-tokens", metavar="N", type=_count_of_rows, help="generate, with answers of at most N tokens"
+    )
+    parser.add_argument(
+        "--limit", metavar="N", type=_count_of_rows, help="generate the answers to the first N rows of each set"
     )
     parser.add_argument("--out", metavar="FILE", type=_name, help="write each row's prediction to FILE, as JSON lines")
     parser.add_argument(
@@ -91,6 +104,12 @@ def _columns(text: str) -> dict[str, str]:
     raise argparse.ArgumentTypeError(f"{text!r} is not NAME=COLUMN, as in text=review,label=stars")
 
 
+def _count_of_rows(text: str) -> int:
+    if text.isascii() and text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+
+
 def _count(text: str) -> int:
     if text.isascii() and text.isdecimal() and 0 < int(text) <= 1024:
         return int(text)
@@ -104,7 +123,7 @@ def run(invocation: Invocation) -> int:
         return run_joined(partial(_evaluated, invocation))
     weights = find_weights(options.folder, options.checkpoint)
     _refuse_unwritable(options.out)
-    plan = plan_evaluation(weights, options.data, options.columns)
+    plan = plan_evaluation(weights, options.data, options.columns, _generation(options))
     print_findings(weights.run.notes, weights.run.project_dir)
     plan.project.refuse_errors()
     ask_trust(plan.project)
@@ -120,6 +139,13 @@ def run(invocation: Invocation) -> int:
     if ending.error is not None:
         print_error(ending.error, weights.run.project_dir)
     return ending.status
+
+
+def _generation(options: argparse.Namespace) -> dict[str, int] | None:
+    """Returns the settings of generation that the command line names, or None if no answers are asked for."""
+    given = {"generation_max_new_tokens": options.max_new_tokens, "generation_max_samples": options.limit}
+    named = {name: value for name, value in given.items() if value is not None}
+    return named if options.generate or named else None
 
 
 def _refuse_unwritable(out: str | None) -> None:
@@ -151,7 +177,8 @@ def _evaluated(invocation: Invocation, member: Any, plan: EvaluationPlan | None 
     options = invocation.options
     is_main = member is None or member.is_main
     if plan is None:
-        plan = plan_evaluation(_shared_weights(invocation, member), options.data, options.columns)
+        weights = _shared_weights(invocation, member)
+        plan = plan_evaluation(weights, options.data, options.columns, _generation(options))
         member.begin_construction(plan.weights.run.folder)
     if is_main and not options.json:
         for message in plan.weights.skipped:

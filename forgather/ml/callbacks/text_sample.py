@@ -6,7 +6,7 @@ import logging
 import os
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers import GenerationConfig
 from forgather.ml.callbacks.base import ExportableState, TrainerCallback
 from forgather.ml.callbacks.output_target import report_only, run_folder, shared_console
 from forgather.ml.data.chat_template import stop_token_ids
+from forgather.ml.generation.prompt import chat_ids
 from forgather.ml.metrics import LineWriter, end_of_lines, read_records, resume_lines
 from forgather.ml.model_class import class_name
 from forgather.ml.report.run_data import SAMPLES_FILE
@@ -26,15 +27,20 @@ from forgather.ml.train_mode import sampling_mode
 
 _log = logging.getLogger(__name__)
 
+Prompt = str | Sequence[Mapping[str, Any]]
+"""A text, or the messages of a conversation."""
+
 
 class TextSampleCallback(TrainerCallback, ExportableState):
     """A callback that generates continuations of prompts, prints them and appends them to `samples.jsonl`.
 
-    The file is in the run's folder. Sampling does not affect training: the random states and the train or eval mode of
-    each module are restored. If the model cannot generate text, one warning is logged.
+    The file is in the run's folder. With `predict_with_generate`, the answers to the first rows of each evaluation set
+    are appended, too, with the expected answer as `reference`. Sampling does not affect training: the random states and
+    the train or eval mode of each module are restored. If the model cannot generate text, one warning is logged.
 
     Args:
-        prompts: a text or a list of texts; "" is the start of a document.
+        prompts: a text or a list. A text is continued as it is; "" is the start of a document. A list of messages, such
+            as `[{role: user, content: Hello}]`, is rendered by the chat template of the tokenizer and answered.
         tokenizer: the tokenizer, or None for the trainer's `processing_class`.
         max_new_tokens: the maximum number of new tokens. A sample ends earlier at the end-of-text token, or at the last
             position of the model.
@@ -53,7 +59,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
 
     def __init__(
         self,
-        prompts: str | Sequence[str] = ("",),
+        prompts: str | Sequence[Prompt] = ("",),
         tokenizer: Any = None,
         max_new_tokens: int = 64,
         *,
@@ -69,7 +75,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
             raise ValueError(f"every_steps must be at least 1; got {every_steps!r}")
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1; got {max_new_tokens!r}")
-        self.prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        self.prompts: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
         self.tokenizer = tokenizer
         self.max_new_tokens = max_new_tokens
         self.every_steps = every_steps
@@ -81,6 +87,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         self.console = console
         self._writer: LineWriter | None = None
         self._last_step: int | None = None
+        self._last_answers: int | None = None
         self._file: str | None = None
         self._begin = 0
         self._can_sample: bool | None = None
@@ -94,7 +101,8 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         self._file, self._begin = str(file), end_of_lines(file)
         if state.global_step > 0 and before is not None and Path(before).is_file():
             records = read_records(before, strict=False, begin=begin)
-            done = [record for record in records if record["step"] <= (self._last_step or 0)]
+            last = max(self._last_step or 0, self._last_answers or 0)
+            done = [record for record in records if record["step"] <= last]
             self._begin = resume_lines(file, done, begin if before == self._file else None)
 
     def on_rewind(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -108,8 +116,13 @@ class TextSampleCallback(TrainerCallback, ExportableState):
             self._sample(args, state, kwargs)
 
     @report_only
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Generates samples after an evaluation, unless `every_steps` is set."""
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, answers: Sequence[Mapping[str, Any]] = (), **kwargs: Any
+    ) -> None:
+        """Writes the answers that the evaluation generated; generates samples, unless `every_steps` is set."""
+        if answers and state.is_world_process_zero and self._last_answers != state.global_step:
+            self._write(args, state, answers)
+        self._last_answers = state.global_step if answers else self._last_answers
         if self.every_steps is None:
             self._sample(args, state, kwargs)
 
@@ -132,22 +145,25 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         model = unwrap_model(scene["model"])
         # Every rank generates: the forward pass of a sharded model is a collective.
         with sampling_mode(model, self.seed):
-            texts = [self._continue(model, tokenizer, prompt) for prompt in self.prompts]
+            samples = [self._continue(model, tokenizer, prompt) for prompt in self.prompts]
         if not state.is_world_process_zero:
             return
+        self._write(args, state, [{"prompt": prompt, "text": text} for prompt, text in samples])
+        self._show(state.global_step, samples)
+
+    def _write(self, args: Any, state: Any, records: Sequence[Mapping[str, Any]]) -> None:
         if self._writer is None:
             self._writer = LineWriter(self._samples(args))
         now = round(time.time(), 3)
-        for prompt, text in zip(self.prompts, texts, strict=True):
-            self._writer.write({"step": state.global_step, "time": now, "prompt": prompt, "text": text})
-        self._show(state.global_step, texts)
+        for record in records:
+            self._writer.write({"step": state.global_step, "time": now, **record})
 
     def _samples_at_all(self, state: Any, scene: dict[str, Any]) -> bool:
         """Returns True if the model can generate text; otherwise the main process logs the reason once."""
         if "model" not in scene:
             return True
         if self._can_sample is None:
-            reason = _reason_for_no_samples(scene["model"], self.tokenizer or scene.get("processing_class"))
+            reason = self._reason_for_no_samples(scene["model"], self.tokenizer or scene.get("processing_class"))
             self._can_sample = reason is None
             if reason is not None and state.is_world_process_zero:
                 _log.warning("no text is sampled: %s", reason)
@@ -157,12 +173,18 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         return run_folder(args, self.run_dir) / SAMPLES_FILE
 
     def state(self) -> dict[str, Any]:
-        """Returns the callback's state for a checkpoint: last sampled step, file, and offset of the run's samples."""
-        attributes = {"_last_step": self._last_step, "_file": self._file, "_begin": self._begin}
+        """Returns the callback's state for a checkpoint: the last steps, the file, and where its samples begin."""
+        attributes: dict[str, Any] = {"_last_step": self._last_step, "_last_answers": self._last_answers}
+        attributes |= {"_file": self._file, "_begin": self._begin}
         return {"args": {}, "attributes": attributes}
 
-    def _continue(self, model: Any, tokenizer: Any, prompt: str) -> str:
-        prompt_ids = tokenizer(prompt)["input_ids"] or [start_token(tokenizer)]
+    def _continue(self, model: Any, tokenizer: Any, prompt: Prompt) -> tuple[str, str]:
+        """Returns the prompt as a text, and its continuation."""
+        if isinstance(prompt, str):
+            shown, prompt_ids = prompt, tokenizer(prompt)["input_ids"] or [start_token(tokenizer)]
+        else:
+            prompt_ids = chat_ids(tokenizer, prompt)
+            shown = str(tokenizer.decode(prompt_ids))
         longest = getattr(model.config, "max_position_embeddings", None) or len(prompt_ids) + self.max_new_tokens
         # The end of a prompt that is too long is kept, with room for at least one new token.
         prompt_ids = prompt_ids[-(longest - 1) :]
@@ -176,15 +198,22 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         )
         # A mask of ones, because transformers otherwise guesses it from the padding id, which may be a real token here.
         written = model.generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=settings)
-        return str(tokenizer.decode(written[0, len(prompt_ids) :], skip_special_tokens=True))
+        return shown, str(tokenizer.decode(written[0, len(prompt_ids) :], skip_special_tokens=True))
 
-    def _show(self, step: int, texts: Sequence[str]) -> None:
+    def _show(self, step: int, samples: Sequence[tuple[str, str]]) -> None:
         console = self.console or shared_console()
         console.print(Text(f"sample at step {step}", style="bold"))
-        for number, (prompt, text) in enumerate(zip(self.prompts, texts, strict=True)):
+        for number, (prompt, text) in enumerate(samples):
             if number:
                 console.print()
             console.print(quote_sample(prompt + text), markup=False, highlight=False, soft_wrap=True)
+
+    def _reason_for_no_samples(self, model: Any, tokenizer: Any) -> str | None:
+        reason = _reason_for_no_samples(model, tokenizer)
+        has_messages = any(not isinstance(prompt, str) for prompt in self.prompts)
+        if reason is None and has_messages and not getattr(tokenizer, "chat_template", None):
+            return "a prompt consists of messages, and the tokenizer has no chat template"
+        return reason
 
 
 def _reason_for_no_samples(model: Any, tokenizer: Any) -> str | None:

@@ -28,6 +28,7 @@ from forgather.ml.number_format import (
 from forgather.ml.report.chart import Look, chart
 from forgather.ml.report.html_text import html_text
 from forgather.ml.report.run_data import RunFacts
+from forgather.ml.report.samples import samples_html
 from forgather.redaction import hidden, hide, hide_known
 
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
@@ -261,7 +262,7 @@ def _more(facts: RunFacts) -> str:
     charts = _charts(facts)
     parts = [
         ("Learning rate, gradients, speed and memory", charts and f'<div class="charts">{charts}</div>'),
-        ("What the model writes", _samples(facts.samples)),
+        ("What the model writes", samples_html(facts.samples)),
         ("Evaluations", _evaluations(facts)),
         *_settings(facts),
         ("Files", _files(facts)),
@@ -282,23 +283,6 @@ def _charts(facts: RunFacts) -> str:
         if not name.endswith(_UNCHARTED) and len(series[name].values) > 1:
             cards.append(chart(_words(name), [(name, series[name])]))
     return "".join(cards)
-
-
-def _samples(samples: Sequence[Mapping[str, Any]]) -> str:
-    by_step: dict[Any, list[Mapping[str, Any]]] = {}
-    for sample in samples:
-        by_step.setdefault(sample.get("step"), []).append(sample)
-    groups = []
-    for number, (step, group) in enumerate(reversed(by_step.items())):
-        texts = "".join(
-            f'<pre class="sample"><mark>{html_text(str(s.get("prompt", "")))}</mark>'
-            f"{html_text(str(s.get('text', '')))}</pre>"
-            for s in group
-        )
-        groups.append(
-            f"<details{' open' if number == 0 else ''}><summary>step {html_text(str(step))}</summary>{texts}</details>"
-        )
-    return "".join(groups)
 
 
 def _evaluations(facts: RunFacts) -> str:

@@ -117,7 +117,7 @@ def evaluate(
             )
             if answered is None:
                 return None
-            metrics |= _of_answers(answered, functions, under)
+            metrics |= metrics_of_answers(answered, functions, under)
             of_set = {"set": name} if name else {}
             shown += [{**of_set, **line} for line in answered.lines(generator.tokenizer, NUM_SHOWN)]
     # Runtimes differ between processes: a decision by any metric must be the same on all of them.
@@ -128,7 +128,17 @@ def evaluate(
     return metrics
 
 
-def _of_answers(answered: AnsweredSet, functions: MetricFunctions, prefix: str) -> dict[str, float]:
+def metrics_of_answers(answered: AnsweredSet, functions: MetricFunctions, prefix: str) -> dict[str, float]:
+    """Returns the metrics of generated answers. Collective: every rank must call it, with the same answers.
+
+    Args:
+        answered: the answers.
+        functions: the user's functions, which are called if there are expected answers.
+        prefix: the prefix of the names of all metrics.
+
+    Raises:
+        TrainingError: FG871 if a function returns no metrics; FG965 if the functions of texts cannot compute them.
+    """
     found = answered.figures(prefix)
     if functions.compute is not None and answered.has_references:
         found |= functions.named(functions.computed_from(answered.as_rows()), prefix)

@@ -160,6 +160,11 @@ def _sets(datasets: Any, only: str | None) -> dict[str, Any]:
 def _write_predictions(trainer: Trainer, sets: Mapping[str, Any], out: Path) -> int:
     """Writes one line for each row of each set; returns the number of lines. Collective."""
     lines: list[dict[str, Any]] = []
+    if trainer.answer_generator is not None:
+        for name, rows in sets.items():
+            facts = {"set": name} if name else {}
+            lines += [{**facts, **line} for line in trainer.answered(rows).lines(trainer.processing_class)]
+        return _written(lines, out)
     # Tokens instead of logits: the logits of a language model would not fit into memory.
     trainer.metric_functions = MetricFunctions(preprocess=_without_vocabulary)
     is_shifted = is_causal_lm(trainer.strategy.view)
@@ -168,6 +173,10 @@ def _write_predictions(trainer: Trainer, sets: Mapping[str, Any], out: Path) -> 
         facts = {"set": name} if name else {}
         of_rows = _of_tokens(found, shifted=is_shifted) or _of_rows(found, trainer.strategy.view)
         lines += [{**facts, "row": number, **line} for number, line in enumerate(of_rows)]
+    return _written(lines, out)
+
+
+def _written(lines: list[dict[str, Any]], out: Path) -> int:
     text = "".join(json.dumps(as_json(line), ensure_ascii=False) + "\n" for line in lines)
     collectives.run_on_main(lambda: out.write_text(text, encoding="utf-8"))
     return len(lines)

@@ -37,15 +37,16 @@ from forgather.ml.strategy.single import single_strategy
 from forgather.ml.strategy.state import on_host
 from forgather.ml.task import task_of
 from forgather.ml.text_metrics import TextMetrics
+from forgather.ml.train_mode import restored_train_modes
 from forgather.ml.trainer import argument_checks, model_export, model_setup, resume, run_start
-from forgather.ml.trainer.answers import AnswerGenerator
+from forgather.ml.trainer.answers import AnsweredSet, AnswerGenerator
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.collation import default_collate, inputs_for_model
 from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.data_fingerprint import refuse_other_data
 from forgather.ml.trainer.data_loader import RankBatches, TrainBatches, check_size, is_iterable
-from forgather.ml.trainer.evaluation import eval_batches, evaluate, predict, refuse_large_logits
+from forgather.ml.trainer.evaluation import eval_batches, evaluate, metrics_of_answers, predict, refuse_large_logits
 from forgather.ml.trainer.loop import train_loop
 from forgather.ml.trainer.metric_functions import MetricFunctions
 from forgather.ml.trainer.model_setup import model_key, preparation
@@ -500,11 +501,20 @@ class Trainer(WithOwnLoss):
         Returns:
             `predictions` and `label_ids` (None without labels) as numpy arrays, and `metrics`: the times and, if the
             rows have labels, the loss and the metrics of `compute_metrics`. Arrays of batches of different lengths are
-            padded in the second dimension with -100.
+            padded in the second dimension with -100. With `predict_with_generate`, the predictions are the tokens of
+            the generated answers, and the labels those of the expected ones.
 
         Raises:
-            TrainingError: FG803 if there are no rows; FG871 or FG872 if metrics cannot be computed.
+            TrainingError: FG803 if there are no rows; FG871 or FG872 if metrics cannot be computed; FG964 if answers
+                are generated and the rows are no prompts.
         """
+        if self.answer_generator is not None:
+            answered = self.answered(test_dataset)
+            metrics = metrics_of_answers(answered, self.metric_functions, metric_key_prefix)
+            metrics = collectives.run_on_main(lambda: metrics)
+            self._session.send("on_predict", metrics=metrics)
+            arrays = answered.as_rows().as_arrays()
+            return PredictionOutput(arrays.predictions, arrays.label_ids, metrics)
         rows, metrics = predict(
             self._session,
             self.strategy,
@@ -515,6 +525,26 @@ class Trainer(WithOwnLoss):
         )
         arrays = rows.as_arrays()
         return PredictionOutput(arrays.predictions, arrays.label_ids, metrics)
+
+    def answered(self, dataset: Any) -> AnsweredSet:
+        """Returns the prompts of a data set, the expected answers, and the answers that the model generates.
+
+        Collective: every process must call it. It needs `predict_with_generate`.
+
+        Args:
+            dataset: the rows. A row without labels is a prompt.
+
+        Raises:
+            TrainingError: FG963 without `predict_with_generate`; FG964 if the rows are not prompts with answers.
+        """
+        if self.answer_generator is None:
+            raise TrainingError(
+                "the trainer generates no answers", code="FG963", hint="set predict_with_generate: true"
+            ).about("args.predict_with_generate")
+        with restored_train_modes(self.strategy.model):
+            found = self.answer_generator.answer(dataset, after_batch=lambda: self._session.send("on_prediction_step"))
+        assert found is not None, "nothing interrupts it"  # noqa: S101
+        return found
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
         """Writes the model in the layout that `from_pretrained` reads, and returns its folder.
