@@ -81,6 +81,7 @@ oracles: $(STAMP)
 	PYTHONPATH=build/oracles/trl $(BIN)/python scripts/oracles/preference_losses.py
 	$(BIN)/pip install -q --no-deps -t build/oracles/quant -c constraints.txt bitsandbytes torchao
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/quantized_models.py
+	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/bitsandbytes_optimizers.py
 	$(BIN)/python scripts/oracles/gguf_exports.py
 
 clean:

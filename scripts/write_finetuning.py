@@ -61,6 +61,21 @@ REACH = (
         ("tests/ml/distributed/test_adapters.py",),
     ),
     (
+        "Killed adapters",
+        "a LoRA with token rows is killed at 30 moments and resumed: the same bits in checkpoint and final adapter",
+        ("tests/reliability/test_adapter_kills.py",),
+    ),
+    (
+        "LoRA+ and optimizers of bitsandbytes",
+        "groups equal to peft's; recorded: weights equal to a plain loop, resume bit for bit, or refused",
+        ("tests/ml/test_adapter_optimizers.py",),
+    ),
+    (
+        "Recipes of another tool",
+        "bytes unchanged; each key is read or answered by name; a small run trains",
+        ("tests/projects/test_recipes.py",),
+    ),
+    (
         "Metrics and predictions",
         "equal to scikit-learn on the gathered rows; each row once, uneven ends included",
         ("tests/ml/test_predictions.py", "tests/ml/test_label_metrics.py", "tests/projects/test_classify.py"),

@@ -95,6 +95,42 @@ def _is_norm(module: nn.Module) -> bool:
     )
 
 
+def split_for_loraplus(
+    optimizer: Optimizer, named: Iterable[tuple[str, nn.Parameter]], *, ratio: float, embedding_lr: float
+) -> None:
+    """Gives the weights B of a LoRA a larger learning rate than the weights A (LoRA+).
+
+    Each parameter group is split: weights A and others with two dimensions keep the learning rate of the group; weights
+    B and all vectors get `ratio` times as much; adapters of embeddings get `embedding_lr`.
+
+    Args:
+        optimizer: the optimizer, which must not have done a step yet. Its parameter groups are replaced.
+        named: the trainable parameters with their names.
+        ratio: the learning rate of B, as a multiple of that of A.
+        embedding_lr: the learning rate of the adapters of embeddings.
+
+    Source:
+        `peft.optimizers.create_loraplus_optimizer`, with the weight decay of the groups.
+    """
+    names = {id(parameter): name for name, parameter in named}
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        rates = {"A": group["lr"], "embedding": embedding_lr, "B": group["lr"] * ratio}
+        kinds = [(_loraplus_kind(names[id(parameter)], parameter), parameter) for parameter in group["params"]]
+        for kind, rate in rates.items():
+            members = [parameter for one, parameter in kinds if one == kind]
+            groups += [{**group, "params": members, "lr": rate}] if members else []
+    optimizer.param_groups = groups
+
+
+def _loraplus_kind(name: str, parameter: nn.Parameter) -> str:
+    if "lora_embedding_" in name:
+        return "embedding"
+    # ZeRO stage 3 leaves an empty vector in place of each weight; `ds_shape` is the shape of the whole.
+    shape = getattr(parameter, "ds_shape", parameter.shape)
+    return "B" if "lora_B" in name or len(shape) == 1 else "A"
+
+
 def adamw(
     model: nn.Module,
     lr: float = 1e-3,

@@ -32,6 +32,7 @@ from forgather.project.checks.root_settings import check_missing_run, check_root
 from forgather.project.checks.run_requirements import check_run_requirements
 from forgather.project.checks.setting_rules import check_settings
 from forgather.project.checks.subject import Subject
+from forgather.project.checks.template_notes import check_template_notes
 from forgather.project.checks.trainer_hooks import check_trainer_hooks
 from forgather.project.checks.trusted_calls import check_trusted_calls
 from forgather.project.dynamic_args import FAULTS, read_options
@@ -69,6 +70,7 @@ CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
     check_output_folder,
     check_imports,
     check_trainer_hooks,
+    check_template_notes,
 )
 """The checks other than those of calls, settings and other projects; each new check gets an entry here."""
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.LINT: 3}

@@ -83,7 +83,7 @@ project:
     project.checks.adapted_modules project.checks.argument_rules project.checks.chosen_keywords
     project.checks.import_check
     project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
-    project.checks.run_requirements project.checks.trainer_hooks
+    project.checks.run_requirements project.checks.template_notes project.checks.trainer_hooks
     project.checks.cross_project project.comparison project.listing
     project.run_writer
     project.checks.output_folders project.checks.trusted_calls project.golden
@@ -135,7 +135,7 @@ data:
     generation.batch
 losses and models:
     vocabulary
-    activation_checkpointing documents loss_reduction models optim
+    activation_checkpointing bitsandbytes_optim documents loss_reduction models optim
     classifiers model_inputs
     losses preference_metrics
     label_metrics preference_rules task text_metrics

@@ -14,7 +14,8 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "projects").rglob("*.md")),
+    # Runs leave pages next to their models.
+    *sorted(page for page in (ROOT / "projects").rglob("*.md") if not {"outputs", "output_models"} & set(page.parts)),
 ]
 LINK = re.compile(r"\]\((?!\w+:)([^)#]*)(?:#([^)]*))?\)")
 MENTION = re.compile(r"(?<!\[)`([\w./-]+\.md)`")

@@ -41,6 +41,8 @@ def test_every_default_is_that_of_transformers():
         "save_on_best",
         "save_top_k",
         "keep_every_n_steps",
+        "loraplus_lr_ratio",
+        "loraplus_lr_embedding",
         "bad_step_policy",
         "spike_threshold",
         "spike_window",

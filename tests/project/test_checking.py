@@ -74,9 +74,10 @@ def test_a_shipped_config_has_no_errors(project, config):
     codes = {
         "preferences": {"FG456"} if config != "base.yaml" else set(),
         "classify": {"FG456"},
-        "recipes": {"FG456", "FG882", "FG813", "FG825"},
+        "recipes": {"FG456", "FG825"},
     }
-    expected = codes.get(Path(project).name, set())
+    # FG882: some configs need a package that the tests do without.
+    expected = {"FG882"} | codes.get(Path(project).name, set())
     assert [] == [
         str(one) for one in found if one.severity in (Severity.ERROR, Severity.WARNING) and one.code not in expected
     ]

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forgather.errors import DistributedError, TrainingError, first_line, nearest
+from forgather.ml.bitsandbytes_optim import refuse_shards
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.save_plan import LocalState
 from forgather.ml.distributed.collectives import require_equal_weights
@@ -400,7 +401,8 @@ def _refuse_whole_tensor_optimizer(optimizer: Optimizer) -> None:
             code="FG744",
             hint="use an elementwise optimizer such as torch.optim:AdamW, or leave deepspeed out",
         )
-    if not type(optimizer).__module__.startswith(("torch.optim", "deepspeed.")):
+    refuse_shards(optimizer)
+    if not type(optimizer).__module__.startswith(("torch.optim", "deepspeed.", "forgather.ml.bitsandbytes_optim")):
         _log.warning(
             "ZeRO gives %s flat slices of the weights: its updates equal those of one process only if it updates "
             "each element independently",

@@ -46,6 +46,9 @@ class TrainingArguments:
             The default optimizer does not decay biases and normalization weights.
         adam_beta1, adam_beta2, adam_epsilon: the AdamW arguments of the default optimizer, if that is an AdamW.
         optim: the name of the default optimizer, which is used if no `optimizer_factory` is given.
+        loraplus_lr_ratio: the learning rate of the weights B of a LoRA, as a multiple of the learning rate (LoRA+);
+            None for one learning rate.
+        loraplus_lr_embedding: the learning rate of the adapters of embeddings under LoRA+.
         lr_scheduler_type: the name of a learning rate schedule of transformers.
         lr_scheduler_kwargs: further arguments of the learning rate schedule.
         warmup_steps: the number of warm-up steps; a value below 1 is a fraction of all optimizer steps.
@@ -148,6 +151,8 @@ class TrainingArguments:
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
     optim: str = "adamw_torch_fused"
+    loraplus_lr_ratio: float | None = None
+    loraplus_lr_embedding: float = 1e-6
     lr_scheduler_type: str = "linear"
     lr_scheduler_kwargs: Mapping[str, Any] | None = None
     warmup_steps: float = 0

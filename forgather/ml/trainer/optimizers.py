@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers.optimization import Adafactor, get_scheduler
 
 from forgather.errors import TrainingError
+from forgather.ml import bitsandbytes_optim
 from forgather.ml.log import get_logger
-from forgather.ml.optim import decay_groups
+from forgather.ml.optim import decay_groups, split_for_loraplus
 from forgather.ml.strategy.state import names_of
 from forgather.ml.trainer.argument_checks import TRANSFORMERS_DEFAULTS
 from forgather.ml.trainer.arguments import TrainingArguments
@@ -47,7 +49,8 @@ def make_optimizer(
 
     Raises:
         TrainingError: FG819 if the factory does not return an optimizer, or if the optimizer's `step` needs a closure;
-            FG820 if the model has no trainable parameters.
+            FG820 if the model has no trainable parameters; FG972 if LoRA+ is asked for with an optimizer of several.
+        DistributedError: FG971 if weights are sharded that an optimizer of bitsandbytes cannot step.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not named:
@@ -57,7 +60,7 @@ def make_optimizer(
             hint="set requires_grad on what should be trained",
         )
     if factory is None:
-        return _default_optimizer(model, args)
+        return _prepared(_default_optimizer(model, args), named, args)
     wanted = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
     parameters = _parameters_of(factory)
     first = next(iter(parameters), "")
@@ -71,6 +74,22 @@ def make_optimizer(
         )
     _refuse_closure(optimizer)
     _warn_of_conflict(optimizer, args)
+    return _prepared(optimizer, named, args)
+
+
+def _prepared(optimizer: Optimizer, named: list[tuple[str, nn.Parameter]], args: Any) -> Optimizer:
+    if any(isinstance(parameter, DTensor) for _, parameter in named):
+        bitsandbytes_optim.refuse_shards(optimizer)
+    ratio = getattr(args, "loraplus_lr_ratio", None)
+    if ratio is not None:
+        if next(_inner_optimizers(optimizer)) is not optimizer:
+            raise TrainingError(
+                f"loraplus_lr_ratio needs an optimizer with one list of groups, and {type(optimizer).__name__} has "
+                "optimizers inside",
+                code="FG972",
+                hint="use AdamW, or leave loraplus_lr_ratio out",
+            ).about("loraplus_lr_ratio")
+        split_for_loraplus(optimizer, named, ratio=ratio, embedding_lr=args.loraplus_lr_embedding)
     return optimizer
 
 
@@ -107,12 +126,24 @@ def _default_optimizer(model: nn.Module, args: TrainingArguments) -> Optimizer:
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=args.adam_epsilon)
     if args.optim == "adafactor":
         return Adafactor(groups, lr=lr, scale_parameter=False, relative_step=False)  # type: ignore[no-untyped-call]
+    if args.optim in bitsandbytes_optim.NAMES:
+        return _bitsandbytes_optimizer(model, groups, args)
     kinds: dict[str, Callable[..., Optimizer]] = {
         "sgd": torch.optim.SGD,
         "adagrad": torch.optim.Adagrad,
         "rmsprop": torch.optim.RMSprop,
     }
     return kinds[args.optim](groups, lr=lr)
+
+
+def _bitsandbytes_optimizer(model: nn.Module, groups: list[dict[str, Any]], args: TrainingArguments) -> Optimizer:
+    betas = (args.adam_beta1, args.adam_beta2)
+    optimizer = bitsandbytes_optim.bitsandbytes_optimizer(
+        args.optim, groups, model, lr=args.learning_rate, betas=betas, eps=args.adam_epsilon
+    )
+    if bitsandbytes_optim.is_paged_in_vain(args.optim, groups[0]["params"][0].device):
+        _log.info("%s: a CPU has no paged memory; the state stays in memory, and the updates are the same", args.optim)
+    return optimizer
 
 
 def _can_fuse(groups: list[dict[str, Any]]) -> bool:
@@ -258,7 +289,10 @@ def _state_after_a_step(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
         # Not `copy.deepcopy`: that would copy the parameters. The constructor is not called, as its arguments are not
         # known.
         twin = object.__new__(type(optimizer))
-        twin.__dict__ |= vars(optimizer)
+        # Tables are copied: the step may move their tensors to the meta device.
+        twin.__dict__ |= {
+            name: dict(value) if type(value) is dict else value for name, value in vars(optimizer).items()
+        }
         twin.__dict__.pop("step", None)  # a schedule wraps `step` to count the real optimizer's steps
         twin.__dict__ |= {"_optimizer_step_pre_hooks": OrderedDict(), "_optimizer_step_post_hooks": OrderedDict()}
         twin.state = defaultdict(dict)

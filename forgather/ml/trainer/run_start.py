@@ -66,7 +66,7 @@ def _is_on(value: str | None) -> bool:
     return value is not None and value.strip().lower() in ("1", "true", "yes", "on", "y", "t")
 
 
-_CODES = ("FG770", "FG775")
+_CODES = ("FG770", "FG775", "FG971", "FG972")
 
 
 def refuse_combination(rules: Rules, args: TrainingArguments, **given: Any) -> None:
@@ -78,7 +78,7 @@ def refuse_combination(rules: Rules, args: TrainingArguments, **given: Any) -> N
         **given: the other arguments of the trainer's constructor, by name.
 
     Raises:
-        SettingError: FG770 or FG775 if a combination is not allowed.
+        SettingError: FG770, FG775, FG971 or FG972 if a combination is not allowed.
     """
     facts = rules.complete({})
     facts |= {f"args.{name}": value for name, value in args.RULES.complete(args.to_dict()).items()}

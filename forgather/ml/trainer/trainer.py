@@ -99,8 +99,8 @@ class Trainer(WithOwnLoss):
         answer_generator: what answers the prompts of evaluation sets; None without `predict_with_generate`.
 
     Raises:
-        SettingError: FG770 or FG775 if the training arguments cannot be combined with the trainer or with its other
-            arguments.
+        SettingError: FG770, FG775, FG971 or FG972 if the training arguments cannot be combined with the trainer or with
+            its other arguments.
         AdapterError: FG900 to FG905, FG908 or FG951 if the adapter cannot be put into the model.
         TrainingError: FG801 if there is no model; FG806 or FG807 if the loss cannot be used; FG815 if an object in
             `callbacks` is not a callback; FG819 if a factory is not callable; FG632 if `storage` lacks a method; FG860

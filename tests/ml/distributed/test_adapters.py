@@ -30,7 +30,8 @@ from tests.patience import patience
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
 ADAPTER = {"r": 2, "lora_alpha": 8, "modules_to_save": ["lm_head"], "trainable_token_indices": [3, 5]}
 TIED = {"r": 2, "lora_alpha": 8, "trainable_token_indices": [3, 5]}
-COMMON = {"max_steps": 7, "logging_steps": 1, "learning_rate": 1e-3, "use_cpu": True}
+# With LoRA+, whose learning rates belong to names and dimensions of weights, which some strategies change.
+COMMON = {"max_steps": 7, "logging_steps": 1, "learning_rate": 1e-3, "loraplus_lr_ratio": 4, "use_cpu": True}
 # Processes, rows of a replica, trainer, arguments, settings.
 LAYOUTS = {
     "one": (1, 4, Trainer, TrainingArguments, {}),
