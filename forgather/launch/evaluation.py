@@ -253,24 +253,37 @@ def store(plan: EvaluationPlan, found: Evaluation, *, command: Sequence[str], pr
     Raises:
         ProjectError: FG418 if the file cannot be written.
     """
-    weights = plan.weights
     facts = {
-        "time": now.isoformat(timespec="seconds"),
-        "command": list(command),
-        "checkpoint": {
-            "folder": weights.folder,
-            "step": weights.step,
-            "is_model": not weights.is_checkpoint,
-            "xxh3": weights.digest,
-        },
         "data": {"sets": list(found.sets), **_file_facts(plan)},
         "processes": processes,
         "metrics": import_module("forgather.ml.metrics").as_json(found.metrics),
         "logged": dict(found.logged),
         "differs": sorted(found.differences),
+    }
+    return store_facts(plan.weights, facts, command=command, now=now)
+
+
+def store_facts(weights: SavedWeights, facts: Mapping[str, Any], *, command: Sequence[str], now: datetime) -> str:
+    """Writes the facts of an evaluation into the folder of the run, as `eval-<time>.json`; returns the file's path.
+
+    Args:
+        weights: the evaluated weights.
+        facts: what was found.
+        command: the words of the command line.
+        now: the time of the evaluation, in UTC.
+
+    Raises:
+        ProjectError: FG418 if the file cannot be written.
+    """
+    checkpoint = {"folder": weights.folder, "step": weights.step, "is_model": not weights.is_checkpoint}
+    whole = {
+        "time": now.isoformat(timespec="seconds"),
+        "command": list(command),
+        "checkpoint": {**checkpoint, "xxh3": weights.digest},
+        **facts,
         "versions": installed_versions(),
     }
-    text = json.dumps(hidden(facts), indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(hidden(whole), indent=2, ensure_ascii=False) + "\n"
     stem = os.path.join(weights.run.folder, f"eval-{now:%Y%m%dT%H%M%SZ}")
     for number in range(_MOST_FILES):
         file = f"{stem}{f'-{number}' if number else ''}.json"

@@ -8,7 +8,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forgather.cli.main import main
 from forgather.errors import ProjectError
@@ -17,6 +19,7 @@ from forgather.ml.trainer.data_fingerprint import row_digest
 from forgather.project.eval_data import rows_of_file
 from forgather.project.project import Project
 from tests.cli.test_eval import evaluated, repeatable
+from tests.cli.test_harness import copying, installed, task_file
 from tests.matrix import thinned
 from tests.project.workbench import TINY_TRAINING, make_project
 
@@ -298,3 +301,43 @@ def test_a_run_that_generated_nothing_is_asked_for_answers(trained, capsys):
     found = evaluated(capsys, trained("chats with lora"), "--generate", "--max-new-tokens", 3)[0]
     assert 3 >= found["metrics"]["eval_gen_len"] > 0 and 0 == found["metrics"]["eval_exact_match"]
     assert "eval_loss" in found["logged"] and [] == found["differs"]
+
+
+def test_the_harness_gets_the_exported_model_and_its_result_is_stored(trained, capsys, tmp_path):
+    folder = trained("tokens")
+    words = ["--lm-eval", "said,told", "--limit", 4, "--include-path", ".", "--apply-chat-template"]
+
+    found, status = evaluated(capsys, folder, *words, "--lm-eval-command", copying(tmp_path))
+
+    assert 0 == status, found
+    assert 0.5 == found["metrics"]["said_acc"]
+    stored = json.loads(Path(found["file"]).read_text())
+    assert stored["metrics"] == found["metrics"] and "0.4.13" == stored["lm_eval"]["version"]
+    assert str(next((folder / "runs").glob("2*"))) == found["run"] and 4 == stored["checkpoint"]["step"]
+    given = json.loads((tmp_path / "words.json").read_text())
+    assert ["--tasks", "said,told", "--include_path", ".", "--limit", "4", "--apply_chat_template"] == given[-7:]
+    # The adapter is merged: the folder is that of a whole model.
+    written = load_file(tmp_path / "model" / "model.safetensors")
+    assert not any("lora" in name for name in written) and (tmp_path / "model" / "config.json").is_file()
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(installed() is None, reason="lm_eval is not on the path")
+def test_the_real_harness_computes_what_the_model_says(trained, capsys, tmp_path):
+    """Opt-in: with lm_eval 0.4 of another environment on the path."""
+    folder, rows = trained("chats with lora"), task_file(tmp_path)
+    found, status = evaluated(capsys, folder, "--lm-eval", "said", "--include-path", str(tmp_path))
+    assert 0 == status, found
+    assert 0 == main(["export", str(folder), str(tmp_path / "merged"), "--merge"])
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+
+    def likelihood(question, answer):
+        before, whole = (tokenizer(text)["input_ids"] for text in (question, f"{question} {answer}"))
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([whole])).logits[0, :-1].log_softmax(-1)
+        return sum(float(logits[place - 1, whole[place]]) for place in range(len(before), len(whole)))
+
+    chosen = [max((0, 1), key=lambda one: likelihood(row["question"], row["choices"][one])) for row in rows]
+    right = sum(one == row["answer"] for one, row in zip(chosen, rows, strict=True))
+    assert right / len(rows) == found["metrics"]["said_acc"]

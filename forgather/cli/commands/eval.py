@@ -13,6 +13,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from forgather.cli.harness_output import add_harness, evaluate_by_harness
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import plural, print_error, print_findings, print_note, write_json, write_text
@@ -39,7 +40,8 @@ EXAMPLES = """examples:
   fgcli eval RUN --data tests.jsonl --out predictions.jsonl  the rows of a file, prepared as those of the run
   fgcli eval RUN --data tests.csv --columns text=review,label=stars
   fgcli eval RUN --data code --nproc 1                       one of several evaluation sets, in one process
-  fgcli eval RUN --generate --limit 100 --out answers.jsonl  the answers to 100 prompts, and how many are right"""
+  fgcli eval RUN --generate --limit 100 --out answers.jsonl  the answers to 100 prompts, and how many are right
+  fgcli eval RUN --lm-eval arc_easy,hellaswag                tasks of lm-evaluation-harness, if it is installed"""
 _TIMES = ("_runtime", "_per_second")
 _SPEED = "rows/s"
 
@@ -86,6 +88,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of processes on this machine (default: as many as the run had)",
     )
+    add_harness(parser)
     add_json(parser)
 
 
@@ -121,6 +124,8 @@ def run(invocation: Invocation) -> int:
     options = invocation.options
     if is_worker(os.environ):
         return run_joined(partial(_evaluated, invocation))
+    if options.lm_eval is not None:
+        return evaluate_by_harness(invocation)
     weights = find_weights(options.folder, options.checkpoint)
     _refuse_unwritable(options.out)
     plan = plan_evaluation(weights, options.data, options.columns, _generation(options))
