@@ -152,4 +152,10 @@ def test_the_overlay_changes_what_the_machine_forces_and_nothing_else(project):
     make_lines = [set(Project(config, str(project)).rendered.text.split("\n")) for config in (QLORA, "qlora_on_cpu")]
     added = [line.strip() for line in make_lines[1] - make_lines[0]]
     keys = {line.partition(":")[0] for line in added if line}
-    assert {"config_name", "nproc_per_node", "pretrained_model_name_or_path", "per_device_train_batch_size"} == keys
+    assert {
+        "config_name",
+        "nproc_per_node",
+        "pretrained_model_name_or_path",
+        "per_device_train_batch_size",
+        "num_proc",
+    } == keys
