@@ -1,13 +1,16 @@
-# `make demo` trains the demo; `make test` runs the whole suite. Both create .venv when it is missing.
+# `make demo` trains the demo, and `make assistant` fine-tunes it; `make test` runs the whole suite. All create .venv when it is
+# missing.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What is installed: the base alone, what the tests import, and what the other targets need. Each contains the one before.
+# What is installed: the base alone, what fine-tuning needs, what the tests import, and what the other targets need. Each
+# contains the one before.
 BASE := $(VENV)/.base
+FINETUNE := $(VENV)/.finetune
 STAMP := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 
-.PHONY: demo test test-fast test-distributed test-reliability test-finetune mutations lint bench oracles clean
+.PHONY: demo assistant test test-fast test-distributed test-reliability test-finetune mutations lint bench oracles clean
 
 define install
 	@echo "Installing into $(VENV) the packages that constraints.txt pins."
@@ -20,6 +23,9 @@ endef
 $(BASE): pyproject.toml constraints.txt
 	$(call install,.,$(BASE))
 
+$(FINETUNE): pyproject.toml constraints.txt
+	$(call install,.[finetune],$(BASE) $(FINETUNE))
+
 $(STAMP): pyproject.toml constraints.txt
 	$(call install,.[dev],$(BASE) $(STAMP))
 
@@ -30,6 +36,18 @@ comma := ,
 
 demo: $(BASE)
 	$(BIN)/fgcli -p projects/tiny_llama train
+
+# The model of the demo learns to answer questions: data, a LoRA, all weights, and the answers of the three models compared.
+DEMO_MODEL := projects/tiny_llama/output_models/tiny_llama/model.safetensors
+assistant: $(FINETUNE) $(DEMO_MODEL)
+	$(BIN)/python projects/assistant/make_data.py
+	$(BIN)/fgcli -p projects/assistant -t lora train
+	$(BIN)/fgcli -p projects/assistant -t full train
+	$(BIN)/python projects/assistant/compare.py
+	@echo "Talk to it:  $(BIN)/fgcli chat projects/assistant/output_models/lora"
+
+$(DEMO_MODEL): | $(BASE)
+	$(MAKE) demo
 
 # Two processes on any machine: a test may start four more, and some of them must end within seconds.
 test: $(STAMP)

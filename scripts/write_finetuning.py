@@ -96,6 +96,12 @@ REACH = (
         "each kind is checked, shown, trained, killed and resumed to the same bits; a classifier on two processes",
         ("tests/cli/test_new_kind.py",),
     ),
+    (
+        "The demo of fine-tuning",
+        "answers of the data equal to those of `inspect`; what is tested is not trained on; 95 % of the answers stop, "
+        "and two tasks beat the majority by 15 points",
+        ("tests/projects/test_assistant.py",),
+    ),
 )
 
 
