@@ -92,6 +92,17 @@ REACH = (
         ("tests/projects/test_gallery.py",),
     ),
     (
+        "Text-to-image models",
+        "losses and weights equal to a plain loop with the parts of diffusers, for noise, v and flow matching; resume "
+        "bit for bit; diffusers reads the LoRA and draws the same picture",
+        ("tests/ml/test_diffusion.py", "tests/ml/test_diffusers.py"),
+    ),
+    (
+        "Text-to-image models under every strategy",
+        "losses and weights equal to those of one process; resume bit for bit",
+        ("tests/ml/distributed/test_diffusion.py",),
+    ),
+    (
         "New projects",
         "each kind is checked, shown, trained, killed and resumed to the same bits; a classifier on two processes",
         ("tests/cli/test_new_kind.py",),

@@ -54,6 +54,7 @@ def vae(channels):
         latent_channels=channels,
         norm_num_groups=8,
         sample_size=SIZE,
+        shift_factor=0.06,
     )
 
 

@@ -157,7 +157,7 @@ adapters:
     adapters gguf_export
     trained_adapter
 report:
-    report.html_text report.run_data
+    report.html_text report.pictures report.run_data
     report.chart report.samples
     report.page
     report.data_page
@@ -199,6 +199,7 @@ text-to-image models:
     diffusion diffusion.denoising_loss diffusion.images diffusion.noising
     diffusion.rows
     diffusion.pipeline
+    diffusion.image_sample diffusion.lora_file
 generation:
     generation.loading
     generation.server

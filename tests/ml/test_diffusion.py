@@ -1,16 +1,25 @@
 """Text-to-image training without diffusers: pictures, noise, rows and loss, against a loop of torch and peft alone."""
 
+import base64
+import io
+import json
+import re
+
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 
 from forgather.errors import TrainingError
 from forgather.ml import Trainer, TrainingArguments
 from forgather.ml.checkpoint.reader import whole_weights
 from forgather.ml.diffusion import DenoisingLoss, FixedNoiseRows, InstanceImages, TextToImagePipeline
 from forgather.ml.diffusion.images import InstanceImageError
+from forgather.ml.diffusion.lora_file import LORA_FILE, lora_file
 from forgather.ml.diffusion.noising import PipelineError, noising_of
 from forgather.ml.diffusion.pipeline import PipelineSourceError
+from forgather.ml.report.page import page
+from forgather.ml.report.run_data import read_facts
 from forgather.requirements import Requirement
 from tests.matrix import thinned
 from tests.ml.diffusion_cases import ADAPTER, denoiser, noised_rows, noisings, plain_losses, target_of
@@ -177,3 +186,57 @@ def test_rows_without_a_target_are_refused(tmp_path):
     with pytest.raises(TrainingError) as error:
         trained(tmp_path, Bare([rows[row] for row in range(6)]), save_strategy="no", eval_strategy="no")
     assert "FG980" == error.value.code
+
+
+def adapter_folder(folder, **more):
+    """A run with a LoRA of `to_q` and `to_out.0`, and what `more` adds to the settings of the adapter."""
+    args = TrainingArguments(str(folder), max_steps=2, per_device_train_batch_size=2, use_cpu=True, learning_rate=1e-2)
+    trainer = Trainer(
+        denoiser(),
+        args,
+        train_dataset=noised_rows(),
+        data_collator=torch.utils.data.default_collate,
+        loss_fn=DenoisingLoss(),
+        adapter={**ADAPTER, **more},
+    )
+    trainer.train()
+    return trainer.model
+
+
+def test_a_lora_file_has_the_names_of_the_pipeline_and_the_settings(tmp_path):
+    model = adapter_folder(tmp_path)
+    content = lora_file(tmp_path, "unet")
+    (tmp_path / LORA_FILE).write_bytes(content)
+    with safe_open(tmp_path / LORA_FILE, "pt") as opened:
+        found = {name: opened.get_tensor(name) for name in opened.keys()}
+        settings = json.loads(opened.metadata()["lora_adapter_metadata"])
+    state = model.state_dict()
+    layers = [f"{layer}.lora_{side}" for layer in ("to_q", "to_out.0") for side in "AB"]
+    assert {f"unet.{layer}.weight" for layer in layers} == set(found)
+    for layer in layers:
+        assert torch.equal(found[f"unet.{layer}.weight"], state[f"base_model.model.{layer}.default.weight"])
+    assert (2, 4) == (settings["unet.r"], settings["unet.lora_alpha"])
+
+
+def test_what_a_lora_file_cannot_hold_is_named(tmp_path):
+    adapter_folder(tmp_path, modules_to_save=["of_prompt"])
+    with pytest.raises(TrainingError, match="of_prompt") as error:
+        lora_file(tmp_path, "unet")
+    assert "FG981" == error.value.code
+
+
+def test_the_report_shows_pictures_of_the_run_alone(tmp_path):
+    run = tmp_path / "run"
+    (run / "images").mkdir(parents=True)
+    picture(run / "images/step-1-0.png", 600, 300)
+    picture(tmp_path / "outside.png", 8, 8)
+    (run / "images/text.png").write_text("no picture")
+    names = ["images/step-1-0.png", "../outside.png", "images/text.png", "images/none.png"]
+    lines = [json.dumps({"step": 1, "prompt": f"<b>{name}", "image": name}) for name in names]
+    (run / "samples.jsonl").write_text("\n".join(lines) + "\n")
+    shown = page(read_facts(run))
+    assert "What the model draws" in shown and "&lt;b&gt;" in shown and "<b>images" not in shown
+    addresses = re.findall(r'src="data:image/png;base64,([^"]+)"', shown)
+    assert 1 == len(addresses)
+    assert (256, 128) == Image.open(io.BytesIO(base64.b64decode(addresses[0]))).size
+    assert "img-src data:" in shown

@@ -145,11 +145,19 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         model = unwrap_model(scene["model"])
         # Every rank generates: the forward pass of a sharded model is a collective.
         with sampling_mode(model, self.seed):
-            samples = [self._continue(model, tokenizer, prompt) for prompt in self.prompts]
+            samples = self._made(model, tokenizer)
         if not state.is_world_process_zero:
             return
-        self._write(args, state, [{"prompt": prompt, "text": text} for prompt, text in samples])
-        self._show(state.global_step, samples)
+        self._write(args, state, self._kept(samples, args, state.global_step))
+
+    def _made(self, model: Any, tokenizer: Any) -> list[Any]:
+        """Returns what the model makes of each prompt."""
+        return [self._continue(model, tokenizer, prompt) for prompt in self.prompts]
+
+    def _kept(self, samples: list[Any], args: Any, step: int) -> list[dict[str, Any]]:
+        """Shows the samples, and returns the line that the file of samples gets for each of them."""
+        self._show(step, samples)
+        return [{"prompt": prompt, "text": text} for prompt, text in samples]
 
     def _write(self, args: Any, state: Any, records: Sequence[Mapping[str, Any]]) -> None:
         if self._writer is None:

@@ -11,7 +11,9 @@ from typing import Any
 _LAZY = {
     "DenoisingLoss": "denoising_loss",
     "FixedNoiseRows": "rows",
+    "ImageSampleCallback": "image_sample",
     "InstanceImages": "images",
+    "LoraFileCallback": "lora_file",
     "NoisedRows": "rows",
     "TextToImagePipeline": "pipeline",
     "denoiser": "pipeline",

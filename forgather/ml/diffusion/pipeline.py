@@ -136,7 +136,7 @@ class TextToImagePipeline:
 
         source = str(folder) if folder.is_dir() else self.name
         try:
-            with _without_bars(diffusers), nullcontext() if folder.is_dir() else hub_access():
+            with _quiet(diffusers), nullcontext() if folder.is_dir() else hub_access():
                 found = diffusers.DiffusionPipeline.from_pretrained(
                     source, dtype=self.dtype, **self._options, **self._without
                 )
@@ -258,10 +258,23 @@ class TextToImagePipeline:
         """The name of the latents among the arguments of the denoiser."""
         return self._family.sample
 
-    def generate(self, prompts: Sequence[str], *, resolution: int, seed: int, **options: Any) -> list[Image]:
+    def example(self) -> dict[str, Any]:
+        """Returns a batch of one row, which is always the same, as arguments of the denoiser: a prompt and noise."""
+        with self.encoding():
+            pixels = torch.zeros(3, 8 * int(self.parts.vae_scale_factor), 8 * int(self.parts.vae_scale_factor))
+            picture = self.encode_picture(Crop(pixels, (64, 64), (0, 0)), self.encode_prompt("a photo"))
+        row = NoisedRows([[picture]], self.noising, sample_name=self.sample_name, dtype=self.dtype)[0]
+        batch: dict[str, Any] = torch.utils.data.default_collate([row])
+        del batch["labels"]
+        return batch
+
+    def generate(
+        self, model: nn.Module, prompts: Sequence[str], *, resolution: int, seed: int, **options: Any
+    ) -> list[Image]:
         """Returns a picture for each prompt. The random state of this process is not changed.
 
         Args:
+            model: the denoiser, with its adapter and the wrapper of its strategy.
             prompts: the prompts.
             resolution: the number of pixels along each side.
             seed: the seed of the initial noise of each picture.
@@ -269,7 +282,10 @@ class TextToImagePipeline:
         """
         device = next(self.denoiser.parameters()).device
         others = [part for name, part in _modules(self.parts).items() if name != self.part]
+        before = self.denoiser
         try:
+            # A sharded model gathers its weights when its wrapper is called, not when the part inside is called.
+            setattr(self.parts, self.part, model)
             for part in others:
                 part.to(device)
             with torch.no_grad():
@@ -284,20 +300,29 @@ class TextToImagePipeline:
                     for prompt in prompts
                 ]
         finally:
+            setattr(self.parts, self.part, before)
             for part in others:
                 part.to("cpu")
 
-    def reloaded(self) -> Any:
-        """Returns the pipeline of diffusers with a denoiser that is loaded again, without what was trained."""
+    def with_lora(self, folder: Path, weight_name: str) -> nn.Module:
+        """Returns a denoiser that is loaded again, with the LoRA of a file, as a user of the file would load it.
+
+        Args:
+            folder: the folder of the file.
+            weight_name: the name of the file.
+        """
         import diffusers
 
-        kind, folder = type(self.denoiser), Path(self.name).expanduser()
-        source = str(folder) if folder.is_dir() else self.name
-        with _without_bars(diffusers), nullcontext() if folder.is_dir() else hub_access():
+        kind, own = type(self.denoiser), Path(self.name).expanduser()
+        source = str(own) if own.is_dir() else self.name
+        with _quiet(diffusers), nullcontext() if own.is_dir() else hub_access():
             again = kind.from_pretrained(  # type: ignore[attr-defined]
                 source, subfolder=self.part, dtype=self.dtype, **self._options
             )
-        return type(self.parts)(**{**self.parts.components, self.part: again})
+            pipeline = type(self.parts)(**{**self.parts.components, self.part: again})
+            pipeline.load_lora_weights(str(folder), weight_name=weight_name)
+        found: nn.Module = getattr(pipeline, self.part)
+        return found
 
 
 def denoiser(pipeline: TextToImagePipeline) -> nn.Module:
@@ -344,13 +369,16 @@ def _on_host(found: Any) -> Any:
 
 
 @contextmanager
-def _without_bars(diffusers: Any) -> Iterator[None]:
+def _quiet(diffusers: Any) -> Iterator[None]:
+    """Context manager without the progress bars of diffusers, and without its remarks about parts without a LoRA."""
     log = diffusers.utils.logging
-    shown = log.is_progress_bar_enabled()
+    shown, verbosity = log.is_progress_bar_enabled(), log.get_verbosity()
     log.disable_progress_bar()
+    log.set_verbosity_error()
     try:
         with without_progress_bars():
             yield
     finally:
+        log.set_verbosity(verbosity)
         if shown:
             log.enable_progress_bar()

@@ -34,7 +34,7 @@ from forgather.redaction import hidden, hide, hide_known
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 _SCRIPT = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
 # In addition to the escaping of all texts: whatever a text of a run contains, the page can load and send nothing.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 # (title, (series, label) of each curve, options). A series that is not listed gets a chart of its own.
 _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...], Look], ...] = (
@@ -260,9 +260,10 @@ def _commands(facts: RunFacts) -> str:
 def _more(facts: RunFacts) -> str:
     """Returns the HTML of the collapsed parts of the page: further charts, samples, settings, versions and files."""
     charts = _charts(facts)
+    draws = any("image" in sample for sample in facts.samples)
     parts = [
         ("Learning rate, gradients, speed and memory", charts and f'<div class="charts">{charts}</div>'),
-        ("What the model writes", samples_html(facts.samples)),
+        (f"What the model {'draws' if draws else 'writes'}", samples_html(facts.samples, facts.folder)),
         ("Evaluations", _evaluations(facts)),
         *_settings(facts),
         ("Files", _files(facts)),
