@@ -103,6 +103,8 @@ oracles: $(STAMP)
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/quantized_models.py
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/bitsandbytes_optimizers.py
 	$(BIN)/python scripts/oracles/gguf_exports.py
+	$(BIN)/pip install -q --no-deps -t build/oracles/seqeval seqeval
+	PYTHONPATH=build/oracles/seqeval $(BIN)/python scripts/oracles/entity_metrics.py
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -86,6 +86,24 @@ REACH = (
         ("tests/ml/distributed/test_predictions.py",),
     ),
     (
+        "Tags, texts from texts, images",
+        "entities equal to seqeval's; each word, target token and image once in loss and metrics; random changes of "
+        "images repeat after a resume; every bad row is named",
+        (
+            "tests/ml/test_entity_metrics.py",
+            "tests/ml/test_tagged.py",
+            "tests/ml/test_seq2seq.py",
+            "tests/ml/test_images.py",
+            "tests/projects/test_tasks.py",
+            "tests/projects/test_task_checks.py",
+        ),
+    ),
+    (
+        "Tags, texts from texts, images and own modules under every strategy",
+        "losses, metrics and weights equal to those of one process, uneven ends included; with a negative control",
+        ("tests/ml/distributed/test_tasks.py",),
+    ),
+    (
         "Families and methods (projects/gallery)",
         "Llama, Qwen, Mistral, Gemma, Phi, GPT-2 by four methods: the loss of the trained model equals "
         "that of transformers, peft and torch alone; merged equals adapter",

@@ -23,7 +23,7 @@ from torch import Tensor
 from forgather.errors import TrainingError, nearest
 from forgather.ml.losses import IGNORE_INDEX
 
-TASKS = ("classification", "multi_label", "regression", "token_classification", "causal_lm")
+TASKS = ("classification", "multi_label", "regression", "token_classification", "seq2seq", "causal_lm")
 
 _LABELS = ("y_true", "target", "targets", "labels", "references")
 _PREDICTIONS = ("y_pred", "preds", "predictions")
@@ -37,6 +37,7 @@ class LabelMetrics:
         task: what the model predicts. "classification": one of C classes for each row. "multi_label": C independent
             yes-or-no labels for each row. "regression": one number or several numbers for each row.
             "token_classification": one of C classes for each position. "causal_lm": the next token of each position.
+            "seq2seq": the token at each position of a target, after the true ones before it (teacher forcing).
         functions: the functions by the name of the metric. A function gets labels as the parameter `y_true`, `target`,
             `targets`, `labels` or `references`, predictions as `y_pred`, `preds` or `predictions`, and probabilities as
             `y_score`, `y_prob` or `y_proba`. A metric object of torchmetrics gets (predictions, labels).

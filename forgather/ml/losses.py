@@ -50,6 +50,7 @@ from forgather.ml.model_inputs import SHIFTED, ModelInputs, inputs_of
 from forgather.ml.types import PaddingBatch
 
 IGNORE_INDEX = -100
+_DECODER_INPUTS = frozenset({"decoder_input_ids", "decoder_inputs_embeds"})
 
 
 class LossRule(Protocol):
@@ -437,6 +438,17 @@ class ModelLoss(BaseLossRule):
         model: a model that returns a loss if it gets labels.
     """
 
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        config = getattr(model, "config", None)
+        writes = getattr(model, "loss_type", None) == "ForConditionalGeneration"
+        # Routers add a loss of their own, whose exponential means nothing.
+        self.is_token_entropy = (
+            writes
+            and bool(getattr(config, "is_encoder_decoder", False))
+            and not getattr(config, "output_router_logits", False)
+        )
+
     def _count(self, batch: Any) -> float | Tensor:
         return count_valid(labels_of(batch), batch)
 
@@ -473,6 +485,7 @@ class UserLoss(BaseLossRule):
         # Both checks run in the first batches only: they call the loss again.
         self._check = DivisorCheck(loss_fn, divides=self.divides)
         self._needs_labels = takes_labels(loss_fn)
+        self._has_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
         self._pairs = PairCheck(is_elementwise=self.unit == "elements")
         self._device: torch.device | None = None
         self.weight = setting_of(loss_fn, "weight", None) if self.unit == "classes" else None
@@ -502,6 +515,13 @@ class UserLoss(BaseLossRule):
         labels = self._targets(batch)
         if labels is None and self._needs_labels:
             raise no_labels(batch, "a loss_fn takes logits and labels: name the column of targets 'labels'")
+        if self._has_decoder and isinstance(batch, Mapping) and not _DECODER_INPUTS & batch.keys():
+            raise TrainingError(
+                "the decoder makes its inputs from the labels, which a model with a loss_fn of (logits, labels) does "
+                "not get",
+                code="FG961",
+                hint="remove loss_fn: the model computes the cross entropy of the target tokens itself",
+            )
         logits = logits_of(self._inputs.call(model, batch))
         if self.shifts and labels is not None:
             logits, labels = flat_logits(logits), labels.reshape(-1)

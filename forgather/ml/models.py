@@ -1,6 +1,8 @@
-"""Builders of causal language models: from a configuration and a seed, or from trained weights.
+"""Builders of language models: from a configuration and a seed, or from trained weights.
 
-The weights of `from_config` depend only on the configuration and the seed. The caller's random state is not changed.
+`from_config` and `from_pretrained` give causal language models, `seq2seq_from_config` and `seq2seq_from_pretrained`
+encoder-decoder models. New weights depend only on the configuration and the seed. The caller's random state is not
+changed.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from forgather.errors import ForgatherError, TrainingError, first_line, nearest
 from forgather.ml.data.chat_template import stop_token_ids
@@ -38,9 +46,15 @@ class ModelSourceError(TrainingError, OSError):
 
 
 class ModelConfigError(TrainingError, TypeError):
-    """Raised if an object is not the configuration of a causal language model."""
+    """Raised if an object is not the configuration of a model of the task."""
 
     code = "FG842"
+
+
+_KINDS: dict[Any, tuple[str, str]] = {
+    AutoModelForCausalLM: ("a causal language model", "as in LlamaConfig or GPT2Config"),
+    AutoModelForSeq2SeqLM: ("an encoder-decoder language model", "as in T5Config or BartConfig"),
+}
 
 
 def from_config(
@@ -68,31 +82,39 @@ def from_config(
         ModelConfigError: FG842 if `config` is not the configuration of a causal language model, or if `dtype` is not a
             floating-point dtype.
     """
-    if not isinstance(config, PretrainedConfig):
-        raise ModelConfigError(
-            f"a model configuration was expected, found {type(config).__name__}",
-            hint="as in !call:transformers:LlamaConfig with its arguments below",
-        )
-    config = copy.deepcopy(config)
-    _warn_of_unknown_fields(config)
-    if tokenizer is not None:
-        _warn_of_vocab_size(config, len(tokenizer))
-        config.vocab_size = len(tokenizer)
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            setattr(config, name, getattr(tokenizer, name))
-    if type(config) not in AutoModelForCausalLM._model_mapping:
-        known = [kind.__name__ for kind in AutoModelForCausalLM._model_mapping]
-        raise ModelConfigError(
-            f"{type(config).__name__} is not the configuration of a causal language model",
-            hint=nearest(type(config).__name__, known) or "as in LlamaConfig or GPT2Config",
-        )
-    if dtype is not None:
-        options["dtype"] = as_dtype(dtype)
-    # Always on the CPU: an accelerator's generator gives other weights for the same seed.
-    with forked_random(seed), torch.device("cpu"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
+    model = _new_model(AutoModelForCausalLM, config, seed=seed, dtype=dtype, tokenizer=tokenizer, options=options)
     _stop_after_answers(model, tokenizer)
     return _in_training_mode(model)
+
+
+def seq2seq_from_config(
+    config: PretrainedConfig,
+    *,
+    seed: int = 42,
+    dtype: torch.dtype | str | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    **options: Any,
+) -> PreTrainedModel:
+    """Returns an encoder-decoder language model with new weights.
+
+    Args:
+        config: the model configuration, such as `transformers.T5Config(...)`. It is copied, not changed.
+        seed: the seed of the weights. The caller's random states of Python, NumPy and torch are not changed.
+        dtype: the dtype of the weights, such as "bfloat16". None uses torch's default dtype.
+        tokenizer: a tokenizer whose vocabulary size and special token ids replace those of the configuration. Its
+            padding token is then the one with which the decoder begins, as of T5. None keeps the values in the
+            configuration.
+        **options: further arguments of `AutoModelForSeq2SeqLM.from_config`, such as `attn_implementation`.
+
+    Returns:
+        The model in training mode, on the CPU.
+
+    Raises:
+        ModelConfigError: FG842 if `config` is not the configuration of an encoder-decoder language model, or if `dtype`
+            is not a floating-point dtype.
+    """
+    model = _new_model(AutoModelForSeq2SeqLM, config, seed=seed, dtype=dtype, tokenizer=tokenizer, options=options)
+    return _in_training_mode(model, "ForConditionalGeneration")
 
 
 def from_pretrained(
@@ -123,6 +145,48 @@ def from_pretrained(
         ModelSourceError: FG840 if the model cannot be loaded, FG841 if the folder has no `config.json`, FG957 if its
             weights cannot be quantized here.
     """
+    if quantization_config is not None:
+        options["quantization_config"] = quantization_config
+    model = _trained_model(AutoModelForCausalLM, pretrained_model_name_or_path, tokenizer=tokenizer, options=options)
+    if upcast_unquantized:
+        upcast_floats(model)
+    _stop_after_answers(model, tokenizer)
+    return _in_training_mode(model)
+
+
+def seq2seq_from_pretrained(
+    pretrained_model_name_or_path: str | os.PathLike[str],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    **options: Any,
+) -> PreTrainedModel:
+    """Returns a trained encoder-decoder language model from a folder or the Hugging Face Hub.
+
+    Args:
+        pretrained_model_name_or_path: the path of a folder in the Hugging Face layout, or a name on the Hub.
+        tokenizer: a tokenizer. If it has more tokens than the model has rows, the model gets rows for them, see
+            `extend_vocabulary`. None keeps the model as it is.
+        **options: further arguments of `AutoModelForSeq2SeqLM.from_pretrained`, such as `revision` or `dtype`.
+
+    Returns:
+        The model in training mode.
+
+    Raises:
+        ModelSourceError: FG840 if the model cannot be loaded, or is not an encoder-decoder model; FG841 if the folder
+            has no `config.json`.
+    """
+    model = _trained_model(AutoModelForSeq2SeqLM, pretrained_model_name_or_path, tokenizer=tokenizer, options=options)
+    return _in_training_mode(model, "ForConditionalGeneration")
+
+
+def _trained_model(
+    kind: Any,
+    pretrained_model_name_or_path: str | os.PathLike[str],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None,
+    options: dict[str, Any],
+) -> PreTrainedModel:
+    """Returns a trained model; `kind` is a class of transformers that finds the class of the model."""
     folder = Path(pretrained_model_name_or_path).expanduser()
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelSourceError(
@@ -134,26 +198,65 @@ def from_pretrained(
     if wrong := folder_problem(name):
         raise _not_loaded(name, wrong)
     source = str(folder) if folder.is_dir() else name
-    if quantization_config is not None:
-        options["quantization_config"] = quantization_config
+    quantization_config = options.get("quantization_config")
     try:
         with without_progress_bars(), nullcontext() if folder.is_dir() else hub_access():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
+            loaded: Any = kind.from_pretrained(source, output_loading_info=True, **options)
     except OSError as error:
         reason = first_line(error)
         raise _not_loaded(name, reason) from error
     except (ImportError, ValueError, RuntimeError, NotImplementedError) as error:
+        if "Unrecognized configuration class" in str(error):
+            raise _not_loaded(name, f"it is not {_KINDS[kind][0]}") from None
         if quantization_config is None:
             raise
         raise _not_quantized(quantization_config, first_line(error)) from error
     model: PreTrainedModel = loaded[0]
     note_new_weights(model, loaded[1]["missing_keys"])
-    if upcast_unquantized:
-        upcast_floats(model)
     if tokenizer is not None:
         extend_vocabulary(model, max(tokenizer.get_vocab().values(), default=-1) + 1)
-    _stop_after_answers(model, tokenizer)
-    return _in_training_mode(model)
+    return model
+
+
+def _new_model(
+    kind: Any,
+    config: Any,
+    *,
+    seed: int,
+    dtype: torch.dtype | str | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    options: dict[str, Any],
+) -> PreTrainedModel:
+    """Returns a model with new weights; `kind` is a class of transformers that finds the class of the model."""
+    if not isinstance(config, PretrainedConfig):
+        raise ModelConfigError(
+            f"a model configuration was expected, found {type(config).__name__}",
+            hint="as in !call:transformers:LlamaConfig with its arguments below",
+        )
+    config = copy.deepcopy(config)
+    _warn_of_unknown_fields(config)
+    if tokenizer is not None:
+        _warn_of_vocab_size(config, len(tokenizer))
+        config.vocab_size = len(tokenizer)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            setattr(config, name, getattr(tokenizer, name))
+        if kind is AutoModelForSeq2SeqLM:
+            config.decoder_start_token_id = tokenizer.pad_token_id
+            if getattr(config, "forced_eos_token_id", None) is not None:
+                config.forced_eos_token_id = tokenizer.eos_token_id
+    if type(config) not in kind._model_mapping:
+        known = [one.__name__ for one in kind._model_mapping]
+        what, example = _KINDS[kind]
+        raise ModelConfigError(
+            f"{type(config).__name__} is not the configuration of {what}",
+            hint=nearest(type(config).__name__, known) or example,
+        )
+    if dtype is not None:
+        options["dtype"] = as_dtype(dtype)
+    # Always on the CPU: an accelerator's generator gives other weights for the same seed.
+    with forked_random(seed), torch.device("cpu"):
+        model: PreTrainedModel = kind.from_config(config, **options)
+    return model
 
 
 def upcast_floats(model: PreTrainedModel) -> None:
@@ -195,9 +298,9 @@ def _stop_after_answers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
         settings.eos_token_id = [*added, *ends]
 
 
-def _in_training_mode(model: PreTrainedModel) -> PreTrainedModel:
+def _in_training_mode(model: PreTrainedModel, loss_type: str = "ForCausalLM") -> PreTrainedModel:
     if model.loss_type is None:  # transformers derives it from the class name, and warns if it cannot
-        model.loss_type = "ForCausalLM"
+        model.loss_type = loss_type
     # `from_pretrained` of transformers returns models in evaluation mode.
     model.train()
     return model

@@ -25,19 +25,36 @@ SUFFIXES = {".jsonl": "json_lines", ".json": "json_lines", ".csv": "csv_files"}
 
 _DATA = "forgather.ml.data:"
 _PREPARE_COLUMNS = ("tokenize_examples", "tokenize_preferences", "tokenize_feedback", "as_chats")
-_PREPARE = ("tokenize", "tokenize_labelled", "tokenize_chats", *_PREPARE_COLUMNS)
+_WITH_LABELS = {
+    "labelled_rows": "labelled_rows",
+    "tagged_rows": "tagged_rows",
+    "image_rows": "image_rows",
+    "image_arrays": "image_rows",
+}
+"""The readers whose labels are classes, with the one that reads such rows from a file."""
+_PREPARE = (
+    *("tokenize", "tokenize_labelled", "tokenize_tagged", "tokenize_seq2seq", "tokenize_chats", "ImageDataset"),
+    *_PREPARE_COLUMNS,
+)
 """The functions of `forgather.ml.data` that prepare rows; the first argument of each is the rows."""
-_READ_THEMSELVES = ("labelled_rows", "chats", "preference_pairs")
+_READ_THEMSELVES = (*_WITH_LABELS, "seq2seq_rows", "chats", "preference_pairs")
 """The readers whose rows only their own tokenization can prepare."""
 _READ = ("json_lines", "csv_files", "parquet", "hub_dataset", *_READ_THEMSELVES)
 _KEPT = {
     "labelled_rows": ("task", "text_column", "label_column", "label_separator"),
+    "tagged_rows": ("tokens_column", "tags_column"),
+    "seq2seq_rows": ("source_column", "target_column"),
+    "image_rows": ("image_column", "label_column"),
+    "image_arrays": (),
     "chats": ("form", "system", "before_input", "bad_rows"),
     "preference_pairs": ("as_turns", "bad_rows"),
 }
 """The arguments of readers that say how rows are read."""
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "labelled_rows": ("text_column", "label_column"),
+    "tagged_rows": ("tokens_column", "tags_column"),
+    "seq2seq_rows": ("source_column", "target_column"),
+    "image_rows": ("image_column", "label_column"),
     **dict.fromkeys(("json_lines", "csv_files", "parquet", "hub_dataset"), ("text_column",)),
     "tokenize_examples": ("prompt_column", "completion_column"),
     "tokenize_preferences": ("prompt_column", "chosen_column", "rejected_column"),
@@ -91,7 +108,7 @@ def rows_of_file(
     like, function, rows, place = _prepared_set(graph)
     reader = _call_of_reader(rows)
     own = reader.constructor.removeprefix(_DATA) if reader is not None else ""
-    name = own if own in _READ_THEMSELVES else SUFFIXES[suffix]
+    name = _WITH_LABELS.get(own, own) if own in _READ_THEMSELVES else SUFFIXES[suffix]
     options = {key: value for key, value in _options(reader).items() if key in _KEPT.get(own, _OTHERS_KEPT)}
     if own in ("chats", "preference_pairs") and suffix == ".csv":
         raise ProjectError(
@@ -100,7 +117,7 @@ def rows_of_file(
             hint="give a file of JSON lines, as the run's own file is",
         )
     # A regression has no classes, although its model numbers the values.
-    if own == "labelled_rows" and options.get("task") != "regression":
+    if own in _WITH_LABELS and options.get("task") != "regression":
         if labels is None:
             raise ProjectError(
                 "the saved weights do not name the classes of the model, so labels in a file have no numbers",

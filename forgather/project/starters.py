@@ -15,7 +15,7 @@ from typing import Any
 
 from forgather.errors import ProjectError
 
-KINDS = ("chat", "classify", "preferences")
+KINDS = ("chat", "classify", "preferences", "tag", "seq2seq")
 """What a new project can be for."""
 
 _WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
@@ -23,23 +23,37 @@ _TEMPLATES = {
     "chat": "tasks/chat.yaml",
     "classify": "tasks/classification.yaml",
     "preferences": "tasks/preferences.yaml",
+    "tag": "tasks/token_classification.yaml",
+    "seq2seq": "tasks/seq2seq.yaml",
 }
-_FILES = {"chat": "data/chats.jsonl", "classify": "data/rows.csv", "preferences": "data/pairs.jsonl"}
+_FILES = {
+    "chat": "data/chats.jsonl",
+    "classify": "data/rows.csv",
+    "preferences": "data/pairs.jsonl",
+    "tag": "data/words.jsonl",
+    "seq2seq": "data/texts.csv",
+}
 _DESCRIPTIONS = {
     "chat": "Answers as in the conversations of its data",
     "classify": "Finds the class of a text",
     "preferences": "Prefers the better of two answers",
+    "tag": "Finds names in a text: each word gets a tag",
+    "seq2seq": "Writes a text from another one",
 }
 _ROWS = {
     "chat": "JSON lines with 'messages' (role and content); also ShareGPT, Alpaca, or prompt and completion.",
     "classify": "CSV or JSON lines with the columns text and label.",
     "preferences": "JSON lines with prompt, chosen and rejected: texts, or messages of a chat.",
+    "tag": "JSON lines with tokens and tags, a tag for each token.",
+    "seq2seq": "CSV or JSON lines with the columns source and target.",
 }
 _NEW = "Without a base model, a small new model is trained. To {action}, name its folder here:"
 _ACTIONS = {
     "chat": "train a LoRA on a model",
     "classify": "train a model of your own",
     "preferences": "train a LoRA on a model",
+    "tag": "train a model of your own",
+    "seq2seq": "train an encoder-decoder of your own",
 }
 _CONFIG = """\
 ## 'fgcli pp' shows everything that is not set here.
@@ -112,7 +126,7 @@ class Starter:
         """Returns the path of the data file in the project and its text; None if the user has given a file."""
         if self.data is not None:
             return None
-        makers = {"chat": _chats, "classify": _labelled, "preferences": _pairs}
+        makers = {"chat": _chats, "classify": _labelled, "preferences": _pairs, "tag": _tagged, "seq2seq": _answers}
         return _FILES[self.kind], makers[self.kind]()
 
 
@@ -175,3 +189,32 @@ def _pairs() -> str:
             answers = [{"role": "assistant", "content": f"{answer}."} for answer in (after, before)]
             rows.append({"prompt": _turns(question), "chosen": [answers[0]], "rejected": [answers[1]]})
     return _json_lines(rows)
+
+
+def _tagged() -> str:
+    """Returns sentences about people and towns; a name of two words has two tags."""
+    people, towns = ("Ada", "Grace Hopper", "Alan", "Emmy Noether"), ("Paris", "New York", "Rome", "San Marino")
+    forms = ("{} lives in {}", "{} went to {} again", "a letter of {} from {}", "did {} like {} then")
+    rows = []
+    for place in range(60):
+        words, tags = [], []
+        names = iter((("PER", people[place % 4]), ("LOC", towns[(place // 4) % 4])))
+        for part in forms[place % len(forms)].split():
+            kind, name = next(names) if part == "{}" else ("", part)
+            own = name.split()
+            words += own
+            tags += [f"B-{kind}", *[f"I-{kind}"] * (len(own) - 1)] if kind else ["O"]
+        rows.append({"tokens": words, "tags": tags})
+    return _json_lines(rows)
+
+
+def _answers() -> str:
+    """Returns questions about the order of numbers, with their answers."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(("source", "target"))
+    for place, word in enumerate(_WORDS):
+        for shift, question in ((1, "after {}"), (-1, "before {}"), (2, "two after {}"), (-2, "two before {}")):
+            if 0 <= place + shift < len(_WORDS):
+                writer.writerow((question.format(word), _WORDS[place + shift]))
+    return stream.getvalue()

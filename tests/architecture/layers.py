@@ -123,10 +123,10 @@ processes:
 data:
     data.cache data.data_errors data.progress_bar data.prompts
     data.chat_rows data.chat_template data.json_rows data.mixture data.padding data.preference_collator data.sources data.train_eval_split
-    data.conversations data.tokenizer generation generation.prompt
+    data.conversations data.file_rows data.tokenizer generation generation.prompt
     data.packing data.token_kinds data.token_text data.turn_tokens
     data.example_packing
-    data.chat_tokens data.collated_rows data.examples data.labelled data.preference_rows
+    data.chat_tokens data.collated_rows data.examples data.images data.labelled data.preference_rows data.seq2seq data.tagged
     data.preference_chats
     data.answer_rows data.first_look data.preferences
     data.row_statistics data.shown_rows
@@ -138,7 +138,7 @@ losses and models:
     activation_checkpointing bitsandbytes_optim documents loss_reduction models optim
     classifiers model_inputs
     losses preference_metrics
-    label_metrics preference_rules task text_metrics
+    entity_metrics label_metrics preference_rules task text_metrics
     feedback_rule score_rule
     preference_losses
     distillation

@@ -26,6 +26,8 @@ SMALL = {
     "+trainer_args.use_cpu": "true",
 }
 QUICK = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
+T5 = {"model_config.d_model": 32, "model_config.num_layers": 1, "+trainer_args.use_cpu": "true"}
+QUICK_T5 = [word for name, value in T5.items() for word in ("--set", f"{name}={value}")]
 WORDS = "zero one two three four five six seven eight nine ten".split()
 CHATS = {
     "messages": {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
@@ -78,17 +80,35 @@ def test_a_new_project_is_checked_shown_and_trained_as_it_stands(kind, here, out
 
     assert "default.yaml: ok" in out("-p", "mine", "check")
     out("-p", "mine", "data", "show", "--rows", "1", "--json")
-    assert 0 == main(["-p", "mine", "train", "--max-steps", "2", *QUICK])
+    assert 0 == main(["-p", "mine", "train", "--max-steps", "2", *(QUICK_T5 if kind == "seq2seq" else QUICK)])
 
     model = here / "mine/output_models/mine"
     assert (model / "config.json").is_file() and list(model.glob("checkpoint-*"))
     summary = json.loads(next(model.glob("runs/*/summary.json")).read_text())
-    wanted = {"chat": "eval_loss", "classify": "eval_f1", "preferences": "eval_rewards/accuracies"}[kind]
+    metrics = {"classify": "eval_f1", "preferences": "eval_rewards/accuracies", "seq2seq": "eval_token_accuracy"}
+    wanted = {"chat": "eval_loss", "tag": "eval_f1", **metrics}[kind]
     assert wanted in summary["final"] or any(wanted in line for line in next(model.glob("runs/*/metrics.jsonl")).open())
 
 
 def made(out, *words):
     return out("new", "project", "mine", *words)
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "found", "lines"),
+    [
+        ("tag", {"tokens": ["Ada", "x"], "tags": ["B-PER", "O"]}, "each word with one of 2 classes: B-PER, O", []),
+        ("tag", {"tokens": ["Ada", "x"], "ner_tags": [1, 0]}, "2 classes: 0, 1",
+         ['-- set ns.tags = "words"', 'tags_column: "ner_tags"']),
+        ("seq2seq", {"source": "a", "target": "b"}, "12 rows of a source and a target", []),
+    ],
+)  # fmt: skip
+def test_words_with_tags_and_sources_with_targets_are_recognised(kind, row, found, lines, here, out, capsys):
+    file = rows_file(here, [row] * 12)
+    assert found in made(out, "--kind", kind, "--data", file)
+    assert {*lines} <= {*config_lines(here / "mine")} and "default.yaml: ok" in out("-p", "mine", "check")
+    assert 1 == main(["new", "project", "other", "--kind", "chat", "--data", file])
+    assert f"--kind {kind} makes a project for them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", CHATS)

@@ -21,6 +21,7 @@ SHAPES = {
     "multi_label": ((40, 3), lambda: DRAW.integers(0, 2, (40, 3)).astype(np.float32)),
     "regression": ((40,), lambda: DRAW.normal(size=(40,)).astype(np.float32)),
     "token_classification": ((20, 5, 3), lambda: DRAW.integers(0, 3, (20, 5))),
+    "seq2seq": ((20, 5, 3), lambda: DRAW.integers(0, 3, (20, 5))),
     "causal_lm": ((20, 5, 7), lambda: DRAW.integers(0, 7, (20, 5))),
 }
 

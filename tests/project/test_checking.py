@@ -24,20 +24,38 @@ NEEDED = {
         (
             "datasets/chat.yaml",
             "datasets/feedback.yaml",
+            "datasets/images.yaml",
             "datasets/preferences.yaml",
             "datasets/instructions.yaml",
             "datasets/json_lines.yaml",
             "datasets/labelled.yaml",
             "datasets/parquet.yaml",
+            "datasets/source_target.yaml",
+            "datasets/tagged.yaml",
             "datasets/text_files.yaml",
         ),
         "    paths: [x]\n",
     ),
     "models/pretrained.yaml": "    pretrained_model_name_or_path: some/model\n",
     "models/pretrained_classifier.yaml": "    pretrained_model_name_or_path: some/model\n",
+    "models/pretrained_seq2seq.yaml": "    pretrained_model_name_or_path: some/model\n",
     **dict.fromkeys(("quantization/int8.yaml", "quantization/nf4.yaml", "quantization/torchao_int8.yaml"), QUANTIZED),
     "tokenizers/pretrained.yaml": "    pretrained_model_name_or_path: some/model\n",
 }
+# Templates whose rows or labels only the other templates of a task fit.
+TASK_OF = {
+    "datasets/images.yaml": "image_classification",
+    "datasets/source_target.yaml": "seq2seq",
+    "datasets/tagged.yaml": "token_classification",
+    "models/bert.yaml": "token_classification",
+    "models/classifier.yaml": "classification",
+    "models/pretrained_classifier.yaml": "classification",
+    "models/pretrained_seq2seq.yaml": "seq2seq",
+    "models/seq2seq.yaml": "seq2seq",
+    "models/t5.yaml": "seq2seq",
+    "models/vit.yaml": "image_classification",
+}
+PATHS = "[raw_dataset]\n    == super()\n    paths: [x]\n"
 ARGS = "main: !call:forgather.ml:TrainingArguments {{output_dir: out, {}}}\n"
 TRAINER = """\
 main: !call:forgather.ml:Trainer
@@ -69,12 +87,14 @@ def told(checked):
 @pytest.mark.parametrize(("project", "config"), CONFIGS, ids=lambda value: value.rpartition("/")[2])
 def test_a_shipped_config_has_no_errors(project, config):
     found = check_project(Project(config, project)).findings
-    # make_data.py writes the data of `classify` and `assistant`. Models of `preferences` and `assistant` start from one
-    # that another config trains. tests/projects/test_recipes.py asserts what is found in the recipes.
+    # make_data.py writes the data of `assistant`, `classify`, `seq2seq` and `tag`. Models of `preferences` and `assistant`
+    # start from one that another config trains. tests/projects/test_recipes.py asserts what is found in the recipes.
     codes = {
         "preferences": {"FG456"} if config != "base.yaml" else set(),
         "classify": {"FG456"},
         "assistant": {"FG456"},
+        "seq2seq": {"FG456"},
+        "tag": {"FG456"},
         "recipes": {"FG456", "FG825"},
     }
     # FG882: some configs need a package that the tests do without.
@@ -94,7 +114,10 @@ def test_a_config_with_a_template_of_the_library_has_no_errors(template, checked
     if template.startswith("trainers/") and template != "trainers/base.yaml":
         text = f"-- extends '{template}'\n"
     elif first.startswith("## For ["):
-        text = f"-- extends 'trainers/trainer.yaml'\n[{block}]\n    -- include '{template}'\n{NEEDED.get(template, '')}"
+        base = f"tasks/{TASK_OF[template]}.yaml" if template in TASK_OF else "trainers/trainer.yaml"
+        text = f"-- extends '{base}'\n[{block}]\n    -- include '{template}'\n{NEEDED.get(template, '')}"
+        # The rows of a task need files, which its own template does not name.
+        text += "" if base.startswith("trainers") or block == "raw_dataset" else PATHS
     else:
         text = "-- extends 'trainers/trainer.yaml'\n"
     # The libraries of quantized weights are not installed with the tests.

@@ -64,6 +64,11 @@ NEEDS_A_NETWORK = {"datasets/hub.yaml"}
 # Templates for rows of answers, which tests/projects/test_preferences.py trains on.
 # Templates for rows with labels, which `test_a_classifier_trains` uses together.
 OF_CLASSIFICATION = {"datasets/labelled.yaml", "models/classifier.yaml", "models/pretrained_classifier.yaml"}
+# Templates for rows of other tasks, which tests/projects/test_tasks.py and tests/ml/test_seq2seq.py train on.
+OF_TASKS = {
+    *("datasets/images.yaml", "datasets/source_target.yaml", "datasets/tagged.yaml"),
+    *("models/bert.yaml", "models/seq2seq.yaml", "models/pretrained_seq2seq.yaml", "models/t5.yaml", "models/vit.yaml"),
+}
 LABELS = {"classification": ["a", "b"], "multi_label": [["a", "b"], []], "regression": [0.5, 1]}
 OF_PREFERENCES = {"datasets/preferences.yaml", "datasets/feedback.yaml", "collators/preferences.yaml"}
 FRAGMENTS = {
@@ -115,7 +120,9 @@ def is_quick(fragment, trainer):
 @pytest.mark.parametrize(
     ("fragment", "trainer"),
     thinned(
-        itertools.product(sorted(FRAGMENTS.keys() - NEEDS_A_NETWORK - OF_PREFERENCES - OF_CLASSIFICATION), TRAINERS),
+        itertools.product(
+            sorted(FRAGMENTS.keys() - NEEDS_A_NETWORK - OF_PREFERENCES - OF_CLASSIFICATION - OF_TASKS), TRAINERS
+        ),
         is_quick,
     ),
 )

@@ -25,6 +25,7 @@ EXAMPLES = """examples:
   fgcli new project my_chat --kind chat                        a small model, on conversations that come with it
   fgcli new project my_chat --kind chat --data chats.jsonl --model ../Qwen3-0.6B
   fgcli new project topics --kind classify --data rows.csv
+  fgcli new project names --kind tag --data words.jsonl        also: seq2seq, preferences
   fgcli -p my_project new config small
   fgcli -p my_project new config on_hf --extends trainers/hf_trainer.yaml"""
 

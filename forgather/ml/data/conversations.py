@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 CONVERSATION, SOURCE = "conversation", "source"
 _TEXTS = (CONVERSATION, "prompt", "completion", "chosen", "rejected")
+_PAIR = ("source", "target")
 _SHOWN_ERRORS = 5
 _MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content"})
 
@@ -117,16 +118,19 @@ def row_texts(dataset: Dataset) -> Dataset:
     """Returns the texts of conversations or of preferences as rows with one column, to train a tokenizer on.
 
     Args:
-        dataset: the rows of `chats`, `as_chats` or `preference_pairs`, or rows of prompts and completions.
+        dataset: the rows of `chats`, `as_chats`, `preference_pairs` or `seq2seq_rows`, or rows of prompts and
+            completions.
 
     Returns:
-        A data set with the column `text`: one row per message, or per prompt and answer.
+        A data set with the column `text`: one row per message, or per text of a row.
 
     Example:
         >>> row_texts(as_chats(Dataset.from_dict({"question": ["1 + 1?"], "answer": ["2"]})))["text"][:]
         ['1 + 1?', '2']
     """
-    names = [name for name in _TEXTS if name in dataset.column_names]
+    # A conversation has a column `source` too, the place of its row.
+    is_pair = {*_PAIR} <= {*dataset.column_names}
+    names = list(_PAIR) if is_pair else [name for name in _TEXTS if name in dataset.column_names]
     texts: list[str] = []
     for row in dataset.select_columns(names):
         for value in row.values():

@@ -1,8 +1,8 @@
 """A first look at a user's data file and base model, before a project for them is written.
 
-Takes the kind of a project (`chat`, `classify` or `preferences`), a data file and the folder or name of a base model.
-Gives the settings that a config for them needs, and one line that says what was recognised. The file is read by the
-function that the config calls, so a row that cannot be used is reported now, with its place.
+Takes the kind of a project (`chat`, `classify`, `preferences`, `tag` or `seq2seq`), a data file and the folder or name
+of a base model. Gives the settings that a config for them needs, and one line that says what was recognised. The file
+is read by the function that the config calls, so a row that cannot be used is reported now, with its place.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ from forgather.ml.data.chat_rows import Conversation, form_of
 from forgather.ml.data.chat_template import check_marks, packaged_twin, read_template, turn_end
 from forgather.ml.data.conversations import CONVERSATION, chats
 from forgather.ml.data.data_errors import DataError, DataFileError
+from forgather.ml.data.file_rows import class_names, file_rows
 from forgather.ml.data.json_rows import json_rows
-from forgather.ml.data.labelled import class_names, file_rows, labelled_rows
+from forgather.ml.data.labelled import labelled_rows
 from forgather.ml.data.preference_rows import preference_pairs
+from forgather.ml.data.seq2seq import seq2seq_rows
+from forgather.ml.data.tagged import is_entity_tag, tagged_rows
 from forgather.ml.data.tokenizer import load_tokenizer
 from forgather.ml.number_format import plural
 from forgather.rules import is_path
 
 _TEXTS = ("text", "sentence", "review", "document", "content", "message", "body", "input", "question", "title")
 _LABELS = ("label", "labels", "class", "category", "sentiment", "target", "topic", "intent", "score", "rating")
+_TAGS = ("tags", "ner_tags", "pos_tags")
 _SHOWN_CLASSES = 6
 # In the order of choice; `alpaca` needs no token that a vocabulary may lack.
 _TEMPLATES = ("chatml", "llama3", "gemma3", "phi3", "alpaca")
@@ -58,7 +62,7 @@ def first_look(kind: str, file: str | None, model: str | None = None) -> FirstLo
     """Returns the settings for a data file and a base model.
 
     Args:
-        kind: "chat", "classify" or "preferences".
+        kind: "chat", "classify", "preferences", "tag" or "seq2seq".
         file: the data file; None for the rows that a new project of this kind begins with.
         model: the folder of a base model or its name on the Hub; None for a new model.
 
@@ -124,7 +128,24 @@ def _labelled(file: str) -> FirstLook:
     return FirstLook(f"{plural(len(rows), 'row')}, {_labels_text(task, class_names(rows))}", settings, facts)
 
 
-_LOOKS = {"chat": _chats, "classify": _labelled, "preferences": _pairs}
+def _tagged(file: str) -> FirstLook:
+    _refuse_suffix(file, (".jsonl", ".json"), "words with tags")
+    first = next((row.value for row in json_rows(file)), None)
+    # The data sets of the Hub call them `ner_tags` or `pos_tags`, and have numbers there.
+    column = next((name for name in _TAGS if isinstance(first, Mapping) and name in first), "tags")
+    rows = tagged_rows(file, tags_column=column)
+    names = class_names(rows) or []
+    facts = {} if all(is_entity_tag(name) for name in names) else {"tags": "words"}
+    settings = {} if column == "tags" else {"tags_column": column}
+    return FirstLook(f"{plural(len(rows), 'row')}, each word with one of {_classes_text(names)}", settings, facts)
+
+
+def _seq2seq(file: str) -> FirstLook:
+    _refuse_suffix(file, (".jsonl", ".json", ".csv"), "sources and targets")
+    return FirstLook(f"{plural(len(seq2seq_rows(file)), 'row')} of a source and a target")
+
+
+_LOOKS = {"chat": _chats, "classify": _labelled, "preferences": _pairs, "tag": _tagged, "seq2seq": _seq2seq}
 
 
 def _refuse_another_kind(kind: str, file: str) -> None:
@@ -147,6 +168,8 @@ _KEYS: Mapping[str, tuple[tuple[frozenset[str], ...], str]] = {
     "preferences": ((frozenset({"chosen", "rejected"}),), "preference pairs"),
     "chat": ((frozenset({"messages"}), frozenset({"conversations"})), "conversations"),
     "classify": ((frozenset({"text", "label"}),), "texts with labels"),
+    "tag": (tuple(frozenset({"tokens", name}) for name in _TAGS), "words with tags"),
+    "seq2seq": ((frozenset({"source", "target"}),), "sources and targets"),
 }
 
 
@@ -207,10 +230,13 @@ def _is_whole(label: Any) -> bool:
 def _labels_text(task: str, names: Sequence[str] | None) -> str:
     if names is None:
         return "each with a number (regression)"
+    return f"{'each with a list of' if task == 'multi_label' else 'each with one of'} {_classes_text(names)}"
+
+
+def _classes_text(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_SHOWN_CLASSES])
     more = f" and {len(names) - _SHOWN_CLASSES} more" if len(names) > _SHOWN_CLASSES else ""
-    each = "each with a list of" if task == "multi_label" else "each with one of"
-    return f"{each} {len(names)} classes: {shown}{more}"
+    return f"{len(names)} classes: {shown}{more}"
 
 
 def _refuse_no_model(model: str) -> None:

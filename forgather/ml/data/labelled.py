@@ -10,48 +10,42 @@ Shapes:
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import math
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
-import xxhash
-from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from forgather.errors import nearest
 from forgather.ml.data.cache import cached_folder, content_key
-from forgather.ml.data.data_errors import DataError, DataFileError, missing_column
-from forgather.ml.data.json_rows import is_utf8, json_rows, unreadable
+from forgather.ml.data.data_errors import missing_column
+from forgather.ml.data.file_rows import (
+    FileRow,
+    check_labels,
+    class_names,
+    label_of,
+    numbered_labels,
+    rows_with_columns,
+    stored_rows,
+    text_of,
+    unusable,
+)
 from forgather.ml.data.packing import encode_rows, read_rows, rows_writer
-from forgather.ml.data.sources import Paths, find_files
+from forgather.ml.data.sources import Paths
 from forgather.ml.data.tokenizer import tokenizer_digest
 from forgather.ml.number_format import plural
 
 logger = logging.getLogger(__name__)
 
 TASKS = ("classification", "multi_label", "regression")
-_SUFFIXES = (".jsonl", ".json", ".csv")
 _STATS = "stats.json"
-
-
-class _Row(NamedTuple):
-    """A row of a file, with the number of its line."""
-
-    file: str
-    line: int
-    values: Mapping[str, Any]
-
-    def refuse(self, what: str, hint: str, *, code: str = "FG877") -> DataError:
-        """Returns the error for this row."""
-        return DataError(f"row {self.line} of {self.file!r}: {what}", code=code, hint=hint, found=self.line)
 
 
 def labelled_rows(
@@ -84,57 +78,25 @@ def labelled_rows(
         DataError: FG831 if a column is missing; FG832 if there are no rows; FG876 if a label is not one of `labels`;
             FG877 if a row has no text or no label that fits the task; FG878 if the arguments cannot be used.
     """
-    _check_task(task, labels)
-    rows = list(_read(find_files(paths, _SUFFIXES), (text_column, label_column)))
-    if not rows:
-        raise DataError("the files have no rows", code="FG832", hint="a data set needs at least one row").about("paths")
+    if task not in TASKS:
+        raise unusable(f"task is {task!r}", nearest(str(task), TASKS) or f"one of: {', '.join(TASKS)}").about("task")
+    if labels is not None and task == "regression":
+        raise unusable(f"labels is {labels!r:.80}: a regression has none", "leave it out").about("labels")
+    check_labels(labels)
+    rows = rows_with_columns(paths, {"text_column": text_column, "label_column": label_column})
     read = {"classification": _one, "multi_label": _several(label_separator), "regression": _number}[task]
     given = [read(row, row.values[label_column]) for row in rows]
-    texts = [_text(row, row.values[text_column]) for row in rows]
+    texts = [text_of(row, row.values[text_column]) for row in rows]
     features: dict[str, Any] = {"text": Value("string")}
     if task == "regression":
         _refuse_uneven(rows, given)
         features["label"] = List(Value("float64")) if isinstance(given[0], list) else Value("float64")
     else:
-        names = [str(name) for name in labels] if labels is not None else _names(rows, given)
-        numbers = {name: number for number, name in enumerate(names)}
-        pairs = zip(rows, given, strict=True)
-        given = [[_class(row, one, numbers, is_given=labels is not None) for one in them] for row, them in pairs]
+        names, given = numbered_labels(rows, given, labels)
         features["label"] = List(ClassLabel(names=names))
         if task == "classification":
             given, features["label"] = [them[0] for them in given], ClassLabel(names=names)
-    digest = xxhash.xxh3_64_hexdigest(json.dumps([task, texts, given, str(features)]).encode())
-    table = Dataset.from_dict({"text": texts, "label": given}, features=Features(features)).data
-    # The fingerprint is a digest of the content, since the cache of tokens is keyed by it.
-    return Dataset(table, fingerprint=digest)
-
-
-def _check_task(task: str, labels: Any) -> None:
-    if task not in TASKS:
-        raise _unusable(f"task is {task!r}", nearest(str(task), TASKS) or f"one of: {', '.join(TASKS)}").about("task")
-    if labels is not None and (isinstance(labels, str) or not isinstance(labels, Sequence)):
-        raise _unusable(f"labels is {labels!r:.80}", "give a list with the names of the classes").about("labels")
-    if labels is not None and (task == "regression" or len(set(labels)) < max(len(labels), 2)):
-        why = "a regression has none" if task == "regression" else "two different names or more are needed"
-        raise _unusable(f"labels is {list(labels)!r:.80}: {why}", "leave it out, or name each class once").about(
-            "labels"
-        )
-
-
-def class_names(dataset: Dataset) -> list[str] | None:
-    """Returns the names of the classes of a data set that `labelled_rows` returned; None for a regression.
-
-    Args:
-        dataset: the rows.
-
-    Raises:
-        DataError: FG831 if the rows have no column `label`.
-    """
-    if "label" not in dataset.column_names:
-        raise missing_column("label", dataset.column_names, "dataset")
-    feature = dataset.features["label"]
-    kind = getattr(feature, "feature", feature)
-    return list(kind.names) if isinstance(kind, ClassLabel) else None
+    return stored_rows(task, {"text": texts, "label": given}, features)
 
 
 def tokenize_labelled(
@@ -204,10 +166,10 @@ def _check_arguments(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_l
         if column not in dataset.column_names:
             raise missing_column(column, dataset.column_names, "dataset")
     if max_length < 1:
-        raise _unusable(f"max_length is {max_length}", "give a number of tokens").about("max_length")
+        raise unusable(f"max_length is {max_length}", "give a number of tokens").about("max_length")
     if tokenizer.pad_token_id is None:
         hint = "set tokenizer.pad_token = tokenizer.eos_token, or use another tokenizer"
-        raise _unusable("the tokenizer has no padding token, which rows of different lengths need", hint)
+        raise unusable("the tokenizer has no padding token, which rows of different lengths need", hint)
 
 
 def _encode(
@@ -227,83 +189,13 @@ def _target(label: Any, names: Sequence[str] | None) -> Any:
     return [float(number in label) for number in range(len(names))]
 
 
-def _read(files: Sequence[str], columns: Sequence[str]) -> Iterator[_Row]:
-    for file in files:
-        for line, values in file_rows(file):
-            for column in columns:
-                if column not in values:
-                    argument = "label_column" if column == columns[1] else "text_column"
-                    error = missing_column(column, list(values), argument)
-                    error.message = f"row {line} of {file!r} has no column {column!r}"
-                    raise error
-            yield _Row(file, line, values)
-
-
-def file_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yields the rows of a CSV file or of JSON lines, each with the number of its line.
-
-    Args:
-        file: the path of the file. Every suffix but `.csv` is read as JSON lines.
-
-    Raises:
-        DataFileError: FG834 if a line cannot be read.
-    """
-    yield from _csv_rows(file) if file.lower().endswith(".csv") else _json_rows(file)
-
-
-def _json_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, is_line, value in json_rows(file):
-        if not isinstance(value, dict):
-            raise unreadable(file, f"{'line' if is_line else 'row'} {number} is not a JSON object")
-        yield number, value
-
-
-def _csv_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    hint = "the first line names the columns, and each further line has one value for each, in UTF-8"
-    reader = None
-    try:
-        with open(file, encoding="utf-8-sig", newline="") as stream:
-            reader = csv.DictReader(stream, strict=True)
-            names = reader.fieldnames or ()
-            if twice := [name for name, count in Counter(names).items() if count > 1]:
-                raise unreadable(file, f"two columns have the name {twice[0]!r}", hint)
-            for values in reader:
-                if None in values or None in values.values():
-                    raise unreadable(file, f"line {reader.line_num} does not have one value for each column", hint)
-                yield reader.line_num, values
-    except DataFileError:
-        raise
-    except UnicodeDecodeError as error:
-        raise unreadable(file, f"{error.reason} at byte {error.start}", hint) from None
-    except OSError as error:
-        raise unreadable(file, str(error.strerror or error), hint) from None
-    except csv.Error as error:
-        # The number is that of the last line of the row before.
-        line = reader.line_num + 1 if reader is not None else 1
-        raise unreadable(file, f"in the row that begins in line {line}, {str(error)[:200]}", hint) from None
-
-
-def _text(row: _Row, value: Any) -> str:
-    if isinstance(value, str) and value.strip():
-        if not is_utf8(value):
-            raise row.refuse("its text has half of a surrogate pair, which is not a character", "correct the text")
-        return value
-    what = "its text is empty" if isinstance(value, str) else f"its text is {value!r:.40}"
-    raise row.refuse(what, "give each row a text, or remove the row")
-
-
-def _one(row: _Row, value: Any) -> list[Any]:
-    if isinstance(value, str | int) and not (isinstance(value, str) and not value.strip()):
-        # JSON's true is a class like any other; as a number it would be the class 1.
-        return [str(value).lower() if isinstance(value, bool) else value]
-    if isinstance(value, str):
-        raise row.refuse("its label is empty", "give each row a class, or remove the row")
+def _one(row: FileRow, value: Any) -> list[Any]:
     hint = "a class is a text or a whole number; task: multi_label takes lists of them, task: regression other numbers"
-    raise row.refuse(f"its label is {value!r:.40}", hint)
+    return [label_of(row, value, hint)]
 
 
-def _several(separator: str) -> Callable[[_Row, Any], list[Any]]:
-    def read(row: _Row, value: Any) -> list[Any]:
+def _several(separator: str) -> Callable[[FileRow, Any], list[Any]]:
+    def read(row: FileRow, value: Any) -> list[Any]:
         if isinstance(value, str):
             value = [part.strip() for part in value.split(separator) if part.strip()]
         if not isinstance(value, list):
@@ -313,7 +205,7 @@ def _several(separator: str) -> Callable[[_Row, Any], list[Any]]:
     return read
 
 
-def _number(row: _Row, value: Any) -> Any:
+def _number(row: FileRow, value: Any) -> Any:
     if isinstance(value, list) and value and not any(isinstance(one, list) for one in value):
         return [_number(row, one) for one in value]
     try:
@@ -327,50 +219,9 @@ def _number(row: _Row, value: Any) -> Any:
     )
 
 
-def _refuse_uneven(rows: Sequence[_Row], given: Sequence[Any]) -> None:
+def _refuse_uneven(rows: Sequence[FileRow], given: Sequence[Any]) -> None:
     sizes = [len(value) if isinstance(value, list) else 0 for value in given]
     for row, size in zip(rows, sizes, strict=True):
         if size != sizes[0]:
             kinds = [f"{count} numbers" if count else "one number" for count in (size, sizes[0])]
             raise row.refuse(f"its label is {kinds[0]}, and that of the first row {kinds[1]}", "give all rows as many")
-
-
-def _names(rows: Sequence[_Row], given: Sequence[Sequence[Any]]) -> list[str]:
-    names = sorted({str(one) for them in given for one in them})
-    if all(name.isascii() and name.isdecimal() for name in names):
-        # A CSV file has numbers as texts, and must give the order of JSON lines.
-        names.sort(key=int)
-    if len(names) < 2:
-        only = f"only the label {names[0]!r}" if names else "no label"
-        raise rows[0].refuse(
-            f"the rows from here on have {only}", "two classes or more are needed; name them in labels"
-        )
-    return names
-
-
-def _class(row: _Row, value: Any, numbers: Mapping[str, int], *, is_given: bool) -> int:
-    """Returns the number of a class.
-
-    Args:
-        row: the row, for the error.
-        value: the label in the file.
-        numbers: the numbers of the classes by name.
-        is_given: whether the names were given, so that a label may also be a number.
-    """
-    if str(value) in numbers:
-        return numbers[str(value)]
-    if is_given and type(value) is int and 0 <= value < len(numbers):
-        return value
-    names = list(numbers)
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    close = nearest(str(value), names) or ""
-    raise row.refuse(
-        f"the label {value!r:.40} is none of the {len(names)} classes",
-        f"{close if close.startswith('did you mean') else 'correct the row, or add the class to labels'}; "
-        f"the classes are: {shown}",
-        code="FG876",
-    )
-
-
-def _unusable(message: str, hint: str) -> DataError:
-    return DataError(message, code="FG878", hint=hint)

@@ -46,6 +46,7 @@ def train_bpe(
     pad_token: str = "<|pad|>",
     special_tokens: Sequence[str] = (),
     min_frequency: int = 2,
+    add_prefix_space: bool = False,
     model_max_length: int | None = None,
     chat_template: str | os.PathLike[str] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -65,6 +66,8 @@ def train_bpe(
         pad_token: the padding token.
         special_tokens: further tokens that are never split.
         min_frequency: the minimum count of a pair of tokens that is merged.
+        add_prefix_space: True to encode the first word of a text as if a blank was before it. Words of a list, as for
+            token classification, are then encoded as they are in a text.
         model_max_length: the maximum length of an input in tokens, or None for no limit.
         chat_template: a chat template as for `load_tokenizer`, whose tokens `special_tokens` must contain, or None.
         cache_dir: the root of the cache, or None for the user's cache folder.
@@ -78,6 +81,8 @@ def train_bpe(
     specials = list(dict.fromkeys([bos_token, eos_token, pad_token, *special_tokens]))
     _check_room(vocab_size, len(specials))
     settings: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": specials, "min_frequency": min_frequency}
+    # Only if it is set, so that the keys of tokenizers without it stay as they are.
+    settings |= {"add_prefix_space": True} if add_prefix_space else {}
 
     def build(folder: Path) -> None:
         _train(rows, text_column, **settings).save(str(folder / _FILE))
@@ -89,15 +94,17 @@ def train_bpe(
     if backend.get_vocab_size() < vocab_size:
         logger.warning(_FEW_TOKENS, backend.get_vocab_size(), vocab_size)
     tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
-    made = _tokenizer(backend, model_max_length=model_max_length or _NO_LIMIT, **tokens)
+    return _tokenizer(backend, chat_template, model_max_length=model_max_length or _NO_LIMIT, **tokens)
+
+
+def _tokenizer(
+    backend: Tokenizer, chat_template: str | os.PathLike[str] | None, **options: Any
+) -> PreTrainedTokenizerFast:
+    options["clean_up_tokenization_spaces"] = False
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, **options)  # type: ignore[no-untyped-call]
     if chat_template is not None:
         set_chat_template(made, chat_template)
     return made
-
-
-def _tokenizer(backend: Tokenizer, **options: Any) -> PreTrainedTokenizerFast:
-    options["clean_up_tokenization_spaces"] = False
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **options)  # type: ignore[no-untyped-call]
 
 
 def load_tokenizer(
@@ -187,9 +194,17 @@ def _plain(special_tokens: dict[str, Any]) -> dict[str, str]:
     return {name: str(token) for name, token in special_tokens.items()}
 
 
-def _train(rows: Dataset, column: str, *, vocab_size: int, special_tokens: list[str], min_frequency: int) -> Tokenizer:
+def _train(
+    rows: Dataset,
+    column: str,
+    *,
+    vocab_size: int,
+    special_tokens: list[str],
+    min_frequency: int,
+    add_prefix_space: bool = False,
+) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

@@ -240,7 +240,8 @@ class RankBatchSampler(Sampler[list[int]]):
             rows = order[first : first + size]
             # A loader cannot give an empty batch; `RankBatches` marks this row as padding with `is_empty`.
             own = self.share.local_rows(rows) or [rows[0]]
-            yield SeededRows(own, seed_of(self.seed, self.epoch, first, replica)) if self.carry_seeds else own
+            seed = seed_of(self.seed, self.epoch, first, replica) if self.carry_seeds else 0
+            yield SeededRows(own, seed, self.epoch) if self.carry_seeds else own
 
     def is_empty(self, first: int) -> bool:
         """Returns whether this rank has no rows in the global micro-batch that begins at row `first`.

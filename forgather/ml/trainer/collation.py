@@ -192,8 +192,16 @@ def protecting_rows(collate: Collate, model: nn.Module) -> Collate:
         model: the model to train; a causal language model cannot learn from masked tokens.
 
     Raises:
-        TrainingError: FG846 if the collator masks tokens (masked language modeling) and the model is causal.
+        TrainingError: FG846 if the collator masks tokens (masked language modeling) and the model is causal; FG960 if
+            it makes rows of a language model, and the model is a classifier or has an encoder and a decoder.
     """
+    if isinstance(collate, DataCollatorWithFlattening | DataCollatorForLanguageModeling) and _has_other_labels(model):
+        raise TrainingError(
+            f"{type(collate).__name__} makes rows of a language model, and overwrites the labels that "
+            f"{type(model).__name__} learns",
+            code="FG960",
+            hint="use collators/rows.yaml (forgather.ml.data:PaddingCollator), which keeps labels",
+        )
     if isinstance(collate, DataCollatorWithFlattening):
         return RefusesPacked(collate)
     if not isinstance(collate, DataCollatorForLanguageModeling):
@@ -208,6 +216,14 @@ def protecting_rows(collate: Collate, model: nn.Module) -> Collate:
     # A subclass with a `torch_call` of its own may keep labels, so only the original method is refused.
     overwrites = type(collate).torch_call is DataCollatorForLanguageModeling.torch_call and not collate.mlm
     return RefusesLabels(collate) if overwrites else collate
+
+
+def _has_other_labels(model: nn.Module) -> bool:
+    """Returns whether the labels of a model are not the tokens of its input."""
+    config = getattr(model, "config", None)
+    return getattr(config, "is_encoder_decoder", False) or str(getattr(model, "loss_type", "")).endswith(
+        "Classification"
+    )
 
 
 class RefusesPacked:

@@ -58,7 +58,8 @@ class RankBatches:
         drop_last: whether to omit an incomplete last micro-batch.
         draws_apart: whether the data set and the collator draw random numbers from separate seeds. If false, they draw
             from the run's global random state, which checkpoints store. Separate seeds are always used in worker
-            processes and for iterable data sets, whose rows a resumed run reads again.
+            processes, for data sets with a method `set_epoch`, and for iterable data sets, whose rows a resumed run
+            reads again.
 
     Raises:
         TrainingError: FG853 if the data set is already split among processes.
@@ -101,7 +102,7 @@ class RankBatches:
             self.loader: DataLoader[Any] = DataLoader(stream, generator=self._generator, **options)
             self._stream = stream
         else:
-            apart = draws_apart or self.workers > 0
+            apart = draws_apart or self.workers > 0 or hasattr(dataset, "set_epoch")
             self._sampler = RankBatchSampler(len(dataset), share, order=order, drop_last=drop_last, carry_seeds=apart)
             options |= {"batch_sampler": self._sampler, "collate_fn": already_collated if apart else collate}
             read = SeededDataset(dataset, collate) if apart else dataset
@@ -264,9 +265,6 @@ class TrainBatches:
             rule: the loss rule, which determines how labels are shifted and which label value is ignored.
         """
         last, self._last = self._last, None
-        # As transformers does: rows that are drawn anew in every epoch can depend on its number alone.
-        if self.num_rows is not None and callable(set_epoch := getattr(self._own.dataset, "set_epoch", None)):
-            set_epoch(self.epoch)
         batches = self._own.read(rule, start=self.row, epoch=self.epoch, seed=self.seed, last=last)
         expected, self._expected = self._expected, None
         windows = self._windows(batches, rule)

@@ -117,20 +117,22 @@ _BITS = 2**64 - 1
 
 
 class SeededRows(list[int]):
-    """The row numbers of a micro-batch, together with the seed of the random numbers for this micro-batch.
+    """The row numbers of a micro-batch, with the seed of its random numbers and the number of the epoch.
 
-    The class is a list, so that a `DataLoader` sends the row numbers and the seed to the worker that reads the rows.
+    The class is a list, so that a `DataLoader` sends all of them to the worker that reads the rows.
     """
 
-    def __init__(self, rows: Iterable[int] = (), seed: int = 0) -> None:
+    def __init__(self, rows: Iterable[int] = (), seed: int = 0, epoch: int = 0) -> None:
         super().__init__(rows)
         self.seed = seed
+        self.epoch = epoch
 
 
 class SeededDataset(Dataset[Any]):
     """A map-style data set whose `__getitems__` reads and collates a micro-batch with seeded random numbers.
 
-    The seed is that of the `SeededRows` that are requested. Attributes of the inner data set can be read from the
+    The seed is that of the `SeededRows` that are requested. A data set with a method `set_epoch` gets the number of the
+    epoch before its rows are read, also in a worker process. Attributes of the inner data set can be read from the
     wrapper, because callbacks get the wrapper as the loader's data set.
 
     Args:
@@ -152,6 +154,8 @@ class SeededDataset(Dataset[Any]):
     def __getitems__(self, rows: SeededRows) -> Any:
         numbers = list(rows)
         several = getattr(self.dataset, "__getitems__", None)
+        if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
+            set_epoch(rows.epoch)
         with self._apart.seeded(rows.seed):
             # Collated within the seeded body: a collator that masks or pads at random must draw from the same seed.
             return self.collate(several(numbers) if several else [self.dataset[number] for number in numbers])

@@ -171,7 +171,7 @@ def _write_predictions(trainer: Trainer, sets: Mapping[str, Any], out: Path) -> 
     for name, rows in sets.items():
         found = trainer.predict(rows)
         facts = {"set": name} if name else {}
-        of_rows = _of_tokens(found, shifted=is_shifted) or _of_rows(found, trainer.strategy.view)
+        of_rows = _of_tokens(found, trainer.strategy.view, shifted=is_shifted) or _of_rows(found, trainer.strategy.view)
         lines += [{**facts, "row": number, **line} for number, line in enumerate(of_rows)]
     return _written(lines, out)
 
@@ -192,22 +192,31 @@ def _without_vocabulary(outputs: Any, labels: Any) -> Tensor:
     return logits.argmax(-1) if logits.ndim > 2 else logits
 
 
-def _of_tokens(found: Any, *, shifted: bool) -> list[dict[str, Any]]:
+def _of_tokens(found: Any, model: Any, *, shifted: bool) -> list[dict[str, Any]]:
     """Returns the tokens or classes of each row at the positions that have labels; [] if rows have one prediction each.
 
     Args:
         found: the predictions of a set, as `Trainer.predict` returns them.
+        model: the model; the classes of a model for token classification are written by their names.
         shifted: whether a position predicts the label of the next one.
     """
     predictions, labels = found.predictions, found.label_ids
     if predictions.dtype.kind not in "iu" or predictions.ndim != 2:
         return []
+    config = getattr(model, "config", None)
+    # The configuration of a language model has names too, which transformers invents.
+    is_tags = str(getattr(model, "loss_type", "")).endswith("ForTokenClassification")
+    names: Mapping[int, str] = (getattr(config, "id2label", None) or {}) if is_tags else {}
+
+    def named(row: Any) -> list[Any]:
+        return [_name(names, one) for one in row]
+
     if labels is None:
-        return [{"predictions": row[row != PADDING].tolist()} for row in predictions]
+        return [{"predictions": named(row[row != PADDING])} for row in predictions]
     if shifted:
         predictions, labels = predictions[:, :-1], labels[:, 1:]
     return [
-        {"labels": label[label != PADDING].tolist(), "predictions": row[label != PADDING].tolist()}
+        {"labels": named(label[label != PADDING]), "predictions": named(row[label != PADDING])}
         for row, label in zip(predictions, labels, strict=True)
     ]
 

@@ -1,0 +1,251 @@
+"""Rows of files whose labels are names: how they are read, checked and numbered.
+
+Takes JSON lines and CSV files; gives rows that know their place, so that a row that cannot be used is refused with its
+file and line. `numbered_labels` replaces the names of classes by their numbers. `stored_rows` gives a data set whose
+fingerprint is a digest of its content.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import xxhash
+from datasets import ClassLabel, Dataset, Features
+
+from forgather.errors import nearest
+from forgather.ml.data.data_errors import DataError, DataFileError, missing_column
+from forgather.ml.data.json_rows import is_utf8, json_rows, unreadable
+from forgather.ml.data.sources import Paths, find_files
+
+SUFFIXES = (".jsonl", ".json", ".csv")
+"""The suffixes of the files that are read from a folder."""
+
+
+class FileRow(NamedTuple):
+    """A row of a file, with the number of its line."""
+
+    file: str
+    line: int
+    values: Mapping[str, Any]
+
+    def refuse(self, what: str, hint: str, *, code: str = "FG877") -> DataError:
+        """Returns the error for this row."""
+        return DataError(f"row {self.line} of {self.file!r}: {what}", code=code, hint=hint, found=self.line)
+
+
+def rows_with_columns(paths: Paths, columns: Mapping[str, str]) -> list[FileRow]:
+    """Returns the rows of JSON lines and CSV files.
+
+    Args:
+        paths: a file, a folder, a glob, or a list of these. Files whose names do not end in `.csv` are read as JSON.
+        columns: the names of the columns that every row must have, by the argument in which the user gave each name.
+
+    Raises:
+        DataFileError: FG830 if a path matches no file, FG834 if a line cannot be read.
+        DataError: FG831 if a column is missing; FG832 if there are no rows.
+    """
+    found = []
+    for file in find_files(paths, SUFFIXES):
+        for line, values in file_rows(file):
+            for argument, column in columns.items():
+                if column not in values:
+                    error = missing_column(column, list(values), argument)
+                    error.message = f"row {line} of {file!r} has no column {column!r}"
+                    raise error
+            found.append(FileRow(file, line, values))
+    if not found:
+        raise DataError("the files have no rows", code="FG832", hint="a data set needs at least one row").about("paths")
+    return found
+
+
+def file_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yields the rows of a CSV file or of JSON lines, each with the number of its line.
+
+    Args:
+        file: the path of the file. Every suffix but `.csv` is read as JSON lines.
+
+    Raises:
+        DataFileError: FG834 if a line cannot be read.
+    """
+    yield from _csv_rows(file) if file.lower().endswith(".csv") else _json_rows(file)
+
+
+def _json_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, is_line, value in json_rows(file):
+        if not isinstance(value, dict):
+            raise unreadable(file, f"{'line' if is_line else 'row'} {number} is not a JSON object")
+        yield number, value
+
+
+def _csv_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    hint = "the first line names the columns, and each further line has one value for each, in UTF-8"
+    reader = None
+    try:
+        with open(file, encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream, strict=True)
+            names = reader.fieldnames or ()
+            if twice := [name for name, count in Counter(names).items() if count > 1]:
+                raise unreadable(file, f"two columns have the name {twice[0]!r}", hint)
+            for values in reader:
+                if None in values or None in values.values():
+                    raise unreadable(file, f"line {reader.line_num} does not have one value for each column", hint)
+                yield reader.line_num, values
+    except DataFileError:
+        raise
+    except UnicodeDecodeError as error:
+        raise unreadable(file, f"{error.reason} at byte {error.start}", hint) from None
+    except OSError as error:
+        raise unreadable(file, str(error.strerror or error), hint) from None
+    except csv.Error as error:
+        # The number is that of the last line of the row before.
+        line = reader.line_num + 1 if reader is not None else 1
+        raise unreadable(file, f"in the row that begins in line {line}, {str(error)[:200]}", hint) from None
+
+
+def text_of(row: FileRow, value: Any, what: str = "text") -> str:
+    """Returns a value as a text that is not empty.
+
+    Args:
+        row: the row, for the error.
+        value: the value.
+        what: what the value is, for the error.
+
+    Raises:
+        DataError: FG877 if it is not a text, is empty, or cannot be stored as UTF-8.
+    """
+    if isinstance(value, str) and value.strip():
+        if not is_utf8(value):
+            raise row.refuse(
+                f"its {what} has half of a surrogate pair, which is not a character", f"correct the {what}"
+            )
+        return value
+    found = f"its {what} is empty" if isinstance(value, str) else f"its {what} is {value!r:.40}"
+    raise row.refuse(found, f"give each row a {what}, or remove the row")
+
+
+def label_of(row: FileRow, value: Any, hint: str) -> Any:
+    """Returns a value as the label of a class: a text or a whole number.
+
+    Args:
+        row: the row, for the error.
+        value: the value.
+        hint: what a label may be, for the error.
+
+    Raises:
+        DataError: FG877 if it is neither.
+    """
+    if isinstance(value, str | int) and not (isinstance(value, str) and not value.strip()):
+        # JSON's true is a class like any other; as a number it would be the class 1.
+        return str(value).lower() if isinstance(value, bool) else value
+    if isinstance(value, str):
+        raise row.refuse("its label is empty", "give each row a class, or remove the row")
+    raise row.refuse(f"its label is {value!r:.40}", hint)
+
+
+def check_labels(labels: Any) -> None:
+    """Raises FG878 if `labels` is neither None nor a list of two or more different names."""
+    if labels is not None and (isinstance(labels, str) or not isinstance(labels, Sequence)):
+        raise unusable(f"labels is {labels!r:.80}", "give a list with the names of the classes").about("labels")
+    if labels is not None and len(set(labels)) < max(len(labels), 2):
+        why = "two different names or more are needed"
+        raise unusable(f"labels is {list(labels)!r:.80}: {why}", "leave it out, or name each class once").about(
+            "labels"
+        )
+
+
+def numbered_labels(
+    rows: Sequence[FileRow], given: Sequence[Sequence[Any]], labels: Sequence[str] | None
+) -> tuple[list[str], list[list[int]]]:
+    """Returns the names of the classes, and the numbers of the labels of each row.
+
+    Args:
+        rows: the rows.
+        given: the labels of each row.
+        labels: the names in the order of their numbers; None for all labels that occur, sorted. With names, a label can
+            also be a number.
+
+    Raises:
+        DataError: FG876 if a label is not one of `labels`; FG877 if there is only one class.
+    """
+    names = [str(name) for name in labels] if labels is not None else _label_names(rows, given)
+    numbers = {name: number for number, name in enumerate(names)}
+    pairs = zip(rows, given, strict=True)
+    is_given = labels is not None
+    return names, [[_class_number(row, one, numbers, is_given=is_given) for one in them] for row, them in pairs]
+
+
+def class_names(dataset: Dataset) -> list[str] | None:
+    """Returns the names of the classes of a data set with labels or tags; None for a regression.
+
+    Args:
+        dataset: the rows that `labelled_rows`, `tagged_rows` or `image_rows` returned.
+
+    Raises:
+        DataError: FG831 if the rows have neither a column `label` nor a column `tags`.
+    """
+    column = next((name for name in ("label", "tags") if name in dataset.column_names), None)
+    if column is None:
+        raise missing_column("label", dataset.column_names, "dataset")
+    feature = dataset.features[column]
+    kind = getattr(feature, "feature", feature)
+    return list(kind.names) if isinstance(kind, ClassLabel) else None
+
+
+def stored_rows(kind: str, columns: Mapping[str, Sequence[Any]], features: Mapping[str, Any]) -> Dataset:
+    """Returns a data set whose fingerprint is a digest of its content, since the cache of tokens is keyed by it.
+
+    Args:
+        kind: what the rows are, which is part of the digest.
+        columns: the values of the rows, by column.
+        features: the types of the columns.
+    """
+    # Bytes, as of an image, are the only values that JSON cannot write.
+    content = json.dumps([kind, *columns.values(), str(dict(features))], default=bytes.hex).encode()
+    table = Dataset.from_dict(dict(columns), features=Features(dict(features))).data
+    return Dataset(table, fingerprint=xxhash.xxh3_64_hexdigest(content))
+
+
+def unusable(message: str, hint: str) -> DataError:
+    """Returns the FG878 error for arguments that cannot be used."""
+    return DataError(message, code="FG878", hint=hint)
+
+
+def _label_names(rows: Sequence[FileRow], given: Sequence[Sequence[Any]]) -> list[str]:
+    names = sorted({str(one) for them in given for one in them})
+    if all(name.isascii() and name.isdecimal() for name in names):
+        # A CSV file has numbers as texts, and must give the order of JSON lines.
+        names.sort(key=int)
+    if len(names) < 2:
+        only = f"only the label {names[0]!r}" if names else "no label"
+        raise rows[0].refuse(
+            f"the rows from here on have {only}", "two classes or more are needed; name them in labels"
+        )
+    return names
+
+
+def _class_number(row: FileRow, value: Any, numbers: Mapping[str, int], *, is_given: bool) -> int:
+    """Returns the number of a class.
+
+    Args:
+        row: the row, for the error.
+        value: the label in the file.
+        numbers: the numbers of the classes by name.
+        is_given: whether the names were given, so that a label may also be a number.
+    """
+    if str(value) in numbers:
+        return numbers[str(value)]
+    if is_given and type(value) is int and 0 <= value < len(numbers):
+        return value
+    names = list(numbers)
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    close = nearest(str(value), names) or ""
+    raise row.refuse(
+        f"the label {value!r:.40} is none of the {len(names)} classes",
+        f"{close if close.startswith('did you mean') else 'correct the row, or add the class to labels'}; "
+        f"the classes are: {shown}",
+        code="FG876",
+    )
