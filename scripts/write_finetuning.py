@@ -36,6 +36,12 @@ REACH = (
         ("tests/ml/test_example_packing.py", "tests/ml/distributed/test_packed_examples.py"),
     ),
     (
+        "Generated answers",
+        "answers of padded batches equal to those of rows alone; under DDP, FSDP2 and ZeRO equal to those of one process, "
+        "and the training has the same bits; metrics equal to those of single answers",
+        ("tests/ml/test_answers.py", "tests/ml/distributed/test_answers.py", "tests/cli/test_harness.py"),
+    ),
+    (
         "Preference pairs",
         "texts and messages; rendered as by the tokenizer's chat template; every bad row is named",
         ("tests/ml/test_preference_rows.py", "tests/ml/test_data_preferences.py"),
