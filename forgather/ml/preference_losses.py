@@ -139,6 +139,11 @@ class ORPOLoss:
 
     needs_reference = False
 
+    @property
+    def trained_part(self) -> str:
+        """The tokens whose probabilities the loss raises or lowers, for views of data."""
+        return "chosen sequence" if self.includes_prompt else "answers"
+
     def __init__(self, *, beta: float = 0.1, includes_prompt: bool = True) -> None:
         require_positive(beta=beta)
         self.beta, self.includes_prompt = beta, includes_prompt
@@ -270,6 +275,9 @@ class RewardLoss:
     Source:
         Ouyang et al. 2022; `center_weight`: Eisenstein et al. 2023. As `trl.RewardTrainer`.
     """
+
+    trained_part = None
+    """No token has a target of its own."""
 
     def __init__(self, *, center_weight: float = 0.0) -> None:
         require_positive(or_zero=True, center_weight=center_weight)

@@ -77,6 +77,12 @@ class DataTargets:
         return next((node for node in found if node is not None), None)
 
     @property
+    def loss(self) -> Node | None:
+        """The node of the loss; None if the model's own is used, or if the loss is made from the model."""
+        found = self._node("loss_fn")
+        return None if found is None or self._needs_model(found) else found
+
+    @property
     def is_causal(self) -> bool:
         """Whether the model is a causal language model, as far as the names of its constructors say."""
         below = walk([((), node) for node in self._models()])
@@ -125,16 +131,19 @@ class DataTargets:
         Raises:
             ProjectError: FG483 if the model is below the node.
         """
-        models = {id(model) for model in self._models()}
-        if any(id(found) in models for _, found in walk([((), node)])):
+        if self._needs_model(node):
             hint = "'--no-collator' shows the rows as the data set gives them"
-            verb = "is" if id(node) in models else "needs"
+            verb = "is" if any(node is model for model in self._models()) else "needs"
             raise ProjectError(
                 f"{name} {verb} the model, which 'fgcli data show' does not build",
                 code="FG483",
                 span=node.span,
                 hint=hint if node is self.collator else "show the data set that it is made from: 'fgcli targets'",
             )
+
+    def _needs_model(self, node: Node) -> bool:
+        models = {id(model) for model in self._models()}
+        return any(id(found) in models for _, found in walk([((), node)]))
 
     def _unknown(self, name: str, role: str) -> ProjectError:
         known = [one for one, argument in TRAINED_ON.items() if self._node(argument) is not None]

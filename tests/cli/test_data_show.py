@@ -41,6 +41,9 @@ def points():
     return {"a": [{"x": [0.5, 1.0 * i], "labels": i % 2, "text": "<script>alert(1)</script>"} for i in range(3)],
             "b": [{"x": [2.0, 2.0], "labels": 0}] * 2}
 
+def pairs():
+    return [{"prompt_ids": [2, 3, 4], "chosen_ids": [5, 0], "rejected_ids": [6, 7, 0]}] * 2
+
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         return iter({"input_ids": [2, 3, 4]} for _ in range(10**9))
@@ -88,6 +91,8 @@ main: !singleton:forgather.ml:Trainer
   eval_dataset: *eval_dataset
   data_collator: *data_collator
   processing_class: *tokenizer
+-- block loss
+-- endblock loss
 """
 CONFIGS = {
     "base": BASE,
@@ -98,6 +103,12 @@ CONFIGS = {
     "untrained": "-- extends 'base.yaml'\n[train]\n  !call:tools.py:untrained []\n",
     "long": "-- extends 'base.yaml'\n[train]\n  !call:tools.py:long []\n",
     "modelled": "-- extends 'base.yaml'\n[collator]\n  !call:tools.py:collate_with\n  model: *model\n",
+    **{
+        name: "-- extends 'base.yaml'\n[train]\n  !call:tools.py:pairs []\n[collator]\n"
+        "  !singleton:forgather.ml.data:PreferenceCollator {tokenizer: *tokenizer}\n"
+        f"[loss]\n  loss_fn: !singleton:forgather.ml.preference_losses:{name}Loss []\n"
+        for name in ("DPO", "ORPO", "Reward")
+    },
     "dataless": "numbers: [1, 2]\nmain: *x\n".replace("numbers: ", "numbers: &x "),
 }
 
@@ -240,6 +251,27 @@ def test_a_page_is_complete_escaped_and_says_what_json_says(shown, bench):
     shown("plain", "--no-collator", "--html", "plain.html")
     plain = (bench / "plain.html").read_text()
     assert "&lt;script&gt;alert" in plain and "<script" not in plain and "alert(1)" in parsed(plain)
+
+
+@pytest.mark.parametrize(
+    ("loss", "trained", "fact"),
+    [
+        ("DPO", (10, ["mmmtt", "mmmttt"]), "DPOLoss: the answers are trained"),
+        ("ORPO", (14, ["mtttt", "mmmttt"]), "ORPOLoss: the answers and the prompt of the chosen one are trained"),
+        ("Reward", (None, ["iiiii", "iiiiii"]), "RewardLoss: each answer gets one score, and no token has a target"),
+    ],
+)
+def test_the_trained_tokens_are_those_of_the_loss_of_the_config(loss, trained, fact, shown):
+    status, out, err = shown(loss, "--rows", "0", "--json")
+    found = json.loads(out)
+    kinds = ["".join(kind[0] for kind in row["kinds"]).rstrip("p") for row in found["rows"]]
+    assert (0, "", f"{loss}Loss", trained) == (
+        status,
+        err,
+        found["loss"],
+        (found["statistics"]["trained_tokens"], kinds),
+    )
+    assert fact in shown(loss)[1]
 
 
 def test_the_model_is_never_built_and_no_process_group_exists(shown):

@@ -17,6 +17,7 @@ from forgather.ml.data.shown_rows import value_text
 from forgather.ml.data.token_kinds import Kind, token_batch
 from forgather.ml.data.token_text import TokenText
 from forgather.ml.losses import loss_rule
+from forgather.ml.preference_losses import DPOLoss, ORPOLoss
 from tests.ml.fixtures import tiny_llama
 from tests.ml.packed_rows import VOCAB, packed, symbols
 
@@ -318,6 +319,41 @@ def test_rows_of_preferences_show_each_answer():
     scored = view([ids], PreferenceCollator(symbols()), is_causal=False)
     assert ["iiiip", "iiiii"] == [kinds(row) for row in scored.rows]
     assert not scored.warnings
+
+
+LOSSES = {
+    "DPO": (DPOLoss, {"sft_weight": 0.5}),
+    "ORPO": (ORPOLoss, {}),
+    "ORPO without the prompt": (ORPOLoss, {"includes_prompt": False}),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_trained_tokens_of_pairs_are_those_whose_probability_the_loss_depends_on(name):
+    kind, options = LOSSES[name]
+    loss, model, collate = kind(**options), tiny_llama(vocab_size=VOCAB), PreferenceCollator(symbols())
+    rows = [
+        {"prompt_ids": [1, 2, 6], "chosen_ids": [3, 0], "rejected_ids": [4, 5, 7, 0]},
+        {"prompt_ids": [7], "chosen_ids": [8, 9, 0], "rejected_ids": [3, 0]},
+    ]
+    kept, rule = [], loss_rule(model, loss)
+
+    def call(**inputs):
+        output = model(**inputs)
+        output.logits.retain_grad()
+        kept.append(output.logits)
+        return output
+
+    batch = rule.prepared(collate([{**row, "reference_logps": [-1.0, -2.0]} for row in rows]))
+    rule.total(call, batch).backward()
+    # The logits of a position predict the next token.
+    is_trained_RT = torch.nn.functional.pad(kept[0].grad.abs().sum(-1)[:, :-1] > 0, (1, 0))
+    found = view(rows, collate, trained_part=loss.trained_part if name.startswith("ORPO") else "answers")
+    expected = ["".join("t" if one else "." for one in row) for row in is_trained_RT.tolist()]
+    assert expected == [
+        kinds(row).replace("m", ".").replace("p", ".").ljust(is_trained_RT.shape[1], ".") for row in found.rows
+    ]
+    assert int(is_trained_RT.sum()) == found.statistics.trained_tokens
 
 
 def test_judged_answers_show_their_own_answer_and_the_counts_of_judgments():

@@ -150,6 +150,9 @@ def _view(project: Project, found: DataTargets, chosen: ChosenSet, invocation: I
         nodes["the tokenizer"] = found.tokenizer
     if is_collated and found.collator is not None:
         nodes["the data collator"] = found.collator
+    # Which tokens of preferences are trained depends on the loss.
+    if chosen.role and found.loss is not None:
+        nodes["the loss"] = found.loss
     for name, node in nodes.items():
         found.refuse_model(node, name)
     project.graph, names = with_targets(project.graph, nodes)
@@ -158,6 +161,7 @@ def _view(project: Project, found: DataTargets, chosen: ChosenSet, invocation: I
     dataset = _selected(built[names[chosen.name]], chosen)
     tokenizer = built.get(names.get("the tokenizer", ""))
     collate = built.get(names.get("the data collator", ""))
+    loss = built.get(names.get("the loss", ""))
     if is_collated and collate is None:
         collate = import_module("forgather.ml.trainer.collation").default_collate(tokenizer)
     views = import_module("forgather.ml.data.data_view")
@@ -170,6 +174,8 @@ def _view(project: Project, found: DataTargets, chosen: ChosenSet, invocation: I
         batch_rows=found.batch_rows(chosen.role),
         shuffles=chosen.role == "train",
         is_causal=found.is_causal,
+        trained_part=getattr(loss, "trained_part", "answers"),
+        loss="" if loss is None else views.collator_name(loss),
         removes_columns=found.removes_columns,
         only_tokens=not chosen.role,
     )

@@ -272,16 +272,16 @@ class RowReader:
         return found
 
 
-def with_answers_as_rows(batch: RowBatch, *, is_causal: bool) -> RowBatch:
+def with_answers_as_rows(batch: RowBatch, *, trained_part: str | None) -> RowBatch:
     """Returns a batch of preferences with each answer as a row, and any other batch unchanged.
 
-    A row of `PreferenceCollator` holds two answers. The trained tokens of a language model are those of the answers, as
-    the labels of the result say; a reward model gives a score to the whole. Of a judged answer, the answer to another
-    prompt is left out, because it is not trained.
+    A row of `PreferenceCollator` holds two answers. Of a judged answer, the answer to another prompt is left out,
+    because it is not trained.
 
     Args:
         batch: the batch.
-        is_causal: whether the model is a causal language model.
+        trained_part: the tokens that get labels, which depends on the loss: "answers", "chosen sequence" (the answers
+            and the prompt of the chosen one), or None if the model gives one score to the whole.
 
     Shapes:
         `input_ids` of a batch of preferences: (B, 2, T). Of the result: (2 B, T), or (B, T) for judged answers.
@@ -298,7 +298,10 @@ def with_answers_as_rows(batch: RowBatch, *, is_causal: bool) -> RowBatch:
         elif name != "labels":
             columns[name] = values.repeat(count)
     del columns[COMPLETION_MASK]
-    if is_causal:
+    if trained_part is not None:
+        if trained_part == "chosen sequence":
+            mask_BAT = mask_BAT.copy()
+            mask_BAT[:, 0] |= batch.columns["attention_mask"][:, 0]
         columns["labels"] = np.where(mask_BAT == 1, ids_BAT, IGNORED)[:, :count].reshape(-1, ids_BAT.shape[-1])
     if is_judged:
         columns["label"] = batch.columns["labels"]

@@ -39,6 +39,8 @@ class ViewOptions:
         batch_rows: the number of rows of a batch, on which the padding depends.
         shuffles: whether the rows of the statistics are read in a random order, as a training reads them.
         is_causal: whether the model shifts labels.
+        trained_part: the tokens of preferences that the loss counts, see `with_answers_as_rows`.
+        loss: the name of the loss; "" for that of the model.
         removes_columns: whether columns with which the collator fails may be removed.
         only_tokens: whether rows without tokens are shown as the data set gives them.
     """
@@ -50,8 +52,15 @@ class ViewOptions:
     batch_rows: int = 8
     shuffles: bool = False
     is_causal: bool = False
+    trained_part: str | None = "answers"
+    loss: str = ""
     removes_columns: bool = True
     only_tokens: bool = False
+
+    @property
+    def tokens_with_labels(self) -> str | None:
+        """The tokens of preferences that are trained; None if the model does not predict tokens."""
+        return self.trained_part if self.is_causal else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +119,7 @@ class DataView:
             "padding": _padding_text(self),
             "duplicates": _duplicates_text(seen),
             "labels": ", ".join(f"{label}: {_count(count, 'row')}" for label, count in (seen.classes or {}).items()),
+            "loss": _loss_text(self),
             "columns": _columns_text(self),
             "collator": self.collator if self.is_collated else "none: the rows are shown as the data set gives them",
             "tokenizer": (self.tokenizer or "none: ids are shown") if seen.tokens is not None else None,
@@ -132,6 +142,7 @@ class DataView:
             "tokenizer": self.tokenizer,
             "batch_rows": self.options.batch_rows,
             "is_causal": self.options.is_causal,
+            "loss": self.options.loss or None,
             "columns": list(self.columns),
             "columns_left_out": list(self.left_out),
             "warnings": list(self.warnings),
@@ -163,7 +174,8 @@ def view_data(dataset: Any, collate: Collate | None, tokenizer: Any, options: Vi
     )
     text = TokenText(tokenizer)
     shown = [
-        with_answers_as_rows(part, is_causal=options.is_causal) for part in reader.shown(options.start, options.stop)
+        with_answers_as_rows(part, trained_part=options.tokens_with_labels)
+        for part in reader.shown(options.start, options.stop)
     ]
     rows = [row for batch in shown for row in shown_rows(batch, _tokens(batch, options))]
     counter = StatisticsCounter(stop_token_ids(tokenizer))
@@ -171,7 +183,7 @@ def view_data(dataset: Any, collate: Collate | None, tokenizer: Any, options: Vi
     total = len(numbers) if reader.has_length or options.most_rows is not None else None
     for batches in show_progress(_by_rows(reader, numbers), total=total, what="reading rows", logger=logger):
         for part in batches.parts:
-            batch = with_answers_as_rows(part, is_causal=options.is_causal)
+            batch = with_answers_as_rows(part, trained_part=options.tokens_with_labels)
             counter.add(batch, _tokens(batch, options))
     statistics = counter.result()
     return DataView(
@@ -275,6 +287,18 @@ def _duplicates_text(seen: Statistics) -> str:
     listed = ", ".join(f"{row:,} (as {first:,})" for row, first in seen.duplicates[:5])
     more = f" and {seen.duplicate_rows - 5:,} more" if seen.duplicate_rows > 5 else ""
     return f"{_count(seen.duplicate_rows, 'row')} equal to an earlier one: {listed}{more}"
+
+
+_TRAINED = {
+    "answers": "the answers are trained",
+    "chosen sequence": "the answers and the prompt of the chosen one are trained",
+    None: "each answer gets one score, and no token has a target",
+}
+
+
+def _loss_text(view: DataView) -> str:
+    has_answers = any(ANSWER in row.columns for row in view.rows)
+    return f"{view.options.loss}: {_TRAINED[view.options.tokens_with_labels]}" if has_answers else view.options.loss
 
 
 def _columns_text(view: DataView) -> str:
