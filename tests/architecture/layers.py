@@ -181,6 +181,7 @@ strategies:
 trainers:
     trainer trainer.argument_checks trainer.checkpoint_parts trainer.collation trainer.data_rng trainer.meter
     trainer.rewind trainer.save_function
+    trainer.length_groups
     trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
     trainer.synchronization
     trainer.control trainer.data_loader trainer.optimizers trainer.predictions

@@ -117,7 +117,8 @@ class TrainingArguments:
         dataloader_persistent_workers: whether worker processes are kept from one epoch to the next.
         dataloader_prefetch_factor: the number of batches that each worker prepares in advance; None is torch's default.
         remove_unused_columns: whether to drop columns of the data that are not arguments of the model's `forward`.
-        train_sampling_strategy: the order of the training rows: "random" or "sequential".
+        train_sampling_strategy: the order of the training rows: "random", "sequential" or "group_by_length". The last
+            one is a random order in which rows of similar length follow one another, so that batches need less padding.
         resume_from_checkpoint: the checkpoint to resume from: true or "auto" for the newest verified checkpoint, or a
             folder.
         allow_missing: the parts that may be missing from the checkpoint and are then initialized as at the start of a

@@ -20,6 +20,7 @@ from forgather.errors import TrainingError
 from forgather.ml.losses import LossRule, labels_of, num_rows, num_tokens
 from forgather.ml.model_inputs import SHIFTED
 from forgather.ml.trainer.data_rng import SeededRows, seed_of
+from forgather.ml.trainer.length_groups import LengthGroups
 from forgather.ml.types import PaddingBatch, Topology
 
 Row = TypeVar("Row")
@@ -195,17 +196,26 @@ class RankBatchSampler(Sampler[list[int]]):
         num_rows: the number of rows of the data set.
         share: the slice of each global micro-batch that this process computes.
         order: the seed of the shuffling; None keeps the order of the data set.
+        groups: the lengths by which rows are grouped after shuffling; None for rows in a random order.
         drop_last: whether to omit an incomplete last micro-batch.
         carry_seeds: whether to attach a seed to each micro-batch, from which the data set and the collator draw random
             numbers, see `SeededDataset`.
     """
 
     def __init__(
-        self, num_rows: int, share: RankShare, *, order: int | None, drop_last: bool, carry_seeds: bool = True
+        self,
+        num_rows: int,
+        share: RankShare,
+        *,
+        order: int | None,
+        groups: LengthGroups | None = None,
+        drop_last: bool,
+        carry_seeds: bool = True,
     ) -> None:
         self.num_rows = num_rows
         self.share = share
         self.order = order
+        self.groups = groups
         self.drop_last = drop_last
         self.carry_seeds = carry_seeds
         self.set_position()
@@ -253,6 +263,8 @@ class RankBatchSampler(Sampler[list[int]]):
     def _shuffled(self, seed: int) -> list[int]:
         # A generator of its own: shuffling must not depend on, or change, the global random state.
         generator = torch.Generator().manual_seed(epoch_seed(seed, self.epoch))
+        if self.groups is not None:
+            return self.groups.order(generator)
         return torch.randperm(self.num_rows, generator=generator).tolist()
 
 

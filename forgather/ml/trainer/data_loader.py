@@ -38,6 +38,7 @@ from forgather.ml.trainer.batch_sampler import (
 from forgather.ml.trainer.collation import has_new_boundaries
 from forgather.ml.trainer.data_fingerprint import Fingerprint, FirstRows, fingerprint, refuse_other_data
 from forgather.ml.trainer.data_rng import SeededDataset, SeededStream, already_collated
+from forgather.ml.trainer.length_groups import LengthGroups, no_lengths, row_lengths
 from forgather.ml.trainer.rewind import RowRange
 from forgather.ml.types import PaddingBatch, Topology, Window
 
@@ -55,6 +56,8 @@ class RankBatches:
         collate: the collator, a function from a list of rows to a micro-batch.
         options: the options of the `DataLoader`, see `loader_options`.
         order: the seed of the shuffling; None keeps the order of the data set.
+        group_rows: the number of rows of similar length that follow one another in the shuffled order, at least; 0 for
+            rows in a random order.
         drop_last: whether to omit an incomplete last micro-batch.
         draws_apart: whether the data set and the collator draw random numbers from separate seeds. If false, they draw
             from the run's global random state, which checkpoints store. Separate seeds are always used in worker
@@ -62,7 +65,8 @@ class RankBatches:
             reads again.
 
     Raises:
-        TrainingError: FG853 if the data set is already split among processes.
+        TrainingError: FG853 if the data set is already split among processes, FG946 if rows are to be grouped and have
+            no length.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class RankBatches:
         options: dict[str, Any],
         *,
         order: int | None = None,
+        group_rows: int = 0,
         drop_last: bool = False,
         draws_apart: bool = True,
     ) -> None:
@@ -87,6 +92,8 @@ class RankBatches:
         self._known: frozenset[str] | None = getattr(collate, "known", None)
         if is_iterable(dataset):
             _refuse_split(dataset)
+            if group_rows:
+                raise no_lengths("a data set without a length is read in its own order")
             # Every process reads all rows of a stream and keeps its own, so the rows that a worker reads do not depend
             # on the number of processes.
             own = collate if share.size == 1 else RankCollator(collate, share)
@@ -103,7 +110,10 @@ class RankBatches:
             self._stream = stream
         else:
             apart = draws_apart or self.workers > 0 or hasattr(dataset, "set_epoch")
-            self._sampler = RankBatchSampler(len(dataset), share, order=order, drop_last=drop_last, carry_seeds=apart)
+            groups = LengthGroups(row_lengths(dataset), group_rows) if group_rows else None
+            self._sampler = RankBatchSampler(
+                len(dataset), share, order=order, groups=groups, drop_last=drop_last, carry_seeds=apart
+            )
             options |= {"batch_sampler": self._sampler, "collate_fn": already_collated if apart else collate}
             read = SeededDataset(dataset, collate) if apart else dataset
             self.loader = DataLoader(read, generator=self._generator, **options)
@@ -195,7 +205,8 @@ class TrainBatches:
 
     Raises:
         TrainingError: FG803 if there are no rows; FG804 if there are fewer rows than one global micro-batch; FG805 if
-            the data has no length and `max_steps` is not set; FG853 if the data is already split among processes.
+            the data has no length and `max_steps` is not set; FG853 if the data is already split among processes; FG946
+            if rows are to be grouped by length and have none.
     """
 
     def __init__(self, dataset: Any, args: TrainingArguments, collate: Collate, *, topology: Topology) -> None:
@@ -208,6 +219,8 @@ class TrainBatches:
         self._expected: Fingerprint | None = None
         self._may_change = "data" in (args.allow_changed or ())
         share = RankShare.for_topology(topology, args.per_device_train_batch_size)
+        is_grouped = args.train_sampling_strategy == "group_by_length"
+        self._group_rows = share.all_rows * self.accumulation if is_grouped else 0
         if not is_iterable(dataset):
             check_size(len(dataset), share)
         elif args.max_steps <= 0:
@@ -221,7 +234,8 @@ class TrainBatches:
             share,
             collate,
             loader_options(args, topology),
-            order=self.seed if args.train_sampling_strategy == "random" else None,
+            order=None if args.train_sampling_strategy == "sequential" else self.seed,
+            group_rows=self._group_rows,
             drop_last=args.dataloader_drop_last,
             draws_apart=False,  # saving and restoring generators would cost each step 0.06 ms
         )
@@ -336,6 +350,7 @@ class TrainBatches:
         own = self._own
         facts = {"num_rows": own.num_rows, "seed": self.seed, "batch_rows": own.share.all_rows}
         facts["update_rows"] = own.share.all_rows * self.accumulation
+        facts["group_rows"] = self._group_rows
         return facts | ({"workers": own.workers} if own.num_rows is None else {"shuffled": own.is_shuffled})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -350,7 +365,7 @@ class TrainBatches:
         """
         now = self._facts()
         # Facts that an earlier release did not store count as unchanged.
-        before = {**now, **state}
+        before = {**now, "group_rows": 0, **state}
         self.epoch, self.row = state["epoch"], state.get("row", state["batch"] * before["batch_rows"])
         self.row = min(self.row, self.num_rows or self.row)
         last = dict(state.get("last", {}))
@@ -457,7 +472,7 @@ def order_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
         before: the number of rows, the seed and similar values, as the checkpoint stores them.
         now: the same values of the current run.
     """
-    facts = ["num_rows", "seed", "shuffled"]
+    facts = ["num_rows", "seed", "shuffled", "group_rows"]
     if "workers" in now and (before["workers"] or now["workers"]):
         facts += ["workers", "batch_rows"]  # each worker reads a part of a stream, one micro-batch at a time
     return [f"{name} {before.get(name)}, now {now.get(name)}" for name in facts if before.get(name) != now.get(name)]

@@ -18,7 +18,6 @@ from forgather.ml import (
 from forgather.ml.data import CausalLMCollator
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.strategy.state import on_host
-from forgather.ml.trainer.argument_checks import SettingError
 from tests.matrix import thinned
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.distributed.pipeline_runs import VOCAB, make_llama
@@ -94,9 +93,3 @@ def test_padded_conversations_are_those_of_rows_alone(layout, tmp_path):
 def test_a_loss_of_the_questions_too_is_another_one():
     """The negative control."""
     assert plain_loop(4)[0] != pytest.approx(plain_loop(4, keeps_questions=True)[0], abs=1e-3)
-
-
-def test_an_order_by_length_is_refused(tmp_path):
-    with pytest.raises(SettingError, match="train_sampling_strategy is 'group_by_length'") as refused:
-        TrainingArguments(str(tmp_path), train_sampling_strategy="group_by_length")
-    assert refused.value.code == "FG813"
