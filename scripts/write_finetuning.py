@@ -119,7 +119,7 @@ REACH = (
         "Text-to-image models",
         "losses and weights equal to a plain loop with the parts of diffusers, for noise, v and flow matching; resume "
         "bit for bit; diffusers reads the LoRA and draws the same picture",
-        ("tests/ml/test_diffusion.py", "tests/ml/test_diffusers.py"),
+        ("tests/ml/test_diffusion.py", "tests/ml/test_diffusers.py", "tests/projects/test_sd_lora_recipe.py"),
     ),
     (
         "Text-to-image models under every strategy",
