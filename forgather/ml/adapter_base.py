@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from forgather.errors import CheckpointError, first_line
 from forgather.ml.checkpoint.files import ADAPTER, ADAPTER_CONFIG, BASE_MODEL, json_bytes
+from forgather.ml.checkpoint.manifest import malformed_file
 from forgather.ml.checkpoint.saved_model import HeldWeights, unreadable_model
 
 _ATTRIBUTE = "_forgather_base_model"
@@ -189,17 +190,22 @@ def adapter_files(model: nn.Module) -> dict[str, bytes]:
 
 
 def read_base(folder: Path) -> BaseModel | None:
-    """Returns the base model that a checkpoint or the folder of an adapter names; None if it names none.
+    """Returns the base model that a checkpoint or the folder of an adapter names; None if it has no such file.
 
     Args:
         folder: the folder of a checkpoint or of a trained adapter.
+
+    Raises:
+        CheckpointError: FG611 if the file is damaged: the base model could not be compared.
     """
     try:
         found = json.loads((folder / BASE_MODEL).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError) as error:
+        raise malformed_file(folder / BASE_MODEL, f"it cannot be read ({error!s:.80})") from None
     if not isinstance(found, Mapping) or not all(isinstance(found.get(key), str) for key in ("name", "digest")):
-        return None
+        raise malformed_file(folder / BASE_MODEL, "it has no name and no digest of a base model")
     return BaseModel(name=found["name"], digest=found["digest"])
 
 

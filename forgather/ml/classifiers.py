@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForImageClassification,
@@ -162,7 +163,7 @@ def classifier_from_pretrained(
                 config.pad_token_id = tokenizer.pad_token_id
             with forked_random(seed), torch.device("cpu"):
                 model, facts = kind.auto.from_pretrained(source, config=config, output_loading_info=True, **options)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         if isinstance(error, ModelConfigError):
             raise
         raise _not_loaded(name, first_line(error)[:200]) from error

@@ -34,6 +34,8 @@ def folder_problem(name: str) -> str | None:
 
 def lookup_hint(name: str) -> str:
     """Returns a hint for a model or data set name that could not be loaded."""
+    if os.path.isdir(os.path.expanduser(name)):
+        return "its files are damaged or incomplete: save or download it again"
     if is_path(name):
         return f"name a folder that exists; the working folder is {os.getcwd()!r}"
     return f"check the name and the connection; a folder of that name is not in {os.getcwd()!r} either"

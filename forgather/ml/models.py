@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -202,7 +203,7 @@ def _trained_model(
     try:
         with without_progress_bars(), nullcontext() if folder.is_dir() else hub_access():
             loaded: Any = kind.from_pretrained(source, output_loading_info=True, **options)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         reason = first_line(error)
         raise _not_loaded(name, reason) from error
     except (ImportError, ValueError, RuntimeError, NotImplementedError) as error:

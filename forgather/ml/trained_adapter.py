@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from forgather.errors import CheckpointError, first_line
@@ -31,6 +30,7 @@ from forgather.ml.checkpoint.export import weights_in_type
 from forgather.ml.checkpoint.files import ADAPTER
 from forgather.ml.checkpoint.manifest import Manifest, read_manifest
 from forgather.ml.checkpoint.reader import whole_weights
+from forgather.ml.checkpoint.state import read_tensors
 from forgather.ml.model_class import class_name
 from forgather.ml.output_comparison import takes_tokens
 from forgather.ml.vocabulary import saves_embeddings
@@ -101,7 +101,7 @@ class TrainedAdapter:
             base: the result of `base`.
 
         Raises:
-            CheckpointError: FG603 or FG604 if a file of the checkpoint is damaged.
+            CheckpointError: FG603, FG604 or FG611 if a file is damaged.
             ExportError: FG934 if the weights of the adapter are not those of the config.
         """
         if self.adapter is not None:
@@ -140,7 +140,7 @@ def _load_adapter(model: nn.Module, folder: Path, *, is_checkpoint: bool) -> Non
     if not is_checkpoint:
         import peft
 
-        found = load_file(folder / ADAPTER)
+        found = read_tensors(folder / ADAPTER)
         shapes = {
             name: value.shape
             for name, value in peft.get_peft_model_state_dict(

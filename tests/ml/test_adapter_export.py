@@ -1,6 +1,7 @@
 """Exports of adapters: merged, and for peft. What is written equals what was trained, or nothing is written."""
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -14,12 +15,14 @@ from transformers import AutoModelForCausalLM
 
 from forgather.errors import CheckpointError
 from forgather.ml.adapters import as_adapter
-from forgather.ml.checkpoint.export_folder import ExportDraft
+from forgather.ml.checkpoint.export_folder import ExportDraft, refuse_place
 from forgather.ml.checkpoint.storage import LocalStorage
-from forgather.ml.models import from_pretrained
+from forgather.ml.classifiers import classifier_from_pretrained
+from forgather.ml.data import DataFileError, load_tokenizer
+from forgather.ml.models import ModelSourceError, from_pretrained
 from forgather.ml.output_comparison import compare, outputs_of
 from forgather.ml.trained_adapter import ExportError, TrainedAdapter
-from forgather.ml.trainer.adapter_export import export_adapter, export_merged
+from forgather.ml.trainer.adapter_export import _tokenizer, export_adapter, export_merged
 from tests.matrix import thinned
 from tests.ml.fixtures import rows, tiny_llama
 from tests.ml.test_adapter_checkpoints import run
@@ -279,6 +282,53 @@ def test_weights_that_are_not_those_of_the_config_are_refused(tmp_path, base, pl
     with pytest.raises(CheckpointError) as refused:
         export_merged(dataclasses.replace(adapter, folder=damaged), tmp_path / "new")
     assert refused.value.code == "FG603" and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code"),
+    [
+        ("adapter_model.safetensors", b"cut", "FG611"),
+        ("base_model.json", b"[]", "FG611"),
+        ("base_model.json", b"\xff", "FG611"),
+    ],
+)
+def test_a_damaged_file_of_a_final_adapter_is_named(tmp_path, base, place, once, name, content, code):
+    once("LoRA")
+    final = shutil.copytree(place / "LoRA", tmp_path / "out")
+    (final / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=name) as refused:
+        export_merged(adapter_of(final, base, KINDS["LoRA"], is_checkpoint=False), tmp_path / "new")
+    assert refused.value.code == code and not (tmp_path / "new").exists()
+
+
+def test_a_damaged_tokenizer_is_named(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ExportError, match="the tokenizer in .* cannot be read") as refused:
+        _tokenizer(tmp_path)
+    assert refused.value.code == "FG930"
+    with pytest.raises(DataFileError, match="could not be loaded") as refused:
+        load_tokenizer(tmp_path)
+    assert "damaged" not in refused.value.hint and refused.value.code == "FG844"
+
+
+def test_a_damaged_base_model_is_one_error(tmp_path, base):
+    for load in (from_pretrained, functools.partial(classifier_from_pretrained, labels=["a", "b"])):
+        damaged = shutil.copytree(base, tmp_path / "base", dirs_exist_ok=True)
+        (damaged / "model.safetensors").write_bytes(b"cut")
+        with pytest.raises(ModelSourceError, match="could not be loaded") as refused:
+            load(damaged)
+        assert (refused.value.code, "damaged or incomplete" in refused.value.hint) == ("FG840", True)
+
+
+def test_a_target_in_a_file_or_a_closed_folder_is_refused_at_once(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be made: '.*/file' is a file") as refused:
+        refuse_place(tmp_path / "source", tmp_path / "file" / "a" / "b")
+    assert refused.value.code == "FG677"
+    # The superuser, as whom tests may run, can write to every folder.
+    monkeypatch.setattr(os, "access", lambda folder, mode: False)
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        refuse_place(tmp_path / "source", tmp_path / "new")
 
 
 def test_a_model_without_tokens_and_a_folder_without_an_adapter_are_refused(tmp_path, base, place, once):

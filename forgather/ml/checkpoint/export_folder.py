@@ -7,6 +7,7 @@ digest of each file, and `export.json` says what the model was made from.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -150,7 +151,9 @@ def _write_errors(into: Path) -> Iterator[None]:
         raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise cannot_export(into, f"cannot be written: {reason}", "free space, or name another folder") from error
+        is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        hint = "free space, or name another folder" if is_full else "name a folder that you can write to"
+        raise cannot_export(into, f"cannot be written: {reason}", hint) from error
 
 
 def refuse_place(source: Path, into: Path) -> None:
@@ -161,8 +164,14 @@ def refuse_place(source: Path, into: Path) -> None:
         into: the target.
 
     Raises:
-        CheckpointError: FG677 if the target is a file, is not empty, or is inside of the checkpoint.
+        CheckpointError: FG677 if the target is a file or in a file, is not empty, is inside of the checkpoint, or is in
+            a folder that cannot be written.
     """
+    above = next(folder for folder in into.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise cannot_export(into, f"cannot be made: {str(above)!r} is a file", "name another folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise cannot_export(into, f"cannot be made: {str(above)!r} cannot be written", "name another folder")
     if into.resolve().is_relative_to(source.resolve()):
         raise cannot_export(into, "is inside of the checkpoint", "name another folder")
     if into.exists() and not into.is_dir():

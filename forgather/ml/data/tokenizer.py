@@ -138,7 +138,8 @@ def load_tokenizer(
     try:
         with nullcontext() if os.path.isdir(source) else hub_access():
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    except (OSError, ValueError) as error:
+    # Damaged files give errors of other classes, too.
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = first_line(error).rstrip(": ")
         raise _not_loaded(name, reason) from error
     known = tokenizer.get_vocab()

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
+from forgather.errors import first_line
 from forgather.ml.adapter_base import BaseModel, adapter_files, base_of, is_peft_model, names_of_adapter
 from forgather.ml.adapters import refuse_unreadable
 from forgather.ml.checkpoint.export import describing_files, refuse_changed, types_of
@@ -224,7 +225,13 @@ def _tokenizer(folder: Path) -> Any:
     """Returns the tokenizer in a folder; None if there is none."""
     if not (folder / "tokenizer_config.json").is_file():
         return None
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # noqa: BLE001 - the reader of tokenizers raises errors of no other class
+        raise ExportError(
+            f"the tokenizer in {str(folder)!r} cannot be read: {first_line(error)[:200]}",
+            hint="restore its files, or export a checkpoint: --checkpoint last",
+        ) from error
 
 
 def _compare_tokenizers(source: Path, written: Path) -> None:
