@@ -255,6 +255,7 @@ def _painter(plain: str, pieces: Sequence[_Piece]) -> Callable[[str], str]:
     """Returns a function that colors a line. Neighboring tokens have two shades, so that their border can be seen."""
 
     def painted(line: str) -> str:
+        """Returns the line of the pieces with a color for each kind."""
         # A secret in the text was hidden, so the pieces are no longer at their places.
         if line != plain:
             return line

@@ -148,6 +148,7 @@ def names_of_base(model: nn.Module, names: Iterable[str] | None = None) -> froze
     layers = {name.rpartition(".")[0] for name in frozen}
 
     def is_left_out(name: str) -> bool:
+        """Returns whether an entry is a frozen weight, or belongs to one that is quantized."""
         if name in frozen:
             return True
         if name in kept or name.endswith(_EXTRA_STATE):

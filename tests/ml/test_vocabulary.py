@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forgather.ml.adapters import AdapterError, as_adapter
+from forgather.ml.data.data_errors import DataError
 from forgather.ml.data.tokenizer import load_tokenizer
 from forgather.ml.models import from_pretrained
 from forgather.ml.trained_adapter import TrainedAdapter
@@ -20,8 +21,29 @@ from tests.ml.test_adapters import SEED, gpt2
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*is_gradient_checkpointing", "ignore:.*fan_in_fan_out", "ignore:.*save_embedding_layers"
 )
+
 ADDED = ["<|one|>", "<|two|>"]
 NEW = {"r": 2, "trainable_token_indices": "new"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [
+        ("<|one|>", "is '<|one|>'"),
+        (None, "is None"),
+        ({"<|one|>": 1}, "is {"),
+        (["<|one|>", ""], "has the blank text ''"),
+        ([" "], "has the blank text ' '"),
+        ([None], "has None"),
+        ([1], "has 1"),
+        (["\ud800"], "has '"),
+    ],
+)
+def test_added_tokens_are_a_list_of_texts(tokens, told):
+    with pytest.raises(DataError) as refused:
+        load_tokenizer("nowhere", add_tokens=tokens)
+    assert ("FG884", "add_tokens") == (refused.value.code, refused.value.argument)
+    assert refused.value.message.startswith(f"add_tokens {told}")
 
 
 def extended(folder):

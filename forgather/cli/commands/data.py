@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,13 +12,12 @@ from typing import Any
 from forgather.cli.data_output import DataScreen
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_var, construction_variables, path_and_value
-from forgather.cli.output import columns, print_findings, print_note, write_json, write_lines
+from forgather.cli.output import columns, print_findings, write_json, write_lines, write_text
 from forgather.cli.palette import wants_color
 from forgather.cli.trusting import ask_trust
 from forgather.config.graph import Node
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity, nearest
 from forgather.project.data_targets import ChosenSet, DataTargets, with_targets
-from forgather.project.path_display import near_path
 from forgather.project.project import Project
 
 CONFIG_OPTIONS = True
@@ -121,7 +119,8 @@ def run(invocation: Invocation) -> int:
     ]
     print_findings(warnings, project.meta.project_dir)
     if options.html:
-        _write_page(view, _title(project, chosen), options.html)
+        page = import_module("forgather.ml.report.data_page").data_page(view, _title(project, chosen))
+        write_text(page, options.html)
     if options.json:
         write_json({"config": project.config_name, **view.as_dict()}, options.output)
     elif not options.html or options.output:
@@ -211,18 +210,3 @@ def _selected(built: Any, chosen: ChosenSet) -> Any:
             hint=f"leave out '.{'.'.join(keys)}'",
         )  # fmt: skip
     return built
-
-
-def _write_page(view: Any, title: str, file: str) -> None:
-    page = import_module("forgather.ml.report.data_page").data_page(view, title)
-    try:
-        with open(file, "w", encoding="utf-8", errors="replace", newline="\n") as stream:
-            stream.write(page)
-    except OSError as error:
-        raise ProjectError(
-            f"{file!r} cannot be written: {error.strerror or error}",
-            code="FG418",
-            hint="name a file in a folder that exists and that you can write to",
-        ) from error
-    if os.path.isfile(file):
-        print_note(f"wrote {near_path(os.path.abspath(file))}")

@@ -150,6 +150,7 @@ def _tokenized(
     key = content_key(format=4, kind=kind.__name__, margins=margins, **facts, **named)
 
     def build(folder: Path) -> None:
+        """Writes the tokens of all rows into a folder of the cache."""
         if not is_chat:
             _check_rows(dataset, form["texts"], form["check"])
         encode = partial(_encode_chats if is_chat else _encode, tokenizer, form["texts"], form["label"])
@@ -176,6 +177,7 @@ def _tokenized(
 
 def _pairs(prompt: str, chosen: str, rejected: str) -> Mapping[str, Any]:
     def check(number: int, row: Mapping[str, Any]) -> None:
+        """Raises an error if a row is no pair."""
         _refuse_empty(number, row, (chosen, rejected))
         if row[chosen] == row[rejected]:
             raise DataError(
@@ -198,6 +200,7 @@ def _pairs(prompt: str, chosen: str, rejected: str) -> Mapping[str, Any]:
 
 def _judged(prompt: str, completion: str, label: str) -> Mapping[str, Any]:
     def check(number: int, row: Mapping[str, Any]) -> None:
+        """Raises an error if a row is no judged answer."""
         _refuse_empty(number, row, (completion,))
         # `1 in (True, False)` holds, "true" and 0.5 are refused.
         if row[label] not in _JUDGMENTS:

@@ -25,6 +25,7 @@ from forgather.errors import first_line
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.chat_template import set_chat_template
 from forgather.ml.data.data_errors import DataError, DataFileError, missing_column
+from forgather.ml.data.json_rows import is_utf8
 from forgather.ml.data.progress_bar import show_progress
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 
@@ -129,9 +130,10 @@ def load_tokenizer(
 
     Raises:
         DataFileError: FG844 if the tokenizer cannot be loaded, FG893 if there is no such chat template.
-        DataError: FG894 if the chat template does not mark the answers, FG898 if the tokenizer does not have the token
-            that ends an answer.
+        DataError: FG884 if `add_tokens` is not a list of texts, or one is blank; FG894 if the chat template does not
+            mark the answers, FG898 if the tokenizer does not have the token that ends an answer.
     """
+    _refuse_no_tokens(add_tokens)
     name, source = str(pretrained_model_name_or_path), os.path.expanduser(pretrained_model_name_or_path)
     if wrong := folder_problem(name):
         raise _not_loaded(name, wrong)
@@ -153,6 +155,20 @@ def load_tokenizer(
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _refuse_no_tokens(tokens: Any) -> None:
+    # The library takes a text for a list of letters, and leaves out what is empty or no text.
+    is_list = isinstance(tokens, Sequence) and not isinstance(tokens, str | bytes)
+    wrong = [token for token in tokens if not isinstance(token, str) or not is_utf8(token)] if is_list else [tokens]
+    blank = [token for token in tokens if not token.strip()] if is_list and not wrong else []
+    if wrong or blank:
+        what = f"has the blank text {blank[0]!r}" if blank else f"{'has' if is_list else 'is'} {wrong[0]!r:.60}"
+        raise DataError(
+            f"add_tokens {what}, and takes a list of texts",
+            code="FG884",
+            hint='as in add_tokens: ["<|user|>", "<|end|>"]',
+        ).about("add_tokens")
 
 
 def _not_loaded(name: str, reason: str) -> DataFileError:

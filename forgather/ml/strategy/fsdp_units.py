@@ -157,6 +157,7 @@ def _large_modules(model: nn.Module, at_least: int) -> list[nn.Module]:
     found: list[nn.Module] = []
 
     def left_in(module: nn.Module) -> int:
+        """Collects the units in a module; returns the number of its parameters that are in none of them."""
         own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
         children = list(module.children())
         left = own + sum(left_in(child) for child in children)

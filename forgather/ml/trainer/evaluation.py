@@ -263,12 +263,14 @@ class _Sums:
         self._rows = self._batches = 0
 
     def add(self, loss: Tensor, num_valid: float | Tensor, rows: int) -> None:
+        """Adds the sum of the losses of a batch, its divisor, and its number of rows."""
         self._sums[0] += loss
         self._sums[1] += num_valid
         self._rows += rows
         self._batches += 1
 
     def figures(self, prefix: str) -> dict[str, float]:
+        """Returns the mean loss and the speed over all ranks, by names with a prefix. Collective."""
         if self._batches == 0:
             raise _no_rows()
         self._sums[2] = self._rows
@@ -295,6 +297,7 @@ class _SetMetrics:
         self._is_first = True
 
     def add(self, ready: PreparedBatch, found: Evaluated, *, is_last: bool) -> None:
+        """Adds the predictions of a batch, or computes its metrics with `batch_eval_metrics`. Collective."""
         rows = self._predictions.read(ready, found)
         if self._functions.per_batch:
             batch = self._predictions.gather_batch(rows)

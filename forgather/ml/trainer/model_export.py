@@ -93,6 +93,7 @@ def export_model(
         _log.warning("the model in %s is written without its configuration, and cannot be loaded: %s", folder, reason)
 
     def fill(draft: Draft) -> None:
+        """Writes all files of the model."""
         if isinstance(model, PreTrainedModel) and (reason is None or is_adapted):
             with without_progress_bars():
                 weight_files(model, weights).write(draft)

@@ -218,6 +218,7 @@ def model_maker(
     """
 
     def make() -> nn.Module:
+        """Returns the model with its adapter; refuses a quantized one that the arguments cannot train."""
         base = make_model(model, model_init, seed)
         if adapter is not None:
             base = adapter.apply(base, seed=seed)

@@ -78,7 +78,7 @@ def evaluate_saved(
         lambda: described_files(trainer.model, trainer.processing_class) | adapter_files(trainer.model)
     )
     collectives.run_on_main(lambda: Meanings(described).refuse_other_model(Path(folder)))
-    reference = trainer.end_references(sets)
+    reference = trainer.score_with_reference(sets)
     collectives.run_on_main(lambda: _refuse_another_reference(Path(folder), reference, is_checkpoint=is_checkpoint))
     if is_checkpoint:
         collectives.run_collectively(lambda: refuse_checkpoint_of_another_base(Path(folder), trainer.strategy.model))

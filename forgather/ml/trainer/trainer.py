@@ -282,7 +282,7 @@ class Trainer(WithOwnLoss):
         same = SAME_OF_SEVERAL_SECONDS if topology.world_size > 1 else SAME_SECONDS
         with signal_handler(same_within=same, speaks=topology.rank == 0) as interrupt:
             run = self._make_run(interrupt)
-            self.end_references(self.eval_dataset)
+            self.score_with_reference(self.eval_dataset)
             if folder is not None:
                 resume.announce(folder, self.state.max_steps)
                 run.load(folder)
@@ -301,7 +301,7 @@ class Trainer(WithOwnLoss):
                 self._abandon(run, error)
                 raise
 
-    def end_references(self, sets: Any) -> str | None:
+    def score_with_reference(self, sets: Any) -> str | None:
         """Scores rows with the reference for the last time: the model is about to lose its initial weights.
 
         Args:
