@@ -141,7 +141,6 @@ def tokenize_labelled(
     )
 
     def build(folder: Path) -> None:
-        """Writes the tokens and targets of all rows into a folder of the cache."""
         stats = {"rows": len(dataset), "cut": 0}
         schema = pa.schema({"input_ids": pa.list_(pa.int32()), "labels": kind})
         labels = iter(dataset["label"])
