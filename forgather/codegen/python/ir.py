@@ -230,7 +230,10 @@ def _lines(statement: Statement, indent: str) -> list[str]:
         gap = [""] if statement.body[0].is_function and not statement.is_function else []
         return [*(indent + head for head in statement.heads), *gap, *layout(statement.body, indent + INDENT)]
     if statement.string is not None and width(indent + statement.before + statement.expression.text) > WIDTH:
-        inner = [f"{indent}{INDENT}{piece}" for piece in pieces(statement.string)]
+        # `ruff format` joins pieces that fit on one line.
+        whole = statement.expression.text
+        fits = width(indent + INDENT + whole) <= WIDTH
+        inner = [f"{indent}{INDENT}{piece}" for piece in ([whole] if fits else pieces(statement.string))]
         return [f"{indent}{statement.before}(", *inner, f"{indent})"]
     if statement.whole:
         return [_unbroken(f"{indent}{statement.before}{statement.expression.text}", statement.faults)]
