@@ -24,6 +24,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ RUN = re.compile(
     r"fgcli (-[pt] \S+ )*(train|construct|rerun|eval|data|generate|export|ckpt (export|verify)|new project \S+ --kind)\b"
 )
 SCRIPT = re.compile(r"python (\S+\.py)\b")
+PIPED = re.compile(r"printf '([^']*)' \| (fgcli chat\b.*)")
 SHELL = re.compile(r"[|;&<>*$]")
 TIMEOUT_SECONDS = 120
 INTERRUPT = "^C"
@@ -122,7 +124,8 @@ class Terminal:
 
     def _run(self, words: str, moment: re.Pattern[str] | None) -> tuple[int, str]:
         reading, writing = os.pipe()
-        process = _Forked if imports_libraries(words, self.folder) and not SHELL.search(words) else _Started
+        in_fork = PIPED.match(words) or (imports_libraries(words, self.folder) and not SHELL.search(words))
+        process = _Forked if in_fork else _Started
         started = process(words, self.folder, writing)
         os.close(writing)
         printed = b""
@@ -204,7 +207,9 @@ class _Forked:
 
     def __init__(self, words: str, folder: Path, output: int) -> None:
         import_libraries()
-        self._process = Child(_typed, shlex.split(words), folder, output)
+        piped = PIPED.match(words)
+        said, words = (piped[1].replace("\\n", "\n"), piped[2]) if piped else ("", words)
+        self._process = Child(_typed, shlex.split(words), folder, output, said)
         self.status = 0
 
     def interrupt(self) -> None:
@@ -230,9 +235,9 @@ def import_libraries() -> None:
     from forgather.ml import AccelTrainer, Trainer  # noqa: F401, F811
 
 
-def _typed(words: list[str], folder: Path, output: int) -> int:
+def _typed(words: list[str], folder: Path, output: int, said: str) -> int:
     os.environ.pop("FORGATHER_TRUST", None)
-    return run_fgcli(words, folder, output) if words[0] == "fgcli" else _run_script(words, folder, output)
+    return run_fgcli(words, folder, output, said) if words[0] == "fgcli" else _run_script(words, folder, output)
 
 
 def _run_script(words: list[str], folder: Path, output: int) -> int:
@@ -246,9 +251,9 @@ def _run_script(words: list[str], folder: Path, output: int) -> int:
     return 0
 
 
-def run_fgcli(words: list[str], folder: Path, output: int) -> int:
+def run_fgcli(words: list[str], folder: Path, output: int, said: str = "") -> int:
     """Runs a command in this process, a fork, as a shell would: its words, its folder, and where both streams go."""
-    _begin([str(Path(sys.executable).parent / words[0]), *words[1:]], folder, output)
+    _begin([str(Path(sys.executable).parent / words[0]), *words[1:]], folder, output, said)
     from forgather.cli.main import main
 
     try:
@@ -258,10 +263,12 @@ def run_fgcli(words: list[str], folder: Path, output: int) -> int:
         sys.stderr.flush()
 
 
-def _begin(words: list[str], folder: Path, output: int) -> None:
-    """Makes a fork what a shell starts: no input, one stream for all output, the settings of a new interpreter."""
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
+def _begin(words: list[str], folder: Path, output: int, said: str = "") -> None:
+    """Makes a fork what a shell starts: what is piped to it, one stream for all output, a new interpreter's settings."""
+    with tempfile.TemporaryFile() as heard:
+        heard.write(said.encode())
+        heard.seek(0)
+        os.dup2(heard.fileno(), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)
