@@ -37,8 +37,8 @@ REACH = (
     ),
     (
         "Generated answers",
-        "answers of padded batches equal to those of rows alone; under DDP, FSDP2 and ZeRO equal to those of one process, "
-        "and the training has the same bits; metrics equal to those of single answers",
+        "answers of padded batches equal to those of rows alone; under DDP, FSDP2 and ZeRO equal to those of one "
+        "process, and the training has the same bits; metrics equal to those of single answers",
         ("tests/ml/test_answers.py", "tests/ml/distributed/test_answers.py", "tests/cli/test_harness.py"),
     ),
     (
