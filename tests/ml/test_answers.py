@@ -1,6 +1,7 @@
 """Generated answers of an evaluation: those of rows alone, computed from the right prompts, and without a trace in training."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from forgather.ml.generation.batch import batch_answers
 from forgather.ml.generation.generator import CONTEXT, LENGTH, STOP, Generator, Sampling
 from forgather.ml.generation.prompt import chat_ids
 from forgather.ml.models import from_config
-from forgather.ml.text_metrics import TextMetrics, exact_match
+from forgather.ml.text_metrics import TextMetrics, exact_match, rouge
 from forgather.ml.trainer.argument_checks import SettingError
 from tests.matrix import thinned
 from tests.ml.chat_cases import CELLS, CONVERSATIONS, byte_pairs, dialogue
@@ -225,6 +226,21 @@ def test_functions_of_texts_get_answers_and_references():
     found = TextMetrics(tokenizer, [exact_match, mine])(EvalPrediction(ids[:2], ids[2:]))
 
     assert {"exact_match": 0.5, "mine": 1.5} == found and [(["ab", "Hello"], ["ab", "again"])] == got
+
+
+@pytest.mark.matrix
+def test_rouge_is_the_mean_of_rows():
+    pytest.importorskip("rouge_score")
+    found = rouge(["the cat sat", "a b c d"], ["the cat ran", "a b c d"])
+    # Two of three words, one of two pairs of words, and a common sequence of two words; the second row is right.
+    assert {"rouge1": 5 / 6, "rouge2": 3 / 4, "rougeL": 5 / 6, "rougeLsum": 5 / 6} == pytest.approx(found)
+
+
+def test_rouge_without_its_package_is_told_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    with pytest.raises(TrainingError, match=r"pip install 'forgather\[finetune\]'") as refused:
+        rouge(["a"], ["a"])
+    assert "FG965" == refused.value.code
 
 
 @pytest.mark.parametrize(

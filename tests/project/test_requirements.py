@@ -57,6 +57,7 @@ def needs(names):
         ("peft:LoraConfig", ["peft"]),
         ("sklearn.metrics:f1_score", ["scikit-learn"]),
         ("rouge_score.rouge_scorer:RougeScorer", ["rouge-score"]),
+        ("forgather.ml.text_metrics:rouge", ["rouge-score"]),
         ("transformers:BitsAndBytesConfig", ["bitsandbytes"]),
         ("transformers.utils.quantization_config:BitsAndBytesConfig", ["bitsandbytes"]),
         ("transformers:TorchAoConfig", ["torchao"]),
