@@ -1,12 +1,22 @@
+import copy
+import json
+import os
 import random
 import threading
 
 import numpy
 import pytest
 import torch
+from datasets import Dataset
 
+from forgather.ml import data
 from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.data.cache import cached_folder, content_key
+from forgather.ml.data.tokenizer import tokenizer_digest
+from tests.ml.packed_rows import symbols
+from tests.ml.test_chat_tokens import byte_pairs
+
+CHAT = '{{"prompt": "{}{}", "completion": "{}"}}'
 
 
 def writer(text="content", counts=None):
@@ -104,3 +114,77 @@ def test_a_run_that_builds_a_folder_and_one_that_finds_it_draw_the_same_numbers(
     untouched = (random.random(), numpy.random.rand(), torch.rand(()).item())
     assert cold == warm == (cold[0], *untouched)
     assert cold[0] == numbers_after(4, tmp_path / "another")[0]
+
+
+def _rewritten(file, content):
+    """Replaces the content of a file by one of the same size, and keeps its time of change."""
+    before = file.stat()
+    assert len(content) == before.st_size
+    file.write_bytes(content)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+ROWS = {"text_files": "{}{} {}", "json_lines": '{{"text": "{}{} {}"}}', "csv_files": "text\n{}{} {}", "chats": CHAT}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_file_that_was_edited_is_read_again_although_size_and_time_are_the_same(name, tmp_path):
+    read, file = getattr(data, name), tmp_path / "rows.jsonl"
+    file.write_text(ROWS[name].format("one", 1, "two"))
+    first = read(str(file))
+    kept = (first._fingerprint, first[:])
+    _rewritten(file, ROWS[name].format("one", 2, "two").encode())
+    second = read(str(file))
+    assert kept[0] != second._fingerprint and kept[1] != second[:]
+    # The same content has the same fingerprint, wherever the file is.
+    (tmp_path / "copies").mkdir()
+    copy = tmp_path / "copies" / "rows.jsonl"
+    copy.write_bytes(file.read_bytes())
+    assert second._fingerprint == read(str(copy))._fingerprint
+
+
+def test_a_tokenizer_that_was_edited_on_disk_makes_a_new_entry(tmp_path):
+    symbols().save_pretrained(tmp_path / "t")
+    rows, file = Dataset.from_dict({"text": ["abcdefgh"]}), tmp_path / "t" / "tokenizer.json"
+    first = data.tokenize(rows, data.load_tokenizer(tmp_path / "t"), 4, cache_dir=tmp_path)
+    facts = json.loads(file.read_text())
+    vocab = facts["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    text = json.dumps(facts)
+    file.write_text(text.ljust(file.stat().st_size))
+    second = data.tokenize(rows, data.load_tokenizer(tmp_path / "t"), 4, cache_dir=tmp_path)
+    assert (
+        first._fingerprint != second._fingerprint and first["input_ids"][:].tolist() != second["input_ids"][:].tolist()
+    )
+
+
+@pytest.mark.parametrize(("name", "value"), [("split_special_tokens", True), ("truncation_side", "left")])
+def test_settings_that_are_not_in_the_serialized_tokenizer_are_part_of_its_digest(name, value):
+    changed = copy.deepcopy(symbols())
+    assert tokenizer_digest(symbols()) == tokenizer_digest(changed)
+    setattr(changed, name, value)
+    assert tokenizer_digest(symbols()) != tokenizer_digest(changed)
+
+
+@pytest.mark.parametrize("library", ["tokenizers.__version__", "transformers.__version__"])
+def test_another_version_of_the_library_makes_a_new_entry(library, tmp_path, monkeypatch):
+    rows = data.chats(_chats(tmp_path))
+    first = data.tokenize_chats(rows, byte_pairs("chatml"), 64, cache_dir=tmp_path)
+    monkeypatch.setattr(library, "0.0.1")
+    assert first._fingerprint != data.tokenize_chats(rows, byte_pairs("chatml"), 64, cache_dir=tmp_path)._fingerprint
+
+
+def test_packed_mixtures_are_entries_of_their_own(tmp_path):
+    parts = {name: data.chats(_chats(tmp_path, name)) for name in ("ab", "cd")}
+    mixed = [data.mix(parts, weights={"ab": weight, "cd": 1}) for weight in (1, 2)]
+    made = [
+        data.tokenize_chats(rows, byte_pairs("chatml"), length, packing=packing, cache_dir=tmp_path)
+        for rows in mixed for length in (64, 65) for packing in (False, True)
+    ]  # fmt: skip
+    assert len(made) == len({rows._fingerprint for rows in made})
+
+
+def _chats(folder, name="ab"):
+    file = folder / f"{name}.jsonl"
+    file.write_text("".join(CHAT.format(name, number, "x") + "\n" for number in range(6)))
+    return file

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _MANIFEST = "manifest.json"
 _LATELY_SECONDS = 3600  # longer than a run takes from finding a folder to having its files open
+_CHUNK_BYTES = 1 << 22
 _DIGEST_LIMIT_BYTES = 4 << 30  # reading more than this at every start costs more than it protects
 
 
@@ -38,6 +39,22 @@ def content_key(**parts: Any) -> str:
     Equal data give equal keys.
     """
     return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True, ensure_ascii=True).encode())
+
+
+def files_digest(files: Sequence[str]) -> str:
+    """Returns a digest of the contents of files in their order; their folders and times of change do not count.
+
+    Args:
+        files: the paths of the files.
+    """
+    digest = xxhash.xxh3_128()
+    for file in files:
+        # The suffix says how a file is compressed.
+        digest.update(f"{''.join(Path(file).suffixes)} {os.path.getsize(file)} ".encode())
+        with open(file, "rb") as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()
 
 
 def default_cache_dir() -> Path:
@@ -173,6 +190,6 @@ def _facts(file: Path) -> dict[str, Any]:
         return {"bytes": size}
     digest = xxhash.xxh3_64()
     with file.open("rb") as stream:
-        while chunk := stream.read(1 << 22):
+        while chunk := stream.read(_CHUNK_BYTES):
             digest.update(chunk)
     return {"bytes": size, "xxh3": digest.hexdigest()}

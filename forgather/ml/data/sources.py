@@ -26,9 +26,11 @@ from datasets import (
     enable_progress_bars,
     load_dataset,
 )
+from datasets.config import HF_DATASETS_CACHE
 from datasets.exceptions import DatasetGenerationError
 
 from forgather.errors import first_line
+from forgather.ml.data.cache import content_key, files_digest
 from forgather.ml.data.data_errors import (
     CHAT_COLUMNS,
     CHAT_HINT,
@@ -276,16 +278,19 @@ def _python_names(root: Path, skipped: frozenset[str]) -> Iterator[str]:
 
 def _read(files: list[str], reader: object, **options: object) -> Dataset:
     # The readers of `datasets` fail on an empty file although the others have rows.
-    empty = [file for file in files if os.path.getsize(file) == 0]
-    if len(empty) == len(files):
+    filled = [file for file in files if os.path.getsize(file)]
+    if not filled:
         raise DataError(f"{_listed(files)} is empty", code="FG832", hint=_AT_LEAST_ONE).about("paths")
     try:
+        content = content_key(files=files_digest(filled), reader=getattr(reader, "__name__", ""), **options)
+        # `datasets` knows a file by its path, size and time of change, which an edit can leave as they were.
+        cache_dir = os.path.join(HF_DATASETS_CACHE, f"content-{content}")
         with _without_own_output():
-            return reader([file for file in files if file not in empty], **options)  # type: ignore[operator]
+            rows = reader(filled, cache_dir=cache_dir, **options)  # type: ignore[operator]
+        return Dataset(rows.data, info=rows.info, fingerprint=content)
     except (DatasetGenerationError, OSError, ValueError) as error:
         # `datasets` wraps the error of the parser in one that says only that generation failed.
-        reason = first_line(error.__cause__ or error)[:200]
-        where = _listed(files)
+        reason, where = first_line(error.__cause__ or error)[:200], _listed(files)
         # The parser counts rows from 0, without empty lines, and from the start of the block that it reads.
         if (row := _ROW.search(reason)) and (bad := _first_bad_line(files)):
             where, reason = repr(bad[0]), f"{reason[: row.start()]} in line {bad[1]}"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+import transformers
 import xxhash
 from datasets import Dataset, DatasetDict
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 _FILE = "tokenizer.json"
 _FEW_TOKENS = "the vocabulary has %d tokens instead of %d: the training texts have no more repeated pieces"
 _NUM_BYTES = 256
+# What a fast tokenizer keeps beside its serialized form.
+_SETTINGS = ("split_special_tokens", "truncation_side")
 _NO_LIMIT = int(1e30)  # transformers' own number for "no longest input"
 
 
@@ -179,7 +182,7 @@ def _not_loaded(name: str, reason: str) -> DataFileError:
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns a digest of the tokenizer settings that determine the token ids of a text.
+    """Returns a digest of what determines the token ids of a text: settings, and the version of the library.
 
     The padding and truncation settings of a fast tokenizer are not included.
     """
@@ -188,12 +191,15 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
         # Calling a fast tokenizer changes these settings, which would change the key of the cache.
         facts.pop("padding", None)
         facts.pop("truncation", None)
-        return content_key(tokenizer=facts, special_tokens=_plain(tokenizer.special_tokens_map))
+        settings = {name: getattr(tokenizer, name, None) for name in _SETTINGS}
+        library = tokenizers.__version__  # another one may tokenize differently
+        special_tokens = _plain(tokenizer.special_tokens_map)
+        return content_key(tokenizer=facts, special_tokens=special_tokens, library=library, **settings)
     # A slow tokenizer has no serialized form in memory.
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         files = {file.name: xxhash.xxh3_64_hexdigest(file.read_bytes()) for file in Path(folder).iterdir()}
-    return content_key(kind=type(tokenizer).__name__, files=files)
+    return content_key(kind=type(tokenizer).__name__, files=files, library=transformers.__version__)
 
 
 def _check_room(vocab_size: int, num_special: int) -> None:
