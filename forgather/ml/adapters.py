@@ -107,6 +107,8 @@ class Adapter:
             return copy.deepcopy(self.config)
         given = copy.deepcopy(dict(self.settings))
         given.setdefault("task_type", _task_of(model))
+        if given.get("target_modules") == "all-linear":
+            given = {**_settings_of_head(model), **given}
         try:
             return peft.LoraConfig(**given)
         except (ValueError, TypeError) as error:
@@ -285,6 +287,18 @@ def _peft() -> Any:
     import peft
 
     return peft
+
+
+def _settings_of_head(model: nn.Module) -> dict[str, list[str]]:
+    """Returns the settings with which the head of a classifier of words or images is trained as a whole.
+
+    peft leaves the head of a sequence classifier out of "all-linear", and trains it. It does neither for images. For
+    words it takes the head twice, which it then refuses.
+    """
+    if not class_name(model).endswith(("ForTokenClassification", "ForImageClassification")):
+        return {}
+    heads = [name for name in ("classifier", "score") if isinstance(getattr(model, name, None), nn.Linear)]
+    return {"exclude_modules": heads, "modules_to_save": heads} if heads else {}
 
 
 def _task_of(model: nn.Module) -> str | None:

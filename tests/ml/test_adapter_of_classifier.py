@@ -6,11 +6,13 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn import functional as F
-from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, ViTConfig
 
 from forgather.ml import Trainer, TrainingArguments
 from forgather.ml.adapter_names import AdapterError
-from forgather.ml.classifiers import classifier_from_pretrained
+from forgather.ml.adapters import lora
+from forgather.ml.classifiers import classifier_from_config, classifier_from_pretrained
+from forgather.ml.data import PaddingCollator
 from forgather.ml.trainer.saved_evaluation import evaluate_saved
 from tests.matrix import thinned
 from tests.ml.fixtures import tiny_llama
@@ -107,3 +109,25 @@ def test_new_weights_that_would_stay_random_are_refused(tmp_path):
         trainer_of(tmp_path / "out", tmp_path / "base", {"r": 2, "target_modules": ["query"]})
     assert refused.value.code == "FG951"
     assert refused.value.hint == "add modules_to_save: [classifier, score, bert.pooler.dense]"
+
+
+@pytest.mark.parametrize("task", ["token_classification", "image_classification"])
+def test_the_head_of_words_and_images_is_trained_as_a_whole_beside_all_linear_layers(task, settings, tmp_path):
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = ViTConfig(**sizes, image_size=4, patch_size=2, num_channels=1)
+    rows = [{"pixel_values": torch.full((1, 4, 4), number / 8), "labels": number % 2} for number in range(8)]
+    if task == "token_classification":
+        config = BertConfig(**SIZES, **sizes)
+        rows = [{"input_ids": [number, 2, 3], "labels": [number % 2, -100, 1]} for number in range(8)]
+    made = [lambda: classifier_from_config(config, task=task, labels=["a", "b"]) for _ in range(2)]
+    args = settings(max_steps=2, learning_rate=0.1, save_strategy="no")
+
+    trainer = Trainer(made[0], args, train_dataset=rows, data_collator=PaddingCollator(), adapter=lora(r=2))
+    trainer.train()
+
+    base, model = made[1]().state_dict(), trainer.model
+    head = {name: value for name, value in model.named_parameters() if "classifier" in name and value.requires_grad}
+    assert ["bias", "weight"] == sorted(name.rpartition(".")[2] for name in head)
+    assert all(not torch.equal(value, base[f"classifier.{name.rpartition('.')[2]}"]) for name, value in head.items())
+    layers = [name for name, value in model.named_parameters() if value.requires_grad and "lora_A" in name]
+    assert 6 == len(layers) and not any("classifier" in name for name in layers)
