@@ -36,6 +36,8 @@ def test_an_address_without_a_key_and_a_port_in_use_are_refused(capsys, monkeypa
     assert "[FG927]: 127.0.0.1:" in capsys.readouterr().err
     assert 1 == main(["serve", "full", "--port", "70000"])
     assert "[FG927]: 127.0.0.1:70000 cannot be served" in capsys.readouterr().err
+    assert 1 == main(["serve", "full", "--max-new-tokens", "0"])
+    assert "[FG925]: max-new-tokens is 0" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +186,7 @@ def test_requests_need_the_key_and_other_models_are_refused(bench):
         ({"temperature": -1}, "[FG925] the temperature is -1"),
         ({"temperature": "hot"}, "not well formed"),
         ({"max_tokens": -3}, "[FG925]"),
+        ({"max_tokens": 0}, "[FG925]"),
         ({"messages": []}, "[FG920] there are no messages"),
         ({"messages": user("a " * 200)}, "[FG921] the prompt has"),
         ({"messages": [{"content": "a"}]}, "not well formed"),

@@ -61,6 +61,8 @@ def run(invocation: Invocation) -> int:
             code="FG927",
             hint=f"give --api-key or ${KEY}, or leave --host out",
         )
+    # Every request that names no length would be refused.
+    import_module("forgather.ml.generation.generator").Sampling(max_new_tokens=options.max_new_tokens)
     with _bound(options.host, options.port) as place:
         speaker = load_speaker(options)
         key = given or secrets.token_urlsafe(24)

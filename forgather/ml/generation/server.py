@@ -192,7 +192,8 @@ class _Requests:
 
     def _build_generation_config(self, body: dict[str, Any], *_: Any, **__: Any) -> Any:
         seed = body.get("seed")
-        count = body.get("max_completion_tokens") or body.get("max_tokens") or self.served.max_new_tokens
+        given = (body.get("max_completion_tokens"), body.get("max_tokens"), self.served.max_new_tokens)
+        count = next(one for one in given if one is not None)
         sampling = Sampling(
             # OpenAI's temperature 0 with a top_p is the most likely token, too.
             temperature=body.get("temperature"),
