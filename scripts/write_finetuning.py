@@ -134,7 +134,7 @@ REACH = (
     (
         "The demo of fine-tuning",
         "answers of the data equal to those of `inspect`; what is tested is not trained on; 95 % of the answers stop, "
-        "and two tasks beat the majority by 15 points",
+        "and full fine-tuning beats the majority by 15 points in two tasks",
         ("tests/projects/test_assistant.py",),
     ),
 )

@@ -154,7 +154,8 @@ def test_the_reach_of_the_demo(steps, tmp_path, capsys, record_property):
 
     facts = json.loads(compared(folder, capsys, "--json"))
 
-    for model in ("lora", "full"):
+    # What projects/assistant/README.md says of the three models.
+    for model, tasks in (("base", 0), ("lora", 1), ("full", 2)):
         found = facts["models"][model]
-        assert found["stopped"] >= 0.95
-        assert 2 <= sum(share >= facts["majority"][task] + 0.15 for task, share in found["right"].items())
+        assert found["stopped"] >= 0.95 or model == "base"
+        assert tasks <= sum(share >= facts["majority"][task] + 0.15 for task, share in found["right"].items())
