@@ -201,7 +201,7 @@ def test_images_that_change_by_process_are_seen(alone, tmp_path):
     assert found != pytest.approx(expected, abs=1e-3)
 
 
-@pytest.mark.parametrize("task", ["tags", "seq2seq", "images"])
+@pytest.mark.parametrize(("task",), thinned(["tags", "seq2seq", "images"], lambda task: task == "seq2seq"))
 def test_a_pipeline_refuses_a_model_that_computes_its_loss(task, tmp_path):
     def pipeline(folder):
         args = PipelineTrainingArguments(str(folder), use_cpu=True, per_device_train_batch_size=2)
