@@ -99,6 +99,7 @@ oracles: $(STAMP)
 	$(BIN)/python scripts/oracles/chat_templates.py
 	$(BIN)/pip install -q --no-deps -t build/oracles/trl -c constraints.txt trl
 	PYTHONPATH=build/oracles/trl $(BIN)/python scripts/oracles/preference_losses.py
+	PYTHONPATH=build/oracles/trl $(BIN)/python scripts/oracles/rewarded_runs.py
 	$(BIN)/pip install -q --no-deps -t build/oracles/quant -c constraints.txt bitsandbytes torchao
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/quantized_models.py
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/bitsandbytes_optimizers.py

@@ -57,6 +57,11 @@ REACH = (
         ("tests/ml/distributed/test_preferences.py",),
     ),
     (
+        "GRPO and RLOO through TRL",
+        "weights equal to those of plain TRL, whole and with LoRA; resume bit for bit; prompts and rewards are checked",
+        ("tests/ml/test_rewarded_runs.py",),
+    ),
+    (
         "Adapters",
         "one process: gradients, resume bit for bit, peft reads the final folder with equal logits",
         ("tests/ml/test_adapters.py", "tests/ml/test_adapter_checkpoints.py"),

@@ -76,10 +76,7 @@ class Adapter:
         peft = _peft()
         refuse_adapted(model)
         base = describe_base(model)
-        config = self._config(peft, model, base)
-        train_new_rows(model, config)
-        refuse_unmatched(model, config)
-        refuse_unknown_tokens(model, config)
+        config = self.config_for(model, base)
         try:
             with forked_random(seed), warnings.catch_warnings():
                 # peft asks transformers for an old name, and reports that it handles the transposed layers of GPT-2.
@@ -98,9 +95,27 @@ class Adapter:
         note_base(adapted, base)
         return adapted
 
-    def _config(self, peft: Any, model: nn.Module, base: BaseModel) -> Any:
+    def config_for(self, model: nn.Module, base: BaseModel | None = None) -> Any:
+        """Returns the `peft.LoraConfig` of this adapter, whose names and numbers all match a base model.
+
+        Args:
+            model: the base model, which is not changed.
+            base: its description; None to make it if it is needed.
+
+        Raises:
+            AdapterError: as for `apply`, except FG951.
+        """
+        peft = _peft()
+        refuse_adapted(model)
+        config = self._config(peft, model, base)
+        train_new_rows(model, config)
+        refuse_unmatched(model, config)
+        refuse_unknown_tokens(model, config)
+        return config
+
+    def _config(self, peft: Any, model: nn.Module, base: BaseModel | None) -> Any:
         if self.path is not None:
-            return self._config_at_path(peft, self.path, base)
+            return self._config_at_path(peft, self.path, base or describe_base(model))
         # Copies: peft appends the head of a classifier to the given list `modules_to_save`, and the model may be made
         # several times.
         if self.config is not None:

@@ -32,6 +32,7 @@ from forgather.ml.log import get_logger
 from forgather.ml.model_class import note_new_weights
 from forgather.ml.random_state import forked_random
 from forgather.ml.vocabulary import extend_vocabulary
+from forgather.rules import is_path
 
 _log = get_logger(__name__)
 
@@ -258,6 +259,25 @@ def _new_model(
     with forked_random(seed), torch.device("cpu"):
         model: PreTrainedModel = kind.from_config(config, **options)
     return model
+
+
+def refuse_missing_reference(model: nn.Module, beta: float) -> None:
+    """Raises an error if TRL could not load the reference model for the distance that `beta` weights.
+
+    Args:
+        model: the model to train, without an adapter.
+        beta: the weight of the distance from the reference.
+
+    Raises:
+        TrainingError: FG987.
+    """
+    name = str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
+    if beta and (not name or (is_path(name) and not Path(name).is_dir())):
+        raise TrainingError(
+            f"beta is {beta}, and the model was not loaded from a folder or the Hub: there is no reference to load",
+            code="FG987",
+            hint="set beta: 0.0, add an adapter, or load the model with 'models/pretrained.yaml'",
+        ).about("args.beta")
 
 
 def upcast_floats(model: PreTrainedModel) -> None:

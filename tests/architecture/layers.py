@@ -126,7 +126,8 @@ data:
     data.conversations data.file_rows data.tokenizer generation generation.prompt
     data.packing data.token_kinds data.token_text data.turn_tokens
     data.example_packing
-    data.chat_tokens data.collated_rows data.examples data.images data.labelled data.preference_rows data.seq2seq data.tagged
+    data.chat_tokens data.collated_rows data.examples data.images data.labelled data.preference_rows data.rollout_rows data.seq2seq
+    data.tagged
     data.preference_chats
     data.answer_rows data.first_look data.preferences
     data.row_statistics data.shown_rows
@@ -136,7 +137,7 @@ data:
 losses and models:
     vocabulary
     activation_checkpointing bitsandbytes_optim documents loss_reduction models optim
-    classifiers model_inputs
+    classifiers model_inputs reward_function rewards
     losses preference_metrics
     entity_metrics label_metrics preference_rules task text_metrics
     feedback_rule score_rule
@@ -194,7 +195,8 @@ trainers:
     trainer.run trainer.run_start
     trainer.answers
     trainer.evaluation trainer.loop
-    trainer.hf trainer.trainer
+    trainer.transformers_run
+    trainer.hf trainer.rl trainer.trainer
     trainer.accel trainer.pipeline trainer.saved_evaluation
 text-to-image models:
     diffusion diffusion.denoising_loss diffusion.images diffusion.noising

@@ -27,7 +27,6 @@ LONG_MODULES = {
     "forgather/ml/strategy/pipeline/strategy.py": "one strategy, from its settings to its state",
     "forgather/ml/strategy/state.py": "one state by names: what is stored, what is refused, and what is restored",
     "forgather/ml/trainer/data_loader.py": "one iterator, with what it checks when a stream is read again",
-    "forgather/ml/trainer/hf.py": "one subclass of transformers.Trainer, with its loss and its resume",
     "forgather/ml/trainer/resume.py": "one restore, part by part, and the refusals of each part",
     "forgather/ml/trainer/resume_checks.py": "one list of refusals; each is short",
     "forgather/ml/trainer/run.py": "the state of one training, in one class",

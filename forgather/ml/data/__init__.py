@@ -45,6 +45,7 @@ _LAZY = {
     "set_chat_template": "chat_template",
     "preference_pairs": "preference_rows",
     "pair_prompts": "preference_rows",
+    "rollout_prompts": "rollout_rows",
     "tokenize_preferences": "preferences",
     "tokenize_feedback": "preferences",
     "PreferenceCollator": "preference_collator",

@@ -10,37 +10,26 @@ evaluation loss.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers import TrainerCallback, TrainingArguments
 
-from forgather.errors import CheckpointError, TrainingError
-from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, signal_handler
+from forgather.errors import TrainingError
 from forgather.ml.adapters import as_adapter
-from forgather.ml.callbacks.speed import SpeedCallback
-from forgather.ml.checkpoint.files import TRAINER_STATE
-from forgather.ml.distributed import collectives
 from forgather.ml.distributed.env import device_for_deepspeed_imports
-from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
 from forgather.ml.losses import UserLoss, is_causal_lm, logits_of, loss_rule, num_rows, smoothing_without_token_loss
 from forgather.ml.model_inputs import ModelInputs
-from forgather.ml.run_dir import own_run_folder
 from forgather.ml.task import Task, task_of
 from forgather.ml.trainer import argument_checks
 from forgather.ml.trainer.collation import protecting_rows, warn_mixed_rows
 from forgather.ml.trainer.model_setup import model_maker
-from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
-from forgather.ml.trainer.run_start import RunStart
+from forgather.ml.trainer.transformers_run import TransformersRun
 
 
 class OutputLoss:
@@ -138,7 +127,7 @@ _RULES = argument_checks.rules("hf_trainer", "forgather.ml.trainer.hf:HFTrainer"
 _log = get_logger(__name__)
 
 
-class HFTrainer(Trainer):
+class HFTrainer(TransformersRun):
     """A `transformers.Trainer` whose optimizer, schedule and loss can come from a config.
 
     Args:
@@ -183,36 +172,15 @@ class HFTrainer(Trainer):
         )
         if not torch.accelerator.is_available():
             args.dataloader_pin_memory = False  # without an accelerator the loader would warn about it
-        if getattr(args, "logging_dir", None) is None:  # callbacks write there; transformers has no such setting now
-            args.logging_dir = str(own_run_folder(str(args.output_dir)))  # type: ignore[attr-defined]
-        if loss_fn is not None and args.label_smoothing_factor:
-            raise smoothing_without_token_loss(args.label_smoothing_factor)
-        if hasattr(loss_fn, "loss_rule"):
-            raise TrainingError(
-                f"{type(loss_fn).__name__} needs a trainer of Forgather, and this one drives transformers.Trainer",
-                code="FG916",
-                hint="-- extends 'trainers/trainer.yaml', 'trainers/accel_trainer.yaml' or "
-                "'trainers/pipeline_trainer.yaml'",
-            ).about("loss_fn")
-        if loss_fn is not None and others.get("compute_loss_func") is not None:
-            raise TrainingError(
-                "the loss is given twice, as 'loss_fn' and as 'compute_loss_func'",
-                code="FG812",
-                hint="keep one of them",
-            ).about("compute_loss_func")
+        _refuse_loss(loss_fn, args, others.get("compute_loss_func"))
         reduces = getattr(others.get("compute_metrics"), "preprocess_logits_for_metrics", None)
         if reduces is not None and others.get("preprocess_logits_for_metrics") is None:
             others["preprocess_logits_for_metrics"] = reduces
-        # Before the model is built: it keeps what the launcher requested, which `begin` compares in `train`.
-        self._start = RunStart()
-        self._optimizer_factory = optimizer_factory
-        self._scheduler_factory = lr_scheduler_factory
-        self._num_rows = 0
         self._inputs: ModelInputs | None = None
-        speed = SpeedCallback(rows=lambda: self._num_rows * self.args.world_size)
+        events = self._prepare_run(args, optimizer_factory, lr_scheduler_factory, callbacks)
         # transformers may import DeepSpeed, which would search for an accelerator and print a warning.
         with device_for_deepspeed_imports():
-            super().__init__(model=model, args=args, callbacks=[speed, *callbacks] if callbacks else None, **others)
+            super().__init__(model=model, args=args, callbacks=events, **others)
         made = cast(nn.Module, self.model)  # transformers has called model_init by now
         self._loss: OutputLoss | None = None
         if loss_fn is not None:
@@ -228,9 +196,7 @@ class HFTrainer(Trainer):
         self.data_collator = protecting_rows(self.data_collator, made)
         for rows in (self.train_dataset, self.eval_dataset):
             warn_mixed_rows(made, rows)
-        if callbacks:
-            self.remove_callback(PrinterCallback)
-            self.remove_callback(ProgressCallback)
+        self._replace_printers(callbacks)
 
     def _task(self) -> Task:
         """Returns the task, which determines how metrics are named.
@@ -246,58 +212,6 @@ class HFTrainer(Trainer):
         adds_router = getattr(getattr(model, "config", None), "output_router_logits", False)
         is_own = self.compute_loss_func is not None
         return replace(task, has_perplexity=task.has_perplexity and not adds_router and not is_own)
-
-    def train(self, resume_from_checkpoint: bool | str | None = None, *others: Any, **named: Any) -> Any:
-        """Trains to the end of the run, and returns the result of `transformers.Trainer.train`.
-
-        Args:
-            resume_from_checkpoint: the checkpoint to resume from: true or "auto" for the newest one in `output_dir`, or
-                a folder. By default it is the value in the training arguments, which `transformers.Trainer` ignores.
-            *others: the further positional arguments of `transformers.Trainer.train`.
-            **named: the keyword arguments of `transformers.Trainer.train`.
-
-        Raises:
-            CheckpointError: FG601 if the folder does not exist.
-            DistributedError: FG776 if there is a single process and the config requests several.
-            KeyboardInterrupt: on all processes, after Ctrl-C, SIGTERM or SIGUSR1. A checkpoint is saved first if saving
-                is on.
-        """
-        self._start.begin(self.args.world_size, self.args.device, model=cast(nn.Module, self.model))
-        # transformers seeds in its constructor and draws the order of the rows here. Seeding again makes the order
-        # independent of numbers that were drawn in between.
-        set_seed(self.args.seed)
-        request = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        folder = _resume_folder(request, str(self.args.output_dir))
-        if folder is not None:
-            _log.warning("resuming from %s", folder)
-        several = self.args.world_size > 1
-        same = SAME_OF_SEVERAL_SECONDS if several else SAME_SECONDS
-        with signal_handler(same_within=same, speaks=self.args.process_index == 0) as interrupt:
-            stop = _StopAfterStep(interrupt, saves=self.args.save_strategy != "no")
-            self.add_callback(stop)
-            try:
-                with device_for_deepspeed_imports():
-                    result = super().train(folder, *others, **named)
-            except BaseException as error:
-                if stop.began:
-                    self._close(error)
-                raise
-            finally:
-                self.remove_callback(stop)
-        if (asked := stop.asked()) is not None:
-            raise asked
-        return result
-
-    def _close(self, error: BaseException) -> None:
-        """Sends `on_train_end` after training has failed, so that callbacks can close files and trackers."""
-        try:
-            self.callback_handler.call_event("on_train_end", self.args, self.state, self.control, error=error)  # type: ignore[no-untyped-call]
-        except Exception as failure:  # noqa: BLE001 - callback border: the first error is the one to show
-            error.add_note(f"on_train_end failed too: {failure!r}")
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        with without_progress_bars():
-            super()._save(output_dir, state_dict)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -377,88 +291,21 @@ class HFTrainer(Trainer):
         own: int = loader.remainder - self.args.process_index * rows
         return min(max(own, 0), rows)
 
-    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
-        """Returns the optimizer that the `optimizer_factory` makes; without a factory, the one of transformers."""
-        if self.optimizer is None and self._optimizer_factory is not None:
-            trained = cast(nn.Module, self.model if model is None else model)
-            self.optimizer = make_optimizer(trained, self.args, self._optimizer_factory)
-        return super().create_optimizer(model)
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
-        """Returns the learning rate schedule that the factory makes; without a factory, the one of transformers.
-
-        Args:
-            num_training_steps: the number of optimizer steps of the whole run.
-            optimizer: the optimizer whose learning rate is scheduled; the trainer's optimizer by default.
-        """
-        if self.lr_scheduler is None and self._scheduler_factory is not None:
-            scheduled = cast(Optimizer, self.optimizer if optimizer is None else optimizer)
-            self.lr_scheduler = make_schedule(scheduled, self.args, num_training_steps, self._scheduler_factory)
-        return super().create_scheduler(num_training_steps, optimizer)
-
-
-def _resume_folder(request: bool | str | None, output_dir: str) -> str | None:
-    if request is None or request is False:
-        return None
-    if request is True or request == "auto":
-        return _newest_whole_checkpoint(Path(output_dir))
-    folder = os.path.expanduser(request)
-    if not os.path.isdir(folder):
-        raise CheckpointError(
-            f"there is no checkpoint folder {folder!r}",
-            code="FG601",
-            hint="give a folder named checkpoint-<step>, or resume_from_checkpoint: auto",
-        )
-    return folder
-
-
-def _newest_whole_checkpoint(output_dir: Path) -> str | None:
-    """Returns the newest checkpoint whose state file, which transformers writes last, can be read; None without one."""
-    folders = {folder: folder.name.removeprefix("checkpoint-") for folder in output_dir.glob("checkpoint-*")}
-    for folder in sorted((f for f, step in folders.items() if step.isdigit()), key=lambda f: -int(folders[f])):
-        try:
-            json.loads((folder / TRAINER_STATE).read_text())
-        except (OSError, ValueError):
-            _log.warning("skipped %s: it is not complete", folder)
-        else:
-            return str(folder)
-    return None
-
-
-class _StopAfterStep(TrainerCallback):
-    """A callback that ends the run after the step in which a process got a signal, and saves if saving is on."""
-
-    def __init__(self, interrupt: Interrupt, *, saves: bool) -> None:
-        self.began = False
-        self._asked: KeyboardInterrupt | None = None
-        self._interrupt = interrupt
-        self._saves = saves
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
-    ) -> None:
-        """Records that callbacks got `on_train_begin` and must get `on_train_end`."""
-        self.began = True
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
-    ) -> None:
-        """Records that a step has begun: from now on, an interrupted run has a state to save."""
-        self._interrupt.begin()
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
-    ) -> TrainerControl:
-        """If a process was asked to stop, requests the end of training, and a checkpoint if saving is enabled."""
-        if self.asked() is not None:
-            control.should_training_stop = True
-            control.should_save = control.should_save or self._saves
-        return control
-
-    def asked(self) -> KeyboardInterrupt | None:
-        """Returns the error to raise if a process was asked to stop, otherwise None.
-
-        Collective: every process must call it after the same training steps.
-        """
-        self._asked = self._asked or self._interrupt.error_for(collectives.all_sum(self._interrupt.stop_code))
-        return self._asked
+def _refuse_loss(loss_fn: Any, args: TrainingArguments, compute_loss_func: Any) -> None:
+    """Raises an error if a loss function cannot be used by this trainer."""
+    if loss_fn is not None and args.label_smoothing_factor:
+        raise smoothing_without_token_loss(args.label_smoothing_factor)
+    if hasattr(loss_fn, "loss_rule"):
+        raise TrainingError(
+            f"{type(loss_fn).__name__} needs a trainer of Forgather, and this one drives transformers.Trainer",
+            code="FG916",
+            hint="-- extends 'trainers/trainer.yaml', 'trainers/accel_trainer.yaml' or "
+            "'trainers/pipeline_trainer.yaml'",
+        ).about("loss_fn")
+    if loss_fn is not None and compute_loss_func is not None:
+        raise TrainingError(
+            "the loss is given twice, as 'loss_fn' and as 'compute_loss_func'",
+            code="FG812",
+            hint="keep one of them",
+        ).about("compute_loss_func")
