@@ -129,6 +129,8 @@ def test_the_three_models_are_graded(folder, capsys):
     assert {"count": 1.0, "name": 1.0} == facts["models"]["full"]["right"] and 1.0 == facts["models"]["full"]["stopped"]
     assert {"count": 0.0, "name": 0.0} == facts["models"]["base"]["right"]
     assert facts["models"]["lora"]["trained_parameters"] < facts["models"]["full"]["trained_parameters"]
+    printed = compared(folder, capsys).splitlines()
+    assert "| | majority | base | lora | full |" == printed[0] and printed[2].startswith("| count | 100.0% | 0.0% | ")
     # The same questions, asked by the command.
     file = str(folder / "data/test.jsonl")
     assert 0 == main(["generate", str(folder / "output_models/lora"), "--prompts", file, "--json"])
