@@ -94,7 +94,10 @@ def part(folder, layout, generates=True, steps=4):
         callbacks=[recorder],
         **several,
     )
+    # Before any forward pass, so that sharded weights were not gathered by another one.
+    first = [answer.ids for answer in trainer.answered(rows()).answers] if generates else []
     trainer.train()
+    assert first == ([tuple(row[row != -100].tolist()) for row in got[0][0]] if generates else [])
     lines = trainer.state.log_history
     named = [[line.get(f"eval_{name}") for name in ("gen_len", "stopped")] for line in lines if "eval_loss" in line]
     return got, named, [line["loss"] for line in lines if "loss" in line]
