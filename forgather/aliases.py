@@ -123,6 +123,8 @@ def suggest(kind: str, word: str, candidates: Sequence[str], *, owner: str = "")
     # A parameter of any constructor can have the name of a setting by chance, so the record of a setting is used for a
     # keyword only if the constructor has the parameter that the record suggests.
     is_told = alias is not None and kind != "keyword" and (alias.verdict != "same" or not candidates)
+    # Our own functions of data are never called with a setting of another tool by chance.
+    is_told |= alias is not None and alias.verdict == "none" and owner.startswith("forgather.ml.data:")
     if alias is not None and (is_told or alias.name in candidates):
         return alias.hint
     # A deprecated name may be the most similar one, and would only lead to the next warning.

@@ -171,6 +171,11 @@ def test_a_word_of_another_tool_is_translated(kind, word, name):
     assert name == alias_of(kind, word).name
 
 
+def test_a_setting_without_a_counterpart_is_explained_at_functions_of_data_alone():
+    assert "__iter__" in suggest("keyword", "streaming", ["paths"], owner="forgather.ml.data:chats")
+    assert "one of: paths" == suggest("keyword", "streaming", ["paths"], owner="own.py:chats")
+
+
 def test_the_table_speaks_before_the_spelling_and_the_spelling_where_it_is_silent():
     known = ["per_gpu_eval_batch_size", "per_device_train_batch_size", "gradient_checkpointing", "max_grad_norm"]
     assert "did you mean 'per_device_train_batch_size'?" == suggest("setting", "batch_size", known)
