@@ -139,7 +139,8 @@ def _build(examples: Dataset, max_length: int, folder: Path) -> None:
 
 
 def _report(stats: Mapping[str, int]) -> None:
-    logger.info(
+    # A warning, as other facts that the beginning of a run shows.
+    logger.warning(
         "%s packed into %s of at most %d tokens, %.1f%% filled",
         plural(stats["num_examples"], "example"),
         plural(stats["num_rows"], "row"),

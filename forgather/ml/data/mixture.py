@@ -70,7 +70,8 @@ def mix(
         f"{counts[name]:,} of {plural(len(train[name]), 'row')} of {name} ({counts[name] / every:.1%})"
         for name in train
     )
-    logger.info("mixture of %s: %s", plural(every, "row"), ", ".join(listed))
+    # A warning, as other facts that the beginning of a run shows.
+    logger.warning("mixture of %s: %s", plural(every, "row"), ", ".join(listed))
     held = [rows["eval"] for rows in datasets.values() if isinstance(rows, DatasetDict) and "eval" in rows]
     return DatasetDict({"train": mixed, "eval": concatenate_datasets(held)}) if held else mixed
 
