@@ -38,3 +38,11 @@ def test_a_config_trains_from_the_base(folder, config, first):
     assert len(losses) >= 1
     if first is not None:
         assert losses[0] == pytest.approx(first, abs=1e-6)
+
+
+@pytest.mark.matrix
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # TRL uses names that transformers will remove
+def test_answers_of_the_base_are_judged_and_the_rewards_are_logged(folder):
+    pytest.importorskip("trl")
+    records = trained(folder, "grpo")
+    assert {"reward", "rewards/contains_answer/mean", "rewards/brevity/mean"} <= set().union(*records)

@@ -170,8 +170,6 @@ class HFTrainer(TransformersRun):
         argument_checks.raise_first_error(
             _RULES.values({name: getattr(args, name.removeprefix("args.")) for name in _RULES.settings})
         )
-        if not torch.accelerator.is_available():
-            args.dataloader_pin_memory = False  # without an accelerator the loader would warn about it
         _refuse_loss(loss_fn, args, others.get("compute_loss_func"))
         reduces = getattr(others.get("compute_metrics"), "preprocess_logits_for_metrics", None)
         if reduces is not None and others.get("preprocess_logits_for_metrics") is None:

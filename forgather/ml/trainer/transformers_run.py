@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
@@ -49,6 +50,8 @@ class TransformersRun(Trainer):
         """Keeps what the run needs, and returns the callbacks for the constructor of transformers."""
         if getattr(args, "logging_dir", None) is None:  # callbacks write there; transformers has no such setting now
             args.logging_dir = str(own_run_folder(str(args.output_dir)))  # type: ignore[attr-defined]
+        if not torch.accelerator.is_available():
+            args.dataloader_pin_memory = False  # without an accelerator the loader would warn about it
         # Before the model is built: it keeps what the launcher requested, which `begin` compares in `train`.
         self._start = RunStart()
         self._optimizer_factory = optimizer_factory
