@@ -82,6 +82,14 @@ def test_rows_without_a_prompt_are_refused(rows, message):
     assert "FG984" == caught.value.code
 
 
+def test_a_column_prompt_cannot_take_the_place_of_the_prompts():
+    rows = Dataset.from_list([{"prompt": "a template", "question": "1 + 1?"}])
+    with pytest.raises(DataError, match="a column 'prompt' beside the prompts in 'question'") as caught:
+        rollout_prompts(rows, prompt_column="question")
+    assert "FG984" == caught.value.code
+    assert [{"prompt": "1 + 1?"}] == rollout_prompts(rows.remove_columns("prompt"), prompt_column="question").to_list()
+
+
 def test_a_conversation_with_tools_is_refused_as_they_would_not_be_called():
     tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}
     with pytest.raises(DataError, match="has tools") as caught:

@@ -15,7 +15,7 @@ from forgather.ml.data.chat_rows import Conversation
 from forgather.ml.data.conversations import CONVERSATION, SOURCE
 from forgather.ml.data.data_errors import DataError, missing_column
 
-ANSWER = "answer"
+PROMPT, ANSWER = "prompt", "answer"
 _COMPLETION = "completion"
 _GIVEN = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
 
@@ -32,8 +32,9 @@ def rollout_prompts(dataset: Dataset, *, prompt_column: str = "prompt") -> Datas
         and `answer` is the text of that answer. A column `completion` is called `answer`.
 
     Raises:
-        DataError: FG831 if the column does not exist; FG984 if a row has no prompt, if its conversation has tools, or
-            if a column has the name of an argument that every reward function gets.
+        DataError: FG831 if the column does not exist; FG984 if a row has no prompt, if its conversation has tools, if
+            a column has the name of an argument that every reward function gets, or if there is a column `prompt` and
+            the prompts are in another one.
 
     Example:
         >>> rollout_prompts(Dataset.from_dict({"prompt": ["1 + 1 ="], "completion": [" 2"]}))[0]
@@ -42,6 +43,11 @@ def rollout_prompts(dataset: Dataset, *, prompt_column: str = "prompt") -> Datas
     is_chat = CONVERSATION in dataset.column_names
     if not is_chat and prompt_column not in dataset.column_names:
         raise missing_column(prompt_column, dataset.column_names, "prompt_column")
+    # The rows of the result have the prompt under this name, so one of the two columns would be lost.
+    if not is_chat and prompt_column != PROMPT and PROMPT in dataset.column_names:
+        raise _refused(
+            f"the data set has a column {PROMPT!r} beside the prompts in {prompt_column!r}", "rename or remove it"
+        )
     rows = [_of_chat(row) if is_chat else _of_row(number, row, prompt_column) for number, row in enumerate(dataset)]
     found = Dataset.from_list(rows)
     if taken := sorted(_GIVEN & set(found.column_names)):
@@ -62,7 +68,7 @@ def _of_chat(row: Mapping[str, Any]) -> dict[str, Any]:
     if not messages or messages[-1]["role"] == "assistant":
         raise _refused(f"{place}: the conversation has no message to answer", "begin it with a message of the user")
     others = {name: value for name, value in row.items() if name not in (CONVERSATION, SOURCE)}
-    return {"prompt": messages, ANSWER: answer, **others}
+    return {PROMPT: messages, ANSWER: answer, **others}
 
 
 def _of_row(number: int, row: Mapping[str, Any], column: str) -> dict[str, Any]:
@@ -77,7 +83,7 @@ def _of_row(number: int, row: Mapping[str, Any], column: str) -> dict[str, Any]:
     others = {name: value for name, value in row.items() if name != column}
     if _COMPLETION in others and ANSWER not in others:
         others[ANSWER] = others.pop(_COMPLETION)
-    return {"prompt": prompt, **others}
+    return {PROMPT: prompt, **others}
 
 
 def _refused(message: str, hint: str) -> DataError:
