@@ -5,6 +5,7 @@ import io
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -152,6 +153,12 @@ def test_pictures_are_cut_to_squares_and_mirrored(tmp_path):
     assert {(top, 0) for top in range(9)} == drawn
     assert 1 == len(InstanceImages(tmp_path, resolution=16)[0])
     assert (3, 8, 8) == InstanceImages(tmp_path, resolution=8)[0][0].pixels_CRR.shape
+
+
+def test_gray_pixels_of_more_than_eight_bits_are_refused(tmp_path):
+    Image.fromarray(np.full((20, 20), 300, dtype=np.uint16)).save(tmp_path / "gray.png")
+    with pytest.raises(InstanceImageError, match="more than 256 levels"):
+        InstanceImages(tmp_path, resolution=16)[0]
 
 
 def test_what_is_no_picture_is_named(tmp_path):

@@ -156,6 +156,15 @@ def test_an_image_that_cannot_be_read_is_refused_with_its_row(folder, tmp_path):
     assert "FG954" == found.value.code
 
 
+def test_gray_pixels_of_more_than_eight_bits_are_refused(folder):
+    # Pillow makes all of them white that are brighter than 255.
+    Image.fromarray(np.array([[0, 300, 65535]], dtype=np.uint16)).save(folder / "bird/2.png")
+    rows = ImageDataset(image_rows(folder), image_processor(6))
+    with pytest.raises(ForgatherError, match="row 1 .* more than 256 levels") as found:
+        rows[1]
+    assert "FG954" == found.value.code
+
+
 def test_folders_and_arrays_that_cannot_be_used_are_refused(folder, tmp_path):
     Image.fromarray(pictures(1)[0]).save(folder / "loose.png")
     with pytest.raises(ForgatherError, match="loose.png' is in no folder of a class"):

@@ -187,6 +187,17 @@ def load_image_processor(pretrained_model_name_or_path: str | os.PathLike[str]) 
     raise found
 
 
+def eight_bit(image: PillowImage.Image) -> PillowImage.Image:
+    """Returns an image itself if its pixels have at most 256 levels for each channel.
+
+    Raises:
+        ValueError: if they have more: Pillow would make all that is brighter than 255 white.
+    """
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"its pixels have more than 256 levels (mode {image.mode!r})")
+    return image
+
+
 class ImageChanges:
     """Random changes of the images of a training set, so that a model sees each image in several forms.
 
@@ -260,7 +271,7 @@ class ImageDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __getitem__(self, number: int) -> dict[str, Any]:
         try:
             row = self._rows[number]
-            image = row["image"].convert(self._mode)
+            image = eight_bit(row["image"]).convert(self._mode)
         except (OSError, ValueError, SyntaxError, PillowImage.DecompressionBombError) as error:
             raise self._unreadable(number, error) from error
         if self._augment is not None:

@@ -19,6 +19,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from forgather.errors import ForgatherError, TrainingError
+from forgather.ml.data.images import eight_bit
 from forgather.ml.trainer.data_rng import seed_of
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
@@ -105,7 +106,7 @@ class InstanceImages:
         file = self.files[row]
         try:
             with Image.open(file) as opened:
-                picture = ImageOps.exif_transpose(opened).convert("RGB")
+                picture = ImageOps.exif_transpose(eight_bit(opened)).convert("RGB")
         except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise InstanceImageError(
                 f"picture {row + 1}, {str(file)!r}, cannot be read: {error}",
