@@ -104,6 +104,9 @@ def test_parts_for_evaluation_are_joined_and_kept(tmp_path):
     assert given is split(given)
     mixed = mix({"a": given, "b": chats(tmp_path / "b.jsonl")})
     assert {"train": 8, "eval": 4} == mixed.num_rows
+    with pytest.raises(DataError, match="b is divided into test, and has no part train") as error:
+        mix({"a": given, "b": DatasetDict(test=given["eval"])})
+    assert ("FG945", "datasets") == (error.value.code, error.value.argument)
     with pytest.raises(DataError, match="divided into train, test") as error:
         split(DatasetDict(train=given["train"], test=given["eval"]))
     assert "FG835" == error.value.code

@@ -58,6 +58,10 @@ def mix(
     if stopping_strategy not in STOPPING:
         hint = nearest(str(stopping_strategy), STOPPING) or f"one of {', '.join(STOPPING)}"
         raise _refused(f"stopping_strategy is {stopping_strategy!r}", hint, "stopping_strategy")
+    for name, rows in datasets.items():
+        if isinstance(rows, DatasetDict) and "train" not in rows:
+            hint = "give one of its parts, as !call:getitem [*dataset, validation]"
+            raise _refused(f"{name} is divided into {', '.join(rows)}, and has no part train", hint, "datasets")
     train = {name: rows["train"] if isinstance(rows, DatasetDict) else rows for name, rows in datasets.items()}
     _check_rows(train)
     shares = _shares(train, weights)
