@@ -81,6 +81,15 @@ def test_a_key_that_nobody_knows_is_an_error_at_its_line(project):
     assert expected == wrong & expected
 
 
+def test_two_words_for_the_steps_between_checkpoints_must_agree(project):
+    file = project / "configs" / f"{RECIPE}.yaml"
+    text = file.read_text()
+    file.write_text(text.replace("checkpointing_steps: 500", "checkpointing_steps: 100"))
+    assert {"FG742", *LACKING} < set(errors(findings(project)))
+    line = text.split("\n").index("  checkpointing_steps: 500") + 1
+    assert any(one.span and one.span.line == line for one in errors(findings(project)).values())
+
+
 def test_the_overlay_has_no_error_and_a_reason_for_each_line(project):
     assert LACKING == set(errors(findings(project, OVERLAY)))
     lines = (project / "templates" / "configs" / f"{OVERLAY}.yaml").read_text().split("\n")
