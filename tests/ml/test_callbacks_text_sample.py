@@ -149,6 +149,8 @@ def test_messages_are_answered_through_the_chat_template(tmp_path, model):
         ("cabd", letters().decode(greedy(model, torch.tensor([[4, 2, 3, 5]]), 6)[0, 4:], skip_special_tokens=True))
     ] == [(record["prompt"].replace(" ", ""), record["text"]) for record in records]
     assert "c a b d" in screen
+    # One conversation may be given as it is, like one text.
+    assert records[0]["text"] == sampled(tmp_path, model, prompts=MESSAGES, tokenizer=chatting())[0][-1]["text"]
 
 
 def test_messages_without_a_chat_template_are_told_once(tmp_path, model, caplog):

@@ -39,8 +39,9 @@ class TextSampleCallback(TrainerCallback, ExportableState):
     the train or eval mode of each module are restored. If the model cannot generate text, one warning is logged.
 
     Args:
-        prompts: a text or a list. A text is continued as it is; "" is the start of a document. A list of messages, such
-            as `[{role: user, content: Hello}]`, is rendered by the chat template of the tokenizer and answered.
+        prompts: a prompt or a list of prompts. A text is continued as it is; "" is the start of a document. A list of
+            messages, such as `[{role: user, content: Hello}]`, is rendered by the chat template of the tokenizer and
+            answered.
         tokenizer: the tokenizer, or None for the trainer's `processing_class`.
         max_new_tokens: the maximum number of new tokens. A sample ends earlier at the end-of-text token, or at the last
             position of the model.
@@ -59,7 +60,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
 
     def __init__(
         self,
-        prompts: str | Sequence[Prompt] = ("",),
+        prompts: Prompt | Sequence[Prompt] = ("",),
         tokenizer: Any = None,
         max_new_tokens: int = 64,
         *,
@@ -75,7 +76,9 @@ class TextSampleCallback(TrainerCallback, ExportableState):
             raise ValueError(f"every_steps must be at least 1; got {every_steps!r}")
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1; got {max_new_tokens!r}")
-        self.prompts: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+        # The messages of one conversation are one prompt.
+        is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Mapping))
+        self.prompts: list[Prompt] = [prompts] if is_one else list(prompts)  # type: ignore[list-item, arg-type]
         self.tokenizer = tokenizer
         self.max_new_tokens = max_new_tokens
         self.every_steps = every_steps
