@@ -485,7 +485,10 @@ class UserLoss(BaseLossRule):
         # Both checks run in the first batches only: they call the loss again.
         self._check = DivisorCheck(loss_fn, divides=self.divides)
         self._needs_labels = takes_labels(loss_fn)
-        self._has_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        # The decoder of a classifier reads the input, and needs no labels.
+        self._has_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False)) and not str(
+            getattr(model, "loss_type", "")
+        ).endswith("Classification")
         self._pairs = PairCheck(is_elementwise=self.unit == "elements")
         self._device: torch.device | None = None
         self.weight = setting_of(loss_fn, "weight", None) if self.unit == "classes" else None

@@ -9,6 +9,7 @@ from transformers import BartConfig, LlamaConfig, T5Config
 
 from forgather.errors import ForgatherError
 from forgather.ml import Trainer, TrainingArguments
+from forgather.ml.classifiers import classifier_from_config
 from forgather.ml.data import PaddingCollator, row_texts, seq2seq_rows, tokenize_seq2seq
 from forgather.ml.data.tokenizer import train_bpe
 from forgather.ml.losses import loss_rule
@@ -103,6 +104,15 @@ def test_a_loss_of_logits_and_labels_is_refused(write, tokenizer, tmp_path):
     )
     with pytest.raises(ForgatherError, match="FG961"):
         trainer.train()
+
+
+def test_a_classifier_with_a_decoder_takes_a_loss_of_logits_and_labels():
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    sizes |= {"encoder_attention_heads": 1, "decoder_attention_heads": 1, "max_position_embeddings": 16}
+    model = classifier_from_config(BartConfig(**sizes, vocab_size=20), labels=["a", "b"]).eval()
+    batch = {"input_ids": torch.tensor([[0, 5, 2], [0, 6, 2]]), "labels": torch.tensor([0, 1])}
+    rule = loss_rule(model, nn.CrossEntropyLoss())
+    assert torch.allclose(model(**batch).loss, rule.total(model, batch) / rule.count(batch))
 
 
 @pytest.mark.parametrize(
