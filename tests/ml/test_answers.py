@@ -2,18 +2,27 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
-from transformers import EvalPrediction, Gemma3TextConfig, GPT2Config, LlamaConfig, Phi3Config, Qwen3Config
+from transformers import (
+    EvalPrediction,
+    Gemma3TextConfig,
+    GenerationConfig,
+    GPT2Config,
+    LlamaConfig,
+    Phi3Config,
+    Qwen3Config,
+)
 
 from forgather.errors import TrainingError
 from forgather.ml import Trainer, TrainingArguments
 from forgather.ml.data import CausalLMCollator, tokenize_chats, tokenize_examples
 from forgather.ml.data.answer_rows import answer_rows
 from forgather.ml.data.chat_template import stop_token_ids
-from forgather.ml.generation.batch import batch_answers
+from forgather.ml.generation.batch import batch_answers, looking_back
 from forgather.ml.generation.generator import CONTEXT, LENGTH, STOP, Generator, Sampling
 from forgather.ml.generation.prompt import chat_ids
 from forgather.ml.models import from_config
@@ -95,6 +104,23 @@ def test_a_saved_setting_that_looks_back_is_followed_as_for_a_row_alone():
 
     assert [generator.answer(prompt, Sampling(max_new_tokens=8)) for prompt in prompts] == found
     assert [alone(model, prompt, (), 8) for prompt in prompts] != [answer.ids for answer in found]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "is_used"),
+    [
+        ("min_new_tokens", 1, True),
+        ("no_repeat_ngram_size", 1, True),
+        ("forced_eos_token_id", 1, True),
+        ("forced_bos_token_id", 0, True),
+        ("repetition_penalty", 1.0, False),
+        ("guidance_scale", 1, False),
+        ("min_length", 0, False),
+    ],
+)
+def test_a_setting_looks_back_unless_it_has_no_effect(setting, value, is_used):
+    model = SimpleNamespace(generation_config=GenerationConfig(**{setting: value}))
+    assert ([setting] if is_used else []) == looking_back(model)
 
 
 @pytest.mark.parametrize(("template", "case"), thinned(CELLS, lambda name, case: case == "many turns"))

@@ -22,20 +22,21 @@ from forgather.ml.generation.generator import CONTEXT, LENGTH, STOP, Answer, Gen
 from forgather.ml.train_mode import sampling_mode
 
 _UNLIMITED = 2**31
-_LOOKING_BACK = (
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "min_length",
-    "min_new_tokens",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "exponential_decay_length_penalty",
-    "begin_suppress_tokens",
-    "sequence_bias",
-    "bad_words_ids",
-    "guidance_scale",
-    "watermarking_config",
-)
+_LOOKING_BACK: dict[str, float | None] = {
+    "repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "begin_suppress_tokens": None,
+    "sequence_bias": None,
+    "bad_words_ids": None,
+    "guidance_scale": 1,
+    "watermarking_config": None,
+}
+"""The value of each setting that has no effect, as None has none."""
 
 
 def batch_answers(
@@ -93,7 +94,7 @@ def looking_back(model: Any) -> list[str]:
         model: a model that continues texts.
     """
     settings = model.generation_config
-    return [name for name in _LOOKING_BACK if getattr(settings, name, None) not in (None, 0, 1)]
+    return [name for name, unused in _LOOKING_BACK.items() if getattr(settings, name, None) not in (None, unused)]
 
 
 def _has_batch_dependent_rotary(model: Any) -> bool:
