@@ -59,6 +59,17 @@ def imports(name):
     return found
 
 
+def loaded_with(name, found):
+    """Adds to `found` the names of all modules that importing a module imports: at the top, and of ours recursively."""
+    top = {node.lineno for node in modules()[name].tree.body if isinstance(node, ast.Import | ast.ImportFrom)}
+    for imported, line in imports(name):
+        if line in top and imported not in found:
+            found.add(imported)
+            if imported in modules():
+                loaded_with(imported, found)
+    return found
+
+
 def unlisted(source):
     return source.name not in {*CONFIGURATION_LAYERS, *TRAINING_LAYERS, *FACADES}
 
@@ -100,6 +111,12 @@ def by_another_door(source):
         if door and not (name == door or name.startswith(door + ".")):
             found.append(f"line {line}: {imported} is imported by {door} alone")
     return found
+
+
+def test_a_trainer_does_not_wait_for_the_import_of_datasets():
+    found = loaded_with("forgather.ml.trainer.trainer", set())
+    assert {"torch", "forgather.ml.trainer.data_loader", "forgather.ml.data.answer_rows"} <= found
+    assert set() == {name.split(".")[0] for name in found} & {"datasets", "pyarrow", "pandas", "peft"}
 
 
 def test_every_module_has_a_layer():

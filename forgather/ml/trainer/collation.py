@@ -23,7 +23,6 @@ from transformers.data.data_collator import (
 )
 
 from forgather.errors import TrainingError
-from forgather.ml.data.example_packing import holds_packed_examples
 from forgather.ml.data.padding import PaddingCollator
 from forgather.ml.documents import any_packed, warn_mixed, why_mixed
 from forgather.ml.losses import IGNORE_INDEX, is_causal_lm
@@ -120,6 +119,9 @@ def warn_mixed_rows(model: nn.Module, dataset: Any) -> None:
     """
     if (reason := why_mixed(model)) is None:
         return
+    # Here: it imports `datasets`, for which a run without rows of that kind does not wait.
+    from forgather.ml.data.example_packing import holds_packed_examples
+
     if holds_packed_examples(dataset):
         raise TrainingError(
             f"the rows hold several examples, and {type(model).__name__} does not keep them apart ({reason}): an "

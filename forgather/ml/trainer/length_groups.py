@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
-import pyarrow.compute as pc
 import torch
-from datasets import Dataset
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from forgather.errors import TrainingError
@@ -56,6 +54,10 @@ def row_lengths(dataset: Any) -> list[int]:
     Raises:
         TrainingError: FG946 if a row has no list of tokens in `input_ids`.
     """
+    # Here: a run that groups no rows, and has no rows of `datasets`, does not wait for these imports.
+    import pyarrow.compute as pc
+    from datasets import Dataset
+
     if isinstance(dataset, Dataset) and _IDS in dataset.column_names:
         tokens, found = dataset.select_columns([_IDS]).with_format("arrow"), []
         for batch in tokens.iter(batch_size=_READ_ROWS):
