@@ -105,7 +105,7 @@ def split_for_loraplus(
 
     Args:
         optimizer: the optimizer, which must not have done a step yet. Its parameter groups are replaced.
-        named: the trainable parameters with their names.
+        named: the trainable parameters with their names. The optimizer may have others, which get no gradients.
         ratio: the learning rate of B, as a multiple of that of A.
         embedding_lr: the learning rate of the adapters of embeddings.
 
@@ -116,7 +116,7 @@ def split_for_loraplus(
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         rates = {"A": group["lr"], "embedding": embedding_lr, "B": group["lr"] * ratio}
-        kinds = [(_loraplus_kind(names[id(parameter)], parameter), parameter) for parameter in group["params"]]
+        kinds = [(_loraplus_kind(names.get(id(one), ""), one), one) for one in group["params"]]
         for kind, rate in rates.items():
             members = [parameter for one, parameter in kinds if one == kind]
             groups += [{**group, "params": members, "lr": rate}] if members else []

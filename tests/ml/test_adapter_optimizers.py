@@ -71,6 +71,8 @@ def test_loraplus_works_with_the_optimizer_of_a_factory_and_not_with_several_opt
     args = settings(loraplus_lr_ratio=4, learning_rate=0.1)
     made = rates(make_optimizer(model, args, lambda params, lr: torch.optim.SGD(params, lr=lr)), model)
     assert {0.1, 0.4} == {rate for rate, _ in made.values()}
+    whole = make_optimizer(model, args, lambda model, lr: torch.optim.SGD(model.parameters(), lr=lr))
+    assert made.items() <= rates(whole, model).items()
     with pytest.raises(TrainingError, match="has optimizers inside") as caught:
         make_optimizer(model, args, MuonWithAdamW)
     assert "FG972" == caught.value.code
@@ -80,6 +82,8 @@ def test_loraplus_without_a_lora_is_refused(settings):
     with pytest.raises(SettingError, match="there is no adapter") as caught:
         Trainer(tiny_llama(), settings(loraplus_lr_ratio=4), train_dataset=[1])
     assert ("FG972", "args.loraplus_lr_ratio") == (caught.value.code, caught.value.argument)
+    # The config may put the model into peft's wrapper itself.
+    Trainer(lora(r=2).apply(tiny_llama(), seed=1), settings(loraplus_lr_ratio=4), train_dataset=[1])
 
 
 # -- bitsandbytes

@@ -144,8 +144,8 @@ class Trainer(WithOwnLoss):
         # Made in the constructor: the launcher's request is known only while the config is built.
         self._start = RunStart()
         adapter = as_adapter(adapter)
-        given = {"data_collator": data_collator, "optimizer_factory": optimizer_factory, "adapter": adapter}
-        refuse_combination(self.RULES, self.args, **given)
+        given = {"data_collator": data_collator, "optimizer_factory": optimizer_factory}
+        refuse_combination(self.RULES, self.args, **given, adapter=adapter, model=model)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.data_collator = data_collator or default_collate(processing_class)
         self.processing_class = processing_class
