@@ -21,6 +21,7 @@ from forgather.launch.saved_weights import SavedWeights, find_weights
 from forgather.project.path_display import near_path
 
 _OTHERS = ("data", "columns", "out", "generate", "max_new_tokens", "nproc")
+_OWN = ("lm_eval_command", "include_path", "apply_chat_template")
 
 
 def add_harness(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +38,16 @@ def add_harness(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--include-path", metavar="DIR", help="a folder with task files of your own")
     group.add_argument("--apply-chat-template", action="store_true", help="render prompts with the chat template")
+
+
+def refuse_harness_options(options: argparse.Namespace) -> None:
+    """Raises FG968 if an option of the harness is given to an evaluation of the run's own sets."""
+    if own := next((name for name in _OWN if getattr(options, name)), None):
+        raise ProjectError(
+            f"--{own.replace('_', '-')} is given without --lm-eval, and has no effect on the sets of the run",
+            code="FG968",
+            hint="name the tasks: --lm-eval arc_easy; or leave the option out",
+        )
 
 
 def evaluate_by_harness(invocation: Invocation) -> int:

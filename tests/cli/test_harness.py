@@ -64,6 +64,12 @@ def test_options_of_the_runs_own_sets_are_refused(option, capsys):
     assert f"[FG968]: {option[0]} and --lm-eval are both given" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", [["--apply-chat-template"], ["--include-path", "."], ["--lm-eval-command", "lm"]])
+def test_options_of_the_harness_without_tasks_are_refused(option, capsys):
+    assert 1 == main(["eval", "run", *option])
+    assert f"[FG968]: {option[0]} is given without --lm-eval" in capsys.readouterr().err
+
+
 def copying(folder):
     """Returns a command that writes the recorded result, and the words that it was given."""
     script = folder / "harness.py"

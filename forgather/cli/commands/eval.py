@@ -13,7 +13,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from forgather.cli.harness_output import add_harness, evaluate_by_harness
+from forgather.cli.harness_output import add_harness, evaluate_by_harness, refuse_harness_options
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
 from forgather.cli.output import plural, print_error, print_findings, print_note, write_json, write_text
@@ -126,6 +126,7 @@ def run(invocation: Invocation) -> int:
         return run_joined(partial(_evaluated, invocation))
     if options.lm_eval is not None:
         return evaluate_by_harness(invocation)
+    refuse_harness_options(options)
     weights = find_weights(options.folder, options.checkpoint)
     _refuse_unwritable(options.out)
     plan = plan_evaluation(weights, options.data, options.columns, _generation(options))
