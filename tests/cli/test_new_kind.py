@@ -28,6 +28,7 @@ SMALL = {
 QUICK = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
 T5 = {"model_config.d_model": 32, "model_config.num_layers": 1, "+trainer_args.use_cpu": "true"}
 QUICK_T5 = [word for name, value in T5.items() for word in ("--set", f"{name}={value}")]
+OF_KIND = dict.fromkeys(KINDS, QUICK) | {"seq2seq": QUICK_T5}
 WORDS = "zero one two three four five six seven eight nine ten".split()
 CHATS = {
     "messages": {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
@@ -80,7 +81,7 @@ def test_a_new_project_is_checked_shown_and_trained_as_it_stands(kind, here, out
 
     assert "default.yaml: ok" in out("-p", "mine", "check")
     out("-p", "mine", "data", "show", "--rows", "1", "--json")
-    assert 0 == main(["-p", "mine", "train", "--max-steps", "2", *(QUICK_T5 if kind == "seq2seq" else QUICK)])
+    assert 0 == main(["-p", "mine", "train", "--max-steps", "2", *OF_KIND[kind]])
 
     model = here / "mine/output_models/mine"
     assert (model / "config.json").is_file() and list(model.glob("checkpoint-*"))
@@ -273,7 +274,7 @@ def killed_after_a_checkpoint(folder, *words):
 @pytest.mark.parametrize(("kind",), thinned(KINDS, lambda kind: False))
 def test_a_killed_run_of_a_new_project_is_resumed_to_the_same_bits(kind, here, out):
     made(out, "--kind", kind)
-    often = ["--set", "trainer_args.save_strategy=steps", "--set", "+trainer_args.save_steps=2", *QUICK]
+    often = ["--set", "trainer_args.save_strategy=steps", "--set", "+trainer_args.save_steps=2", *OF_KIND[kind]]
     whole = fgcli("-p", "mine", "train", "--output-dir", "whole", *often, cwd=here)
     assert 0 == whole.returncode, whole.stderr
     killed_after_a_checkpoint(here, *often)

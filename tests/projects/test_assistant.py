@@ -21,6 +21,7 @@ from tests.ml.chat_cases import byte_pairs
 from tests.project.workbench import ROOT
 
 PROJECT = ROOT / "projects/assistant"
+QUESTIONS = runpy.run_path(str(PROJECT / "make_data.py"))["QUESTIONS"].values()
 
 
 class Anything(dict):
@@ -48,7 +49,8 @@ def signature_facts(text):
 
 def divided(message):
     """Returns the text before the question in a message, and the question."""
-    return re.fullmatch(r"(.*?) ?((?:How|Which|What|Class) [\w ]+\?)", message["content"], re.S).groups()
+    (question,) = (one for one in QUESTIONS if message["content"].endswith(one))
+    return message["content"].removesuffix(question).removesuffix(" "), question
 
 
 def texts(rows):
