@@ -21,6 +21,7 @@ from forgather.project.checks.trusted_calls import needs_of
 from forgather.project.guard import ProjectGuard
 from forgather.project.metadata_cache import load_meta
 from forgather.project.trust import Trust, add_trust, current_trust, parse_trust, store_trust, stored_trust, trust_file
+from forgather.project.untrusted import Needs
 from tests.forked import run_forked
 from tests.patience import patience
 from tests.project.workbench import ROOT, make_project
@@ -380,13 +381,18 @@ def shipped():
             yield pytest.param(meta.parent, config.stem, id=f"{meta.parent.name}-{config.stem}")
 
 
-@pytest.mark.parametrize(("folder", "config"), list(shipped()))
-def test_no_shipped_config_needs_trust(untrusted, folder, config):
-    project = Project(config, str(folder))
+# The examples of a module of the project's own; their READMEs say `fgcli trust`.
+WITH_CODE = {("module", "wine"), ("vision", "cnn")}
 
-    assert not needs_of(project)
+
+@pytest.mark.parametrize(("folder", "config"), list(shipped()))
+def test_no_shipped_config_needs_trust_but_those_with_code_of_their_own(untrusted, folder, config):
+    project = Project(config, str(folder))
+    own = (folder.name, config) in WITH_CODE
+
+    assert needs_of(project) == (Needs(folders=(str(folder),), packages=()) if own else Needs())
     codes = {found.code for found in check_project(project).findings}
-    assert set() == codes & {"FG339", "FG340", "FG341", "FG440"}
+    assert ({"FG440"} if own else set()) == codes & {"FG339", "FG340", "FG341", "FG440"}
 
 
 def test_short_names_are_let_in(project):

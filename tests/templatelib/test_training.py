@@ -61,7 +61,6 @@ CHATS = {
     "instructions.jsonl": {"instruction": "Add", "input": "1 and 1", "output": "2"},
 }
 NEEDS_A_NETWORK = {"datasets/hub.yaml"}
-# Templates for rows of answers, which tests/projects/test_preferences.py trains on.
 # Templates for rows with labels, which `test_a_classifier_trains` uses together.
 OF_CLASSIFICATION = {"datasets/labelled.yaml", "models/classifier.yaml", "models/pretrained_classifier.yaml"}
 # Templates for rows of other tasks, which tests/projects/test_tasks.py and tests/ml/test_seq2seq.py train on.
@@ -70,7 +69,13 @@ OF_TASKS = {
     *("models/bert.yaml", "models/seq2seq.yaml", "models/pretrained_seq2seq.yaml", "models/t5.yaml", "models/vit.yaml"),
 }
 LABELS = {"classification": ["a", "b"], "multi_label": [["a", "b"], []], "regression": [0.5, 1]}
-OF_PREFERENCES = {"datasets/preferences.yaml", "datasets/feedback.yaml", "collators/preferences.yaml"}
+# Templates for rows of answers, which tests/projects/test_preferences.py trains on, and for prompts of TRL's trainers.
+OF_PREFERENCES = {
+    "datasets/prompts.yaml",
+    "datasets/preferences.yaml",
+    "datasets/feedback.yaml",
+    "collators/preferences.yaml",
+}
 FRAGMENTS = {
     str(file.relative_to(LIBRARY)): found[1]
     for file in sorted(LIBRARY.rglob("*.yaml"))
