@@ -41,8 +41,11 @@ demo: $(BASE)
 DEMO_MODEL := projects/tiny_llama/output_models/tiny_llama/model.safetensors
 assistant: $(FINETUNE) $(DEMO_MODEL)
 	$(BIN)/python projects/assistant/make_data.py
-	$(BIN)/fgcli -p projects/assistant -t lora train
-	$(BIN)/fgcli -p projects/assistant -t full train
+	@mkdir -p build
+	@echo "All weights are trained beside the LoRA: build/assistant_full.log has what that run prints."
+	OMP_NUM_THREADS=1 $(BIN)/fgcli -p projects/assistant -t full train > build/assistant_full.log 2>&1 & \
+	OMP_NUM_THREADS=1 $(BIN)/fgcli -p projects/assistant -t lora train || exit 1; \
+	wait $$! || { tail build/assistant_full.log; exit 1; }
 	$(BIN)/python projects/assistant/compare.py
 	@echo "Talk to it:  $(BIN)/fgcli chat projects/assistant/output_models/lora"
 
