@@ -329,6 +329,14 @@ def test_rows_that_cannot_be_answered_are_left_out_and_counted(caplog):
     ] == caplog.messages
 
 
+def test_padding_belongs_to_no_prompt():
+    rows = [
+        {"input_ids": [0, 0, 5, 6, 7, 1], "attention_mask": [0, 0, 1, 1, 1, 1], "labels": [*[-100] * 4, 7, 1]},
+        {"input_ids": [5, 6, 0, 0], "attention_mask": [1, 1, 0, 0]},
+    ]
+    assert [(0, [5, 6], [7, 1]), (1, [5, 6], [])] == answer_rows(rows, [1])
+
+
 def test_prompt_and_completion_rows_are_answered():
     tokenizer = byte_pairs()
     texts = Dataset.from_dict({"prompt": ["again "], "completion": ["Hello"]})

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from itertools import compress
 from typing import Any, NamedTuple
 
 from forgather.ml.data.data_errors import DataError
@@ -81,11 +82,15 @@ def _answer_row(number: int, row: Any, stops: frozenset[int]) -> AnswerRow | str
     # A position that is not the number of its token begins another document.
     if any(int(position) != place for place, position in enumerate(row.get("position_ids", ()))):
         raise _unusable("the rows of the evaluation set hold several documents", "give rows that are not packed")
+    # What attention does not see, such as padding, belongs to no prompt.
+    mask = row.get("attention_mask")
+    seen = [1] * len(ids) if mask is None else [int(one) for one in mask]
     if row.get("labels") is None:
-        return AnswerRow(number, ids, [])
+        return AnswerRow(number, list(compress(ids, seen)), [])
     labels = [int(label) for label in row["labels"]] if hasattr(row["labels"], "__len__") else []
     if len(labels) != len(ids):
         raise _unusable("the rows of the evaluation set do not have one label for each token", _HINT)
+    ids, labels = list(compress(ids, seen)), list(compress(labels, seen))
     end = next((place for place in range(len(ids), 0, -1) if labels[place - 1] != _IGNORED), 0)
     begin = next((place for place in range(end, 0, -1) if labels[place - 1] == _IGNORED), 0)
     if not begin:
