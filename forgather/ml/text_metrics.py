@@ -74,7 +74,7 @@ class TextMetrics:
             mapping from names to numbers.
 
     Raises:
-        TrainingError: FG965 if a function has no parameters `predictions` and `references`.
+        TrainingError: FG965 if these are no list of functions, or if one lacks `predictions` or `references`.
 
     Example:
         >>> class Letters:
@@ -88,8 +88,14 @@ class TextMetrics:
 
     def __init__(self, tokenizer: Any, functions: Sequence[TextFunction] = (exact_match,)) -> None:
         self.tokenizer = tokenizer
+        if isinstance(functions, str) or not isinstance(functions, Sequence):
+            hint = "give a list, as [!partial:forgather.ml.text_metrics:exact_match []]"
+            raise _bad(f"functions is a {type(functions).__name__}", hint)
         self.functions = list(functions)
         for function in self.functions:
+            if not callable(function):
+                hint = "a function, as in !partial:metrics.py:overlap []"
+                raise _bad(f"one of the functions is {function!r:.60}, which cannot be called", hint)
             _refuse_other_parameters(function)
 
     def __call__(self, prediction: Any) -> dict[str, float]:

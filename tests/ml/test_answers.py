@@ -284,6 +284,13 @@ def test_a_function_that_computes_no_metric_is_refused(function, message):
     assert "FG965" == refused.value.code
 
 
+@pytest.mark.parametrize("functions", [None, exact_match, "exact_match", [exact_match, "rouge"]])
+def test_functions_that_are_none_are_refused(functions):
+    with pytest.raises(TrainingError, match="functions") as refused:
+        TextMetrics(byte_pairs(), functions)
+    assert "FG965" == refused.value.code
+
+
 def test_outputs_of_a_model_are_no_answers():
     with pytest.raises(TrainingError, match="are no token ids") as refused:
         TextMetrics(byte_pairs())(EvalPrediction(torch.zeros(2, 3, 4).numpy(), torch.ones(2, 3).numpy()))

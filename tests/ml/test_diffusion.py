@@ -170,6 +170,9 @@ def test_what_is_no_picture_is_named(tmp_path):
     (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:100])
     with pytest.raises(InstanceImageError, match="picture 2, .*b.png"):
         InstanceImages(tmp_path, resolution=8)[1]
+    Image.fromarray(np.full((64, 64), 1000, dtype=np.uint16)).save(tmp_path / "b.png")
+    with pytest.raises(InstanceImageError, match="picture 2, .*b.png.*more than 256 levels"):
+        InstanceImages(tmp_path, resolution=8)[1]
 
 
 def test_a_pipeline_that_cannot_be_loaded_is_named(tmp_path, monkeypatch):

@@ -181,6 +181,19 @@ def test_folders_and_arrays_that_cannot_be_used_are_refused(folder, tmp_path):
     ]:
         with pytest.raises(ForgatherError, match=told):
             image_arrays(*arguments)
-    for size, options in [(0, {}), (4, {"channels": 2}), (4, {"mean": [0.5]}), (4, {"std": 0.0})]:
+    for white in (0, float("nan"), float("inf")):
+        with pytest.raises(ForgatherError, match="FG878"):
+            image_arrays(gray, [0, 1], max_value=white)
+    for size, options in [
+        (0, {}),
+        ("8", {}),
+        (None, {}),
+        ((8,), {}),
+        (8.5, {}),
+        (4, {"std": float("nan")}),
+        (4, {"channels": 2}),
+        (4, {"mean": [0.5]}),
+        (4, {"std": 0.0}),
+    ]:
         with pytest.raises(ForgatherError, match="FG878"):
             image_processor(size, **options)

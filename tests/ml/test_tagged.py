@@ -72,6 +72,7 @@ def test_a_tokenizer_without_blanks_before_words_is_noted(write, tmp_path, caplo
         ({"tokens": [], "tags": []}, "FG877", "row 2 of .*its words are"),
         ({"tokens": ["a", ""], "tags": ["O", "O"]}, "FG877", "row 2 of .*its word is empty"),
         ({"tokens": ["a"], "tags": [None]}, "FG877", "row 2 of .*its label is None"),
+        ({"tokens": ["a"], "tags": ["\ud800"]}, "FG877", "row 2 of .*surrogate"),
         ({"tokens": ["a"], "tags": ["B-ORG"]}, "FG876", "row 2 of .*'B-ORG' is none of the 4 classes"),
         ({"words": ["a"], "tags": ["O"]}, "FG831", "row 2 of .*no column 'tokens'"),
     ],
@@ -92,3 +93,10 @@ def test_arguments_that_cannot_be_used_are_refused(write, tmp_path):
         tokenize_tagged(rows, tokenizer)
     with pytest.raises(ForgatherError, match="two different names"):
         tagged_rows(write(ROW), labels=["O"])
+    for labels, told in [
+        ([["O"], ["B-PER"]], "labels has \\['O'\\]"),
+        ([None, "O"], "has None"),
+        ([1, "1"], "two different"),
+    ]:
+        with pytest.raises(ForgatherError, match=told):
+            tagged_rows(write(ROW), labels=labels)

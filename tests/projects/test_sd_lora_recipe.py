@@ -90,6 +90,14 @@ def test_two_words_for_the_steps_between_checkpoints_must_agree(project):
     assert any(one.span and one.span.line == line for one in errors(findings(project)).values())
 
 
+def test_a_precision_that_nobody_knows_is_not_left_out(project):
+    file = project / "configs" / f"{RECIPE}.yaml"
+    text = file.read_text()
+    file.write_text(text.replace('mixed_precision: "fp16"', 'mixed_precision: "fp8"'))
+    assert text != file.read_text()
+    assert "has no setting 'mixed_precision'" in errors(findings(project))["FG810"].message
+
+
 def test_the_overlay_has_no_error_and_a_reason_for_each_line(project):
     assert LACKING == set(errors(findings(project, OVERLAY)))
     lines = (project / "templates" / "configs" / f"{OVERLAY}.yaml").read_text().split("\n")

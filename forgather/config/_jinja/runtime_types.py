@@ -47,6 +47,10 @@ class UndefinedValue(StrictUndefined):
         """Raises the error for an undefined value; otherwise a list would print an undefined item as "Undefined"."""
         return str(self)
 
+    def __fspath__(self) -> str:
+        """Raises the error for an undefined value, where a path is expected."""
+        return str(self)
+
     @property
     def _undefined_message(self) -> str:
         message = super()._undefined_message

@@ -312,7 +312,9 @@ def _translated(error: BaseException, frames: Frames, library: Library) -> Forga
         return BudgetError("'range' has more than 100,000 items", code="FG120", hint="use a smaller range")
     if isinstance(error, TemplateError):
         return _runtime(error.message or "")
-    made = RenderError(f"{_kind(error)}: {first_line(error)[:200]}", code="FG110", found=type(error).__name__)
+    # A text with origins is a text to whoever wrote the template.
+    reason = first_line(error)[:200].replace("'Traced'", "'str'")
+    made = RenderError(f"{_kind(error)}: {reason}", code="FG110", found=type(error).__name__)
     failing = (hint for pattern, hint in _FAILING if pattern.match(str(error)))
     made.hint = near_argument(str(error), frames) or next(failing, None)
     return made

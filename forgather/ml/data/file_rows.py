@@ -124,7 +124,7 @@ def text_of(row: FileRow, value: Any, what: str = "text") -> str:
             )
         return value
     found = f"its {what} is empty" if isinstance(value, str) else f"its {what} is {value!r:.40}"
-    raise row.refuse(found, f"give each row a {what}, or remove the row")
+    raise row.refuse(found, f"give each row its {what}, or remove the row")
 
 
 def label_of(row: FileRow, value: Any, hint: str) -> Any:
@@ -139,6 +139,8 @@ def label_of(row: FileRow, value: Any, hint: str) -> Any:
         DataError: FG877 if it is neither.
     """
     if isinstance(value, str | int) and not (isinstance(value, str) and not value.strip()):
+        if isinstance(value, str) and not is_utf8(value):
+            raise row.refuse("its label has half of a surrogate pair, which is not a character", "correct the label")
         # JSON's true is a class like any other; as a number it would be the class 1.
         return str(value).lower() if isinstance(value, bool) else value
     if isinstance(value, str):
@@ -150,7 +152,9 @@ def check_labels(labels: Any) -> None:
     """Raises FG878 if `labels` is neither None nor a list of two or more different names."""
     if labels is not None and (isinstance(labels, str) or not isinstance(labels, Sequence)):
         raise unusable(f"labels is {labels!r:.80}", "give a list with the names of the classes").about("labels")
-    if labels is not None and len(set(labels)) < max(len(labels), 2):
+    if wrong := [one for one in labels or () if not isinstance(one, str | int) or not str(one).strip()]:
+        raise unusable(f"labels has {wrong[0]!r:.40}", "a name is a text or a whole number").about("labels")
+    if labels is not None and len({str(one) for one in labels}) < max(len(labels), 2):
         why = "two different names or more are needed"
         raise unusable(f"labels is {list(labels)!r:.80}: {why}", "leave it out, or name each class once").about(
             "labels"

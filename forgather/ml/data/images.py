@@ -114,7 +114,7 @@ def image_arrays(images: Any, labels: Any, *, max_value: float = 255, names: Seq
     if numbers.shape != pixels.shape[:1] or numbers.dtype.kind not in "iu":
         found = f"labels has the shape {numbers.shape} of {numbers.dtype}"
         raise unusable(found, f"give {len(pixels)} whole numbers, one for each image")
-    if not np.isfinite(pixels).all() or pixels.min() < 0 or pixels.max() > max_value:
+    if not 0 < max_value < np.inf or not np.isfinite(pixels).all() or pixels.min() < 0 or pixels.max() > max_value:
         found = f"images has values from {pixels.min():g} to {pixels.max():g}, and max_value is {max_value:g}"
         raise unusable(found, "give max_value the value of a white pixel, and 0 for black")
     classes = [str(name) for name in names] if names is not None else [str(one) for one in range(numbers.max() + 1)]
@@ -150,13 +150,15 @@ def image_processor(
     """
     from transformers import ViTImageProcessorPil
 
-    height, width = (size, size) if isinstance(size, int) else size
-    if channels not in (1, 3) or height < 1 or width < 1:
+    sides = [size, size] if isinstance(size, int) else list(size) if isinstance(size, Sequence) else []
+    is_size = len(sides) == 2 and all(type(one) is int and one > 0 for one in sides)
+    if type(channels) is not int or channels not in (1, 3) or not is_size:
         raise unusable(
             f"size is {size!r} and channels is {channels!r}", "give a size from 1, and 1 or 3 channels"
         ).about("size")
+    height, width = sides
     means, stds = ([one] * channels if isinstance(one, int | float) else list(one) for one in (mean, std))
-    if len(means) != channels or len(stds) != channels or min(stds) <= 0:
+    if len(means) != channels or len(stds) != channels or not all(0 < one < np.inf for one in stds):
         found = f"mean is {mean!r} and std is {std!r}, for {channels} channels"
         raise unusable(found, "give one number, or one for each channel; std is above 0").about("mean")
     return ViTImageProcessorPil(size={"height": height, "width": width}, image_mean=means, image_std=stds)

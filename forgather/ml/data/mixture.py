@@ -58,12 +58,13 @@ def mix(
     if stopping_strategy not in STOPPING:
         hint = nearest(str(stopping_strategy), STOPPING) or f"one of {', '.join(STOPPING)}"
         raise _refused(f"stopping_strategy is {stopping_strategy!r}", hint, "stopping_strategy")
-    for name, rows in datasets.items():
-        if isinstance(rows, DatasetDict) and "train" not in rows:
-            hint = "give one of its parts, as !call:getitem [*dataset, validation]"
-            raise _refused(f"{name} is divided into {', '.join(rows)}, and has no part train", hint, "datasets")
-    train = {name: rows["train"] if isinstance(rows, DatasetDict) else rows for name, rows in datasets.items()}
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        # None would give each process an order of its own.
+        raise _refused(f"seed is {seed!r}", "a whole number from 0", "seed")
+    train = _train_parts(datasets)
     _check_rows(train)
+    held = {f"eval of {name}": rows["eval"] for name, rows in datasets.items() if "eval" in _parts(rows)}
+    _check_columns(held)
     shares = _shares(train, weights)
     limits = _limits(train, max_samples)
     sizes = {name: min(len(rows), limits.get(name, len(rows))) for name, rows in train.items()}
@@ -76,8 +77,7 @@ def mix(
     )
     # A warning, as other facts that the beginning of a run shows.
     logger.warning("mixture of %s: %s", plural(every, "row"), ", ".join(listed))
-    held = [rows["eval"] for rows in datasets.values() if isinstance(rows, DatasetDict) and "eval" in rows]
-    return DatasetDict({"train": mixed, "eval": concatenate_datasets(held)}) if held else mixed
+    return DatasetDict({"train": mixed, "eval": concatenate_datasets(list(held.values()))}) if held else mixed
 
 
 def _joined(train: Mapping[str, Dataset], sizes: Mapping[str, int], counts: Mapping[str, int], seed: int) -> Dataset:
@@ -97,30 +97,55 @@ def _joined(train: Mapping[str, Dataset], sizes: Mapping[str, int], counts: Mapp
     return Dataset(mixed.data, info=mixed.info, indices_table=mixed._indices, fingerprint=key)
 
 
+def _parts(rows: Dataset | DatasetDict) -> Mapping[str, Dataset]:
+    return rows if isinstance(rows, DatasetDict) else {"train": rows}
+
+
+def _train_parts(datasets: Any) -> dict[str, Dataset]:
+    if not isinstance(datasets, Mapping):
+        found = f"datasets is a {type(datasets).__name__}"
+        raise _refused(found, "a mapping of names to data sets, as {news: *news}", "datasets")
+    for name, rows in datasets.items():
+        if not isinstance(rows, Dataset | DatasetDict):
+            hint = "read it first, as in !call:forgather.ml.data:chats [general.jsonl]"
+            raise _refused(f"{name} is a {type(rows).__name__}, which is no data set of rows", hint, "datasets")
+        if "train" not in _parts(rows):
+            found = f"{name} is divided into {', '.join(rows) or 'no parts'}, and has no part train"
+            raise _refused(found, "give one of its parts, as !call:getitem [*rows, test]", "datasets")
+    return {name: _parts(rows)["train"] for name, rows in datasets.items()}
+
+
 def _check_rows(train: Mapping[str, Dataset]) -> None:
     if not train:
         raise _refused("there are no data sets", "name at least one", "datasets")
-    (first, rows), *others = train.items()
+    _check_columns(train)
+    if empty := [name for name, rows in train.items() if not len(rows)]:
+        raise _refused(f"{empty[0]} has no rows", "leave it out", "datasets")
+
+
+def _check_columns(parts: Mapping[str, Dataset]) -> None:
+    if not parts:
+        return
+    (first, rows), *others = parts.items()
     for name, other in others:
         if other.features != rows.features:
             told = [f"{one} has {', '.join(sorted(part.column_names))}" for one, part in ((first, rows), (name, other))]
             hint = "read them with the same function, such as forgather.ml.data:chats"
             raise _refused(f"the data sets differ in their columns: {'; '.join(told)}", hint, "datasets")
-    if empty := [name for name, rows in train.items() if not len(rows)]:
-        raise _refused(f"{empty[0]} has no rows", "leave it out", "datasets")
 
 
 def _shares(train: Mapping[str, Dataset], weights: Mapping[str, float] | None) -> dict[str, float] | None:
     if weights is None:
         return None
+    if not isinstance(weights, Mapping):
+        raise _refused(f"weights is {weights!r:.60}", "a mapping of the names to numbers, as {news: 0.8}", "weights")
     _check_names(train, weights, "weights")
     if missing := [name for name in train if name not in weights]:
         raise _refused(f"{missing[0]} has no weight", "give each data set a weight", "weights")
     for name, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-            raise _refused(
-                f"the weight of {name} is {weight!r}", "a number above 0; leave out what has none", "weights"
-            )
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 1e-9 <= weight <= 1e9:
+            hint = "a number from 1e-9 to 1e9; leave out what has none"
+            raise _refused(f"the weight of {name} is {weight!r:.60}", hint, "weights")
     total = math.fsum(weights.values())
     return {name: weights[name] / total for name in train}
 
