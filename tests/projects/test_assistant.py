@@ -122,6 +122,7 @@ def test_the_three_models_are_graded(folder, capsys):
     for config in ("lora", "full"):
         changes = ["trainer_args.num_train_epochs=40", "trainer_args.eval_strategy=no", "trainer_args.save_strategy=no"]
         changes += ["trainer_args.learning_rate=2e-2", "+trainer_args.use_cpu=true"]
+        changes += ["trainer_args.per_device_train_batch_size=8"]
         assert 0 == main(["-p", str(folder), "-t", config, "train", *(w for c in changes for w in ("--set", c))])
 
     facts = json.loads(compared(folder, capsys, "--json"))
@@ -159,7 +160,7 @@ def test_the_reach_of_the_demo(steps, tmp_path, capsys, record_property):
     facts = json.loads(compared(folder, capsys, "--json"))
 
     # What projects/assistant/README.md says of the three models.
-    for model, tasks in (("base", 0), ("lora", 1), ("full", 2)):
+    for model, tasks in (("base", 0), ("lora", 2), ("full", 2)):
         found = facts["models"][model]
         assert found["stopped"] >= 0.95 or model == "base"
         assert tasks <= sum(share >= facts["majority"][task] + 0.15 for task, share in found["right"].items())
