@@ -30,6 +30,7 @@ def add_harness(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--lm-eval",
         metavar="TASKS",
+        type=_tasks,
         help="evaluate the exported model (an adapter: merged) on tasks of the harness, separated by commas; --limit N "
         "takes the first N rows of each",
     )
@@ -48,6 +49,13 @@ def refuse_harness_options(options: argparse.Namespace) -> None:
             code="FG968",
             hint="name the tasks: --lm-eval arc_easy; or leave the option out",
         )
+
+
+def _tasks(text: str) -> str:
+    """Returns the names of tasks as they are given; an empty name, as from an unset shell variable, is an error."""
+    if all(name.strip() for name in text.split(",")):
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} does not name tasks, as in arc_easy,hellaswag")
 
 
 def evaluate_by_harness(invocation: Invocation) -> int:

@@ -70,6 +70,21 @@ def test_options_of_the_harness_without_tasks_are_refused(option, capsys):
     assert f"[FG968]: {option[0]} is given without --lm-eval" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--lm-eval", ""], "does not name tasks"),
+        (["--lm-eval", "arc_easy,"], "does not name tasks"),
+        (["--columns", "text=a,text=b"], "names a column for 'text' twice"),
+        (["--columns", " =a"], "is not NAME=COLUMN"),
+    ],
+)
+def test_words_that_name_nothing_or_one_thing_twice_are_refused(words, told, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", "run", *words])
+    assert 2 == ended.value.code and told in capsys.readouterr().err
+
+
 def copying(folder):
     """Returns a command that writes the recorded result, and the words that it was given."""
     script = folder / "harness.py"

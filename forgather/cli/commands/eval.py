@@ -102,7 +102,10 @@ def _name(text: str) -> str:
 def _columns(text: str) -> dict[str, str]:
     """Converts `text=review,label=stars` to a mapping, as an argparse type."""
     pairs = [pair.partition("=") for pair in text.split(",")]
-    if all(name and column for name, _, column in pairs):
+    names = [name.strip() for name, _, _ in pairs]
+    if twice := next((name for name in names if name and names.count(name) > 1), None):
+        raise argparse.ArgumentTypeError(f"{text!r} names a column for {twice!r} twice")
+    if all(name and column for name, (_, _, column) in zip(names, pairs, strict=True)):
         return {name.strip(): column for name, _, column in pairs}
     raise argparse.ArgumentTypeError(f"{text!r} is not NAME=COLUMN, as in text=review,label=stars")
 
