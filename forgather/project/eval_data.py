@@ -62,6 +62,8 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
 }
 """The arguments that name columns, of readers and of functions that prepare several columns."""
 _OTHERS_KEPT = ("text_column",)
+_USUAL = {"before_input": "\n\n", "text_column": "text"}
+"""What some of these arguments are if they are not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +214,31 @@ def _prepared(node: Node | None, path: GraphPath) -> tuple[str, Node, GraphPath]
 
 
 def _call_of_reader(rows: Node) -> Call | None:
+    """Returns the call that reads the rows; None without one. Raises FG487 if several read differently."""
+    if isinstance(rows, Call) and rows.constructor == "getitem" and len(rows.args) == 2:
+        # Training and evaluation may be read differently: only the part that is taken counts.
+        parts, key = rows.args
+        if isinstance(parts, Mapped) and isinstance(key, Scalar):
+            rows = next((entry.value for entry in parts.entries if entry.key == key.value), rows)
     names = {f"{_DATA}{name}" for name in _READ}
-    return next((node for _, node in walk([((), rows)]) if isinstance(node, Call) and node.constructor in names), None)
+    readers = [node for _, node in walk([((), rows)]) if isinstance(node, Call) and node.constructor in names]
+    if other := next((node for node in readers[1:] if _reading(node) != _reading(readers[0])), None):
+        raise ProjectError(
+            "the evaluation set of the run joins data sets that are read differently, and the file could be like any",
+            code="FG487",
+            span=other.span,
+            hint="evaluate the run's own rows: leave --data out",
+        )
+    return readers[0] if readers else None
+
+
+def _reading(reader: Call) -> object:
+    """Returns how a reader makes rows of a file: two that are equal make the same rows."""
+    own = reader.constructor.removeprefix(_DATA)
+    options = {key: value for key, value in _options(reader).items() if key in _KEPT.get(own, _OTHERS_KEPT)}
+    named = {key: value for key, value in options.items() if value is not None and _USUAL.get(key) != value}
+    named.pop("bad_rows", None)
+    return own if own in _READ_THEMSELVES else "", named
 
 
 def _options(call: Call | None) -> Mapping[str, object]:

@@ -224,6 +224,37 @@ class changed:  # noqa: N801 - a context manager that reads as one
         self.file.write_bytes(self.before)
 
 
+def test_a_file_is_read_as_the_evaluation_set_and_not_as_another_one(tmp_path):
+    chats = "!call:forgather.ml.data:chats"
+    bodies = {
+        "apart": f"""
+[dataset]
+    train: {chats} {{paths: a.jsonl, system: Train}}
+    eval: {chats} {{paths: b.jsonl, system: Eval}}
+""",
+        "alike": f"""
+[raw_dataset]
+    -- include 'datasets/mixture.yaml'
+    datasets:
+        a: {chats} {{paths: a.jsonl, bad_rows: drop, system: Both}}
+        b: {chats} {{paths: b.jsonl, before_input: "\\n\\n", system: Both}}
+""",
+    }
+    bodies["unlike"] = bodies["alike"].replace("drop, system: Both", "drop")
+    texts = {f"templates/configs/{name}.yaml": f"-- extends 'tasks/chat.yaml'\n{body}" for name, body in bodies.items()}
+    folder = make_project(tmp_path / "sets", texts)
+    file = folder / "new.jsonl"
+    file.write_text("{}\n")
+
+    def rows(name):
+        return rows_of_file(Project(name, str(folder)).graph, str(file), None).overrides[0][1]
+
+    assert '"system": "Eval"' in rows("apart") and '"system": "Both"' in rows("alike")
+    with pytest.raises(ProjectError, match="joins data sets that are read differently") as error:
+        rows("unlike")
+    assert "FG487" == error.value.code
+
+
 @pytest.mark.parametrize(
     ("name", "columns", "expected"),
     [
