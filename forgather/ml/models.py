@@ -209,7 +209,8 @@ def _trained_model(
         raise _not_loaded(name, reason) from error
     except (ImportError, ValueError, RuntimeError, NotImplementedError) as error:
         if "Unrecognized configuration class" in str(error):
-            raise _not_loaded(name, f"it is not {_KINDS[kind][0]}") from None
+            hint = f"name the folder of a model with another configuration, {_KINDS[kind][1]}"
+            raise _not_loaded(name, f"it is not {_KINDS[kind][0]}", hint) from None
         if quantization_config is None:
             raise
         raise _not_quantized(quantization_config, first_line(error)) from error
@@ -291,8 +292,9 @@ def upcast_floats(model: PreTrainedModel) -> None:
             parameter.data = parameter.data.to(torch.float32)
 
 
-def _not_loaded(name: str, reason: str) -> ModelSourceError:
-    found: ModelSourceError = ModelSourceError(f"model {name!r} could not be loaded: {reason}", hint=lookup_hint(name))
+def _not_loaded(name: str, reason: str, hint: str | None = None) -> ModelSourceError:
+    hint = hint or lookup_hint(name)
+    found: ModelSourceError = ModelSourceError(f"model {name!r} could not be loaded: {reason}", hint=hint)
     found.argument = "pretrained_model_name_or_path"
     return found
 

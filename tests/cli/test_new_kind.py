@@ -112,6 +112,14 @@ def test_words_with_tags_and_sources_with_targets_are_recognised(kind, row, foun
     assert f"--kind {kind} makes a project for them" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("kind", "row", "column"), [("seq2seq", {"input": "a", "target": "b"}, "source"),
+                                                     ("tag", {"words": ["a"], "tags": ["O"]}, "tokens")])  # fmt: skip
+def test_a_missing_column_is_to_be_renamed_as_there_is_no_config_yet(kind, row, column, here, capsys):
+    assert 1 == main(["new", "project", "other", "--kind", kind, "--data", rows_file(here, [row])])
+    error = capsys.readouterr().err
+    assert f"rename a column to {column!r}; there are: {', '.join(row)}" in error and "_column" not in error
+
+
 @pytest.mark.parametrize("form", CHATS)
 def test_the_form_of_conversations_is_recognised(form, here, out):
     file = rows_file(here, [CHATS[form]] * 12)

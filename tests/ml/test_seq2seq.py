@@ -84,8 +84,9 @@ def test_a_saved_model_is_loaded_again_and_a_model_of_another_kind_is_refused(to
     )
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
     from_config(LlamaConfig(**sizes, vocab_size=8)).save_pretrained(tmp_path / "llama")
-    with pytest.raises(ModelSourceError, match="it is not an encoder-decoder language model"):
+    with pytest.raises(ModelSourceError, match="it is not an encoder-decoder language model") as refused:
         seq2seq_from_pretrained(tmp_path / "llama")
+    assert "as in T5Config" in refused.value.hint  # nothing is wrong with the files
     with pytest.raises(ForgatherError, match="LlamaConfig is not the configuration of an encoder-decoder"):
         seq2seq_from_config(LlamaConfig(**sizes))
 

@@ -75,7 +75,7 @@ def first_look(kind: str, file: str | None, model: str | None = None) -> FirstLo
         found = FirstLook("", facts={"is_chat": True} if kind == "preferences" else {})
     elif os.path.isfile(file):
         _refuse_another_kind(kind, file)
-        found = _LOOKS[kind](file)
+        found = _look(kind, file)
     else:
         hint = "name a file; a config may also name a folder or a glob as paths"
         raise DataFileError(f"there is no data file {file!r}", code="FG830", hint=hint)
@@ -146,6 +146,16 @@ def _seq2seq(file: str) -> FirstLook:
 
 
 _LOOKS = {"chat": _chats, "classify": _labelled, "preferences": _pairs, "tag": _tagged, "seq2seq": _seq2seq}
+
+
+def _look(kind: str, file: str) -> FirstLook:
+    try:
+        return _LOOKS[kind](file)
+    except DataError as error:
+        if error.code == "FG831":
+            # There is no config yet in which an argument could name another column.
+            error.hint = f"rename a column to {error.found!r}; there are: {', '.join(error.expected)}"
+        raise
 
 
 def _refuse_another_kind(kind: str, file: str) -> None:
