@@ -52,7 +52,7 @@ def run(invocation: Invocation) -> int:
         files = new_project(options.name, starter)
         _trust(options.name)
         next_step = f"cd {shlex.quote(options.name)} && fgcli {'data show' if starter else 'train'}"
-        steps = ("fgcli check", "fgcli train", "fgcli train --resume") if starter else ()
+        steps = ("fgcli check", "fgcli train", "fgcli train --resume  # after a crash") if starter else ()
     else:
         meta = load_meta(find_project(invocation.project_dir))
         files = [new_config(meta, options.name, options.extends or DEFAULT_PARENT)]
