@@ -225,11 +225,11 @@ def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
     Raises:
         DataFileError: FG830 if an entry matches no file.
     """
-    entries = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if not entries:
-        raise DataFileError("the list of data files is empty", code="FG830", hint="name at least one file").about(
-            "paths"
-        )
+    entries = list(paths) if isinstance(paths, Sequence) and not isinstance(paths, str) else [paths]
+    # An empty text, as of an unset variable, would be the working folder.
+    if not entries or not all(isinstance(one, str | os.PathLike) and str(one).strip() for one in entries):
+        found = f"paths is {paths!r:.80}, which names no data file"
+        raise DataFileError(found, code="FG830", hint="name at least one file").about("paths")
     # A file that two entries match would otherwise be read twice.
     return list(dict.fromkeys(file for entry in entries for file in _expand(Path(entry).expanduser(), suffixes)))
 
