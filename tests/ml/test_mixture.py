@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from datasets import Dataset, DatasetDict
 
-from forgather.ml.data import DataError, chats, mix, split
+from forgather.ml.data import DataError, as_chats, chats, mix, split
 from forgather.project.project import Project
 from tests.matrix import thinned
 from tests.project.workbench import make_project
@@ -93,6 +93,16 @@ def test_a_repeated_row_is_in_one_part_of_a_split(caplog):
     # The negative control: a split by places has copies on both sides.
     plain = mixed.train_test_split(0.1, seed=42)
     assert {*plain["train"]["text"]} & {*plain["test"]["text"]}
+
+
+def test_conversations_of_repeated_rows_are_refused():
+    rows = {
+        name: Dataset.from_dict({"question": [f"{name} {n}?" for n in range(6)], "answer": ["2"] * 6}) for name in "ab"
+    }
+    assert 12 == len(as_chats(mix(rows)))
+    with pytest.raises(DataError, match="repeats rows") as caught:
+        as_chats(mix(rows, weights={"a": 1, "b": 3}, stopping_strategy="all_exhausted"))
+    assert "FG945" == caught.value.code
 
 
 def test_parts_for_evaluation_are_joined_and_kept(tmp_path):

@@ -22,6 +22,7 @@ from forgather.ml.data.chat_rows import FORMS, BadRow, check_order, form_of, mes
 from forgather.ml.data.data_errors import DataError
 from forgather.ml.data.json_rows import is_utf8, json_rows
 from forgather.ml.data.sources import Paths, find_files
+from forgather.ml.data.train_eval_split import repeated_places
 from forgather.ml.number_format import plural
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,8 @@ def as_chats(
         A data set with the columns `conversation` (JSON text) and `source` (the number of the row).
 
     Raises:
-        DataError: FG890, FG891, FG892 or FG832, as `chats` does.
+        DataError: FG890, FG891, FG892 or FG832, as `chats` does; FG945 if the rows are those of a mixture that repeats
+            some: `split` could not tell copies of the conversations from other rows.
 
     Example:
         >>> import json
@@ -109,6 +111,12 @@ def as_chats(
         >>> json.loads(as_chats(rows)[0]["conversation"])["messages"]
         [{'role': 'user', 'content': '1 + 1?'}, {'role': 'assistant', 'content': '2'}]
     """
+    if repeated_places(dataset) is not None:
+        raise DataError(
+            "the data set repeats rows, as mixtures do: copies of a conversation could be in both parts of a split",
+            code="FG945",
+            hint="make conversations of each data set first, and mix those: mix {a: as_chats(...), b: as_chats(...)}",
+        ).about("dataset")
     # Arrow fills missing fields of lists of mappings with None, which the rows of the source did not have.
     rows = (("", f"row {number}", _without_none(row)) for number, row in enumerate(dataset, 1))
     return _collected(rows, form, system, before_input, bad_rows, "the data set")

@@ -19,6 +19,7 @@ def split(dataset: Dataset | DatasetDict, eval_fraction: float = 0.05, seed: int
     Args:
         dataset: the data set to split. One that is divided into "train" and "eval" already is returned itself. If rows
             are repeated, as `mix` may do, all copies of a row are in one part, and the evaluation part has one of each.
+            Copies are known as long as no other function, such as `map`, has made new rows of them.
         eval_fraction: the fraction of the rows for evaluation, between 0 and 1. Each part gets at least one row.
         seed: the seed of the random split. Equal seeds give equal parts.
 
@@ -43,12 +44,19 @@ def split(dataset: Dataset | DatasetDict, eval_fraction: float = 0.05, seed: int
         )
     if len(dataset) < 2:
         raise _too_few(len(dataset))
-    places = None if dataset._indices is None else np.asarray(dataset._indices.column(0))
-    if places is not None and len(np.unique(places)) < len(places):
+    places = repeated_places(dataset)
+    if places is not None:
         return _split_repeated(dataset, places, eval_fraction, seed)
     num_eval = _num_eval(len(dataset), eval_fraction)
     parts = dataset.train_test_split(test_size=num_eval, seed=seed)
     return _reported(DatasetDict({"train": parts["train"], "eval": parts["test"]}))
+
+
+def repeated_places(dataset: Dataset) -> np.ndarray | None:
+    """Returns the place in the table of each row, or None if no row of the table is repeated."""
+    indices = getattr(dataset, "_indices", None)
+    places = None if indices is None else np.asarray(indices.column(0))
+    return places if places is not None and len(np.unique(places)) < len(places) else None
 
 
 def _num_eval(num_rows: int, eval_fraction: float) -> int:
