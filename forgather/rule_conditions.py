@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import operator
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -147,11 +148,13 @@ def misfit(value: Any, rule: Mapping[str, Any]) -> str | None:
     Args:
         value: the value of the setting.
         rule: the constraint, a mapping. Its key `type` is "text", "flag", "whole", "number", "steps", "mapping",
-            "word", "texts", "list" or "any", or a list of these words. The keys `minimum`, `maximum` and `below` limit
-            a number. `choices` lists the accepted words (also for "texts"), and `also` lists further accepted values.
-            `keys` are the settings of a mapping; `open` allows further keys, and `instead` gives hints for some keys.
-            `optional` accepts None. `expected` replaces the generated description. `severity`, which this function does
-            not read, is a warning if another release of a library may accept more words.
+            "word", "texts", "list" or "any", or a list of these words. The keys `minimum`, `above`, `maximum` and
+            `below` limit a number, which is always finite. `choices` lists the accepted words (also for "texts"), and
+            `also` lists further accepted values. `optional` accepts None. `expected` replaces the generated
+            description. This function does not read the other keys: `keys` are the settings of a mapping, of which
+            `open` allows further ones, and `instead` gives hints for some; `each` is the constraint of the items of a
+            list or mapping; `code` is the error code; `severity` is a warning if another release of a library may
+            accept more words.
 
     Example:
         >>> misfit(0, {"type": "whole", "minimum": 1})
@@ -188,24 +191,25 @@ def _listed(value: Any, further: Collection[Any]) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    # `value == value` is False for NaN only.
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    # NaN is not below any limit, and a whole number may have more digits than a float can have.
+    is_finite = isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    return is_finite and not isinstance(value, bool)
 
 
 def _in_range(value: Any, rule: Mapping[str, Any]) -> bool:
     lowest, highest = rule.get("minimum", value), rule.get("maximum", value)
-    return bool(lowest <= value <= highest) and not ("below" in rule and value >= rule["below"])
+    is_inside = "above" not in rule or value > rule["above"]
+    return bool(is_inside and lowest <= value <= highest) and not ("below" in rule and value >= rule["below"])
 
 
 def _is_steps(value: Any) -> bool:
     # transformers reads a number below 1 as a fraction of all steps.
-    return _is_number(value) and value > 0 and (value < 1 or (value != float("inf") and value == int(value)))
+    return _is_number(value) and value > 0 and (value < 1 or value == int(value))
 
 
 def _number_expected(rule: Mapping[str, Any]) -> str:
-    words = [f"a number from {rule['minimum']:g}"] if "minimum" in rule else ["a number"]
-    words += [f"{word} {rule[key]:g}" for key, word in (("maximum", "to"), ("below", "below")) if key in rule]
-    return " ".join(words)
+    limits = (("minimum", "from"), ("above", "above"), ("maximum", "to"), ("below", "below"))
+    return " ".join(["a number", *(f"{word} {rule[key]:.10g}" for key, word in limits if key in rule)])
 
 
 _FITS: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {

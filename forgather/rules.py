@@ -9,6 +9,7 @@ breaks no rule.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -323,17 +324,11 @@ def _wrong_value(name: str, value: Any, expected: str, rule: Mapping[str, Any]) 
             hint = f"{close} {hint}"
         elif "number" in expected:
             hint += "; a number in quotes is a text"
-    found = repr(value)
-    message = f"{name.rpartition('.')[2]} is {found[:80]}"
-    return Violation(
-        code="FG813",
-        message=message,
-        argument=name,
-        hint=hint,
-        severity=Severity(rule.get("severity", "error")),
-        expected=expected,
-        found=value,
-    )
+    elif isinstance(value, float) and not math.isfinite(value):
+        hint += "; infinity and NaN are no numbers to compute with"
+    message = f"{name.rpartition('.')[2]} is {repr(value)[:80]}"
+    code, severity = rule.get("code", "FG813"), Severity(rule.get("severity", "error"))
+    return Violation(code, message, name, hint=hint, severity=severity, expected=expected, found=value)
 
 
 # values
@@ -345,6 +340,12 @@ def _values(name: str, value: Any, rule: Mapping[str, Any], rules: Rules | None 
     expected = misfit(value, rule)
     if expected is not None:
         yield _wrong_value(name, value, expected, rule)
+    elif "each" in rule and isinstance(value, Mapping | list | tuple):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, inner in items:
+            for violation in _values(f"{name}.{key}", inner, rule["each"], rules):
+                # The name of an item says nothing without that of the setting.
+                yield violation._replace(message=f"{name.rpartition('.')[2]}.{violation.message}")
     elif isinstance(value, Mapping) and "keys" in rule:
         for key, inner in value.items():
             known = str(key).removeprefix(rule.get("prefix", ""))

@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from forgather.errors import first_line, nearest
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.model_class import note_new_weights
@@ -94,6 +95,7 @@ def classifier_from_config(
         ModelConfigError: FG842 if the configuration has no model for the task; FG879 if task and labels do not fit
             together.
     """
+    refuse_wrong_values("classifiers:classifier_from_config", locals())
     if not isinstance(config, PretrainedConfig):
         raise ModelConfigError(
             f"a model configuration was expected, found {type(config).__name__}",
@@ -150,6 +152,7 @@ def classifier_from_pretrained(
         ModelSourceError: FG840 if the model cannot be loaded.
         ModelConfigError: FG879 if task and labels do not fit together.
     """
+    refuse_wrong_values("classifiers:classifier_from_pretrained", locals())
     folder = Path(pretrained_model_name_or_path).expanduser()
     name = str(pretrained_model_name_or_path)
     if wrong := folder_problem(name):

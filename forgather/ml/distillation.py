@@ -19,12 +19,12 @@ from torch.nn import functional as F
 from transformers import AutoConfig
 
 from forgather.errors import TrainingError, first_line
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.hub import lookup_hint
 from forgather.ml.log import get_logger
 from forgather.ml.losses import IGNORE_INDEX, CausalTokenLoss, LossRule, at_least_float32, count_valid, logits_of
 from forgather.ml.model_inputs import ModelInputs
 from forgather.ml.models import ModelSourceError, from_pretrained
-from forgather.ml.preference_losses import require_positive
 from forgather.ml.preference_rules import require_causal
 from forgather.ml.random_state import seeded_random
 
@@ -54,11 +54,7 @@ class DistillationLoss:
     """
 
     def __init__(self, *, teacher: str | os.PathLike[str], temperature: float = 1.0, weight: float = 1.0) -> None:
-        require_positive(temperature=temperature, weight=weight)
-        if weight > 1:
-            raise TrainingError(
-                f"weight is {weight!r}, which is above 1", code="FG917", hint="a number above 0, up to 1"
-            ).about("loss_fn.weight")
+        refuse_wrong_values("distillation:DistillationLoss", locals())
         self.teacher, self.temperature, self.weight = teacher, temperature, weight
 
     def loss_rule(self, model: nn.Module) -> LossRule:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from forgather.errors import TrainingError, nearest
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.losses import IGNORE_INDEX
 
 TASKS = ("classification", "multi_label", "regression", "token_classification", "seq2seq", "causal_lm")
@@ -58,6 +59,7 @@ class LabelMetrics:
     def __init__(
         self, task: str, functions: Mapping[str, Callable[..., Any]], *, ignore_index: int = IGNORE_INDEX
     ) -> None:
+        refuse_wrong_values("label_metrics:LabelMetrics", locals())
         if task not in TASKS:
             raise TrainingError(
                 f"task is {task!r}", code="FG874", hint=nearest(str(task), TASKS) or f"one of: {', '.join(TASKS)}"

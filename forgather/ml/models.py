@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from forgather.errors import ForgatherError, TrainingError, first_line, nearest
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.chat_template import stop_token_ids
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 from forgather.ml.library_progress import without_progress_bars
@@ -84,6 +85,7 @@ def from_config(
         ModelConfigError: FG842 if `config` is not the configuration of a causal language model, or if `dtype` is not a
             floating-point dtype.
     """
+    refuse_wrong_values("models:from_config", locals())
     model = _new_model(AutoModelForCausalLM, config, seed=seed, dtype=dtype, tokenizer=tokenizer, options=options)
     _stop_after_answers(model, tokenizer)
     return _in_training_mode(model)
@@ -115,6 +117,7 @@ def seq2seq_from_config(
         ModelConfigError: FG842 if `config` is not the configuration of an encoder-decoder language model, or if `dtype`
             is not a floating-point dtype.
     """
+    refuse_wrong_values("models:seq2seq_from_config", locals())
     model = _new_model(AutoModelForSeq2SeqLM, config, seed=seed, dtype=dtype, tokenizer=tokenizer, options=options)
     return _in_training_mode(model, "ForConditionalGeneration")
 
@@ -147,6 +150,7 @@ def from_pretrained(
         ModelSourceError: FG840 if the model cannot be loaded, FG841 if the folder has no `config.json`, FG957 if its
             weights cannot be quantized here.
     """
+    refuse_wrong_values("models:from_pretrained", locals())
     if quantization_config is not None:
         options["quantization_config"] = quantization_config
     model = _trained_model(AutoModelForCausalLM, pretrained_model_name_or_path, tokenizer=tokenizer, options=options)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgather.errors import TrainingError, nearest
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.feedback_rule import FeedbackRule
 from forgather.ml.losses import LossRule
 from forgather.ml.preference_metrics import RewardMetrics
@@ -72,14 +73,11 @@ class DPOLoss:
         sft_weight: float = 0.0,
         reference: str | os.PathLike[str] | None = None,
     ) -> None:
+        refuse_wrong_values("preference_losses:DPOLoss", locals())
         _require_type(loss_type, _DPO_TYPES, "DPO")
-        require_positive(beta=beta)
-        if not 0 <= label_smoothing < 0.5:
-            raise _bad_setting("label_smoothing", label_smoothing, "is not a fraction", "a number from 0 to below 0.5")
         if label_smoothing and loss_type not in _SMOOTHED:
             hint = f"loss_type: sigmoid or robust, or label_smoothing: 0; {loss_type} has no such term"
             raise _bad_setting("label_smoothing", label_smoothing, f"has no effect on {loss_type!r}", hint)
-        require_positive(or_zero=True, sft_weight=sft_weight)
         self.beta, self.loss_type, self.label_smoothing, self.sft_weight = beta, loss_type, label_smoothing, sft_weight
         self.reference = reference
         self.compute_metrics = RewardMetrics()
@@ -145,7 +143,7 @@ class ORPOLoss:
         return "chosen sequence" if self.includes_prompt else "answers"
 
     def __init__(self, *, beta: float = 0.1, includes_prompt: bool = True) -> None:
-        require_positive(beta=beta)
+        refuse_wrong_values("preference_losses:ORPOLoss", locals())
         self.beta, self.includes_prompt = beta, includes_prompt
         self.compute_metrics = RewardMetrics()
 
@@ -224,9 +222,8 @@ class KTOLoss:
         undesirable_weight: float = 1.0,
         reference: str | os.PathLike[str] | None = None,
     ) -> None:
+        refuse_wrong_values("preference_losses:KTOLoss", locals())
         _require_type(loss_type, _KTO_TYPES, "KTO")
-        require_positive(beta=beta)
-        require_positive(or_zero=True, desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
         self.beta, self.loss_type, self.reference = beta, loss_type, reference
         self.desirable_weight, self.undesirable_weight = desirable_weight, undesirable_weight
         self.needs_divergence = loss_type == "kto"
@@ -280,7 +277,7 @@ class RewardLoss:
     """No token has a target of its own."""
 
     def __init__(self, *, center_weight: float = 0.0) -> None:
-        require_positive(or_zero=True, center_weight=center_weight)
+        refuse_wrong_values("preference_losses:RewardLoss", locals())
         self.center_weight = center_weight
         self.compute_metrics = RewardMetrics()
 
@@ -311,23 +308,6 @@ def _require_type(found: Any, known: tuple[str, ...], of: str) -> None:
     if found not in known:
         hint = nearest(str(found), known) or f"one of: {', '.join(known)}"
         raise _bad_setting("loss_type", found, f"is not a loss of {of}", hint)
-
-
-def require_positive(*, or_zero: bool = False, **settings: Any) -> None:
-    """Raises the FG917 error if a setting is not a positive number.
-
-    Args:
-        or_zero: whether 0 is allowed.
-        **settings: the values by name.
-
-    Raises:
-        TrainingError: FG917.
-    """
-    for name, value in settings.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or value < 0 or (value == 0 and not or_zero):
-            allowed = "a number of 0 or more" if or_zero else "a number above 0"
-            raise _bad_setting(name, value, f"is not {allowed}", allowed)
 
 
 def _bad_setting(name: str, value: Any, problem: str, hint: str) -> TrainingError:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from forgather.ml.argument_values import refuse_wrong_values
+
 
 def contains_answer(completions: Sequence[Any], answer: Sequence[str], **others: Any) -> list[float]:
     """Returns 1 for each answer that contains the text in the column `answer`, 0 for others.
@@ -37,6 +39,7 @@ def brevity(completions: Sequence[Any], max_length: int = 80, **others: Any) -> 
         >>> brevity(["abcd", "abcdefghij"], max_length=8)
         [0.5, 0.0]
     """
+    refuse_wrong_values("rewards:brevity", locals())
     return [max(0.0, 1 - len(text_of(one)) / max_length) for one in completions]
 
 

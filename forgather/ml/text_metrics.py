@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from forgather.errors import TrainingError
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.token_text import decoded
 
 TextFunction = Callable[..., Mapping[str, float]]
@@ -52,6 +53,7 @@ def rouge(predictions: Sequence[str], references: Sequence[str], *, use_stemmer:
     Raises:
         TrainingError: FG965 if `rouge-score` is not installed.
     """
+    refuse_wrong_values("text_metrics:rouge", locals())
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:

@@ -114,7 +114,7 @@ entry point:
 
 TRAINING = """
 ml foundation:
-    hub library_progress memory metrics model_class number_format random_state run_dir train_mode types
+    argument_values hub library_progress memory metrics model_class number_format random_state run_dir train_mode types
 processes:
     distributed.group distributed.layout distributed.phase
     distributed.collectives distributed.env distributed.mesh distributed.root_cause distributed.stack_dump

@@ -383,11 +383,11 @@ def test_processes_give_the_same_rows(tmp_path):
     [
         ({"train_on": "answers"}, "train_on is 'answers'"),
         ({"truncate": "left"}, "truncate is 'left'"),
-        ({"max_length": 1}, "max_length must be at least 2"),
+        ({"max_length": 1}, "max_length is 1 .expected a whole number from 2"),
     ],
 )
 def test_a_value_that_is_not_a_choice_is_refused(options, message, tmp_path):
-    with pytest.raises(DataError, match=message) as error:
+    with pytest.raises(ValueError, match=message) as error:
         tokenize_chats(conversations(dialogue("x", "y")), byte_pairs("chatml"), **options, cache_dir=tmp_path)
     assert ("FG839", *options) == (error.value.code, error.value.argument)
     with pytest.raises(DataError, match="no column 'conversation'"):

@@ -117,12 +117,6 @@ def test_what_cannot_be_padded_is_refused_by_name(column, rows):
     assert "FG847" == excinfo.value.code
 
 
-def test_a_multiple_below_one_is_refused():
-    with pytest.raises(DataError) as excinfo:
-        PaddingCollator(pad_to_multiple_of=0)
-    assert "FG839" == excinfo.value.code
-
-
 def test_the_default_collator_pads_rows_with_labels_and_makes_none():
     collate = default_collate(symbols())
     batch = collate([{"input_ids": [5, 6], "labels": [-100, 6]}, {"input_ids": [7], "labels": [7]}])

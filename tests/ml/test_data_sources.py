@@ -206,6 +206,6 @@ def test_split_gives_each_part_a_row_however_small_the_fraction():
 
 @pytest.mark.parametrize(("rows", "fraction"), [(1, 0.5), (10, 0.0), (10, 1.0), (10, 5)])
 def test_a_split_that_cannot_be_made_is_refused(rows, fraction):
-    with pytest.raises(DataError) as excinfo:
+    with pytest.raises(ValueError) as excinfo:
         split(Dataset.from_dict({"text": ["x"] * rows}), fraction)
     assert code_of(excinfo) == "FG835"

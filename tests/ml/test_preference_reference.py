@@ -151,14 +151,14 @@ def test_dropout_is_reported(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DPOLoss(beta=0), "beta is 0, which is not a number above 0"),
+        (lambda: DPOLoss(beta=0), "beta is 0 .expected a number above 0"),
         (lambda: DPOLoss(loss_type="sigmoyd"), "loss_type is 'sigmoyd', which is not a loss of DPO"),
         (lambda: DPOLoss(label_smoothing=0.5), "label_smoothing is 0.5"),
         (lambda: DPOLoss(loss_type="ipo", label_smoothing=0.1), "has no effect on 'ipo'"),
         (lambda: KTOLoss(loss_type="sigmoid"), "is not a loss of KTO"),
         (lambda: ORPOLoss(beta=math.inf), "beta is inf"),
         (lambda: RewardLoss(center_weight=-1), "center_weight is -1"),
-        (lambda: DistillationLoss(teacher="x", weight=1.5), "weight is 1.5, which is above 1"),
+        (lambda: DistillationLoss(teacher="x", weight=1.5), "weight is 1.5 .expected a number above 0 to 1"),
     ],
 )
 def test_settings_out_of_range_are_refused(make, message):

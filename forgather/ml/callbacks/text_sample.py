@@ -16,6 +16,7 @@ from rich.text import Text
 from torch import nn
 from transformers import GenerationConfig
 
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.callbacks.base import ExportableState, TrainerCallback
 from forgather.ml.callbacks.output_target import report_only, run_folder, shared_console
 from forgather.ml.data.chat_template import stop_token_ids
@@ -55,7 +56,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         console: the console that is printed to, or None for standard output.
 
     Raises:
-        ValueError: if `every_steps` or `max_new_tokens` is below 1.
+        ArgumentValueError: FG813 if a number is out of range.
     """
 
     def __init__(
@@ -72,10 +73,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
         run_dir: str | os.PathLike[str] | None = None,
         console: Console | None = None,
     ) -> None:
-        if every_steps is not None and every_steps < 1:
-            raise ValueError(f"every_steps must be at least 1; got {every_steps!r}")
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1; got {max_new_tokens!r}")
+        refuse_wrong_values("callbacks:TextSampleCallback", locals())
         # The messages of one conversation are one prompt.
         is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Mapping))
         self.prompts: list[Prompt] = [prompts] if is_one else list(prompts)  # type: ignore[list-item, arg-type]

@@ -23,6 +23,7 @@ from datasets import Dataset, DatasetDict
 from transformers import PreTrainedTokenizerBase
 
 from forgather.errors import nearest
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.chat_rows import Conversation, message_texts
 from forgather.ml.data.chat_template import Rendered, control_tokens, missing_begin_warning, render, turn_end
@@ -92,13 +93,14 @@ def tokenize_chats(
             template cannot render a conversation, FG899 if it writes more than one begin-of-text token, FG896 if no
             conversation is left, FG839 if an argument has no valid value.
     """
+    refuse_wrong_values("data:tokenize_chats", locals())
     options: dict[str, Any] = {"train_on": train_on, "truncate": truncate, "template_options": template_options or {}}
     if isinstance(dataset, DatasetDict):
         places: dict[str, Any] = {"packing": packing, "num_proc": num_proc, "cache_dir": cache_dir}
         return DatasetDict(
             {name: tokenize_chats(part, tokenizer, max_length, **options, **places) for name, part in dataset.items()}
         )
-    _check_arguments(dataset, max_length, train_on, truncate)
+    _check_arguments(dataset, train_on, truncate)
     end_id = turn_end(tokenizer)
     if warning := missing_begin_warning(tokenizer):
         logger.warning("%s", warning)
@@ -144,6 +146,7 @@ def chat_prompts(dataset: Any, tokenizer: PreTrainedTokenizerBase, count: int = 
     Returns:
         Distinct texts, or [""] if there are none.
     """
+    refuse_wrong_values("data:chat_prompts", locals())
     found: dict[str, None] = {}
     for text in dataset[CONVERSATION][: 4 * count]:
         conversation = Conversation.from_json(text)
@@ -309,13 +312,10 @@ def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in counts.items() if count and reason != "kept")
 
 
-def _check_arguments(dataset: Dataset, max_length: int, train_on: str, truncate: str) -> None:
+def _check_arguments(dataset: Dataset, train_on: str, truncate: str) -> None:
     if CONVERSATION not in dataset.column_names:
         raise missing_column(CONVERSATION, dataset.column_names, "dataset")
     for argument, value, choices in (("train_on", train_on, TRAIN_ON), ("truncate", truncate, TRUNCATE)):
         if value not in choices:
             hint = nearest(str(value), choices) or f"one of {', '.join(choices)}"
             raise DataError(f"{argument} is {value!r}", code="FG839", hint=hint, found=value).about(argument)
-    if max_length < 2:
-        message = f"max_length must be at least 2; got {max_length!r}"
-        raise DataError(message, code="FG839", found=max_length).about("max_length")

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, DatasetInfo
 
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import DataError
 from forgather.ml.data.packing import read_rows, rows_writer
@@ -75,6 +76,7 @@ def pack_examples(
         >>> packed["position_ids"][:]
         [[0, 1, 2, 0], [0, 1]]
     """
+    refuse_wrong_values("data:pack_examples", locals())
     if isinstance(dataset, DatasetDict):
         return DatasetDict(
             {name: pack_examples(part, max_length, cache_dir=cache_dir) for name, part in dataset.items()}

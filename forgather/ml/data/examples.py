@@ -19,6 +19,7 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict
 from transformers import PreTrainedTokenizerBase
 
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import DataError
 from forgather.ml.data.example_packing import pack_examples
@@ -60,6 +61,7 @@ def tokenize_examples(
         DataError: FG831 if a column is missing, FG836 if no example is left, FG837 if the tokenizer has no end-of-text
             token, FG839 if `max_length` is below 2.
     """
+    refuse_wrong_values("data:tokenize_examples", locals())
     options: dict[str, Any] = {"completion_column": completion_column, "prompt_column": prompt_column}
     if isinstance(dataset, DatasetDict):
         options |= {"packing": packing, "num_proc": num_proc, "cache_dir": cache_dir}
@@ -67,7 +69,7 @@ def tokenize_examples(
             {name: tokenize_examples(part, tokenizer, max_length, **options) for name, part in dataset.items()}
         )
     named = {"prompt_column": prompt_column, "completion_column": completion_column}
-    check_inputs(dataset, tokenizer, named, max_length=max_length)
+    check_inputs(dataset, tokenizer, named)
     columns = [column for column in named.values() if column is not None]
     # Everything that decides the content is part of the key; `num_proc` is not.
     facts = {"rows": dataset._fingerprint, "tokenizer": tokenizer_digest(tokenizer), "max_length": max_length}

@@ -27,6 +27,7 @@ from PIL import ImageOps
 from transformers import AutoImageProcessor
 
 from forgather.errors import first_line
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.data_errors import DataError, DataFileError
 from forgather.ml.data.file_rows import (
     FileRow,
@@ -106,6 +107,7 @@ def image_arrays(images: Any, labels: Any, *, max_value: float = 255, names: Seq
         DataError: FG876 if a label is not the number of a class; FG878 if the arrays do not have these shapes or
             values.
     """
+    refuse_wrong_values("data:image_arrays", locals())
     pixels, numbers = np.asarray(images), np.asarray(labels)
     if pixels.ndim == 4 and pixels.shape[-1] == 1:
         pixels = pixels[..., 0]
@@ -114,7 +116,7 @@ def image_arrays(images: Any, labels: Any, *, max_value: float = 255, names: Seq
     if numbers.shape != pixels.shape[:1] or numbers.dtype.kind not in "iu":
         found = f"labels has the shape {numbers.shape} of {numbers.dtype}"
         raise unusable(found, f"give {len(pixels)} whole numbers, one for each image")
-    if not 0 < max_value < np.inf or not np.isfinite(pixels).all() or pixels.min() < 0 or pixels.max() > max_value:
+    if not np.isfinite(pixels).all() or pixels.min() < 0 or pixels.max() > max_value:
         found = f"images has values from {pixels.min():g} to {pixels.max():g}, and max_value is {max_value:g}"
         raise unusable(found, "give max_value the value of a white pixel, and 0 for black")
     classes = [str(name) for name in names] if names is not None else [str(one) for one in range(numbers.max() + 1)]
@@ -148,19 +150,19 @@ def image_processor(
     Raises:
         DataError: FG878 if a number is out of range, or if there is not one for each channel.
     """
+    refuse_wrong_values("data:image_processor", locals())
     from transformers import ViTImageProcessorPil
 
-    sides = [size, size] if isinstance(size, int) else list(size) if isinstance(size, Sequence) else []
-    is_size = len(sides) == 2 and all(type(one) is int and one > 0 for one in sides)
-    if type(channels) is not int or channels not in (1, 3) or not is_size:
+    sides = [size, size] if isinstance(size, int) else list(size)
+    if channels not in (1, 3) or len(sides) != 2:
         raise unusable(
             f"size is {size!r} and channels is {channels!r}", "give a size from 1, and 1 or 3 channels"
         ).about("size")
     height, width = sides
     means, stds = ([one] * channels if isinstance(one, int | float) else list(one) for one in (mean, std))
-    if len(means) != channels or len(stds) != channels or not all(0 < one < np.inf for one in stds):
+    if len(means) != channels or len(stds) != channels:
         found = f"mean is {mean!r} and std is {std!r}, for {channels} channels"
-        raise unusable(found, "give one number, or one for each channel; std is above 0").about("mean")
+        raise unusable(found, "give one number, or one for each channel").about("mean")
     return ViTImageProcessorPil(size={"height": height, "width": width}, image_mean=means, image_std=stds)
 
 
@@ -210,11 +212,7 @@ class ImageChanges:
     """
 
     def __init__(self, *, crop_padding: int = 0, horizontal_flip: bool = False, rotation: float = 0.0) -> None:
-        if crop_padding < 0 or not 0 <= rotation <= 180:
-            raise unusable(
-                f"crop_padding is {crop_padding!r} and rotation is {rotation!r}",
-                "give pixels from 0, and degrees from 0 to 180",
-            ).about("crop_padding")
+        refuse_wrong_values("data:ImageChanges", locals())
         self.crop_padding, self.horizontal_flip, self.rotation = crop_padding, horizontal_flip, rotation
 
     def __call__(self, image: PillowImage.Image, rng: random.Random) -> PillowImage.Image:
@@ -254,6 +252,7 @@ class ImageDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """
 
     def __init__(self, dataset: Dataset, processor: Any, *, augment: Change | None = None, seed: int = 42) -> None:
+        refuse_wrong_values("data:ImageDataset", locals())
         self._rows, self._processor, self._augment, self._seed, self._epoch = dataset, processor, augment, seed, 0
         means = getattr(processor, "image_mean", None)
         self._mode = "L" if isinstance(means, Sequence) and len(means) == 1 else "RGB"

@@ -24,6 +24,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from forgather.errors import nearest
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import missing_column
 from forgather.ml.data.file_rows import (
@@ -122,16 +123,17 @@ def tokenize_labelled(
     Raises:
         DataError: FG831 if a column is missing; FG878 if the tokenizer has no padding token or `max_length` is below 1.
     """
+    refuse_wrong_values("data:tokenize_labelled", locals())
     if isinstance(dataset, DatasetDict):
         options: dict[str, Any] = {"num_proc": num_proc, "cache_dir": cache_dir}
         return DatasetDict(
             {name: tokenize_labelled(part, tokenizer, max_length, **options) for name, part in dataset.items()}
         )
-    _check_arguments(dataset, tokenizer, max_length)
+    _check_arguments(dataset, tokenizer)
     names = class_names(dataset)
     feature = dataset.features["label"]
-    is_list = not isinstance(feature, Value | ClassLabel)
-    kind = pa.int64() if isinstance(feature, ClassLabel) else pa.list_(pa.float32()) if is_list else pa.float32()
+    numbers = pa.float32() if isinstance(feature, Value) else pa.list_(pa.float32())
+    kind = pa.int64() if isinstance(feature, ClassLabel) else numbers
     key = content_key(
         format=1,
         rows=dataset._fingerprint,
@@ -147,10 +149,8 @@ def tokenize_labelled(
         with rows_writer(folder, schema) as writer:
             for batch in encode_rows(dataset, partial(_encode, tokenizer, max_length), num_proc):
                 stats["cut"] += sum(lost > 0 for _, (lost,) in batch)
-                columns = {
-                    "input_ids": [ids for ids, _ in batch],
-                    "labels": [_target(next(labels), names) for _ in batch],
-                }
+                targets = [_target(next(labels), names) for _ in batch]
+                columns = {"input_ids": [ids for ids, _ in batch], "labels": targets}
                 writer.write_batch(pa.record_batch(columns, schema=schema))
         (folder / _STATS).write_text(json.dumps(stats), encoding="utf-8")
 
@@ -161,12 +161,10 @@ def tokenize_labelled(
     return read_rows(folder, key)
 
 
-def _check_arguments(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+def _check_arguments(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
     for column in ("text", "label"):
         if column not in dataset.column_names:
             raise missing_column(column, dataset.column_names, "dataset")
-    if max_length < 1:
-        raise unusable(f"max_length is {max_length}", "give a number of tokens").about("max_length")
     if tokenizer.pad_token_id is None:
         hint = "set tokenizer.pad_token = tokenizer.eos_token, or use another tokenizer"
         raise unusable("the tokenizer has no padding token, which rows of different lengths need", hint)

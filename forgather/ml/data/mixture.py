@@ -15,6 +15,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from forgather.errors import nearest
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.cache import content_key
 from forgather.ml.data.data_errors import DataError
 from forgather.ml.number_format import plural
@@ -55,12 +56,10 @@ def mix(
         >>> sorted(mixed["text"])
         ['long', 'long', 'long', 'long', 'long', 'long', 'short', 'short']
     """
+    refuse_wrong_values("data:mix", locals())
     if stopping_strategy not in STOPPING:
         hint = nearest(str(stopping_strategy), STOPPING) or f"one of {', '.join(STOPPING)}"
         raise _refused(f"stopping_strategy is {stopping_strategy!r}", hint, "stopping_strategy")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        # None would give each process an order of its own.
-        raise _refused(f"seed is {seed!r}", "a whole number from 0", "seed")
     train = _train_parts(datasets)
     _check_rows(train)
     held = {f"eval of {name}": rows["eval"] for name, rows in datasets.items() if "eval" in _parts(rows)}
@@ -137,15 +136,9 @@ def _check_columns(parts: Mapping[str, Dataset]) -> None:
 def _shares(train: Mapping[str, Dataset], weights: Mapping[str, float] | None) -> dict[str, float] | None:
     if weights is None:
         return None
-    if not isinstance(weights, Mapping):
-        raise _refused(f"weights is {weights!r:.60}", "a mapping of the names to numbers, as {news: 0.8}", "weights")
     _check_names(train, weights, "weights")
     if missing := [name for name in train if name not in weights]:
         raise _refused(f"{missing[0]} has no weight", "give each data set a weight", "weights")
-    for name, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 1e-9 <= weight <= 1e9:
-            hint = "a number from 1e-9 to 1e9; leave out what has none"
-            raise _refused(f"the weight of {name} is {weight!r:.60}", hint, "weights")
     total = math.fsum(weights.values())
     return {name: weights[name] / total for name in train}
 
@@ -155,9 +148,6 @@ def _limits(train: Mapping[str, Dataset], max_samples: int | Mapping[str, int] |
         return {}
     limits = dict(max_samples) if isinstance(max_samples, Mapping) else dict.fromkeys(train, max_samples)
     _check_names(train, limits, "max_samples")
-    for name, limit in limits.items():
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise _refused(f"max_samples of {name} is {limit!r}", "a number of rows, at least 1", "max_samples")
     return limits
 
 

@@ -28,6 +28,7 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict
 from transformers import PreTrainedTokenizerBase
 
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import DataError, missing_column, unread_column_warning
 from forgather.ml.data.progress_bar import show_progress
@@ -94,11 +95,12 @@ def tokenize(
     Raises:
         DataError: FG831, FG837 or FG839 from `check_inputs`, FG836 if the text does not fill one block.
     """
+    refuse_wrong_values("data:tokenize", locals())
     if isinstance(dataset, DatasetDict):
         options: dict[str, Any] = {"text_column": text_column, "document_boundaries": document_boundaries}
         options |= {"num_proc": num_proc, "cache_dir": cache_dir}
         return DatasetDict({name: tokenize(part, tokenizer, block_size, **options) for name, part in dataset.items()})
-    check_inputs(dataset, tokenizer, {"text_column": text_column}, block_size=block_size)
+    check_inputs(dataset, tokenizer, {"text_column": text_column})
     # The older format number is kept for rows without boundaries, whose content has not changed since.
     key = content_key(
         format=_FORMAT if document_boundaries else _FORMAT_WITHOUT_BOUNDARIES,
@@ -133,6 +135,7 @@ def pack(documents: Iterable[Sequence[Sequence[int]]], block_size: int, eos_toke
     Shapes:
         Yields (B, T) blocks and an (N,) tail. B differs from batch to batch and can be 0.
     """
+    refuse_wrong_values("data:pack", locals())
     ids_N, starts_N = np.empty(0, dtype=np.int32), np.empty(0, dtype=bool)
     for batch in documents:
         lengths = np.fromiter((len(ids) + 1 for ids in batch), dtype=np.int64, count=len(batch))
@@ -263,20 +266,16 @@ def _write_blocks(
     return counts
 
 
-def check_inputs(
-    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, columns: Mapping[str, str | None], **lengths: int
-) -> None:
-    """Raises an error if a data set, a tokenizer or a length is not suitable for tokenization.
+def check_inputs(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, columns: Mapping[str, str | None]) -> None:
+    """Raises an error if a data set or a tokenizer is not suitable for tokenization.
 
     Args:
         dataset: the rows to tokenize.
         tokenizer: the tokenizer, which needs an end-of-text token.
         columns: the column names by the argument in which they were given. The value None means no column.
-        **lengths: the lengths in tokens, by argument. Each must be at least 2.
 
     Raises:
-        DataError: FG831 if a column is missing, FG837 if the tokenizer has no end-of-text token, FG839 if a length is
-            below 2.
+        DataError: FG831 if a column is missing, FG837 if the tokenizer has no end-of-text token.
     """
     for argument, column in columns.items():
         if column is not None and column not in dataset.column_names:
@@ -284,10 +283,6 @@ def check_inputs(
     named = [column for column in columns.values() if column is not None]
     if len(named) == 1 and (warning := unread_column_warning(named[0], dataset.column_names)):
         logger.warning("%s", warning)
-    for name, length in lengths.items():
-        # The loss is computed on shifted labels, so a row of one token has nothing to learn.
-        if length < 2:
-            raise DataError(f"{name} must be at least 2; got {length!r}", code="FG839", found=length).about(name)
     if tokenizer.eos_token_id is None:
         raise DataError(
             "the tokenizer has no end-of-text token to end documents with",

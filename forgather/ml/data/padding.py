@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.data_errors import DataError
 
 _IGNORED = -100
@@ -49,9 +50,7 @@ class PaddingCollator:
         pad_to_multiple_of: int | None = None,
         pad_values: Mapping[str, float] | None = None,
     ) -> None:
-        if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
-            message = f"pad_to_multiple_of must be at least 1; got {pad_to_multiple_of!r}"
-            raise DataError(message, code="FG839", found=pad_to_multiple_of).about("pad_to_multiple_of")
+        refuse_wrong_values("data:PaddingCollator", locals())
         self.tokenizer = tokenizer
         self.pad_to_multiple_of = pad_to_multiple_of or 1
         self._chosen = dict(pad_values or {})

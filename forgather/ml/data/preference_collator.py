@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.data_errors import DataError
 
 COMPLETION_MASK = "completion_mask"
@@ -50,9 +51,7 @@ class PreferenceCollator:
     """The columns that the collator reads, which are kept although they are not arguments of the model."""
 
     def __init__(self, tokenizer: Any = None, *, pad_to_multiple_of: int | None = None) -> None:
-        if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
-            message = f"pad_to_multiple_of must be at least 1; got {pad_to_multiple_of!r}"
-            raise DataError(message, code="FG839", found=pad_to_multiple_of).about("pad_to_multiple_of")
+        refuse_wrong_values("data:PreferenceCollator", locals())
         self.tokenizer = tokenizer
         self.pad_to_multiple_of = pad_to_multiple_of or 1
         self._pad_id = int(getattr(tokenizer, "pad_token_id", None) or 0)

@@ -18,6 +18,7 @@ import xxhash
 from datasets import Dataset
 
 from forgather.errors import Diagnostic
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.chat_rows import BadRow, Conversation, check_order, read_messages, read_tools
 from forgather.ml.data.chat_template import render
 from forgather.ml.data.conversations import CONVERSATION, SOURCE, check_bad_rows, refuse_rows
@@ -55,6 +56,7 @@ def preference_pairs(paths: Paths, *, as_turns: bool = False, bad_rows: str = "r
             a message is not one, FG911 if an answer is empty, FG912 if both are equal, FG892 if some rows are texts
             and others are conversations, FG832 if no row is left.
     """
+    refuse_wrong_values("data:preference_pairs", locals())
     check_bad_rows(bad_rows)
     files = find_files(paths, (".jsonl", ".json"))
     rows: list[tuple[str, str, str, str]] = []
@@ -100,6 +102,7 @@ def pair_prompts(dataset: Any, tokenizer: Any, count: int = 3) -> list[str]:
     Returns:
         Distinct texts, or [""] if there are none.
     """
+    refuse_wrong_values("data:pair_prompts", locals())
     is_chat = CONVERSATION in dataset.column_names
     found: dict[str, None] = {}
     for stored in dataset[CONVERSATION if is_chat else "prompt"][: 4 * count]:

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 from transformers import PreTrainedTokenizerBase
 
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.chat_rows import Conversation
 from forgather.ml.data.chat_tokens import template_facts
@@ -83,6 +84,7 @@ def tokenize_preferences(
             is left; for conversations, FG893 to FG895, FG897, FG898 or FG942 if the chat template cannot render them,
             with the file and line of the row.
     """
+    refuse_wrong_values("data:tokenize_preferences", locals())
     named = {"prompt_column": prompt_column, "chosen_column": chosen_column, "rejected_column": rejected_column}
     return _tokenized(_pairs, dataset, tokenizer, max_length, named, num_proc, cache_dir)
 
@@ -118,6 +120,7 @@ def tokenize_feedback(
         DataError: FG831, FG837 or FG839 if columns, tokenizer or length do not fit; FG910 if a row has no text, FG911
             if an answer is empty, FG913 if a judgment is neither true nor false, FG836 if no row is left.
     """
+    refuse_wrong_values("data:tokenize_feedback", locals())
     named = {"prompt_column": prompt_column, "completion_column": completion_column, "label_column": label_column}
     rows = _tokenized(_judged, dataset, tokenizer, max_length, named, num_proc, cache_dir)
     return _with_next_answers(rows, max_length)
@@ -139,7 +142,7 @@ def _tokenized(
         }
         return DatasetDict(parts)
     is_chat = kind is _pairs and CONVERSATION in dataset.column_names
-    check_inputs(dataset, tokenizer, {} if is_chat else named, max_length=max_length)
+    check_inputs(dataset, tokenizer, {} if is_chat else named)
     form = kind(*named.values())
     # Everything that decides the content is part of the key; `num_proc` is not.
     facts = {"rows": dataset._fingerprint, "tokenizer": tokenizer_digest(tokenizer), "max_length": max_length}

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
+from forgather.ml.argument_values import refuse_wrong_values
+
 _ROWS_READ = 256
 
 
@@ -27,6 +29,7 @@ def beginnings(dataset: Any, tokenizer: Any, count: int = 3, num_tokens: int = 8
     Returns:
         Distinct texts, or [""] if there are none.
     """
+    refuse_wrong_values("data:beginnings", locals())
     if isinstance(dataset, Mapping) and dataset:
         dataset = next(iter(dataset.values()))
     found: dict[str, None] = {}

@@ -21,6 +21,7 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict, Value
 from transformers import PreTrainedTokenizerBase
 
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import missing_column
 from forgather.ml.data.file_rows import rows_with_columns, stored_rows, text_of, unusable
@@ -87,12 +88,13 @@ def tokenize_seq2seq(
         DataError: FG831 if a column is missing; FG878 if the tokenizer lacks one of the tokens, or if a length is
             below 2.
     """
+    refuse_wrong_values("data:tokenize_seq2seq", locals())
     lengths = {"max_source_length": max_source_length, "max_target_length": max_target_length}
     settings: dict[str, Any] = {**lengths, "source_prefix": source_prefix}
     if isinstance(dataset, DatasetDict):
         settings |= {"num_proc": num_proc, "cache_dir": cache_dir}
         return DatasetDict({name: tokenize_seq2seq(part, tokenizer, **settings) for name, part in dataset.items()})
-    _check_arguments(dataset, tokenizer, lengths)
+    _check_arguments(dataset, tokenizer)
     key = content_key(format=1, rows=dataset._fingerprint, tokenizer=tokenizer_digest(tokenizer), **settings)
 
     def build(folder: Path) -> None:
@@ -118,13 +120,10 @@ def _report(stats: dict[str, int], max_source: int, max_target: int) -> None:
     report("%s; %s cut to %d tokens, %s to %d", rows, sources, max_source, targets, max_target)
 
 
-def _check_arguments(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, lengths: dict[str, int]) -> None:
+def _check_arguments(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
     for column in ("source", "target"):
         if column not in dataset.column_names:
             raise missing_column(column, dataset.column_names, "dataset")
-    for name, length in lengths.items():
-        if length < 2:
-            raise unusable(f"{name} is {length}", "give a number of tokens from 2").about(name)
     for name, token in (("padding", tokenizer.pad_token_id), ("end-of-text", tokenizer.eos_token_id)):
         if token is None:
             hint = "take the tokenizer of an encoder-decoder model, or one of train_bpe"

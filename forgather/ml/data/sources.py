@@ -30,6 +30,7 @@ from datasets.config import HF_DATASETS_CACHE
 from datasets.exceptions import DatasetGenerationError
 
 from forgather.errors import first_line
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.cache import content_key, files_digest
 from forgather.ml.data.data_errors import (
     CHAT_COLUMNS,
@@ -71,12 +72,11 @@ def python_sources(folder: str | os.PathLike[str] | None = None, max_bytes: int 
         DataFileError: FG830 if the folder does not exist.
         DataError: FG832 if the folder has no source file with text within `max_bytes`.
     """
+    refuse_wrong_values("data:python_sources", locals())
     root = Path(folder).expanduser() if folder is not None else Path(sysconfig.get_paths()["stdlib"])
     skipped = _SKIPPED_FOLDERS if folder is not None else _SKIPPED_FOLDERS | _SKIPPED_OF_STDLIB
     if not root.is_dir():
-        raise DataFileError(f"no such folder: {str(root)!r}", code="FG830", hint="give an existing folder").about(
-            "folder"
-        )
+        raise DataFileError(f"no such folder: {str(root)!r}", hint="give an existing folder").about("folder")
     texts, names, used, digest = [], [], 0, xxhash.xxh3_64()
     for name, text in _python_files(root, skipped):
         # A source may contain lone surrogates, which plain UTF-8 cannot encode.

@@ -22,6 +22,7 @@ import pyarrow as pa
 from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 from transformers import PreTrainedTokenizerBase
 
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import missing_column
 from forgather.ml.data.file_rows import (
@@ -107,12 +108,13 @@ def tokenize_tagged(
         DataError: FG831 if a column is missing; FG878 if the tokenizer has no padding token or does not say which
             tokens a word has, or if `max_length` is below 1.
     """
+    refuse_wrong_values("data:tokenize_tagged", locals())
     if isinstance(dataset, DatasetDict):
         options: dict[str, Any] = {"num_proc": num_proc, "cache_dir": cache_dir}
         return DatasetDict(
             {name: tokenize_tagged(part, tokenizer, max_length, **options) for name, part in dataset.items()}
         )
-    _check_arguments(dataset, tokenizer, max_length)
+    _check_arguments(dataset, tokenizer)
     key = content_key(
         format=1,
         rows=dataset._fingerprint,
@@ -162,12 +164,10 @@ def _tags(row: FileRow, value: Any, count: int) -> list[Any]:
     return [label_of(row, tag, "a tag is a text or a whole number") for tag in value]
 
 
-def _check_arguments(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+def _check_arguments(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
     for column in ("tokens", "tags"):
         if column not in dataset.column_names:
             raise missing_column(column, dataset.column_names, "dataset")
-    if max_length < 1:
-        raise unusable(f"max_length is {max_length}", "give a number of tokens").about("max_length")
     if tokenizer.pad_token_id is None:
         hint = "set tokenizer.pad_token = tokenizer.eos_token, or use another tokenizer"
         raise unusable("the tokenizer has no padding token, which rows of different lengths need", hint)

@@ -23,6 +23,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from forgather.errors import first_line
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.chat_template import set_chat_template
 from forgather.ml.data.data_errors import DataError, DataFileError, missing_column
@@ -79,6 +80,7 @@ def train_bpe(
     Raises:
         DataError: FG831 if the column is missing, FG838 if `vocab_size` is too small for all bytes and special tokens.
     """
+    refuse_wrong_values("data:train_bpe", locals())
     rows = dataset["train"] if isinstance(dataset, DatasetDict) else dataset
     if text_column not in rows.column_names:
         raise missing_column(text_column, rows.column_names, "text_column")

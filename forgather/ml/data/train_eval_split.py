@@ -7,6 +7,7 @@ import logging
 import numpy as np
 from datasets import Dataset, DatasetDict
 
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.data_errors import DataError
 from forgather.ml.number_format import plural
 
@@ -29,6 +30,7 @@ def split(dataset: Dataset | DatasetDict, eval_fraction: float = 0.05, seed: int
     Raises:
         DataError: FG835 if the fraction is not between 0 and 1, or if there are fewer than two rows.
     """
+    refuse_wrong_values("data:split", locals())
     if isinstance(dataset, DatasetDict) and {"train", "eval"} <= dataset.keys():
         logger.info("the evaluation set is given: eval_fraction is not used (%s)", _sizes(dataset))
         return dataset
@@ -37,10 +39,6 @@ def split(dataset: Dataset | DatasetDict, eval_fraction: float = 0.05, seed: int
             f"the data set is divided into {', '.join(dataset)}, and not into train and eval",
             code="FG835",
             hint="give split one of its parts, as !call:getitem [*raw_dataset, train]",
-        )
-    if not 0 < eval_fraction < 1:
-        raise DataError(
-            f"eval_fraction must be between 0 and 1; got {eval_fraction!r}", code="FG835", hint="as in 0.05"
         )
     if len(dataset) < 2:
         raise _too_few(len(dataset))

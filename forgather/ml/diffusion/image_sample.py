@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.callbacks.output_target import report_only, run_folder, shared_console
 from forgather.ml.callbacks.text_sample import TextSampleCallback
 from forgather.ml.diffusion.pipeline import TextToImagePipeline
@@ -36,7 +37,7 @@ class ImageSampleCallback(TextSampleCallback):
         console: the console that is printed to, or None for standard output.
 
     Raises:
-        ValueError: if `every_epochs` is below 1.
+        ArgumentValueError: FG813 if a number is out of range.
     """
 
     def __init__(
@@ -52,8 +53,7 @@ class ImageSampleCallback(TextSampleCallback):
         run_dir: str | os.PathLike[str] | None = None,
         console: Console | None = None,
     ) -> None:
-        if every_epochs is not None and every_epochs < 1:
-            raise ValueError(f"every_epochs must be at least 1; got {every_epochs!r}")
+        refuse_wrong_values("diffusion:ImageSampleCallback", locals())
         super().__init__(prompts, seed=seed, run_dir=run_dir, console=console)
         self.pipeline, self.resolution, self.every_epochs = pipeline, resolution, every_epochs
         self.options: dict[str, Any] = {"num_inference_steps": num_inference_steps}

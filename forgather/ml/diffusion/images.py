@@ -19,6 +19,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from forgather.errors import ForgatherError, TrainingError
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.images import eight_bit
 from forgather.ml.trainer.data_rng import seed_of
 
@@ -81,6 +82,7 @@ class InstanceImages:
         random_flip: bool = False,
         seed: int = 0,
     ) -> None:
+        refuse_wrong_values("diffusion:InstanceImages", locals())
         self.folder = Path(instance_data_dir).expanduser()
         self.resolution, self.center_crop, self.random_flip, self.seed = resolution, center_crop, random_flip, seed
         if not self.folder.is_dir():

@@ -25,6 +25,7 @@ from PIL.Image import Image
 from torch import nn
 
 from forgather.errors import ForgatherError, TrainingError, first_line
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.progress_bar import show_progress
 from forgather.ml.diffusion.images import Crop, InstanceImageError, InstanceImages
 from forgather.ml.diffusion.noising import Noising, PipelineError, noising_of
@@ -349,6 +350,7 @@ def encoded_rows(
         InstanceImageError: FG977 if a picture cannot be read, or its size does not fit the pipeline.
         PipelineError: FG978 or FG979 if the pipeline cannot be loaded or is not supported.
     """
+    refuse_wrong_values("diffusion:encoded_rows", locals())
     pipeline.refuse_resolution(images.resolution)
     with pipeline.encoding():
         prompt = pipeline.encode_prompt(instance_prompt)

@@ -18,6 +18,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import Dataset
 
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.diffusion.noising import Noising
 from forgather.ml.trainer.data_rng import seed_of
 
@@ -73,6 +74,7 @@ class NoisedRows(Dataset[dict[str, Any]]):
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        refuse_wrong_values("diffusion:NoisedRows", locals())
         self.pictures, self.noising, self.sample_name, self.seed = pictures, noising, sample_name, seed
         self.dtype = dtype
         # In shared memory: worker processes that live for several epochs see the number of the epoch.
@@ -129,6 +131,7 @@ class FixedNoiseRows(Dataset[dict[str, Any]]):
     """
 
     def __init__(self, rows: NoisedRows, *, repeats: int = 4, seed: int = 0) -> None:
+        refuse_wrong_values("diffusion:FixedNoiseRows", locals())
         self.rows, self.repeats, self.seed = rows, repeats, seed
 
     @property

@@ -42,7 +42,9 @@ def check_settings(
     judge = _Settings(graph, judgement, reader, precedence, processes)
     findings: list[Diagnostic] = []
     for called in judgement.calls.values():
-        if called.node.kind not in (CallKind.META, CallKind.PARTIAL):
+        if called.node.kind is CallKind.PARTIAL:
+            findings += judge.check_partial(called)
+        elif called.node.kind is not CallKind.META:
             findings += judge.check_call(called)
     return findings, judge.unchecked, judge.texts
 
@@ -84,6 +86,13 @@ class _Settings:
                 names = dict.fromkeys(_setting_of(name) for name in undecided)
                 reason = f"rules about {', '.join(names)}: known only when it is built"
                 self._add_unchecked(called, reason)
+
+    def check_partial(self, called: Called) -> Iterator[Diagnostic]:
+        """Yields the findings about the values in a partial, whose caller may give it further settings."""
+        for rules in rules_about(called):
+            given = {name: self._plain_value(node) for name, node in arguments_of(called).items()}
+            for violation in rules.values(given):
+                yield _finding(violation, called, rules)
 
     def _names_known(self, name: str, value: Any, called: Called, rules: Rules) -> Any:
         """Returns the value of a setting; in a mapping, `SOMETHING` or `UNKNOWN` stands for each unknown value."""
