@@ -31,8 +31,9 @@ def add_harness(parser: argparse.ArgumentParser) -> None:
         "--lm-eval",
         metavar="TASKS",
         type=_tasks,
-        help="evaluate the exported model (an adapter: merged) on tasks of the harness, separated by commas; --limit N "
-        "takes the first N rows of each",
+        help="evaluate the model on tasks of the harness, separated by commas; --limit N takes the first N rows of "
+        "each. The harness reads an export in a temporary folder, which is as large as the model; an adapter is merged "
+        "into its base model there, and compared with it, as by 'fgcli export --merge'",
     )
     group.add_argument(
         "--lm-eval-command", metavar="COMMAND", help="the command that starts it (default: lm_eval on the path)"

@@ -221,6 +221,7 @@ def _priced(name: str, function: Any) -> Callable[..., Any]:
     @pass_context
     @wraps(function, assigned=("__doc__", "__name__"), updated=())
     def run(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Charges the work for the value and the arguments, and calls the filter."""
         account: Account = context.environment.account  # type: ignore[attr-defined]
         text = value
         if not isinstance(value, Undefined):
@@ -289,6 +290,7 @@ def _weighed_test(function: Any) -> Any:
     @pass_context
     @wraps(function, assigned=("__doc__", "__name__"), updated=())
     def run(context: Context, *args: Any) -> Any:
+        """Counts what is compared against the budget, and calls the test."""
         account: Account = context.environment.account  # type: ignore[attr-defined]
         for value in args:
             account.compared(value)

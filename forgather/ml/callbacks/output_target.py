@@ -56,6 +56,7 @@ def report_only(event: Event) -> Event:
 
     @functools.wraps(event)
     def guarded(self: Any, *positional: Any, **named: Any) -> Any:
+        """Calls the event method; logs the first exception of each event."""
         try:
             return event(self, *positional, **named)
         except Exception as error:  # noqa: BLE001  border: a report must not end a run

@@ -143,6 +143,7 @@ def tokenize_labelled(
     )
 
     def build(folder: Path) -> None:
+        """Writes the token ids and labels of all rows into a folder of the cache, and counts what was cut."""
         stats = {"rows": len(dataset), "cut": 0}
         schema = pa.schema({"input_ids": pa.list_(pa.int32()), "labels": kind})
         labels = iter(dataset["label"])

@@ -98,6 +98,7 @@ def tokenize_seq2seq(
     key = content_key(format=1, rows=dataset._fingerprint, tokenizer=tokenizer_digest(tokenizer), **settings)
 
     def build(folder: Path) -> None:
+        """Writes the token ids and labels of all rows into a folder of the cache, and counts what was cut."""
         stats = {"rows": len(dataset), "sources": 0, "targets": 0}
         schema = pa.schema({name: pa.list_(pa.int32()) for name in ("input_ids", "labels")})
         encode = partial(_encode, tokenizer, max_source_length, max_target_length, source_prefix)

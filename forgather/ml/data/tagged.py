@@ -123,6 +123,7 @@ def tokenize_tagged(
     )
 
     def build(folder: Path) -> None:
+        """Writes the token ids and labels of all rows into a folder of the cache, and counts what was cut."""
         stats = {"rows": len(dataset), "cut": 0, "lost": 0}
         schema = pa.schema({"input_ids": pa.list_(pa.int32()), "labels": pa.list_(pa.int32())})
         with rows_writer(folder, schema) as writer:

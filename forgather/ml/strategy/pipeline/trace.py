@@ -251,6 +251,7 @@ class _Watch(NumbersUnread):
         """
 
         def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            """Begins the phase of the block, with hidden states that have no history."""
             if self.entered != list(range(index)):
                 # A model that skips or repeats blocks has no order in which it could be cut.
                 raise RuntimeError("blocks are not called once, in order")
@@ -263,6 +264,7 @@ class _Watch(NumbersUnread):
             return tuple(replaced), keywords
 
         def leave(module: nn.Module, args: Any, output: Any) -> Any:
+            """Ends the phase of the last block, whose output has no history either."""
             self.seen.num_outputs = len(output) if isinstance(output, tuple) else None
             if index + 1 < num_blocks:
                 return None
