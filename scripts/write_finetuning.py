@@ -58,7 +58,8 @@ REACH = (
     ),
     (
         "GRPO and RLOO through TRL",
-        "weights equal to those of plain TRL, whole and with LoRA; resume bit for bit; prompts and rewards are checked",
+        "weights equal to those of plain TRL, whole and with LoRA, in one process and in two; for the same answers, "
+        "those of two processes equal to those of one; resume bit for bit; prompts and rewards are checked",
         ("tests/ml/test_rewarded_runs.py",),
     ),
     (

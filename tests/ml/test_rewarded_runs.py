@@ -172,21 +172,42 @@ def test_recorded_weights_are_those_of_trl(case):
     assert 0.0 == RECORD["figures"][case]["difference"] < 0.01 < RECORD["figures"][case]["another seed"]
 
 
+def test_recorded_weights_of_two_processes_are_those_of_one_for_the_same_answers():
+    found = RECORD["two processes and one"]
+    assert found["difference"] < 1e-5 < 0.01 < found["half of the rows"]
+
+
+ALGORITHMS = [(algorithm, adapter) for algorithm in ("GRPO", "RLOO") for adapter in ("all weights", "LoRA")]
+
+
 @pytest.mark.filterwarnings(IGNORED)
 @pytest.mark.parametrize(
-    ("algorithm", "adapter"), thinned([(a, b) for a in ("GRPO", "RLOO") for b in ("all weights", "LoRA")], lambda *_: 0)
+    ("algorithm", "adapter", "processes"), thinned([(*one, n) for one in ALGORITHMS for n in (1, 2)], lambda *_: 0)
 )
-def test_weights_are_those_of_trl(algorithm, adapter, oracle, folder, record_property):
+def test_weights_are_those_of_trl(algorithm, adapter, processes, oracle, folder, monkeypatch, record_property):
     pytest.importorskip("trl")
-    found = oracle.figures(folder, algorithm, adapter)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as a launcher does; Accelerate would warn
+    found = oracle.figures(folder, algorithm, adapter, processes)
     record_property("difference", found["difference"])
     assert 0.0 == found["difference"] < 0.01 < found["another seed"]
 
 
 @pytest.mark.matrix
 @pytest.mark.filterwarnings(IGNORED)
-@pytest.mark.parametrize("adapter", ["all weights", "LoRA"])
-def test_a_resumed_run_ends_with_the_same_bits(adapter, oracle, folder, tmp_path):
+def test_weights_of_two_processes_are_those_of_one_for_the_same_answers(oracle, folder, monkeypatch, record_property):
+    """Each process draws answers from a seed of its own, so a function of the prompt gives them here."""
+    pytest.importorskip("trl")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func`
+    found = oracle.figures_of_processes(folder)
+    record_property("difference", found["difference"])
+    assert found["difference"] < 1e-5 < 0.01 < found["half of the rows"]
+
+
+@pytest.mark.matrix
+@pytest.mark.filterwarnings(IGNORED)
+@pytest.mark.parametrize(("algorithm", "adapter"), ALGORITHMS)
+def test_a_resumed_run_ends_with_the_same_bits(algorithm, adapter, oracle, folder, tmp_path):
     pytest.importorskip("trl")
     out, saved, steps = tmp_path / "out", [], []
     changes = [
@@ -200,7 +221,7 @@ def test_a_resumed_run_ends_with_the_same_bits(adapter, oracle, folder, tmp_path
             steps.append(state.global_step)
 
     for resumed in ([], [("+trainer_args.resume_from_checkpoint", str(out / "checkpoint-2"))]):
-        config = oracle.config_name("GRPO", adapter)
+        config = oracle.config_name(algorithm, adapter)
         trainer = Project(config, folder, output_dir=str(out), overrides=[*changes, *resumed])()
         trainer.add_callback(Steps())
         trainer.train()
