@@ -12,14 +12,13 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from forgather.bounded import read_bytes
 from forgather.compatibility import combination_facts
+from forgather.stored_model import stored_config
 
 _FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "quantization.json")
 _SHARDED = ("fsdp2", "fsdp2 with resharding", "hybrid shards")
 _FLOATS = ("float32", "float16", "bfloat16")
 _CLASSES = {"bitsandbytes": "BitsAndBytesConfig", "torchao": "TorchAoConfig"}
-_MAX_BYTES = 16 << 20
 
 
 class Quantized(NamedTuple):
@@ -73,11 +72,7 @@ def stored_quantization(folder: str) -> Mapping[str, Any] | None:
         folder: the folder of a model in the layout of transformers. A name on the Hub, or a folder whose configuration
             cannot be read, gives None.
     """
-    try:
-        facts = json.loads(read_bytes(os.path.join(os.path.expanduser(folder), "config.json"), _MAX_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return None
-    found = facts.get("quantization_config") if isinstance(facts, dict) else None
+    found = (stored_config(folder) or {}).get("quantization_config")
     return found if isinstance(found, dict) else None
 
 

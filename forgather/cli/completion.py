@@ -66,7 +66,7 @@ def _attach(parser: argparse.ArgumentParser, before: argparse.Namespace) -> None
         "targets": lambda: _targets(before),
         "data_set": lambda: ["train", "eval", *_targets(before)],
         "paths": lambda: _values(before),
-        "checkpoint": lambda: ["best", "last", "latest", "model"],
+        "checkpoint": lambda: ["best", "last", "model"],
         "code": lambda: list(explain.error_codes()),
         "project": None,
         "folders": None,

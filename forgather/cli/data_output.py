@@ -98,9 +98,11 @@ class DataScreen:
         view = self._view
         if view.options.is_causal and "trained" in kinds:
             yield "A label is at its token: the model shifts labels, and predicts a token from those before it."
-        if any(_differs(row) for row in view.rows):
-            what = "the token that has to be predicted" if view.label_is_token else "its label"
-            yield f"{self._arrow} after a token: {what}, where it is another one."
+        if any(_is_marked(view, row) for row in view.rows):
+            what = "its class" if view.options.class_names else "its label"
+            if view.label_is_token:
+                what = "the token that has to be predicted, where it is another one"
+            yield f"{self._arrow} after a token: {what}."
 
     def _row(self, row: Any) -> list[Line]:
         lines = [Line(_headline(row), _strong)]
@@ -112,7 +114,7 @@ class DataScreen:
             lines += self._flow(known, row.target_kinds_U, [""] * len(known))
         width = max([len(name) for name in row.columns], default=0)
         for name, value in row.columns.items():
-            lines.append(Line(f"{_INDENT}{name:<{width}}  {self._view.value_text(value)}", None, width + 4))
+            lines.append(Line(f"{_INDENT}{name:<{width}}  {self._view.value_text(name, value)}", None, width + 4))
         return lines
 
     def _tokens(self, row: Any) -> list[Line]:
@@ -133,17 +135,16 @@ class DataScreen:
                 lines.append(Line(f"{_INDENT}{name}", _dim))
             if begin in left_out:
                 if begin == left_out.start:
-                    what = f"... {len(left_out):,} tokens are not shown: '--rows {row.number}' shows all ..."
+                    what = f"... {len(left_out):,} tokens are not shown: '--row {row.number}' shows all ..."
                     lines.append(Line(f"{_INDENT}{what}", _dim))
                 continue
             lines += self._flow(row.ids_T[begin:end], row.kinds_T[begin:end], labels[begin:end])
         return lines
 
     def _label(self, row: Any, place: int) -> str:
-        if row.labels_T is None or row.labels_T[place] in (-100, row.ids_T[place]):
-            return ""
-        label = row.labels_T[place]
-        return self._arrow + (self._visible(self._view.text(label)) if self._view.label_is_token else str(label))
+        label = None if row.labels_T is None else row.labels_T[place]
+        marked = self._view.marked_label(row.ids_T[place], label)
+        return self._arrow + self._visible(marked) if marked else ""
 
     def _flow(self, ids: Sequence[int | None], kinds: Sequence[Any], labels: Sequence[str]) -> list[Line]:
         lines: list[Line] = []
@@ -202,8 +203,8 @@ class DataScreen:
         text = "" if token_id is None else self._view.text(token_id)
         *parts, last = text.split("\n")
         yield from ((self._visible(part) + self._newline, True) for part in parts)
-        # Ids need a space between them; texts have their own.
-        space = " " if self._view.text.tokenizer is None else ""
+        # Ids and the names of classes need a space after them; texts have their own.
+        space = " " if self._view.text.tokenizer is None or (label and not self._view.label_is_token) else ""
         yield self._visible(last) + label + space, False
 
     def _written(self, lines: Iterator[list[_Piece]]) -> Iterator[Line]:
@@ -238,10 +239,8 @@ def _headline(row: Any) -> str:
     return f"row {row.number:,}: {', '.join(parts)}"
 
 
-def _differs(row: Any) -> bool:
-    return row.labels_T is not None and any(
-        label not in (-100, token_id) for token_id, label in zip(row.ids_T, row.labels_T, strict=True)
-    )
+def _is_marked(view: Any, row: Any) -> bool:
+    return row.labels_T is not None and any(map(view.marked_label, row.ids_T, row.labels_T))
 
 
 def _mark(piece: _Piece) -> str:

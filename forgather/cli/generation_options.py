@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from forgather.cli.options import a_name, add_checkpoint
 from forgather.cli.output import print_note
 from forgather.cli.trusting import ask_trust
 from forgather.launch.trained_model import (
@@ -68,13 +69,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         type=a_name,
         help="a run, an output folder, a checkpoint, or the folder of a saved model or adapter",
     )
-    parser.add_argument(
-        "--checkpoint",
-        metavar="WHICH",
-        type=a_name,
-        help="a step, 'best', 'latest' (the newest intact one) or 'model' (the model that the run saved at its end); "
-        "default: latest, or model if there is no checkpoint",
-    )
+    add_checkpoint(parser)
     parser.add_argument("--merged", action="store_true", help="merge the adapter into its base model first")
 
 
@@ -93,13 +88,6 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens of this probability")
     parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the draws (default: another one each time)")
-
-
-def a_name(text: str) -> str:
-    """Converts a command-line argument to a name; an empty text, as from an unset shell variable, is an error."""
-    if text:
-        return text
-    raise argparse.ArgumentTypeError("'' is not a name")
 
 
 def sampling_of(options: argparse.Namespace) -> Any:

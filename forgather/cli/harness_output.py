@@ -16,7 +16,7 @@ from forgather.cli.trusting import ask_trust
 from forgather.errors import ProjectError
 from forgather.launch.evaluation import store_facts
 from forgather.launch.export import export, plan_export
-from forgather.launch.harness import HarnessResult, find_command, kind_of_export, run_harness
+from forgather.launch.harness import HarnessResult, find_command, run_harness
 from forgather.launch.saved_weights import SavedWeights, find_weights
 from forgather.project.path_display import near_path
 
@@ -73,7 +73,7 @@ def evaluate_by_harness(invocation: Invocation) -> int:
     weights = find_weights(options.folder, options.checkpoint)
     with tempfile.TemporaryDirectory(prefix="forgather-lm-eval-") as folder:
         model = Path(folder, "model")
-        plan = plan_export(weights, kind_of_export(weights), str(model))
+        plan = plan_export(weights, None, str(model))
         if plan.project is not None and plan.targets is not None:
             ask_trust(plan.project, list(dict.fromkeys(plan.targets.values())))
         with redirect_stdout(sys.stderr):

@@ -34,6 +34,35 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
+def a_name(text: str) -> str:
+    """Converts a command-line argument to a name; an empty text, as from an unset shell variable, is an error."""
+    if text:
+        return text
+    raise argparse.ArgumentTypeError("'' is not a name")
+
+
+def column_names(text: str) -> dict[str, str]:
+    """Converts `text=review,label=stars` to a mapping, as an argparse type."""
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    names = [name.strip() for name, _, _ in pairs]
+    if twice := next((name for name in names if name and names.count(name) > 1), None):
+        raise argparse.ArgumentTypeError(f"{text!r} names a column for {twice!r} twice")
+    if all(name and column for name, (_, _, column) in zip(names, pairs, strict=True)):
+        return {name.strip(): column for name, _, column in pairs}
+    raise argparse.ArgumentTypeError(f"{text!r} is not NAME=COLUMN, as in text=review,label=stars")
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Adds the option `--checkpoint WHICH` to a parser, for a command that takes the weights of a run."""
+    parser.add_argument(
+        "--checkpoint",
+        metavar="WHICH",
+        type=a_name,
+        help="a step, 'best', 'last' (the newest intact one) or 'model' (the model that the run saved at its end); "
+        "default: last, or model if there is no checkpoint",
+    )
+
+
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Adds the option `-o FILE` to a parser."""
     parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of the terminal")

@@ -57,12 +57,12 @@ class ExportPlan:
     targets: Mapping[str, str] | None = None
 
 
-def plan_export(weights: SavedWeights, kind: ExportKind, into: str | None) -> ExportPlan:
+def plan_export(weights: SavedWeights, kind: ExportKind | None, into: str | None) -> ExportPlan:
     """Returns the plan of an export. Constructs nothing and writes nothing.
 
     Args:
         weights: the weights to export.
-        kind: what is written.
+        kind: what is written; None for a whole model, into which an adapter is merged.
         into: the new folder; None for a folder next to the output folder of the run.
 
     Raises:
@@ -70,13 +70,14 @@ def plan_export(weights: SavedWeights, kind: ExportKind, into: str | None) -> Ex
         ProjectError: FG932 if the run's `main` has no model.
         ForgatherError: if the recorded graph has an error.
     """
+    # Whether it is an adapter is known without building it, and so is the error if it is none.
+    is_adapter = Path(weights.folder, "adapter_config.json").is_file()
+    kind = kind or (ExportKind.MERGED if is_adapter else ExportKind.MODEL)
     into = into or f"{os.path.normpath(weights.run.output_dir)}-{kind}"
     inside = Path(weights.folder) if weights.is_checkpoint else Path(weights.folder, "model")
     import_module("forgather.ml.checkpoint.export_folder").refuse_place(inside, Path(into))
     if kind is ExportKind.GGUF:
         import_module(_GGUF).require_gguf()
-    # Whether it is an adapter is known without building it, and so is the error if it is none.
-    is_adapter = Path(weights.folder, "adapter_config.json").is_file()
     if kind is ExportKind.MODEL or not is_adapter:
         return ExportPlan(weights=weights, kind=kind, into=into)
     run = weights.run

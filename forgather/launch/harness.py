@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from forgather.errors import ProjectError
-from forgather.launch.export import ExportKind
-from forgather.launch.saved_weights import SavedWeights
 
 _STANDARD_ERROR = 2
 COMMANDS = ("lm_eval", "lm-eval")
@@ -59,15 +57,6 @@ def find_command(words: str | None) -> list[str]:
             return [found, *name[1:]]
     what = f"{words!r} is not a command" if words else "lm_eval is not on the path"
     raise ProjectError(f"lm-evaluation-harness is not installed: {what}", code="FG966", hint=_INSTALL)
-
-
-def kind_of_export(weights: SavedWeights) -> ExportKind:
-    """Returns how the weights are exported for the harness: whole, or merged into the base model.
-
-    Args:
-        weights: the weights to evaluate.
-    """
-    return ExportKind.MERGED if Path(weights.folder, "adapter_config.json").is_file() else ExportKind.MODEL
 
 
 def run_harness(command: Sequence[str], model: Path, into: Path, options: Sequence[str]) -> HarnessResult:

@@ -14,7 +14,6 @@ import copy
 import json
 import os
 import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from forgather.ml.adapter_names import (
     train_new_rows,
 )
 from forgather.ml.checkpoint.files import ADAPTER, ADAPTER_CONFIG
+from forgather.ml.library_progress import without_peft_warnings
 from forgather.ml.losses import is_causal_lm
 from forgather.ml.model_class import class_name, new_weights_of
 from forgather.ml.random_state import forked_random
@@ -78,10 +78,7 @@ class Adapter:
         base = describe_base(model)
         config = self.config_for(model, base)
         try:
-            with forked_random(seed), warnings.catch_warnings():
-                # peft asks transformers for an old name, and reports that it handles the transposed layers of GPT-2.
-                warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")
-                warnings.filterwarnings("ignore", message=".*fan_in_fan_out")
+            with forked_random(seed), without_peft_warnings():
                 if self.path is None:
                     adapted: nn.Module = peft.get_peft_model(model, config)
                 else:

@@ -1,8 +1,9 @@
-"""Switching off what transformers prints while it loads or saves a model."""
+"""Switching off what transformers and peft print while they load or save a model."""
 
 from __future__ import annotations
 
 import logging as python_logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,6 +34,18 @@ def without_load_reports() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(_is_no_report)
+
+
+@contextmanager
+def without_peft_warnings() -> Iterator[None]:
+    """Context manager without two warnings of peft about what it does itself.
+
+    It asks transformers for an old name, and reports that it handles the transposed layers of GPT-2.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")
+        warnings.filterwarnings("ignore", message=".*fan_in_fan_out")
+        yield
 
 
 def _is_no_report(record: python_logging.LogRecord) -> bool:

@@ -20,6 +20,7 @@ from forgather.source import Span
 TRAINED_ON = {"train": "train_dataset", "eval": "eval_dataset"}
 """The data sets of a trainer: the name for `--set`, and the argument of the trainer."""
 
+_CLASS_NAMES = "forgather.ml.data:class_names"
 _MODELS = ("model", "model_init")
 _TOKENIZERS = ("processing_class", "tokenizer")
 # The labels of these models are shifted: the logits of a token are compared with the label of the next token.
@@ -81,6 +82,12 @@ class DataTargets:
         """The node of the loss; None if the model's own is used, or if the loss is made from the model."""
         found = self._node("loss_fn")
         return None if found is None or self._needs_model(found) else found
+
+    @property
+    def class_names(self) -> Node | None:
+        """The node of the names of the classes, which the model gets, too; None if the config has none."""
+        calls = (node for _, node in walk(roots(self._graph)) if isinstance(node, Call))
+        return next((node for node in calls if node.constructor == _CLASS_NAMES), None)
 
     @property
     def is_causal(self) -> bool:

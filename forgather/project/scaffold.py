@@ -77,6 +77,7 @@ _STARTER_README = """\
     fgcli train                  # train
     fgcli train --resume         # resume after Ctrl-C or a crash
     fgcli train --nproc-per-node 2
+    {use}
     fgcli pp                     # the config, all templates applied
 
 Models, checkpoints and the records of runs go to `output_models/`.
@@ -104,7 +105,9 @@ def new_project(folder: str, starter: Starter | None = None) -> list[str]:
     description = starter.description() if starter else "What one learns from this project"
     files = {
         "meta.yaml": _META.format(title=_quoted(title), description=_quoted(description)),
-        "README.md": (_STARTER_README if starter else _README).format(title=title, description=description),
+        "README.md": (_STARTER_README if starter else _README).format(
+            title=title, description=description, use=starter.use(title) if starter else ""
+        ),
         ".gitignore": "output_models/\n",
         "templates/configs/default.yaml": starter.config(title)
         if starter
@@ -194,6 +197,11 @@ def _write(file: str, text: str) -> str:
             hint="name a folder that you can write to",
         ) from error
     return file
+
+
+def title_of(folder: str) -> str:
+    """Returns the title of a project, by the name of its folder."""
+    return _title(os.path.basename(os.path.abspath(folder)))
 
 
 def _title(name: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,13 @@ _ACTIONS = {
     "tag": "train a model of your own",
     "seq2seq": "train an encoder-decoder of your own",
 }
+_USES = {
+    "chat": "chat {folder}",
+    "classify": "eval {folder} --out predictions.jsonl",
+    "preferences": "generate {folder} TEXT",
+    "tag": "eval {folder} --out predictions.jsonl",
+    "seq2seq": "eval {folder} --out predictions.jsonl",
+}
 _CONFIG = """\
 ## 'fgcli pp' shows everything that is not set here.
 -- set trainer_template = 'trainers/accel_trainer.yaml'
@@ -93,6 +101,16 @@ class Starter:
     def description(self) -> str:
         """Returns one line about the project."""
         return _DESCRIPTIONS[self.kind]
+
+    def use(self, title: str) -> str:
+        """Returns the command that uses the trained model.
+
+        Args:
+            title: the name of the config.
+        """
+        # As the templates name the output folder.
+        folder = f"output_models/{title.lower().replace(' ', '_')}"
+        return f"fgcli {_USES[self.kind].format(folder=shlex.quote(folder))}"
 
     def config(self, title: str) -> str:
         """Returns the text of the config.

@@ -10,7 +10,9 @@ foundation:
     bounded pipeline_schedules rule_conditions secret_names source spelling trainer_hooks
     cache_file errors parallel_sizes shown_secrets
     aliases compatibility launcher_env process_limits redaction
-    interrupt quantized requirements rules
+    interrupt requirements rules
+    stored_model
+    quantized
 graph:
     config config.builtin_names config.environment config.insight config.lint
     config.lint.file_suggestions
@@ -123,6 +125,7 @@ processes:
 data:
     data.cache data.data_errors data.progress_bar data.prompts
     data.chat_rows data.chat_template data.json_rows data.mixture data.padding data.preference_collator data.sources data.train_eval_split
+    data.usual_columns
     data.conversations data.file_rows data.tokenizer generation generation.prompt
     data.packing data.token_kinds data.token_text data.turn_tokens
     data.example_packing

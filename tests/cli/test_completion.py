@@ -52,7 +52,7 @@ def words(line, bench, tmp_path):
         ("fgcli explain FG41", {f"FG41{n}" for n in (1, 2, 3, 4, 5, 6, 8, 9)}),
         ("fgcli new ", {"project", "config", "--kind", "--data", "--model"}),
         ("fgcli ls temp", {"templates/"}),
-        ("fgcli generate run --checkpoint ", {"best", "last", "latest", "model"}),
+        ("fgcli generate run --checkpoint ", {"best", "last", "model"}),
         ("fgcli chat temp", {"templates/"}),
         ("fgcli -p tem", {"templates/"}),
         ("fgcli -p nowhere -t ", {""}),

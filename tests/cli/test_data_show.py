@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import torch
 from forgather.cli.data_output import DataScreen
 from forgather.cli.main import main
 from forgather.cli.palette import ROLES
+from forgather.ml.data.data_view import DataView
 from forgather.ml.data.shown_rows import ShownRow
 from forgather.ml.data.token_kinds import Kind
 from tests.golden import check_golden
@@ -164,7 +166,7 @@ def screen(bench, monkeypatch, capsys):
         ("examples", "base", []),
         ("packed", "base", ["--set", "eval", "--rows", "0:3"]),
         ("plain", "plain", ["--rows", "1:3"]),
-        ("stream", "stream", ["--rows", "1"]),
+        ("stream", "stream", ["--row", "1"]),
     ],
 )
 def test_a_screen_is_as_it_was_looked_at(name, config, arguments, screen):
@@ -191,7 +193,9 @@ def test_text_with_line_breaks_wide_and_control_characters_keeps_its_marks_below
     texts = _Texts(["a\n  b", "日本", "\x1b[1m", "x" * 30])
     kinds = [Kind.TRAINED, Kind.MASKED, Kind.TRAINED, Kind.MASKED]
     row = ShownRow(number=0, ids_T=[0, 1, 2, 3], kinds_T=kinds, labels_T=[0, -100, 1, -100])
-    view = SimpleNamespace(text=texts, label_is_token=True, rows=[row], options=SimpleNamespace(is_causal=True))
+    options = SimpleNamespace(is_causal=True, class_names=None)
+    view = SimpleNamespace(text=texts, label_is_token=True, rows=[row], options=options)
+    view.label_text, view.marked_label = partial(DataView.label_text, view), partial(DataView.marked_label, view)
     lines = [line.text for line in DataScreen(view, "", width=22, has_color=False)._row(row)]
     # A token that is longer than a line begins on the line before it; the marks of a wide character take two columns.
     assert [
@@ -213,8 +217,8 @@ class _Texts(list):
 
 
 def test_a_long_row_is_cut_unless_it_is_the_only_one(shown):
-    assert "... 476 tokens are not shown: '--rows 1' shows all ..." in shown("long", "--rows", "0:2")[1]
-    whole = shown("long", "--rows", "1")[1]
+    assert "... 476 tokens are not shown: '--row 1' shows all ..." in shown("long", "--rows", "0:2")[1]
+    whole = shown("long", "--row", "1")[1]
     assert "not shown" not in whole and 1500 == sum(
         line.count("a") for line in whole.splitlines() if {*line} == {" ", "a"}
     )
@@ -262,7 +266,7 @@ def test_a_page_is_complete_escaped_and_says_what_json_says(shown, bench):
     ],
 )
 def test_the_trained_tokens_are_those_of_the_loss_of_the_config(loss, trained, fact, shown):
-    status, out, err = shown(loss, "--rows", "0", "--json")
+    status, out, err = shown(loss, "--row", "0", "--json")
     found = json.loads(out)
     kinds = ["".join(kind[0] for kind in row["kinds"]).rstrip("p") for row in found["rows"]]
     assert (0, "", f"{loss}Loss", trained) == (
@@ -299,7 +303,7 @@ def test_rows_without_a_trained_token_are_a_warning_with_their_numbers(shown):
         ("plain", ["--set", "eval.c"], "FG480", "eval_dataset has no data set 'c'"),
         ("stream", ["--set", "eval"], "FG480", "the config has no eval_dataset"),
         ("dataless", [], "FG480", "the config has no train_dataset, and no other data set of a trainer"),
-        ("base", ["--rows", "3"], "FG481", "train_dataset has 3 rows, and no row 3"),
+        ("base", ["--row", "3"], "FG481", "train_dataset has 3 rows, and no row 3"),
         ("bad", ["--set", "eval"], "FG481", "eval_dataset has no rows"),
         ("bad", [], "FG482", "the collator fails on row 1 of train_dataset: [FG847]"),
         ("modelled", [], "FG483", "the data collator needs the model"),
@@ -316,12 +320,19 @@ def test_bad_input_is_one_located_sentence(config, arguments, code, message, sho
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--rows", "3:1"], ["--rows", "x"], ["--rows", "2:"], ["--rows", "-1"], ["--set", ""]]
+    "arguments",
+    [["--rows", "3:1"], ["--rows", "x"], ["--rows", "2:"], ["--rows", "-1"], ["--row", "0:1"], ["--set", ""]],
 )
 def test_an_argument_that_cannot_be_meant_is_refused(arguments, shown):
     with pytest.raises(SystemExit) as ended:
         shown("base", *arguments)
     assert 2 == ended.value.code
+
+
+def test_a_number_alone_is_no_range_as_it_could_mean_how_many(shown, capsys):
+    with pytest.raises(SystemExit):
+        shown("base", "--rows", "1")
+    assert "--rows 0:1 shows the first row, and --row 1 shows row 1 (from 0)" in capsys.readouterr().err
 
 
 def test_one_of_several_sets_other_targets_and_rows_without_the_collator_are_shown(shown):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,10 +81,13 @@ def test_a_new_project_is_checked_shown_and_trained_as_it_stands(kind, here, out
     assert len(config_lines(here / "mine")) <= 12 and [] == list((here / "mine").rglob("*.py"))
 
     assert "default.yaml: ok" in out("-p", "mine", "check")
-    out("-p", "mine", "data", "show", "--rows", "1", "--json")
+    shown = json.loads(out("-p", "mine", "data", "show", "--rows", "0:1", "--json"))
+    assert (kind in ("classify", "tag")) == bool(shown["class_names"])
     assert 0 == main(["-p", "mine", "train", "--max-steps", "2", *OF_KIND[kind]])
 
     model = here / "mine/output_models/mine"
+    # The command that was named for the trained model names the folder that the run wrote.
+    assert re.search(r"     fgcli (chat|generate|eval) output_models/mine\b", printed)
     assert (model / "config.json").is_file() and list(model.glob("checkpoint-*"))
     summary = json.loads(next(model.glob("runs/*/summary.json")).read_text())
     metrics = {"classify": "eval_f1", "preferences": "eval_rewards/accuracies", "seq2seq": "eval_token_accuracy"}
@@ -112,12 +116,48 @@ def test_words_with_tags_and_sources_with_targets_are_recognised(kind, row, foun
     assert f"--kind {kind} makes a project for them" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("kind", "row", "column"), [("seq2seq", {"input": "a", "target": "b"}, "source"),
-                                                     ("tag", {"words": ["a"], "tags": ["O"]}, "tokens")])  # fmt: skip
-def test_a_missing_column_is_to_be_renamed_as_there_is_no_config_yet(kind, row, column, here, capsys):
-    assert 1 == main(["new", "project", "other", "--kind", kind, "--data", rows_file(here, [row])])
-    error = capsys.readouterr().err
-    assert f"rename a column to {column!r}; there are: {', '.join(row)}" in error and "_column" not in error
+CONLL = {"tokens": ["Ada", "x"], "pos_tags": ["N", "V"], "ner_tags": ["B-PER", "O"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "words", "found", "lines"),
+    [
+        ("seq2seq", {"article": "a", "highlights": "b", "id": 1}, [], "columns: source = 'article', target = 'highlights'",
+         ['source_column: "article"', 'target_column: "highlights"']),
+        ("seq2seq", {"source": "a site", "question": "a", "answer": "b"}, ["--columns", "source=question"],
+         "columns: source = 'question', target = 'answer'", ['source_column: "question"', 'target_column: "answer"']),
+        ("seq2seq", {"translation": {"de": "ein", "en": "one"}}, ["--columns", "source=translation.en"],
+         "target = 'translation.de'", ['source_column: "translation.en"', 'target_column: "translation.de"']),
+        ("tag", {"words": ["Ada"], "labels": ["B-PER"]}, [], "tokens = 'words', tags = 'labels'", ['tags_column: "labels"']),
+        ("tag", CONLL, ["--columns", "tags=ner_tags"], "2 classes: B-PER, O; columns: tags = 'ner_tags'",
+         ['tags_column: "ner_tags"']),
+    ],
+)  # fmt: skip
+def test_usual_names_of_columns_are_known_and_others_can_be_named(kind, row, words, found, lines, here, out):
+    other = {"words": ["x"], "labels": ["O"]} if "words" in row else row
+    assert found in made(out, "--kind", kind, "--data", rows_file(here, [row, other] * 12), *words)
+    assert {*lines} <= {*config_lines(here / "mine")}
+    shown = json.loads(out("-p", "mine", "data", "show", "--row", "0", "--json"))
+    assert shown["rows"][0]["length"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "words", "message"),
+    [
+        ("seq2seq", {"source": "a site", "question": "a", "answer": "b"}, [],
+         "FG975]: 'rows.jsonl': 'source' and 'question' could both be the source\n  help: name it: --columns source=source"),
+        ("seq2seq", {"translation": {"de": "a", "en": "b"}}, [], "'translation.de' and 'translation.en' could both be"),
+        ("tag", CONLL, [], "FG975]: 'rows.jsonl': 'ner_tags' and 'pos_tags' could both be the tags"),
+        ("tag", {"letters": ["a"], "tags": ["O"]}, [], "FG831]: 'rows.jsonl': no column is known to hold the tokens; there are: "
+         "letters, tags\n  help: name it: --columns tokens=letters"),
+        ("tag", CONLL, ["--columns", "text=words"], "FG490]: rows of --kind tag have no 'text'\n  help: they have: tokens, tags"),
+        ("tag", CONLL, ["--columns", "tags=none"], "FG831]: row 1 of 'rows.jsonl' has no column 'none'"),
+    ],
+)  # fmt: skip
+def test_a_column_that_is_not_known_or_not_clear_is_asked_for(kind, row, words, message, here, capsys):
+    assert 1 == main(["new", "project", "other", "--kind", kind, "--data", rows_file(here, [row]), *words])
+    error = capsys.readouterr().err.replace(f"{here}/", "")
+    assert message in error and "_column" not in error, error
 
 
 @pytest.mark.parametrize("form", CHATS)
@@ -174,13 +214,22 @@ def test_pairs_of_messages_get_a_chat_template(here, out, row, is_chat):
             "are preference pairs: they have 'chosen' and 'rejected'",
         ),
         (["--kind", "classify", "--data", "rows.jsonl"], "FG491", "are conversations: they have 'messages'"),
-        (["--kind", "classify", "--data", "rows.csv"], "FG491", "is known to hold the text; there are: alpha, beta"),
+        (["--kind", "classify", "--data", "rows.csv"], "FG831", "is known to hold the text; there are: alpha, beta"),
         (["--kind", "classify", "--data", "empty.csv"], "FG832", "has no rows"),
         (["--kind", "classify", "--data", "broken.jsonl"], "FG834", "cannot be read"),
         (["--kind", "chat", "--data", "asked.jsonl"], "FG491", "no conversation in"),
         (["--kind", "preferences", "--data", "rows.jsonl"], "FG491", "--kind chat makes a project for them"),
         (["--kind", "preferences", "--data", "judged.jsonl"], "FG491", "are single answers that were judged"),
-        (["--kind", "chat", "--model", "./none"], "FG492", "the folder './none' does not exist"),
+        (["--kind", "chat", "--model", "./none"], "FG492", "there is no folder './none'"),
+        (
+            ["--kind", "chat", "--model", "nofolder"],
+            "FG492",
+            "there is no folder 'nofolder', and a name on the Hub has an",
+        ),
+        (["--kind", "chat", "--model", "t5"], "FG492", "is T5ForConditionalGeneration, and a decoder that continues"),
+        (["--kind", "seq2seq", "--model", "gpt"], "FG492", "is gpt2, and an encoder-decoder is needed"),
+        (["--kind", "chat", "--columns", "a=b"], "FG490", "--columns names columns of --data"),
+        (["--kind", "chat", "--data", "rows.jsonl", "--columns", "a=b"], "FG490", "rows of --kind chat have no 'a'"),
         (["--kind", "chat", "--model", "."], "FG492", "has no 'config.json'"),
         (["--kind", "chat", "--data", "a{{b.jsonl"], "FG490", "has characters with a meaning in templates"),
     ],
@@ -194,6 +243,12 @@ def test_what_cannot_be_used_is_refused_and_nothing_is_made(here, capsys, words,
     rows_file(here, [{"messages": chat["messages"][:1]}], "asked.jsonl")
     rows_file(here, [TEXTS], "pairs.jsonl")
     rows_file(here, [{"prompt": "a", "completion": "b", "label": True}], "judged.jsonl")
+    for name, facts in (
+        ("t5", {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}),
+        ("gpt", {"model_type": "gpt2"}),
+    ):
+        (here / name).mkdir()
+        (here / name / "config.json").write_text(json.dumps(facts))
     for name, text in (("rows.csv", "alpha,beta\n1,2\n"), ("empty.csv", "text,label\n"), ("broken.jsonl", "{")):
         (here / name).write_text(text)
     assert 1 == main(["new", "project", "mine", *words])

@@ -191,6 +191,23 @@ def test_rows_of_the_greatest_length_may_be_cut(tmp_path):
     assert "1 without <eos> at the end, which may be cut" in found.facts()["longest"]
 
 
+def test_tags_and_classes_have_their_names_and_rows_without_predicted_tokens_are_not_called_cut():
+    tagged = [{"input_ids": [2, 3, 4], "labels": [2, -100, 1]}] * 2
+    found = view(tagged, is_causal=False, class_names=["O", "B-PER", "B-LOC"])
+    row = found.rows[0]
+    # The first label is the id of its token, too.
+    marks = [found.marked_label(*pair) for pair in zip(row.ids_T, row.labels_T, strict=True)]
+    assert ["B-LOC", "", "B-PER"] == marks and ["O", "B-PER", "B-LOC"] == found.as_dict()["class_names"]
+    assert "cut" not in found.facts().get("longest", "")
+
+    found = view([{"input_ids": [2, 3], "label": number} for number in (0, 1, 1)], is_causal=False, class_names="ab")
+    assert "a: 1 row, b: 2 rows" == found.facts()["labels"] and "1 (b)" == found.value_text("labels", 1)
+
+    target = {"input_ids": [[2, 3]], "labels": [[4, 5, -100]], "attention_mask": [[1, 1]]}
+    found = view([{"input_ids": [2, 3]}], lambda rows: {k: torch.tensor(v) for k, v in target.items()}, is_causal=False)
+    assert "2, and 2 of targets, which are trained" == found.facts()["tokens"]
+
+
 def test_what_the_loss_counts_though_it_is_padding_is_a_warning():
     rows = [{"input_ids": [2, 0], "labels": [2, 0], "attention_mask": [1, 0]}]
     found = view(rows)

@@ -106,6 +106,25 @@ def test_a_trainer_that_no_config_made_asks_for_nothing(settings, caplog):
     assert caplog.messages[0].startswith("processes  1 on cpu, started by ")
 
 
+@pytest.mark.parametrize(
+    ("chosen", "evaluated", "line"),
+    [
+        ({}, 3, "20 to train on, 3 to evaluate; 8 per step, 3 steps per epoch"),
+        ({"gradient_accumulation_steps": 2}, 0, "20 to train on, none to evaluate; 16 per step (8 x 2 accumulated), 2 steps"),
+        ({"dataloader_drop_last": True}, 3, "8 per step, 2 steps per epoch, the last 4 of an epoch left out"),
+    ],
+)  # fmt: skip
+def test_a_run_says_how_many_rows_it_trains_on_and_evaluates(settings, caplog, chosen, evaluated, line):
+    from forgather.ml import Trainer
+    from tests.ml.fixtures import Regression, regression_rows
+
+    rows = regression_rows()
+    some = [rows[place % len(rows)] for place in range(20)]
+    args = settings(max_steps=1, per_device_train_batch_size=8, **chosen)
+    Trainer(Regression(), args, train_dataset=some, eval_dataset={"a": some[:evaluated]} if evaluated else None).train()
+    assert any(message.startswith("rows  ") and line in message for message in caplog.messages), caplog.messages
+
+
 ELASTIC = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2"}
 SLURM = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
 

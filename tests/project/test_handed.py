@@ -1,5 +1,7 @@
 """What becomes of arguments: partials that lack what never comes, lists of callbacks, files."""
 
+import json
+
 import pytest
 
 from forgather.ml import data
@@ -126,7 +128,33 @@ def test_every_reader_of_data_files_is_asked_for_files_that_are_not_there(told, 
 def test_every_folder_of_a_model_is_looked_for(constructor, argument, told):
     given = f"main: !call:{constructor}\n  {argument}: "
     assert ("FG456", 2) in [found[:2] for found in told(f"{given}./no/model\n")]
-    assert "FG456" not in [found[0] for found in told(f"{given}owner/name\n")]
+    for name in ("owner/name", "gpt2", "bert-base-uncased"):
+        assert "FG456" not in [found[0] for found in told(f"{given}{name}\n")]
+    assert ("FG456", 2) in [found[:2] for found in told(f"{given}nofolder\n")]
+
+
+@pytest.mark.parametrize(
+    ("constructor", "is_encoder_decoder", "codes"),
+    [
+        ("forgather.ml.models:seq2seq_from_pretrained", False, ["FG974"]),
+        ("forgather.ml.models:seq2seq_from_pretrained", True, []),
+        ("forgather.ml.models:from_pretrained", True, ["FG974"]),
+        ("forgather.ml.models:from_pretrained", False, []),
+        ("forgather.ml.classifiers:classifier_from_pretrained", True, []),
+    ],
+)
+def test_a_folder_with_a_model_of_another_kind_is_refused(constructor, is_encoder_decoder, codes, told, tmp_path):
+    config = {"model_type": "any", "is_encoder_decoder": is_encoder_decoder}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    text = f"main: !call:{constructor}\n  pretrained_model_name_or_path: {tmp_path}/model\n"
+    assert [(code, 2) for code in codes] == [found[:2] for found in told(text) if found[0] in ("FG974", "FG456")]
+
+
+def test_a_model_in_the_cache_of_the_hub_is_found(told, tmp_path, monkeypatch):
+    (tmp_path / "hub/models--mine").mkdir(parents=True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert [] == told("main: !call:forgather.ml.models:from_pretrained [mine]\n")
 
 
 def test_what_libraries_would_load_from_this_machine_is_looked_for(told, tmp_path):

@@ -28,7 +28,8 @@ padding, where documents start, how long rows are, which are duplicates. This bu
 collator and the tokenizer of a config, and no model."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml data show                       the first five rows of the training set
-  fgcli -t tiny.yaml data show --set eval --rows 7   a row of the evaluation set, however long
+  fgcli -t tiny.yaml data show --rows 0:1            the first row; rows are numbered from 0
+  fgcli -t tiny.yaml data show --set eval --row 7    row 7 of the evaluation set, however long
   fgcli -t tiny.yaml data show --all --html data.html
   fgcli -t tiny.yaml data show --set raw_dataset     a target of the config, before it is tokenized
   fgcli -t tiny.yaml data show --set train_dataset.block_size=64 --json
@@ -48,9 +49,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="data set: train (default), eval, or a target of the config; with PATH=VALUE, a change of the graph",
     )
-    parser.add_argument(
-        "--rows", type=_range, default=_range(_ROWS), metavar="A:B", help=f"rows from A to before B (default: {_ROWS})"
+    rows = parser.add_mutually_exclusive_group()
+    rows.add_argument(
+        "--rows",
+        type=_range,
+        default=_range(_ROWS),
+        metavar="A:B",
+        help=f"rows from A to before B, numbered from 0 (default: {_ROWS}, the first five)",
     )
+    rows.add_argument("--row", dest="rows", type=_one_row, metavar="N", help="row N alone, however long")
     parser.add_argument(
         "--all", action="store_true", help=f"read all rows for the statistics (default: at most {_STATISTICS_ROWS:,})"
     )
@@ -91,18 +98,34 @@ class _SetOrValue(argparse.Action):
 
 
 def _range(text: str) -> tuple[int, int]:
-    """Converts a command-line argument `A:B` or `A` to the first row and the row after the last, as an argparse type.
+    """Converts a command-line argument `A:B` to the first row and the row after the last, as an argparse type.
 
     Example:
-        >>> _range("2:5"), _range(":3"), _range("7")
-        ((2, 5), (0, 3), (7, 8))
+        >>> _range("2:5"), _range(":3")
+        ((2, 5), (0, 3))
     """
-    if found := re.fullmatch(r"(\d+)|(\d*):(\d+)", text, re.ASCII):
-        alone, first, last = found.groups()
-        start, stop = (int(alone), int(alone) + 1) if alone else (int(first or 0), int(last))
+    if found := re.fullmatch(r"(\d*):(\d+)", text, re.ASCII):
+        start, stop = int(found[1] or 0), int(found[2])
         if start < stop:
             return start, stop
-    raise argparse.ArgumentTypeError(f"{text!r} is not a range of rows, as 0:5, or the number of a row")
+    # A number alone could mean how many rows, or which one.
+    if text.isascii() and text.isdecimal():
+        first = "the first row" if int(text) == 1 else f"the first {text} rows"
+        which = f" --rows 0:{text} shows {first}, and" if int(text) else ""
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range:{which} --row {text} shows row {text} (from 0)")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a range of rows, such as 0:5")
+
+
+def _one_row(text: str) -> tuple[int, int]:
+    """Converts a command-line argument `N` to the row and the one after it, as an argparse type.
+
+    Example:
+        >>> _one_row("7")
+        (7, 8)
+    """
+    if text.isascii() and text.isdecimal():
+        return int(text), int(text) + 1
+    raise argparse.ArgumentTypeError(f"{text!r} is not the number of a row, such as 7")
 
 
 def run(invocation: Invocation) -> int:
@@ -152,6 +175,8 @@ def _view(project: Project, found: DataTargets, chosen: ChosenSet, invocation: I
     # Which tokens of preferences are trained depends on the loss.
     if chosen.role and found.loss is not None:
         nodes["the loss"] = found.loss
+    if chosen.role and found.class_names is not None:
+        nodes["the names of the classes"] = found.class_names
     for name, node in nodes.items():
         found.refuse_model(node, name)
     project.graph, names = with_targets(project.graph, nodes)
@@ -177,6 +202,7 @@ def _view(project: Project, found: DataTargets, chosen: ChosenSet, invocation: I
         loss="" if loss is None else views.collator_name(loss),
         removes_columns=found.removes_columns,
         only_tokens=not chosen.role,
+        class_names=built.get(names.get("the names of the classes", "")),
     )
     try:
         return views.view_data(dataset, collate if is_collated else None, tokenizer, asked)

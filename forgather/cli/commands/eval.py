@@ -15,7 +15,7 @@ from typing import Any
 
 from forgather.cli.harness_output import add_harness, evaluate_by_harness, refuse_harness_options
 from forgather.cli.invocation import Invocation
-from forgather.cli.options import add_json
+from forgather.cli.options import a_name, add_checkpoint, add_json, column_names
 from forgather.cli.output import plural, print_error, print_findings, print_note, write_json, write_text
 from forgather.cli.trusting import ask_trust
 from forgather.errors import ProjectError
@@ -48,24 +48,18 @@ _SPEED = "rows/s"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command-line arguments of this command to its parser."""
-    parser.add_argument("folder", metavar="FOLDER", help="a run, a checkpoint or an output folder", type=_name)
-    parser.add_argument(
-        "--checkpoint",
-        metavar="WHICH",
-        type=_name,
-        help="a step, 'best', 'last' (the newest intact one) or 'model' (the model that the run saved at its end); "
-        "default: last, or model if there is no checkpoint",
-    )
+    parser.add_argument("folder", metavar="FOLDER", help="a run, a checkpoint or an output folder", type=a_name)
+    add_checkpoint(parser)
     parser.add_argument(
         "--data",
         metavar="DATA",
-        type=_name,
+        type=a_name,
         help="the name of one evaluation set, or a .jsonl or .csv file (default: all evaluation sets of the run)",
     )
     parser.add_argument(
         "--columns",
         metavar="NAME=COLUMN",
-        type=_columns,
+        type=column_names,
         help="other column names of that file, as in text=review,label=stars (default: those of the run's own file)",
     )
     parser.add_argument(
@@ -80,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", metavar="N", type=_count_of_rows, help="generate the answers to the first N rows of each set"
     )
-    parser.add_argument("--out", metavar="FILE", type=_name, help="write each row's prediction to FILE, as JSON lines")
+    parser.add_argument("--out", metavar="FILE", type=a_name, help="write each row's prediction to FILE, as JSON lines")
     parser.add_argument(
         "--nproc",
         "--nproc-per-node",
@@ -90,24 +84,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_harness(parser)
     add_json(parser)
-
-
-def _name(text: str) -> str:
-    """Converts a command-line argument to a name; an empty text, as from an unset shell variable, is an error."""
-    if text:
-        return text
-    raise argparse.ArgumentTypeError("'' is not a name")
-
-
-def _columns(text: str) -> dict[str, str]:
-    """Converts `text=review,label=stars` to a mapping, as an argparse type."""
-    pairs = [pair.partition("=") for pair in text.split(",")]
-    names = [name.strip() for name, _, _ in pairs]
-    if twice := next((name for name in names if name and names.count(name) > 1), None):
-        raise argparse.ArgumentTypeError(f"{text!r} names a column for {twice!r} twice")
-    if all(name and column for name, (_, _, column) in zip(names, pairs, strict=True)):
-        return {name.strip(): column for name, _, column in pairs}
-    raise argparse.ArgumentTypeError(f"{text!r} is not NAME=COLUMN, as in text=review,label=stars")
 
 
 def _count_of_rows(text: str) -> int:
@@ -255,13 +231,17 @@ def _print_result(
         for name, (logged, now) in found.differences.items():
             print_note(f"logged      {name} was {logged!r}, and is {now!r} now")
     elif found.logged:
-        print_note(f"logged      {plural(len(found.logged), 'metric')} of step {plan.weights.step}: the same bits")
+        print_note(f"logged      by the run at step {plan.weights.step}: {_all_equal(len(found.logged))}")
     if changed:
         things = ", ".join(f"{row.what} {row.name}" for row in changed[:3])
         print_note(f"changed     {plural(len(changed), 'thing')} since the run: {things}")
     if options.out is not None:
         print_note(f"predictions {shlex.quote(near_path(options.out))}  ({plural(found.predictions, 'row')})")
     print_note(f"stored      {shlex.quote(near_path(file))}")
+
+
+def _all_equal(count: int) -> str:
+    return "the metric is equal" if count == 1 else f"all {count} metrics are equal"
 
 
 def _table(found: Evaluation) -> list[str]:

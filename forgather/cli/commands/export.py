@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forgather.cli.invocation import Invocation
-from forgather.cli.options import add_json
+from forgather.cli.options import add_checkpoint, add_json
 from forgather.cli.output import plural, print_note, write_json, write_text
 from forgather.cli.trusting import ask_trust
 from forgather.launch.export import ExportKind, ExportPlan, export, plan_export
@@ -19,16 +19,16 @@ from forgather.launch.saved_weights import find_weights
 from forgather.project.path_display import near_path
 
 EXECUTES = True
-DESCRIPTION = """Write the model that a past run has trained as a folder for other programs. Without an option, a whole
-model is written in the layout that transformers reads, and no code of the project runs. For an adapter, --merge adds it
-to its base model and --adapter writes it for peft: the base model is made as the run made it, the written folder is
-read back, and its logits and greedily generated tokens are compared with those of the adapter. A folder appears only if
-they are equal."""
+DESCRIPTION = """Write the model that a past run has trained as a folder for other programs, in the layout of
+transformers. No code of the project runs, unless the run trained an adapter (LoRA): it is merged into its base model,
+or written alone for peft with --adapter. The base model is made as the run made it, the written folder is read back,
+and its logits and greedily generated tokens are compared with those of the adapter. A folder appears only if they are
+equal."""
 EXAMPLES = """examples:
   fgcli export output_models/tiny_llama exported             the newest checkpoint of the newest run
   fgcli export output_models/tiny_llama/checkpoint-500 half --dtype bfloat16
   fgcli export RUN --checkpoint best --max-shard-size 2GB    into a folder next to the output folder
-  fgcli export output_models/adapted merged --merge          base model and adapter in one
+  fgcli export output_models/adapted merged                  of an adapter: base model and adapter in one
   fgcli export output_models/adapted adapter --adapter       for PeftModel.from_pretrained
   fgcli export output_models/adapted for_llama --gguf --dtype bfloat16"""
 
@@ -44,18 +44,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the new folder, which must not exist yet, or be empty (default: next to the output folder of the run)",
     )
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--merge", action="store_true", help="merge the adapter into its base model")
+    kinds.add_argument("--merge", action="store_true", help="merge the adapter into its base model (default)")
     kinds.add_argument("--adapter", action="store_true", help="write the adapter alone, for peft")
     kinds.add_argument(
         "--gguf", action="store_true", help="write a GGUF file, for llama.cpp; an adapter is merged first"
     )
-    parser.add_argument(
-        "--checkpoint",
-        metavar="WHICH",
-        type=folder_name,
-        help="a step, 'best', 'last' (the newest intact one) or 'model' (the model that the run saved at its end); "
-        "default: last, or model if there is no checkpoint",
-    )
+    add_checkpoint(parser)
     add_weight_options(parser)
     add_json(parser)
 
@@ -82,7 +76,7 @@ def run(invocation: Invocation) -> int:
     """Runs the command: exports the weights of a run, and returns the exit status."""
     options = invocation.options
     chosen = {ExportKind.MERGED: options.merge, ExportKind.ADAPTER: options.adapter, ExportKind.GGUF: options.gguf}
-    kind = next((kind for kind, is_chosen in chosen.items() if is_chosen), ExportKind.MODEL)
+    kind = next((kind for kind, is_chosen in chosen.items() if is_chosen), None)
     weights = find_weights(options.folder, options.checkpoint)
     plan = plan_export(weights, kind, options.into)
     if plan.project is not None and plan.targets is not None:
@@ -93,6 +87,8 @@ def run(invocation: Invocation) -> int:
         print_note(f"run         {shlex.quote(near_path(weights.run.folder))}")
         what = "the model of the run's end" if weights.step is None else f"step {weights.step}, intact"
         print_note(f"checkpoint  {shlex.quote(near_path(weights.folder))}  ({what})")
+        if kind is None and plan.kind is ExportKind.MERGED:
+            print_note("adapter     merged into its base model; --adapter writes it alone")
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
         found = export(plan, dtype=options.dtype, max_shard_size=options.max_shard_size)
     if not options.json:

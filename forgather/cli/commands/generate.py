@@ -12,7 +12,6 @@ from typing import Any
 from forgather.cli.answer_output import write_piece
 from forgather.cli.generation_options import (
     Speaker,
-    a_name,
     add_model,
     add_sampling,
     chat_form,
@@ -24,7 +23,7 @@ from forgather.cli.generation_options import (
     sampling_of,
 )
 from forgather.cli.invocation import Invocation
-from forgather.cli.options import add_json
+from forgather.cli.options import a_name, add_json
 from forgather.cli.output import write_json, write_text
 
 EXECUTES = True

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 from forgather.cli.invocation import Invocation
-from forgather.cli.options import add_json
+from forgather.cli.options import add_json, column_names
 from forgather.cli.output import write_json, write_text
 from forgather.errors import ProjectError
 from forgather.project.metadata_cache import load_meta
-from forgather.project.scaffold import DEFAULT_PARENT, new_config, new_project
+from forgather.project.scaffold import DEFAULT_PARENT, new_config, new_project, title_of
 from forgather.project.starters import KINDS, Starter
 from forgather.project.trust import Trust, add_trust
 from forgather.project.workspace import find_project
@@ -37,7 +38,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--extends", metavar="TEMPLATE", help=f"parent of the config (default: {DEFAULT_PARENT})")
     parser.add_argument("--kind", choices=KINDS, help="what the project is for: fine-tuning on one kind of rows")
     parser.add_argument("--data", metavar="FILE", help="with --kind: the rows to train on (default: a few of our own)")
-    parser.add_argument("--model", metavar="PATH", help="with --kind: folder of the base model (default: a new model)")
+    parser.add_argument(
+        "--columns",
+        metavar="NAME=COLUMN",
+        type=column_names,
+        help="with --data: the columns that hold text and label, tokens and tags, or source and target, as in "
+        "text=review,label=stars (default: found by usual names)",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="with --kind: folder of the base model, or its name on the Hub (default: a new model)",
+    )
     add_json(parser)
 
 
@@ -52,7 +64,9 @@ def run(invocation: Invocation) -> int:
         files = new_project(options.name, starter)
         _trust(options.name)
         next_step = f"cd {shlex.quote(options.name)} && fgcli {'data show' if starter else 'train'}"
-        steps = ("fgcli check", "fgcli train", "fgcli train --resume  # after a crash") if starter else ()
+        if starter:
+            after = starter.use(title_of(options.name))
+            steps = ("fgcli check", "fgcli train", "fgcli train --resume  # after a crash", after)
     else:
         meta = load_meta(find_project(invocation.project_dir))
         files = [new_config(meta, options.name, options.extends or DEFAULT_PARENT)]
@@ -74,12 +88,14 @@ def _refuse_misplaced(options: Any) -> None:
     Raises:
         ProjectError: FG490.
     """
-    given = [name for name in ("kind", "data", "model") if getattr(options, name) is not None]
+    given = [name for name in ("kind", "data", "model", "columns") if getattr(options, name) is not None]
     if given and options.what == "config":
         raise ProjectError(f"--{given[0]} is for a new project", code="FG490", hint="fgcli new project NAME --kind ...")
     if given and options.kind is None:
         hint = f"add --kind {', --kind '.join(KINDS[:-1])} or --kind {KINDS[-1]}"
         raise ProjectError(f"--{given[0]} needs to know what the project is for", code="FG490", hint=hint)
+    if options.columns and options.data is None:
+        raise ProjectError("--columns names columns of --data", code="FG490", hint="add --data FILE")
     if options.what == "project" and options.extends is not None:
         raise ProjectError("--extends is for a new config", code="FG490", hint="fgcli new config NAME --extends ...")
 
@@ -97,9 +113,18 @@ def _starter(options: Any) -> tuple[Starter, str]:
     rows, facts, found = {}, {}, ""
     # Without data and model there is nothing to read; the import takes seconds.
     if data is not None or model is not None or options.kind == "preferences":
-        look = import_module("forgather.ml.data.first_look").first_look(options.kind, options.data and data, model)
+        looks = import_module("forgather.ml.data.first_look")
+        _refuse_columns(options, looks.COLUMNS.get(options.kind, ()))
+        look = looks.first_look(options.kind, options.data and data, model, options.columns)
         rows, facts, found = look.rows, look.facts, look.summary
     return Starter(kind=options.kind, data=data, model=model, rows=rows, facts=facts), found
+
+
+def _refuse_columns(options: Any, known: Sequence[str]) -> None:
+    """Raises FG490 if the rows of the kind have no column of a name that `--columns` has."""
+    if unknown := [name for name in options.columns or () if name not in known]:
+        hint = f"they have: {', '.join(known)}" if known else "their keys are those of the form of the rows"
+        raise ProjectError(f"rows of --kind {options.kind} have no {unknown[0]!r}", code="FG490", hint=hint)
 
 
 def _trust(folder: str) -> None:

@@ -12,8 +12,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from forgather.cli.generation_options import Speaker, a_name, add_longest, add_model, load_speaker, print_notes
+from forgather.cli.generation_options import Speaker, add_longest, add_model, load_speaker, print_notes
 from forgather.cli.invocation import Invocation
+from forgather.cli.options import a_name
 from forgather.errors import ProjectError
 
 EXECUTES = True

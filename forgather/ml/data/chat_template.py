@@ -9,7 +9,6 @@ originals of their formats, which `scripts/oracles/chat_templates.py` compares.
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from forgather.errors import first_line, nearest
 from forgather.ml.data.data_errors import DataError, DataFileError
+from forgather.ml.log import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _FOLDER = Path(__file__).parent / "chat_templates"
 _MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")

@@ -10,7 +10,6 @@ to train are dropped, and counted by reason.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from datetime import date
 from functools import partial
@@ -33,9 +32,10 @@ from forgather.ml.data.example_packing import pack_examples
 from forgather.ml.data.packing import encode_rows, read_rows, rows_writer
 from forgather.ml.data.tokenizer import tokenizer_digest
 from forgather.ml.data.turn_tokens import chat_tokens, until_stop
+from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 IGNORE_INDEX = -100
 TRAIN_ON = ("assistant", "last", "completion", "everything")

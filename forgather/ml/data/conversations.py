@@ -9,7 +9,6 @@ the file and the line. The same rows give the same fingerprint.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -23,9 +22,10 @@ from forgather.ml.data.data_errors import DataError
 from forgather.ml.data.json_rows import is_utf8, json_rows
 from forgather.ml.data.sources import Paths, find_files
 from forgather.ml.data.train_eval_split import repeated_places
+from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 CONVERSATION, SOURCE = "conversation", "source"
 _TEXTS = (CONVERSATION, "prompt", "completion", "chosen", "rejected")

@@ -6,7 +6,6 @@ The model is not needed, and nothing is trained.
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,12 +16,14 @@ from forgather.ml.data.collated_rows import ANSWER, Collate, RowBatch, RowReader
 from forgather.ml.data.progress_bar import show_progress
 from forgather.ml.data.row_statistics import Statistics, StatisticsCounter
 from forgather.ml.data.shown_rows import ShownRow, row_fact, shown_rows, value_text
-from forgather.ml.data.token_kinds import TokenBatch, token_batch
+from forgather.ml.data.token_kinds import IGNORED, TokenBatch, token_batch
 from forgather.ml.data.token_text import TokenText
+from forgather.ml.log import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _SEED = 0
+_LABELS = ("labels", "label")
 _MOST_ROWS = 1 << 62  # more than any data set has
 _NAMED = 10
 
@@ -43,6 +44,7 @@ class ViewOptions:
         loss: the name of the loss; "" for that of the model.
         removes_columns: whether columns with which the collator fails may be removed.
         only_tokens: whether rows without tokens are shown as the data set gives them.
+        class_names: the names of the classes or tags in the order of their numbers; None if labels are not classes.
     """
 
     name: str
@@ -56,6 +58,7 @@ class ViewOptions:
     loss: str = ""
     removes_columns: bool = True
     only_tokens: bool = False
+    class_names: Sequence[str] | None = None
 
     @property
     def tokens_with_labels(self) -> str | None:
@@ -112,13 +115,15 @@ class DataView:
         seen, total = self.statistics, self.total
         found = {
             "rows": _rows_text(self),
-            "tokens": _tokens_text(seen),
+            "tokens": _tokens_text(self),
             "documents": _documents_text(seen),
             "length": _length_text(seen),
-            "longest": _longest_text(seen, self.text),
+            "longest": _longest_text(self),
             "padding": _padding_text(self),
             "duplicates": _duplicates_text(seen),
-            "labels": ", ".join(f"{label}: {_count(count, 'row')}" for label, count in (seen.classes or {}).items()),
+            "labels": ", ".join(
+                f"{self.label_text(label)}: {_count(count, 'row')}" for label, count in (seen.classes or {}).items()
+            ),
             "loss": _loss_text(self),
             "columns": _columns_text(self),
             "collator": self.collator if self.is_collated else "none: the rows are shown as the data set gives them",
@@ -128,10 +133,25 @@ class DataView:
             found = {"rows": "0"}
         return {name: text for name, text in found.items() if text}
 
-    @staticmethod
-    def value_text(value: Any) -> str:
-        """Returns a value of a column as text."""
-        return value_text(value)
+    def value_text(self, name: str, value: Any) -> str:
+        """Returns a value of a column as text, and that of a class with its name."""
+        text = value_text(value)
+        if name in _LABELS and text.isdecimal() and (shown := self.label_text(int(text))) != text:
+            return f"{text} ({shown})"
+        return text
+
+    def label_text(self, label: int) -> str:
+        """Returns a label as text: the token or the name of the class that it stands for, otherwise its number."""
+        names = self.options.class_names or ()
+        if self.label_is_token:
+            return self.text(label)
+        return names[label] if 0 <= label < len(names) else str(label)
+
+    def marked_label(self, token_id: int | None, label: int | None) -> str:
+        """Returns the label that is shown after a token; "" if it is the token itself, or if there is none."""
+        if label in (None, IGNORED) or (self.label_is_token and label == token_id):
+            return ""
+        return self.label_text(int(label or 0))
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the view as plain data for JSON."""
@@ -145,6 +165,7 @@ class DataView:
             "loss": self.options.loss or None,
             "columns": list(self.columns),
             "columns_left_out": list(self.left_out),
+            "class_names": None if self.options.class_names is None else list(self.options.class_names),
             "warnings": list(self.warnings),
             "statistics": self.statistics.as_dict(),
             "rows": [row_fact(row, self.text) for row in self.rows],
@@ -231,9 +252,12 @@ def _rows_text(view: DataView) -> str:
     return f"{view.total:,}; statistics of {read:,} of them, chosen at random ('--all' reads all)"
 
 
-def _tokens_text(seen: Statistics) -> str | None:
+def _tokens_text(view: DataView) -> str | None:
+    seen = view.statistics
     if seen.tokens is None:
         return None
+    if seen.trained_tokens is not None and any(row.target_ids_U is not None for row in view.rows):
+        return f"{seen.tokens:,}, and {seen.trained_tokens:,} of targets, which are trained"
     if seen.trained_tokens is None:
         return f"{seen.tokens:,}; the labels are not of tokens"
     share = seen.trained_tokens / max(1, seen.tokens)
@@ -257,20 +281,22 @@ def _length_text(seen: Statistics) -> str | None:
     return f"{seen.min_length:,} to {seen.max_length:,} tokens, {middle}"
 
 
-def _longest_text(seen: Statistics, text: TokenText) -> str | None:
+def _longest_text(view: DataView) -> str | None:
+    seen = view.statistics
     # Packed rows, which have positions, are as long as their blocks and end where the block ends.
     if seen.rows_at_max is None or seen.documents is not None:
         return None
-    if seen.min_length == seen.max_length and not seen.rows_at_max_without_end:
+    # Rows of which no token is predicted, as those of a classifier, need no end.
+    without_end = seen.rows_at_max_without_end if view.label_is_token and seen.trained_tokens is not None else 0
+    if seen.min_length == seen.max_length and not without_end:
         return None
     # A row of preferences has two answers, each with a length of its own.
     every = sum(count for *_, count in seen.histogram)
     share = f"{_count(seen.rows_at_max, 'row')} ({seen.rows_at_max / every:.1%}) of {seen.max_length:,} tokens"
-    # The labels of a classifier are not of tokens, and its rows need no end.
-    if not seen.rows_at_max_without_end or seen.trained_tokens is None:
+    if not without_end:
         return share
-    end = " or ".join(text(end_id) for end_id in stop_token_ids(text.tokenizer))
-    return f"{share}; {seen.rows_at_max_without_end:,} without {end} at the end, which may be cut"
+    end = " or ".join(view.text(end_id) for end_id in stop_token_ids(view.text.tokenizer))
+    return f"{share}; {without_end:,} without {end} at the end, which may be cut"
 
 
 def _padding_text(view: DataView) -> str | None:

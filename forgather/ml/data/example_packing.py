@@ -11,7 +11,6 @@ Shape suffixes: E examples, R packed rows, N tokens.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,9 +28,10 @@ from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import DataError
 from forgather.ml.data.packing import read_rows, rows_writer
 from forgather.ml.data.progress_bar import show_progress
+from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _FORMAT = 1  # raised when the meaning of a cached folder changes
 _STATS = "stats.json"

@@ -8,7 +8,6 @@ token after it. The numbers of truncated examples and of dropped examples (no co
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -25,8 +24,9 @@ from forgather.ml.data.data_errors import DataError
 from forgather.ml.data.example_packing import pack_examples
 from forgather.ml.data.packing import check_inputs, encode_rows, encode_texts, read_rows, rows_writer
 from forgather.ml.data.tokenizer import tokenizer_digest
+from forgather.ml.log import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 IGNORE_INDEX = -100
 _STATS = "stats.json"

@@ -20,13 +20,17 @@ from forgather.errors import nearest
 from forgather.ml.data.data_errors import DataError, DataFileError, missing_column
 from forgather.ml.data.json_rows import is_utf8, json_rows, unreadable
 from forgather.ml.data.sources import Paths, find_files
+from forgather.ml.data.usual_columns import chosen_columns, column_value, other_names
+from forgather.ml.log import get_logger
+
+logger = get_logger(__name__)
 
 SUFFIXES = (".jsonl", ".json", ".csv")
 """The suffixes of the files that are read from a folder."""
 
 
 class FileRow(NamedTuple):
-    """A row of a file, with the number of its line."""
+    """A row of a file, with the number of its line. Its values have the names of the arguments that name columns."""
 
     file: str
     line: int
@@ -37,26 +41,35 @@ class FileRow(NamedTuple):
         return DataError(f"row {self.line} of {self.file!r}: {what}", code=code, hint=hint, found=self.line)
 
 
-def rows_with_columns(paths: Paths, columns: Mapping[str, str]) -> list[FileRow]:
+def rows_with_columns(paths: Paths, columns: Mapping[str, str | None]) -> list[FileRow]:
     """Returns the rows of JSON lines and CSV files.
 
     Args:
         paths: a file, a folder, a glob, or a list of these. Files whose names do not end in `.csv` are read as JSON.
-        columns: the names of the columns that every row must have, by the argument in which the user gave each name.
+        columns: the names of the columns that every row must have, by the argument in which the user gave each name;
+            None for a column that the first row has under a usual name, see `usual_columns`.
 
     Raises:
         DataFileError: FG830 if a path matches no file, FG834 if a line cannot be read.
-        DataError: FG831 if a column is missing; FG832 if there are no rows.
+        DataError: FG831 if a column is missing; FG832 if there are no rows; FG975 if several columns could be meant.
     """
-    found = []
+    found: list[FileRow] = []
+    chosen: Mapping[str, str] = {}
     for file in find_files(paths, SUFFIXES):
         for line, values in file_rows(file):
-            for argument, column in columns.items():
-                if column not in values:
+            if not found:
+                chosen = chosen_columns(values, columns)
+                if None in columns.values() and (shown := other_names(chosen)):
+                    logger.warning("columns: %s", shown)
+            own = {}
+            for argument, column in chosen.items():
+                try:
+                    own[argument] = column_value(values, column)
+                except KeyError:
                     error = missing_column(column, list(values), argument)
                     error.message = f"row {line} of {file!r} has no column {column!r}"
-                    raise error
-            found.append(FileRow(file, line, values))
+                    raise error from None
+            found.append(FileRow(file, line, own))
     if not found:
         raise DataError("the files have no rows", code="FG832", hint="a data set needs at least one row").about("paths")
     return found

@@ -26,12 +26,11 @@ from forgather.ml.data.preference_rows import preference_pairs
 from forgather.ml.data.seq2seq import seq2seq_rows
 from forgather.ml.data.tagged import is_entity_tag, tagged_rows
 from forgather.ml.data.tokenizer import load_tokenizer
+from forgather.ml.data.usual_columns import USUAL, chosen_columns, column_value, other_names, role_of
 from forgather.ml.number_format import plural
-from forgather.rules import is_path
+from forgather.stored_model import missing_model, other_kind
 
-_TEXTS = ("text", "sentence", "review", "document", "content", "message", "body", "input", "question", "title")
-_LABELS = ("label", "labels", "class", "category", "sentiment", "target", "topic", "intent", "score", "rating")
-_TAGS = ("tags", "ner_tags", "pos_tags")
+_ENCODER_DECODERS = {"chat": False, "preferences": False, "seq2seq": True}
 _SHOWN_CLASSES = 6
 # In the order of choice; `alpaca` needs no token that a vocabulary may lack.
 _TEMPLATES = ("chatml", "llama3", "gemma3", "phi3", "alpaca")
@@ -58,29 +57,33 @@ class FirstLook:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def first_look(kind: str, file: str | None, model: str | None = None) -> FirstLook:
+def first_look(
+    kind: str, file: str | None, model: str | None = None, columns: Mapping[str, str] | None = None
+) -> FirstLook:
     """Returns the settings for a data file and a base model.
 
     Args:
         kind: "chat", "classify", "preferences", "tag" or "seq2seq".
         file: the data file; None for the rows that a new project of this kind begins with.
         model: the folder of a base model or its name on the Hub; None for a new model.
+        columns: the names of columns in the file, by what they hold, such as "text". Others are found by usual names.
 
     Raises:
-        StarterError: FG491 if the file does not have the columns of the kind, FG492 if the folder has no model.
+        StarterError: FG491 if the file does not have the columns of the kind, FG492 if there is no model that fits.
         DataError: if a row cannot be used, as the reader of the kind reports it.
         DataFileError: FG830 if there is no such file, FG834 if it cannot be read.
     """
     if file is None:
         found = FirstLook("", facts={"is_chat": True} if kind == "preferences" else {})
     elif os.path.isfile(file):
-        _refuse_another_kind(kind, file)
-        found = _look(kind, file)
+        if not columns:
+            _refuse_another_kind(kind, file)
+        found = _look(kind, file, columns or {})
     else:
         hint = "name a file; a config may also name a folder or a glob as paths"
         raise DataFileError(f"there is no data file {file!r}", code="FG830", hint=hint)
     if model is not None:
-        _refuse_no_model(model)
+        _refuse_other_model(kind, model)
     # A new model for conversations gets `chatml` without being told.
     is_chat = found.facts.pop("is_chat", False) or (kind == "chat" and model is not None)
     if is_chat and (template := _template_for(model)):
@@ -88,8 +91,7 @@ def first_look(kind: str, file: str | None, model: str | None = None) -> FirstLo
     return found
 
 
-def _chats(file: str) -> FirstLook:
-    _refuse_suffix(file, (".jsonl", ".json"), "conversations")
+def _chats(file: str, names: Mapping[str, str]) -> FirstLook:
     rows = chats(file)
     conversations = map(Conversation.from_json, rows[CONVERSATION])
     if not any(message["role"] == "assistant" for one in conversations for message in one.messages):
@@ -101,8 +103,7 @@ def _chats(file: str) -> FirstLook:
     return FirstLook(f"{plural(len(rows), 'conversation')} in the form {form_of(first)!r}")
 
 
-def _pairs(file: str) -> FirstLook:
-    _refuse_suffix(file, (".jsonl", ".json"), "preferences")
+def _pairs(file: str, names: Mapping[str, str]) -> FirstLook:
     first = next((row.value for row in json_rows(file)), None)
     if isinstance(first, Mapping) and {"prompt", "completion", "label"} <= first.keys() and "chosen" not in first:
         raise StarterError(
@@ -116,45 +117,69 @@ def _pairs(file: str) -> FirstLook:
     return FirstLook(f"{plural(len(rows), 'pair')} of {what}", facts={"is_chat": is_chat})
 
 
-def _labelled(file: str) -> FirstLook:
-    _refuse_suffix(file, (".jsonl", ".json", ".csv"), "rows with labels")
-    first = _first_rows(file)
-    text, label = _columns(file, list(first[0]) if first else [])
-    task = _task([row.get(label) for row in first])
-    rows = labelled_rows(file, task=task, text_column=text, label_column=label)
-    named = {"text_column": (text, "text"), "label_column": (label, "label")}
-    settings = {name: value for name, (value, usual) in named.items() if value != usual}
+def _labelled(file: str, names: Mapping[str, str]) -> FirstLook:
+    task = _task([column_value(row, names["label_column"]) for row in _first_rows(file)])
+    rows = labelled_rows(file, task=task, **names)
     facts = {} if task == "classification" else {"task": task}
-    return FirstLook(f"{plural(len(rows), 'row')}, {_labels_text(task, class_names(rows))}", settings, facts)
+    return FirstLook(f"{plural(len(rows), 'row')}, {_labels_text(task, class_names(rows))}", facts=facts)
 
 
-def _tagged(file: str) -> FirstLook:
-    _refuse_suffix(file, (".jsonl", ".json"), "words with tags")
-    first = next((row.value for row in json_rows(file)), None)
-    # The data sets of the Hub call them `ner_tags` or `pos_tags`, and have numbers there.
-    column = next((name for name in _TAGS if isinstance(first, Mapping) and name in first), "tags")
-    rows = tagged_rows(file, tags_column=column)
-    names = class_names(rows) or []
-    facts = {} if all(is_entity_tag(name) for name in names) else {"tags": "words"}
-    settings = {} if column == "tags" else {"tags_column": column}
-    return FirstLook(f"{plural(len(rows), 'row')}, each word with one of {_classes_text(names)}", settings, facts)
+def _tagged(file: str, names: Mapping[str, str]) -> FirstLook:
+    rows = tagged_rows(file, **names)
+    tags = class_names(rows) or []
+    facts = {} if all(is_entity_tag(name) for name in tags) else {"tags": "words"}
+    return FirstLook(f"{plural(len(rows), 'row')}, each word with one of {_classes_text(tags)}", facts=facts)
 
 
-def _seq2seq(file: str) -> FirstLook:
-    _refuse_suffix(file, (".jsonl", ".json", ".csv"), "sources and targets")
-    return FirstLook(f"{plural(len(seq2seq_rows(file)), 'row')} of a source and a target")
+def _seq2seq(file: str, names: Mapping[str, str]) -> FirstLook:
+    return FirstLook(f"{plural(len(seq2seq_rows(file, **names)), 'row')} of a source and a target")
 
 
 _LOOKS = {"chat": _chats, "classify": _labelled, "preferences": _pairs, "tag": _tagged, "seq2seq": _seq2seq}
+_JSON = (".jsonl", ".json")
+_FILES = {
+    "chat": (_JSON, "conversations"),
+    "classify": ((*_JSON, ".csv"), "rows with labels"),
+    "preferences": (_JSON, "preferences"),
+    "tag": (_JSON, "words with tags"),
+    "seq2seq": ((*_JSON, ".csv"), "sources and targets"),
+}
+COLUMNS = {"classify": ("text", "label"), "tag": ("tokens", "tags"), "seq2seq": ("source", "target")}
+"""What the columns of a file hold that may have names of the user's own, by the kind of the project."""
 
 
-def _look(kind: str, file: str) -> FirstLook:
+def _look(kind: str, file: str, given: Mapping[str, str]) -> FirstLook:
+    _refuse_suffix(file, *_FILES[kind])
+    names = _named_columns(kind, file, given) if kind in COLUMNS else {}
     try:
-        return _LOOKS[kind](file)
+        found = _LOOKS[kind](file, names)
     except DataError as error:
         if error.code == "FG831":
-            # There is no config yet in which an argument could name another column.
-            error.hint = f"rename a column to {error.found!r}; there are: {', '.join(error.expected)}"
+            error.hint = f"there are: {', '.join(error.expected)}"
+        raise
+    others = {argument: name for argument, name in names.items() if name != role_of(argument)}
+    found.rows |= others
+    found.summary += f"; columns: {other_names(names)}" if others else ""
+    return found
+
+
+def _named_columns(kind: str, file: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Returns the name of each column that the kind needs, by the argument of the reader."""
+    first = next(iter(_first_rows(file, 1)), None)
+    if first is None:
+        raise DataError(f"{file!r} has no rows", code="FG832", hint="a data set needs at least one row")
+    asked = {f"{name}_column": given.get(name) for name in COLUMNS[kind]}
+    label = next((name for name in first if name in USUAL["label"]), None)
+    # Of two columns, the one that is not the label can only be the text.
+    if kind == "classify" and len(first) == 2 and label and asked == dict.fromkeys(asked):
+        asked["text_column"] = next(name for name in first if name != label)
+    try:
+        return chosen_columns(first, asked)
+    except DataError as error:
+        # There is no config yet in which an argument could name the column.
+        example = next(iter(error.expected), "COLUMN")
+        error.hint = f"name it: --columns {error.found}={example}"
+        error.message = f"{file!r}: {error.message}"
         raise
 
 
@@ -178,7 +203,7 @@ _KEYS: Mapping[str, tuple[tuple[frozenset[str], ...], str]] = {
     "preferences": ((frozenset({"chosen", "rejected"}),), "preference pairs"),
     "chat": ((frozenset({"messages"}), frozenset({"conversations"})), "conversations"),
     "classify": ((frozenset({"text", "label"}),), "texts with labels"),
-    "tag": (tuple(frozenset({"tokens", name}) for name in _TAGS), "words with tags"),
+    "tag": (tuple(frozenset({"tokens", name}) for name in USUAL["tags"]), "words with tags"),
     "seq2seq": ((frozenset({"source", "target"}),), "sources and targets"),
 }
 
@@ -194,26 +219,6 @@ def _refuse_suffix(file: str, suffixes: Sequence[str], what: str) -> None:
 def _first_rows(file: str, count: int = 200) -> list[Mapping[str, Any]]:
     """Returns the first rows of a file of labelled rows."""
     return [values for _, values in islice(file_rows(file), count)]
-
-
-def _columns(file: str, columns: list[str]) -> tuple[str, str]:
-    """Returns the names of the columns with the text and with the label."""
-    if not columns:
-        raise DataError(f"{file!r} has no rows", code="FG832", hint="a data set needs at least one row")
-    label = next((name for name in _LABELS if name in columns), None)
-    text = next((name for name in _TEXTS if name in columns and name != label), None)
-    others = [name for name in columns if name != label]
-    # Of two columns, the one that is not the label can only be the text.
-    if text is None and label is not None and len(others) == 1:
-        text = others[0]
-    if text is None or label is None:
-        what, known = ("text", _TEXTS) if text is None else ("label", _LABELS)
-        raise StarterError(
-            f"no column of {file!r} is known to hold the {what}; there are: {', '.join(columns[:12])}",
-            hint=f"rename the column to {what!r} (also known: {', '.join(known[1:6])})",
-            expected=list(known),
-        )
-    return text, label
 
 
 def _task(labels: Sequence[Any]) -> str:
@@ -249,14 +254,17 @@ def _classes_text(names: Sequence[str]) -> str:
     return f"{len(names)} classes: {shown}{more}"
 
 
-def _refuse_no_model(model: str) -> None:
+def _refuse_other_model(kind: str, model: str) -> None:
     folder = os.path.expanduser(model)
-    if os.path.isfile(os.path.join(folder, "config.json")):
-        return
-    if os.path.exists(folder) or is_path(model):
-        what = "has no 'config.json'" if os.path.isdir(folder) else "does not exist"
-        hint = "name the folder of a model that save_pretrained wrote, or a name on the Hub (owner/name)"
-        raise StarterError(f"the folder {model!r} {what}", code="FG492", hint=hint)
+    hint = "name the folder of a model that save_pretrained wrote, or a name on the Hub (owner/name)"
+    problem = missing_model(model)
+    if problem is None and os.path.isdir(folder) and not os.path.isfile(os.path.join(folder, "config.json")):
+        problem = f"the folder {model!r} has no 'config.json'"
+    if problem is None and kind in _ENCODER_DECODERS:
+        problem = other_kind(model, is_encoder_decoder=_ENCODER_DECODERS[kind])
+        hint = "--kind seq2seq takes an encoder-decoder such as T5; --kind chat and preferences take a decoder"
+    if problem is not None:
+        raise StarterError(problem, code="FG492", hint=hint)
 
 
 def _template_for(model: str | None) -> str | None:

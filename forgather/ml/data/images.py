@@ -82,8 +82,8 @@ def image_rows(
         given = [[_class_of(folder, file)] for file in files]
     else:
         rows = rows_with_columns(paths, {"image_column": image_column, "label_column": label_column})
-        files = [_file_of(row, row.values[image_column]) for row in rows]
-        given = [[label_of(row, row.values[label_column], "a class is a text or a whole number")] for row in rows]
+        files = [_file_of(row, row.values["image_column"]) for row in rows]
+        given = [[label_of(row, row.values["label_column"], "a class is a text or a whole number")] for row in rows]
     names, numbers = numbered_labels(rows, given, labels)
     return _stored(files, [one for (one,) in numbers], names)
 

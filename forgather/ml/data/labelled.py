@@ -11,7 +11,6 @@ Shapes:
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -41,9 +40,10 @@ from forgather.ml.data.file_rows import (
 from forgather.ml.data.packing import encode_rows, read_rows, rows_writer
 from forgather.ml.data.sources import Paths
 from forgather.ml.data.tokenizer import tokenizer_digest
+from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 TASKS = ("classification", "multi_label", "regression")
 _STATS = "stats.json"
@@ -53,8 +53,8 @@ def labelled_rows(
     paths: Paths,
     *,
     task: str = "classification",
-    text_column: str = "text",
-    label_column: str = "label",
+    text_column: str | None = None,
+    label_column: str | None = None,
     labels: Sequence[str] | None = None,
     label_separator: str = ",",
 ) -> Dataset:
@@ -65,8 +65,8 @@ def labelled_rows(
             other suffix is read as JSON lines.
         task: "classification" (one class for each row), "multi_label" (a list of classes, which may be empty) or
             "regression" (a number, or a list of numbers).
-        text_column: the name of the column with the text.
-        label_column: the name of the column with the label.
+        text_column: the name of the column with the text; None for a usual name.
+        label_column: the name of the column with the label; None for a usual name.
         labels: the names of the classes in the order of their numbers. None for all labels that occur, sorted. With
             names, a label in the files can be a name or a number.
         label_separator: the text between the classes of a row that are written as one string, as in a CSV file.
@@ -76,7 +76,8 @@ def labelled_rows(
 
     Raises:
         DataFileError: FG830 if a path matches no file, FG834 if a line cannot be read.
-        DataError: FG831 if a column is missing; FG832 if there are no rows; FG876 if a label is not one of `labels`;
+        DataError: FG831 if a column is missing, FG975 if several could be meant; FG832 if there are no rows; FG876 if a
+            label is not one of `labels`;
             FG877 if a row has no text or no label that fits the task; FG878 if the arguments cannot be used.
     """
     if task not in TASKS:
@@ -86,8 +87,8 @@ def labelled_rows(
     check_labels(labels)
     rows = rows_with_columns(paths, {"text_column": text_column, "label_column": label_column})
     read = {"classification": _one, "multi_label": _several(label_separator), "regression": _number}[task]
-    given = [read(row, row.values[label_column]) for row in rows]
-    texts = [text_of(row, row.values[text_column]) for row in rows]
+    given = [read(row, row.values["label_column"]) for row in rows]
+    texts = [text_of(row, row.values["text_column"]) for row in rows]
     features: dict[str, Any] = {"text": Value("string")}
     if task == "regression":
         _refuse_uneven(rows, given)

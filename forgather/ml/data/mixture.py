@@ -6,7 +6,6 @@ settings give the same rows, order and fingerprint. How many rows each data set 
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -18,9 +17,10 @@ from forgather.errors import nearest
 from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.cache import content_key
 from forgather.ml.data.data_errors import DataError
+from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _FORMAT = 1  # raised when the same settings give other rows
 STOPPING = ("first_exhausted", "all_exhausted")

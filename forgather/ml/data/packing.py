@@ -15,7 +15,6 @@ Shape suffixes: B blocks, T tokens per block, N tokens of a stream.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -33,9 +32,10 @@ from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import DataError, missing_column, unread_column_warning
 from forgather.ml.data.progress_bar import show_progress
 from forgather.ml.data.tokenizer import tokenizer_digest
+from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _ROWS, _STATS = "rows.arrow", "stats.json"
 _FORMAT = 2  # raised when the meaning of a cached folder changes

@@ -9,7 +9,6 @@ the file and the line. The same rows give the same fingerprint.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -25,9 +24,10 @@ from forgather.ml.data.conversations import CONVERSATION, SOURCE, check_bad_rows
 from forgather.ml.data.data_errors import DataError
 from forgather.ml.data.json_rows import json_rows
 from forgather.ml.data.sources import Paths, find_files
+from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 ANSWERS = ("chosen", "rejected")
 

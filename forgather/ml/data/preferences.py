@@ -11,7 +11,6 @@ For KTO, each row also gets the answer of the next row, as `kl_ids`: an answer t
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,9 +35,10 @@ from forgather.ml.data.preference_chats import pair_tokens
 from forgather.ml.data.preference_collator import MARGIN
 from forgather.ml.data.preference_rows import ANSWERS
 from forgather.ml.data.tokenizer import tokenizer_digest
+from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _STATS = "stats.json"
 _PAIR = ("prompt_ids", "chosen_ids", "rejected_ids")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Iterator, Sized
 from typing import TypeVar
@@ -10,12 +9,13 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from forgather.ml.log import RankLogger
 from forgather.ml.number_format import plural
 
 T = TypeVar("T", bound=Sized)
 
 
-def show_progress(batches: Iterable[T], *, total: int | None, what: str, logger: logging.Logger) -> Iterator[T]:
+def show_progress(batches: Iterable[T], *, total: int | None, what: str, logger: RankLogger) -> Iterator[T]:
     """Yields `batches` unchanged and shows a progress bar on standard error, if that is a terminal.
 
     Args:

@@ -11,7 +11,6 @@ Shapes:
 from __future__ import annotations
 
 import json
-import logging
 import os
 from functools import partial
 from pathlib import Path
@@ -28,31 +27,33 @@ from forgather.ml.data.file_rows import rows_with_columns, stored_rows, text_of,
 from forgather.ml.data.packing import encode_rows, read_rows, rows_writer
 from forgather.ml.data.sources import Paths
 from forgather.ml.data.tokenizer import tokenizer_digest
+from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _STATS = "stats.json"
 
 
-def seq2seq_rows(paths: Paths, *, source_column: str = "source", target_column: str = "target") -> Dataset:
+def seq2seq_rows(paths: Paths, *, source_column: str | None = None, target_column: str | None = None) -> Dataset:
     """Returns the rows of JSON lines and CSV files, each with a source text and a target text.
 
     Args:
         paths: a file, a folder (whose `.jsonl`, `.json` and `.csv` files are read), a glob, or a list of these.
-        source_column: the name of the column with the text that the model reads.
-        target_column: the name of the column with the text that it learns to write.
+        source_column: the name of the column with the text that the model reads; None for a usual name.
+        target_column: the name of the column with the text that it learns to write; None for a usual name.
 
     Returns:
         A data set with the columns `source` and `target`.
 
     Raises:
         DataFileError: FG830 if a path matches no file, FG834 if a line cannot be read.
-        DataError: FG831 if a column is missing; FG832 if there are no rows; FG877 if a row lacks one of the texts.
+        DataError: FG831 if a column is missing, FG975 if several could be meant; FG832 if there are no rows; FG877 if a
+            row lacks one of the texts.
     """
     rows = rows_with_columns(paths, {"source_column": source_column, "target_column": target_column})
-    sources = [text_of(row, row.values[source_column], "source") for row in rows]
-    targets = [text_of(row, row.values[target_column], "target") for row in rows]
+    sources = [text_of(row, row.values["source_column"], "source") for row in rows]
+    targets = [text_of(row, row.values["target_column"], "target") for row in rows]
     columns = {"source": sources, "target": targets}
     return stored_rows("seq2seq", columns, {"source": Value("string"), "target": Value("string")})
 

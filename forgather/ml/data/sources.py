@@ -41,9 +41,10 @@ from forgather.ml.data.data_errors import (
     unread_column_warning,
 )
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
+from forgather.ml.log import get_logger
 from forgather.rules import is_path
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _ROW = re.compile(r",? in row \d+$")
 _AT_LEAST_ONE = "a data set needs at least one row"

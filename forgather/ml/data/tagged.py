@@ -11,7 +11,6 @@ Shapes:
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -38,9 +37,10 @@ from forgather.ml.data.file_rows import (
 from forgather.ml.data.packing import encode_rows, read_rows, rows_writer
 from forgather.ml.data.sources import Paths
 from forgather.ml.data.tokenizer import tokenizer_digest
+from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _IGNORED = -100
 _STATS = "stats.json"
@@ -49,16 +49,16 @@ _STATS = "stats.json"
 def tagged_rows(
     paths: Paths,
     *,
-    tokens_column: str = "tokens",
-    tags_column: str = "tags",
+    tokens_column: str | None = None,
+    tags_column: str | None = None,
     labels: Sequence[str] | None = None,
 ) -> Dataset:
     """Returns the rows of JSON lines, with their tags as numbers.
 
     Args:
         paths: a file, a folder (whose `.jsonl` and `.json` files are read), a glob, or a list of these.
-        tokens_column: the name of the column with the list of words.
-        tags_column: the name of the column with the list of tags, one for each word.
+        tokens_column: the name of the column with the list of words; None for a usual name.
+        tags_column: the name of the column with the list of tags, one for each word; None for a usual name.
         labels: the names of the tags in the order of their numbers. None for all tags that occur, sorted. With names, a
             tag in the files can be a name or a number.
 
@@ -68,13 +68,14 @@ def tagged_rows(
 
     Raises:
         DataFileError: FG830 if a path matches no file, FG834 if a line cannot be read.
-        DataError: FG831 if a column is missing; FG832 if there are no rows; FG876 if a tag is not one of `labels`;
+        DataError: FG831 if a column is missing, FG975 if several could be meant; FG832 if there are no rows; FG876 if a
+            tag is not one of `labels`;
             FG877 if a row does not have one tag for each word; FG878 if the arguments cannot be used.
     """
     check_labels(labels)
     rows = rows_with_columns(paths, {"tokens_column": tokens_column, "tags_column": tags_column})
-    words = [_words(row, row.values[tokens_column]) for row in rows]
-    given = [_tags(row, row.values[tags_column], len(own)) for row, own in zip(rows, words, strict=True)]
+    words = [_words(row, row.values["tokens_column"]) for row in rows]
+    given = [_tags(row, row.values["tags_column"], len(own)) for row, own in zip(rows, words, strict=True)]
     names, numbers = numbered_labels(rows, given, labels)
     columns: dict[str, Sequence[Any]] = {"tokens": words, "tags": numbers, "text": [" ".join(own) for own in words]}
     tags = List(ClassLabel(names=names))

@@ -7,7 +7,6 @@ tokenizer is cached. Equal rows and settings give an equal tokenizer.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -30,11 +29,12 @@ from forgather.ml.data.data_errors import DataError, DataFileError, missing_colu
 from forgather.ml.data.json_rows import is_utf8
 from forgather.ml.data.progress_bar import show_progress
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
+from forgather.ml.log import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _FILE = "tokenizer.json"
-_FEW_TOKENS = "the vocabulary has %d tokens instead of %d: the training texts have no more repeated pieces"
+_FEW_TOKENS = "the tokenizer learned %d tokens: the texts are too short for more (vocab_size: %d is a limit)"
 _NUM_BYTES = 256
 # What a fast tokenizer keeps beside its serialized form.
 _SETTINGS = ("split_special_tokens", "truncation_side")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 from datasets import Dataset, DatasetDict
 
 from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.data_errors import DataError
+from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def split(dataset: Dataset | DatasetDict, eval_fraction: float = 0.05, seed: int = 42) -> DatasetDict:

@@ -11,7 +11,6 @@ Shapes:
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -33,11 +32,12 @@ from forgather.ml.diffusion.rows import EncodedPicture, NoisedRows
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 from forgather.ml.library_progress import without_progress_bars
+from forgather.ml.log import get_logger
 from forgather.ml.models import as_dtype
 from forgather.requirements import needed_distribution
 
 _INDEX = "model_index.json"
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 class PipelineSourceError(TrainingError, OSError):

@@ -132,7 +132,7 @@ def _row(view: DataView, row: ShownRow) -> str:
         parts.append(f'<h3>Labels</h3><pre class="tokens">{targets}</pre>')
     if row.columns:
         cells = "".join(
-            f"<div><span>{html_text(name)}</span><code>{html_text(view.value_text(value))}</code></div>"
+            f"<div><span>{html_text(name)}</span><code>{html_text(view.value_text(name, value))}</code></div>"
             for name, value in row.columns.items()
         )
         parts.append(f'<div class="facts">{cells}</div>')
@@ -155,10 +155,8 @@ def _token(view: DataView, place: int, token_id: int | None, kind: Kind, label: 
     about = f"token {place}, id {token_id if token_id is not None else 'none'}"
     if label is not None:
         about += f", label {label}"
-    differs = label is not None and label != -100 and label != token_id
-    shown = ""
-    if differs and label is not None:
-        shown = f"<sup>{_escaped(view.text(label) if view.label_is_token else str(label))}</sup>"
+    marked = view.marked_label(token_id, label)
+    shown = f"<sup>{_escaped(marked)}</sup>" if marked else ""
     space = " " if view.text.tokenizer is None else ""
     special = " special" if is_special else ""
     # A line break is shown, and breaks the line.

@@ -28,7 +28,7 @@ from forgather.ml.checkpoint.hf_layout import SHARD_SIZE, weight_files
 from forgather.ml.checkpoint.manifest import Manifest
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.hub import hub_access
-from forgather.ml.library_progress import without_progress_bars
+from forgather.ml.library_progress import without_peft_warnings, without_progress_bars
 from forgather.ml.model_class import user_class
 from forgather.ml.output_comparison import LIMIT, Comparison, Outputs, compare, outputs_of, prompts_for
 from forgather.ml.random_state import forked_random
@@ -325,5 +325,6 @@ def _without_adapter(model: Any) -> nn.Module:
 def _outputs_by_peft(base: Any, folder: Path, prompts: list[Tensor]) -> Outputs:
     import peft
 
-    loaded = peft.PeftModel.from_pretrained(base, str(folder), torch_device="cpu")
+    with without_peft_warnings():
+        loaded = peft.PeftModel.from_pretrained(base, str(folder), torch_device="cpu")
     return outputs_of(loaded.float(), prompts)

@@ -252,6 +252,16 @@ class TrainBatches:
         return self._own.num_rows
 
     @property
+    def share(self) -> RankShare:
+        """The slice of each micro-batch that this rank computes."""
+        return self._own.share
+
+    @property
+    def rows_left_out(self) -> int:
+        """The number of rows of an epoch that are not trained on, as an incomplete last micro-batch is left out."""
+        return max(0, (self.num_rows or 0) - (self.num_batches or 0) * self.share.all_rows)
+
+    @property
     def batch(self) -> int:
         """The number of micro-batches of the current epoch that were trained on.
 

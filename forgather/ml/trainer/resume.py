@@ -76,6 +76,15 @@ def announce(folder: Path, max_steps: int) -> None:
     is_today = moment[:3] == time.localtime()[:3]
     when = time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", moment)
     _log.warning("resuming from %s (step %d of %d, written %s)", folder, step, max_steps, when)
+    before = read_progress(folder)
+    if before is not None and before.max_steps not in (0, max_steps):
+        _log.warning(
+            "the checkpoint is of a run of %d steps, and this run has %d: a learning rate schedule that depends on the "
+            "length, such as linear or cosine, is that of %d steps from here on",
+            before.max_steps,
+            max_steps,
+            max_steps,
+        )
 
 
 def refuse_unreadable(folder: Path) -> None:

@@ -25,7 +25,7 @@ from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed.env import launcher_name, resolve_process_count
 from forgather.ml.log import get_logger
 from forgather.ml.model_class import num_parameters
-from forgather.ml.number_format import format_share
+from forgather.ml.number_format import format_share, plural
 from forgather.ml.strategy.registry import STRATEGIES, entry_of
 from forgather.ml.trainer import argument_checks, model_export, resume
 from forgather.ml.trainer.arguments import TrainingArguments
@@ -179,6 +179,28 @@ def checkpoint_to_resume(args: TrainingArguments, storage: Storage, request: boo
     if folder is None and args.save_strategy != "no":
         resume.warn_of_earlier_run(output_dir)
     return folder
+
+
+def rows_line(data: TrainBatches, eval_dataset: Any) -> str:
+    """Returns the line about the rows of a run: how many are trained on and evaluated, per step and per epoch.
+
+    Args:
+        data: the training data.
+        eval_dataset: the evaluation rows, a mapping from names to several sets of rows, or None.
+    """
+    sets = list(eval_dataset.values()) if isinstance(eval_dataset, Mapping) else [eval_dataset]
+    # A stream has no length.
+    sizes = [len(rows) if hasattr(rows, "__len__") else None for rows in sets if rows is not None]
+    known = [size for size in sizes if size is not None]
+    evaluated = f"{sum(known):,}" if len(known) == len(sizes) else "an unknown number"
+    trained = "an unknown number" if data.num_rows is None else f"{data.num_rows:,}"
+    parts = {"": data.share.rows, "processes": data.share.size, "accumulated": data.accumulation}
+    shown = " x ".join(f"{count} {name}".strip() for name, count in parts.items() if not name or count > 1)
+    per_step = f"{math.prod(parts.values()):,} per step{f' ({shown})' if ' x ' in shown else ''}"
+    per_epoch = [] if data.updates_per_epoch is None else [f"{plural(data.updates_per_epoch, 'step')} per epoch"]
+    left_out = [f"the last {data.rows_left_out} of an epoch left out"] if data.rows_left_out else []
+    what = f"{trained} to train on, {evaluated if sizes else 'none'} to evaluate"
+    return f"rows       {what}; {', '.join([per_step, *per_epoch, *left_out])}"
 
 
 def trackers(args: TrainingArguments) -> list[Any]:

@@ -282,6 +282,7 @@ class Trainer(WithOwnLoss):
         same = SAME_OF_SEVERAL_SECONDS if topology.world_size > 1 else SAME_SECONDS
         with signal_handler(same_within=same, speaks=topology.rank == 0) as interrupt:
             run = self._make_run(interrupt)
+            _log.warning("%s", run_start.rows_line(run.data, self.eval_dataset))
             self.score_with_reference(self.eval_dataset)
             if folder is not None:
                 resume.announce(folder, self.state.max_steps)

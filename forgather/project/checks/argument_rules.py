@@ -1,8 +1,8 @@
 """Checks arguments by how their constructors use them: as objects that are called, as lists, files or packages.
 
 The input is calls and the rules about their arguments (`Rules.arguments`); the output is findings. Nothing is imported,
-and no file is opened. A partial that a constructor calls is reported only if it certainly lacks an argument in that
-call. A file is reported only if its path is a plain string.
+and of files only the `config.json` of a model is opened. A partial that a constructor calls is reported only if it
+certainly lacks an argument in that call. A file is reported only if its path is a plain string.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ from forgather.errors import Diagnostic, Severity
 from forgather.project.checks.setting_rules import arguments_of, place_to_fix, rules_about
 from forgather.project.checks.subject import Subject
 from forgather.rules import is_path
+from forgather.stored_model import missing_model, other_kind
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_KINDS = {
+    "decoder": "take a model such as Llama or GPT-2; tasks/seq2seq.yaml trains an encoder-decoder",
+    "encoder_decoder": "take a model such as T5 or BART; tasks/chat.yaml trains a decoder, on prompts and answers",
+}
 _CONSTRUCTOR = re.compile(r"[\w./-]+:[A-Za-z_][\w.]*")
 
 
@@ -56,6 +61,8 @@ def _check_call(called: Called, calls: Mapping[int, Called]) -> Iterator[Diagnos
                 yield from _check_files(place, use)
             if "folder" in use:
                 yield from _check_folder(place, use)
+            if "model" in use:
+                yield from _check_model(place, use["model"])
             if "installed" in use:
                 yield from _check_installed(place, use)
 
@@ -228,6 +235,16 @@ def _check_folder(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]
     if not os.path.isdir(os.path.expanduser(node.value)):
         message = f"{place.name}: there is no folder {node.value!r}"
         yield place.finding("FG456", message, _path_hint(node.value), Severity.WARNING)
+
+
+def _check_model(place: _Place, kind: str) -> Iterator[Diagnostic]:
+    name = place.node.value if isinstance(place.node, Scalar) else None
+    if not isinstance(name, str):
+        return
+    if missing := missing_model(name):
+        yield place.finding("FG456", f"{place.name}: {missing}", _path_hint(name), Severity.WARNING)
+    elif kind != "any" and (wrong := other_kind(name, is_encoder_decoder=kind == "encoder_decoder")):
+        yield place.finding("FG974", wrong, _KINDS[kind])
 
 
 def _check_installed(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:

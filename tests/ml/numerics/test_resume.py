@@ -139,8 +139,13 @@ def test_a_finished_run_that_is_resumed_takes_no_step_and_says_so(settings, capl
     assert f"checkpoint-{STEPS} is past max_steps={STEPS - 1}: nothing to train" in caplog.text
 
 
-def test_a_run_made_longer_takes_the_rate_of_its_new_plan(settings):
+def test_a_run_made_longer_takes_the_rate_of_its_new_plan_and_says_so(settings, caplog):
     rates = Recorder()
     make(settings, max_steps=4, warmup_steps=0, lr_scheduler_type="linear").train()
     make(settings, rates, max_steps=8, warmup_steps=0, lr_scheduler_type="linear", logging_steps=1).train("auto")
     assert [0.005, 0.00375, 0.0025, 0.00125] == [line["learning_rate"] for line in rates.lines if "loss" in line]
+    assert "the checkpoint is of a run of 4 steps, and this run has 8: " in caplog.text
+    caplog.clear()
+    make(settings, max_steps=9, warmup_steps=0, lr_scheduler_type="linear").train()
+    make(settings, max_steps=9, warmup_steps=0, lr_scheduler_type="linear").train("auto")
+    assert "is of a run of" not in caplog.text
