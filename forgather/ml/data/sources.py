@@ -48,7 +48,6 @@ logger = get_logger(__name__)
 
 _ROW = re.compile(r",? in row \d+$")
 _AT_LEAST_ONE = "a data set needs at least one row"
-
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "dist-packages", "site-packages"})
