@@ -50,7 +50,7 @@ def words(line, bench, tmp_path):
         ("fgcli export RUN --me", {"--merge"}),
         ("fgcli graph --format ", {"tree", "yaml", "json", "html", "mermaid", "dot"}),
         ("fgcli explain FG41", {f"FG41{n}" for n in (1, 2, 3, 4, 5, 6, 8, 9)}),
-        ("fgcli new ", {"project", "config", "--kind", "--data", "--model"}),
+        ("fgcli new ", {"project", "config", "--kind", "--data", "--columns", "--model"}),
         ("fgcli ls temp", {"templates/"}),
         ("fgcli generate run --checkpoint ", {"best", "last", "model"}),
         ("fgcli chat temp", {"templates/"}),
