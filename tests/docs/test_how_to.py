@@ -1,5 +1,6 @@
 """Each how-to page does what it says, in the project that the tutorial makes, and fits on a screen."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,23 @@ PREPARATION = ("fgcli new ", "cd ", "python make_text.py", "rm ")
 of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The project of the tutorial before its first run, and a copy of it."""
+    folder = follow((DOCS / "tutorial.md").read_text(), tmp_path_factory.mktemp("reader"), only=PREPARATION)
+    return folder, Path(shutil.copytree(folder, tmp_path_factory.mktemp("kept") / "copy"))
+
+
+@pytest.fixture
+def project(made):
+    """The project without what other pages have made in it; in its place, because `fgcli new` trusts that folder."""
+    folder, copy = made
+    shutil.rmtree(folder)
+    return Path(shutil.copytree(copy, folder))
+
+
 @of_each_page
-def test_a_how_to_is_what_its_reader_sees(page, tmp_path):
-    project = follow((DOCS / "tutorial.md").read_text(), tmp_path, only=PREPARATION)
+def test_a_how_to_is_what_its_reader_sees(page, project):
     follow(page.read_text(), project)
 
 

@@ -125,10 +125,17 @@ def test_a_secret_is_nowhere_on_the_page(tmp_path, monkeypatch, kind):
     assert secret not in page
 
 
-@pytest.mark.parametrize("name", ["metrics_jsonl", "samples_jsonl", "summary_json", "run_json"])
-def test_any_one_file_is_enough(tmp_path, name):
-    content = {"metrics_jsonl": METRICS, "samples_jsonl": [{"step": 1, "prompt": "a", "text": "b"}]}
-    parsed(write_report(run_folder(tmp_path, **{name: content.get(name, '{"status": "running"}')})).read_text())
+@pytest.mark.parametrize(
+    ("name", "content", "shown"),
+    [
+        ("metrics_jsonl", METRICS, "Learning rate"),
+        ("samples_jsonl", [{"step": 1, "prompt": "once upon", "text": "a time"}], "once upon"),
+        ("summary_json", '{"status": "interrupted"}', "interrupted"),
+        ("run_json", '{"config": "tiny.yaml"}', "tiny.yaml"),
+    ],
+)
+def test_any_one_file_is_enough(tmp_path, name, content, shown):
+    assert shown in parsed(write_report(run_folder(tmp_path, **{name: content})).read_text())
 
 
 def test_a_run_cut_at_any_byte_still_gives_a_report(tmp_path):
@@ -136,7 +143,11 @@ def test_a_run_cut_at_any_byte_still_gives_a_report(tmp_path):
     content = (tmp_path / "metrics.jsonl").read_bytes()
     for cut in range(0, len(content), 7):
         (tmp_path / "metrics.jsonl").write_bytes(content[:cut])
-        parsed(write_report(tmp_path).read_text())
+        assert "tiny.yaml" in parsed(write_report(tmp_path).read_text())
+        # Each line that is whole, and no other, is a point of the curve.
+        whole = [json.loads(line) for line in content[:cut].decode().splitlines() if line.endswith("}")]
+        losses = read_facts(tmp_path).series.get("loss", Series("loss", [], []))
+        assert [line["loss"] for line in whole if "loss" in line] == losses.values
 
 
 def test_torn_documents_are_named_and_the_rest_is_shown(tmp_path):

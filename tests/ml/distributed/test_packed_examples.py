@@ -215,9 +215,7 @@ CELLS = [
 QUICK = {
     *(("one", "llama", "sdpa", loss) for loss in LOSSES),
     ("one", "llama", "eager", "default"),
-    ("DDP", "llama", "eager", "default"),
-    ("FSDP2", "llama", "sdpa", "default"),
-    ("ZeRO-2", "llama", "sdpa", "default"),
+    ("FSDP2", "llama", "eager", "default"),
     ("1F1B", "llama", "sdpa", "weighted"),
 }
 

@@ -24,12 +24,13 @@ ROWS = 9
 CELLS = {
     "DDP": (4, {}),
     "FSDP2": (4, {"fsdp": "full_shard"}),
+    "TP2": (2, {"tensor_parallel_size": 2}),
     "TP2 x DP2": (4, {"tensor_parallel_size": 2}),
     "ZeRO-3": (2, {"deepspeed": {"zero_optimization": {"stage": 3}}}),
     "1F1B": (2, {"schedule_class": "Schedule1F1B", "pipeline_chunks": 2}),
     "ZBV x DP2": (4, {"schedule_class": "ScheduleZBVZeroBubble", "pipeline_chunks": 4, "data_parallel_size": 2}),
 }
-QUICK = ("FSDP2", "TP2 x DP2", "ZBV x DP2")
+QUICK = ("FSDP2", "TP2", "1F1B")
 
 
 def rows(labelled=True):

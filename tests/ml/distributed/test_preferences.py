@@ -38,7 +38,7 @@ CELLS = {
 LOSSES = ("dpo", "orpo", "kto", "reward", "distillation")
 REFUSED = {("1F1B", "reward"), ("ZBV x DP2", "reward")}
 """The last stage of a pipeline has no token ids, by which a reward model finds the last token."""
-QUICK = {("1F1B", "reward"), ("DDP", "kto"), ("FSDP2", "dpo"), ("1F1B", "dpo"), ("ZBV x DP2", "kto")}
+QUICK = {("FSDP2", "dpo"), ("1F1B", "kto")}
 
 
 def ids(generator, length):

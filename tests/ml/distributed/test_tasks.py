@@ -38,7 +38,7 @@ CELLS = {
     "TP2": (2, {"tensor_parallel_size": 2}),
 }
 TASKS = ("tags", "seq2seq", "images", "own logits", "own loss", "tags of a Llama", "tags by LoRA")
-QUICK = {("FSDP2", "tags"), ("DDP", "seq2seq"), ("DDP", "images"), ("FSDP2", "own loss")}
+QUICK = {("FSDP2", "tags"), ("DDP", "seq2seq"), ("DDP", "images")}
 # Adapters are refused under tensor parallelism, whatever the model is.
 TP_REFUSED = r"FG736.*has no tensor-parallel plan of its own|FG770.*an adapter with tensor_parallel_size"
 TAGS = ["O", "B-A", "I-A"]
