@@ -117,6 +117,8 @@ WITHOUT_BITSANDBYTES = """\
 -- extends 'configs/qlora_on_cpu.yaml'
 [quantization]
     ~
+[sample_prompts]
+    []
 [trainer_args]
     == super()
     optim: adamw_torch
