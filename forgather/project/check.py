@@ -31,6 +31,7 @@ from forgather.project.checks.quantized_model import check_quantized_model
 from forgather.project.checks.root_settings import check_missing_run, check_root_settings
 from forgather.project.checks.run_requirements import check_run_requirements
 from forgather.project.checks.setting_rules import check_settings
+from forgather.project.checks.streamed_rows import check_streamed_rows
 from forgather.project.checks.subject import Subject
 from forgather.project.checks.template_notes import check_template_notes
 from forgather.project.checks.trainer_hooks import check_trainer_hooks
@@ -65,6 +66,7 @@ CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
     check_missing_packages,
     check_trusted_calls,
     check_packed_rows,
+    check_streamed_rows,
     check_quantized_model,
     check_adapted_modules,
     check_output_folder,

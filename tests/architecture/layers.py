@@ -85,6 +85,7 @@ project:
     project.checks.adapted_modules project.checks.argument_rules project.checks.chosen_keywords
     project.checks.import_check
     project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
+    project.checks.streamed_rows
     project.checks.run_requirements project.checks.template_notes project.checks.trainer_hooks
     project.checks.cross_project project.comparison project.listing
     project.run_writer
@@ -124,6 +125,7 @@ processes:
     distributed.peer
 data:
     data.cache data.data_errors data.progress_bar data.prompts
+    data.row_stream
     data.chat_rows data.chat_template data.json_rows data.mixture data.padding data.preference_collator data.sources data.train_eval_split
     data.usual_columns
     data.conversations data.file_rows data.tokenizer generation generation.prompt

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import transformers
 from datasets import Dataset, DatasetDict
+from torch.utils.data import get_worker_info
 from transformers import PreTrainedTokenizerBase
 
 from forgather.errors import nearest
@@ -28,8 +30,9 @@ from forgather.ml.data.chat_rows import Conversation, message_texts
 from forgather.ml.data.chat_template import Rendered, control_tokens, missing_begin_warning, render, turn_end
 from forgather.ml.data.conversations import CONVERSATION, SOURCE
 from forgather.ml.data.data_errors import DataError, missing_column
-from forgather.ml.data.example_packing import pack_examples
+from forgather.ml.data.example_packing import pack_examples, pack_stream
 from forgather.ml.data.packing import encode_rows, read_rows, rows_writer
+from forgather.ml.data.row_stream import Row, RowStream, groups, refuse_stored, refuse_stream
 from forgather.ml.data.tokenizer import tokenizer_digest
 from forgather.ml.data.turn_tokens import chat_tokens, until_stop
 from forgather.ml.log import get_logger
@@ -42,6 +45,7 @@ TRAIN_ON = ("assistant", "last", "completion", "everything")
 TRUNCATE = ("end", "start", "drop")
 _FORMAT = 1  # raised when the meaning of a cached folder changes
 _STATS = "stats.json"
+_STREAMED_ROWS = 32  # that are tokenized at a time
 _COLUMNS = ("input_ids", "attention_mask", "labels")
 # Why a conversation is dropped; the position is the code that `_encode` returns.
 _REASONS = (
@@ -56,7 +60,7 @@ _KEPT, _NO_ANSWER, _CUT_AWAY, _TOO_LONG, _CONTROL, _CROSSING = range(len(_REASON
 
 
 def tokenize_chats(
-    dataset: Dataset | DatasetDict,
+    dataset: Dataset | DatasetDict | RowStream,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int = 2048,
     *,
@@ -66,11 +70,12 @@ def tokenize_chats(
     packing: bool = False,
     num_proc: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
-) -> Dataset | DatasetDict:
+) -> Dataset | DatasetDict | RowStream:
     """Returns a data set with one tokenized conversation per row, in which only the answers have labels.
 
     Args:
-        dataset: the conversations, from `chats` or `as_chats`. The splits of a `DatasetDict` are tokenized separately.
+        dataset: the conversations, from `chats` or `as_chats`. The splits of a `DatasetDict` are tokenized separately,
+            and streamed conversations when they are read.
         tokenizer: a tokenizer whose chat template marks the answers, see `load_tokenizer` and its `chat_template`.
         max_length: the maximum length of a row in tokens.
         train_on: the tokens with a label: "assistant" (all answers), "last" (the last answer), "completion" (the
@@ -79,7 +84,8 @@ def tokenize_chats(
         truncate: what is done with a longer conversation: "end" cuts it at the end, "start" cuts it after the
             begin-of-text token, "drop" leaves it out.
         template_options: further variables of the chat template, such as `{enable_thinking: false}`.
-        packing: whether to join whole conversations into rows of at most `max_length` tokens, with `pack_examples`.
+        packing: whether to join whole conversations into rows of at most `max_length` tokens, with `pack_examples`;
+            of streamed ones, those that are read next, 1024 at a time.
         num_proc: the number of processes that tokenize, or None to tokenize in the current process.
         cache_dir: the root of the cache, or None for the user's cache folder.
 
@@ -91,7 +97,8 @@ def tokenize_chats(
         DataError: FG831 if the rows are not those of `chats`, FG893, FG894 or FG898 if the chat template is missing or
             not suitable, FG895 if an answer does not end with the token at which generation stops, FG897 if the
             template cannot render a conversation, FG899 if it writes more than one begin-of-text token, FG896 if no
-            conversation is left, FG839 if an argument has no valid value.
+            conversation is left, FG839 if an argument has no valid value, FG982 if an argument is not for streamed
+            conversations.
     """
     refuse_wrong_values("data:tokenize_chats", locals())
     options: dict[str, Any] = {"train_on": train_on, "truncate": truncate, "template_options": template_options or {}}
@@ -100,21 +107,32 @@ def tokenize_chats(
         return DatasetDict(
             {name: tokenize_chats(part, tokenizer, max_length, **options, **places) for name, part in dataset.items()}
         )
+    refuse_stored(dataset, num_proc=num_proc, cache_dir=cache_dir)
     _check_arguments(dataset, train_on, truncate)
     end_id = turn_end(tokenizer)
     if warning := missing_begin_warning(tokenizer):
         logger.warning("%s", warning)
+    encode = partial(_encode, tokenizer, end_id, max_length, options)
+    if isinstance(dataset, RowStream):
+        stream = dataset.prepared(partial(_streamed, encode, max_length), _COLUMNS)
+        return pack_stream(stream, max_length) if packing else stream
     key = _key(dataset, tokenizer, max_length=max_length, **options)
+    rows = _stored(key, partial(encode_rows, dataset, encode, num_proc), max_length, cache_dir)
+    return pack_examples(rows, max_length, cache_dir=cache_dir) if packing else rows
+
+
+def _stored(
+    key: str, encoded: Callable[[], Iterator[Any]], max_length: int, cache_dir: str | os.PathLike[str] | None
+) -> Dataset:
+    """Returns the tokenized conversations from the cache, after they were tokenized if they are not there."""
 
     def build(folder: Path) -> None:
-        encode = partial(_encode, tokenizer, end_id, max_length, options)
-        stats = _write_rows(folder, encode_rows(dataset, encode, num_proc), max_length)
+        stats = _write_rows(folder, encoded(), max_length)
         (folder / _STATS).write_text(json.dumps(stats), encoding="utf-8")
 
     folder = cached_folder("chats", key, build, cache_dir)
     _report(json.loads((folder / _STATS).read_text(encoding="utf-8")))
-    rows = read_rows(folder, key)
-    return pack_examples(rows, max_length, cache_dir=cache_dir) if packing else rows
+    return read_rows(folder, key)
 
 
 def _key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, **options: Any) -> str:
@@ -147,6 +165,7 @@ def chat_prompts(dataset: Any, tokenizer: PreTrainedTokenizerBase, count: int = 
         Distinct texts, or [""] if there are none.
     """
     refuse_wrong_values("data:chat_prompts", locals())
+    refuse_stream(dataset, "chat_prompts")
     found: dict[str, None] = {}
     for text in dataset[CONVERSATION][: 4 * count]:
         conversation = Conversation.from_json(text)
@@ -270,28 +289,68 @@ def _check_begin(tokenizer: PreTrainedTokenizerBase, ids: list[int], stops: froz
 
 def _write_rows(folder: Path, batches: Any, max_length: int) -> dict[str, Any]:
     schema = pa.schema({name: pa.list_(pa.int32()) for name in _COLUMNS})
-    counts = dict.fromkeys(_REASONS, 0)
-    stats = {"num_cut": 0, "num_tokens": 0, "num_trained": 0, "max_length": max_length}
+    stats = _no_rows(max_length)
     with rows_writer(folder, schema) as writer:
         for batch in batches:
-            rows: dict[str, list[list[int]]] = {name: [] for name in _COLUMNS}
-            for ids, labels, (reason, is_cut) in batch:
-                counts[_REASONS[reason]] += 1
-                if reason == _KEPT:
-                    rows["input_ids"].append(ids)
-                    rows["attention_mask"].append([1] * len(ids))
-                    rows["labels"].append(labels)
-                    stats["num_cut"] += is_cut
-                    stats["num_tokens"] += len(ids)
-                    stats["num_trained"] += sum(label != IGNORE_INDEX for label in labels)
-            writer.write_batch(pa.record_batch(rows, schema=schema))
-    if not counts["kept"]:
+            kept = [row for row in (_counted(row, stats) for row in batch) if row is not None]
+            columns = {name: [row[name] for row in kept] for name in _COLUMNS}
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+    _refuse_nothing(stats)
+    return stats
+
+
+def _streamed(
+    encode: Callable[[dict[str, list[Any]]], dict[str, list[Any]]], max_length: int, rows: Iterator[Row]
+) -> Iterator[Row]:
+    """Yields the tokens of streamed conversations, and logs at the end how many were cut or dropped."""
+    stats = _no_rows(max_length)
+    try:
+        for group in groups(rows, _STREAMED_ROWS):
+            columns = {name: [row[name] for row in group] for name in (CONVERSATION, SOURCE)}
+            for (ids, labels, codes), source in zip(encode(columns)["input_ids"], columns[SOURCE], strict=True):
+                row = _counted([ids, labels, codes], stats)
+                if row is not None:
+                    yield row
+                elif stats["rows"][reason := _REASONS[codes[0]]] == 1:
+                    logger.warning("%s is left out: it is a conversation %s", source, reason)
+        # A worker process may have only rows that are dropped while the others have usable ones.
+        if get_worker_info() is None:
+            _refuse_nothing(stats)
+    finally:
+        # A run usually ends within an epoch; then, too, it says what was left out.
+        if stats["rows"]["kept"]:
+            _report(stats)
+
+
+def _no_rows(max_length: int) -> dict[str, Any]:
+    return {
+        "num_cut": 0,
+        "num_tokens": 0,
+        "num_trained": 0,
+        "max_length": max_length,
+        "rows": dict.fromkeys(_REASONS, 0),
+    }
+
+
+def _counted(row: list[list[int]], stats: dict[str, Any]) -> dict[str, list[int]] | None:
+    """Returns the columns of a row of `_encode`, or None if it is dropped; counts it."""
+    ids, labels, (reason, is_cut) = row
+    stats["rows"][_REASONS[reason]] += 1
+    if reason != _KEPT:
+        return None
+    stats["num_cut"] += is_cut
+    stats["num_tokens"] += len(ids)
+    stats["num_trained"] += sum(label != IGNORE_INDEX for label in labels)
+    return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": labels}
+
+
+def _refuse_nothing(stats: dict[str, Any]) -> None:
+    if not stats["rows"]["kept"]:
         raise DataError(
-            f"no conversation is left to train on: {_listed(counts) or 'there were none'}",
+            f"no conversation is left to train on: {_listed(stats['rows']) or 'there were none'}",
             code="FG896",
             hint="give a larger max_length, or another train_on",
         )
-    return {**stats, "rows": counts}
 
 
 def _report(stats: dict[str, Any]) -> None:

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import xxhash
 from datasets import Dataset, DatasetDict
 
 from forgather.errors import Diagnostic, nearest
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.chat_rows import FORMS, BadRow, check_order, form_of, message_texts, read_row, with_system
 from forgather.ml.data.data_errors import DataError
-from forgather.ml.data.json_rows import is_utf8, json_rows
+from forgather.ml.data.json_rows import is_list, is_utf8, json_rows
+from forgather.ml.data.row_stream import BUFFER_SIZE, RowStream, refuse_stream
 from forgather.ml.data.sources import Paths, find_files
 from forgather.ml.data.train_eval_split import repeated_places
 from forgather.ml.log import get_logger
@@ -42,7 +45,10 @@ def chats(
     system: str | None = None,
     before_input: str = "\n\n",
     bad_rows: str = "refuse",
-) -> Dataset | DatasetDict:
+    streaming: bool = False,
+    buffer_size: int = BUFFER_SIZE,
+    seed: int = 42,
+) -> Dataset | DatasetDict | RowStream | dict[str, Any]:
     """Returns the conversations of JSON files: one object per line, or one list of objects per file.
 
     The form of the rows is recognized by their keys:
@@ -59,26 +65,85 @@ def chats(
         system: the text of a system message that is put before the conversations that have none.
         before_input: the text between an instruction and its `input`.
         bad_rows: "refuse" to stop at a row that is not a conversation, "drop" to leave it out and log the number.
+        streaming: whether the rows of `paths` are read and checked while a run trains on them, instead of before.
+            Memory then holds `buffer_size` rows, whatever the size of the files. The rows of `eval_paths` are not
+            streamed.
+        buffer_size: the number of streamed rows among which the next one is drawn at random; 0 for the order of the
+            files.
+        seed: the seed of the order of streamed rows.
 
     Returns:
-        A data set with the columns `conversation` (JSON text) and `source` (file and line); with `eval_paths`, two of
-        them, "train" and "eval".
+        A data set with the columns `conversation` (JSON text) and `source` (file and line), or a `RowStream` of such
+        rows; with `eval_paths`, two of them, "train" and "eval".
 
     Raises:
         DataFileError: FG830 if a path matches no file, FG834 if a line is not a JSON object.
         DataError: FG890 if a row is not a conversation, FG891 if its turns are not in order or an answer is empty,
-            FG892 if the form is unknown or differs within a file, FG832 if no row is left.
+            FG892 if the form is unknown or differs within a file, FG832 if no row is left, FG982 if a file that is one
+            list is to be streamed.
     """
+    refuse_wrong_values("data:chats", locals())
     options: dict[str, Any] = {"form": form, "system": system, "before_input": before_input, "bad_rows": bad_rows}
     if eval_paths is not None:
         parts = {"train": paths, "eval": eval_paths}
         train, held = (find_files(part, (".jsonl", ".json")) for part in parts.values())
         if both := [file for file in train if file in held]:
             logger.warning("%s is read for training and for evaluation", both[0])
+        if streaming:
+            stream = chats(paths, **options, streaming=True, buffer_size=buffer_size, seed=seed)
+            return {"train": stream, "eval": chats(eval_paths, **options)}
         return DatasetDict({name: chats(part, **options) for name, part in parts.items()})
     files = find_files(paths, (".jsonl", ".json"))
-    rows = ((file, row.place(file), row.value) for file in files for row in json_rows(file))
-    return _collected(rows, **options, where=", ".join(files[:3]))
+    if streaming:
+        _check_options(form, bad_rows)
+        return stream_files(files, partial(_streamed, options), buffer_size=buffer_size, seed=seed)
+    return _collected(_rows_of(files), **options, where=", ".join(files[:3]))
+
+
+def stream_files(files: Sequence[str], read: Any, *, buffer_size: int, seed: int) -> RowStream:
+    """Returns the stream of the rows of JSON files, each of which has one value per line.
+
+    Args:
+        files: the files.
+        read: a function that yields the rows of files, with their columns.
+        buffer_size: the number of rows among which the next one is drawn at random.
+        seed: the seed of the order.
+
+    Raises:
+        DataFileError: FG834 if a file cannot be read.
+        DataError: FG982 if a file is one list.
+    """
+    if whole := [file for file in files if is_list(file)]:
+        raise DataError(
+            f"{whole[0]!r} is one list, which can only be read as a whole, and the rows are to be streamed",
+            code="FG982",
+            hint="write one object per line, or set streaming: false",
+        ).about("paths")
+    return RowStream(files, read, buffer_size=buffer_size, seed=seed)
+
+
+def usable(rows: Iterable[tuple[str, ...] | Diagnostic], bad_rows: str) -> Iterator[tuple[str, ...]]:
+    """Yields the rows that can be used; the others are refused when they are met, or left out and counted.
+
+    Args:
+        rows: the values of each row, or what is wrong with it.
+        bad_rows: "refuse" or "drop".
+
+    Raises:
+        DataError: what is wrong with a row, if `bad_rows` is "refuse".
+    """
+    num_bad = 0
+    for row in rows:
+        if not isinstance(row, Diagnostic):
+            yield row
+            continue
+        if bad_rows == "refuse":
+            raise refuse_rows([row])
+        num_bad += 1
+        if num_bad == 1:
+            logger.warning("the first row that is left out: %s", row.message)
+    if num_bad:
+        logger.warning("%s of the epoch left out", plural(num_bad, "row"))
 
 
 def as_chats(
@@ -111,6 +176,7 @@ def as_chats(
         >>> json.loads(as_chats(rows)[0]["conversation"])["messages"]
         [{'role': 'user', 'content': '1 + 1?'}, {'role': 'assistant', 'content': '2'}]
     """
+    refuse_stream(dataset, "as_chats")
     if repeated_places(dataset) is not None:
         raise DataError(
             "the data set repeats rows, as mixtures do: copies of a conversation could be in both parts of a split",
@@ -136,6 +202,7 @@ def row_texts(dataset: Dataset) -> Dataset:
         >>> row_texts(as_chats(Dataset.from_dict({"question": ["1 + 1?"], "answer": ["2"]})))["text"][:]
         ['1 + 1?', '2']
     """
+    refuse_stream(dataset, "row_texts")
     # A conversation has a column `source` too, the place of its row.
     is_pair = {*_PAIR} <= {*dataset.column_names}
     names = list(_PAIR) if is_pair else [name for name in _TEXTS if name in dataset.column_names]
@@ -155,6 +222,15 @@ def _texts_of(stored: str) -> list[str]:
     return [text for text in message_texts(parts) if text not in _MESSAGE_KEYS]
 
 
+def _rows_of(files: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
+    return ((file, row.place(file), row.value) for file in files for row in json_rows(file))
+
+
+def _streamed(options: Mapping[str, Any], files: Sequence[str]) -> Iterator[dict[str, str]]:
+    rows = _conversations(_rows_of(files), options["form"], options["system"], options["before_input"])
+    return ({CONVERSATION: text, SOURCE: place} for text, place in usable(rows, options["bad_rows"]))
+
+
 def _collected(
     rows: Iterable[tuple[str, str, Any]],
     form: str | None,
@@ -163,9 +239,37 @@ def _collected(
     bad_rows: str,
     where: str,
 ) -> Dataset:
-    _check_choice("form", form, (*FORMS, None))
-    check_bad_rows(bad_rows)
+    _check_options(form, bad_rows)
     texts, sources, found, digest = [], [], [], xxhash.xxh3_64()
+    for row in _conversations(rows, form, system, before_input):
+        if isinstance(row, Diagnostic):
+            found.append(row)
+            continue
+        text, place = row
+        texts.append(text)
+        sources.append(place)
+        # The folder of the files is not part of the content.
+        digest.update(f"{os.path.basename(place)}\0{len(text)}\0{text}".encode("utf-8", "surrogatepass"))
+    if found and bad_rows == "refuse":
+        raise refuse_rows(found)
+    if found:
+        logger.warning("%s left out, the first: %s", plural(len(found), "row"), found[0].message)
+    if not texts:
+        raise DataError(f"{where} gives no conversation", code="FG832", hint="a data set needs at least one row")
+    return Dataset(Dataset.from_dict({CONVERSATION: texts, SOURCE: sources}).data.table, fingerprint=digest.hexdigest())
+
+
+def _conversations(
+    rows: Iterable[tuple[str, str, Any]], form: str | None, system: str | None, before_input: str
+) -> Iterator[tuple[str, str] | Diagnostic]:
+    """Yields the JSON text and the place of each conversation, or what is wrong with a row.
+
+    Args:
+        rows: the file, the place and the value of each row.
+        form: the form of the rows, or None to recognize it.
+        system: the text of a system message for conversations that have none.
+        before_input: the text between an instruction and its `input`.
+    """
     forms: dict[str, tuple[str, str]] = {}  # of each file: its form, and the place of the first row
     for file, place, row in rows:
         try:
@@ -182,19 +286,9 @@ def _collected(
             if not is_utf8(text):
                 raise BadRow("a text has half of a surrogate pair, which is not a character")
         except BadRow as error:
-            found.append(Diagnostic(code=error.code, message=f"{place}: {error}", hint=error.hint))
-            continue
-        texts.append(text)
-        sources.append(place)
-        # The folder of the files is not part of the content.
-        digest.update(f"{os.path.basename(place)}\0{len(text)}\0{text}".encode("utf-8", "surrogatepass"))
-    if found and bad_rows == "refuse":
-        raise refuse_rows(found)
-    if found:
-        logger.warning("%s left out, the first: %s", plural(len(found), "row"), found[0].message)
-    if not texts:
-        raise DataError(f"{where} gives no conversation", code="FG832", hint="a data set needs at least one row")
-    return Dataset(Dataset.from_dict({CONVERSATION: texts, SOURCE: sources}).data.table, fingerprint=digest.hexdigest())
+            yield Diagnostic(code=error.code, message=f"{place}: {error}", hint=error.hint)
+        else:
+            yield text, place
 
 
 def refuse_rows(found: list[Diagnostic]) -> DataError:
@@ -209,6 +303,11 @@ def refuse_rows(found: list[Diagnostic]) -> DataError:
     error: DataError = DataError(f"{first.message}{more}", code=first.code, hint=hint, others=others[:_SHOWN_ERRORS])
     error.argument = "paths"
     return error
+
+
+def _check_options(form: str | None, bad_rows: str) -> None:
+    _check_choice("form", form, (*FORMS, None))
+    check_bad_rows(bad_rows)
 
 
 def check_bad_rows(bad_rows: str) -> None:

@@ -28,6 +28,7 @@ from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.data_errors import DataError
 from forgather.ml.data.packing import read_rows, rows_writer
 from forgather.ml.data.progress_bar import show_progress
+from forgather.ml.data.row_stream import Row, RowStream, groups, refuse_stream
 from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 
@@ -37,6 +38,7 @@ _FORMAT = 1  # raised when the meaning of a cached folder changes
 _STATS = "stats.json"
 _READ_ROWS = 4096
 _WRITTEN_ROWS = 512
+_STREAMED_EXAMPLES = 1024
 _IGNORED = -100
 _IDS, _LABELS, _MASK, _POSITIONS = "input_ids", "labels", "attention_mask", "position_ids"
 _DESCRIPTION = "whole examples, packed by forgather"
@@ -81,6 +83,7 @@ def pack_examples(
         return DatasetDict(
             {name: pack_examples(part, max_length, cache_dir=cache_dir) for name, part in dataset.items()}
         )
+    refuse_stream(dataset, "pack_examples")
     rows = dataset if isinstance(dataset, Dataset) else Dataset.from_list([dict(row) for row in dataset])
     _check_columns(rows)
     # As Arrow tables: an epoch of Python integers would need ten times the memory.
@@ -91,6 +94,38 @@ def pack_examples(
     folder = cached_folder("packed", key, partial(_build, examples, max_length), cache_dir)
     _report(json.loads((folder / _STATS).read_text(encoding="utf-8")))
     return Dataset(read_rows(folder, key).data, info=DatasetInfo(description=_DESCRIPTION), fingerprint=key)
+
+
+def pack_stream(stream: RowStream, max_length: int) -> RowStream:
+    """Returns the stream of packed rows of a stream of examples, as `pack_examples` makes them.
+
+    The examples of a row are among the 1024 that are read next. The loss of a step is that of its examples.
+
+    Args:
+        stream: rows with `input_ids` and `labels`.
+        max_length: the maximum length of a row in tokens, which no example exceeds.
+    """
+    return stream.prepared(
+        partial(_packed_rows, max_length), (_IDS, _LABELS, _POSITIONS), DatasetInfo(description=_DESCRIPTION)
+    )
+
+
+def _packed_rows(max_length: int, rows: Iterator[Row]) -> Iterator[Row]:
+    counts = {"num_examples": 0, "num_rows": 0, "num_tokens": 0, "max_length": max_length}
+    # As arrays: Python integers would need nine times the memory.
+    arrays = ([np.asarray(row[name], dtype=np.int32) for name in (_IDS, _LABELS)] for row in rows)
+    for examples in groups(arrays, _STREAMED_EXAMPLES):
+        lengths_E = np.array([len(ids_N) for ids_N, _ in examples])
+        packed = best_fit(lengths_E, max_length)
+        is_first = not counts["num_rows"]
+        for name, count in (("examples", len(examples)), ("rows", len(packed)), ("tokens", int(lengths_E.sum()))):
+            counts[f"num_{name}"] += count
+        if is_first:
+            _report(counts)
+        for numbers in packed:
+            ids_N, labels_N = (np.concatenate([examples[number][part] for number in numbers]) for part in (0, 1))
+            labels_N, positions_N = _with_boundaries(labels_N, lengths_E[numbers])
+            yield {_IDS: ids_N.tolist(), _LABELS: labels_N.tolist(), _POSITIONS: positions_N.tolist()}
 
 
 def holds_packed_examples(dataset: Any) -> bool:
@@ -211,14 +246,24 @@ def _write(folder: Path, examples: Dataset, packed: list[list[int]]) -> None:
             labels_N = ids_N
             if _LABELS in taken.column_names:
                 labels_N = np.asarray(pc.list_flatten(taken[_LABELS]), dtype=np.int32)
-            labels_N = labels_N.copy()
-            # It would otherwise be predicted from the end of the example before.
-            labels_N[starts_E] = _IGNORED
-            positions_N = np.arange(len(ids_N), dtype=np.int32) - np.repeat(starts_E, lengths_E).astype(np.int32)
+            labels_N, positions_N = _with_boundaries(labels_N, lengths_E)
             examples_R = np.cumsum([0, *map(len, part)])
             offsets = pa.array(np.append(starts_E, len(ids_N))[examples_R], pa.int32())
             columns = [pa.ListArray.from_arrays(offsets, pa.array(flat_N)) for flat_N in (ids_N, labels_N, positions_N)]
             writer.write_batch(pa.record_batch(columns, schema=schema))
+
+
+def _with_boundaries(labels_N: np.ndarray, lengths_E: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the labels without those of first tokens, and positions that restart at each example.
+
+    Shapes:
+        labels_N: (N,), the examples one after another. lengths_E: (E,), with the sum N. Returns (N,) and (N,).
+    """
+    starts_E = lengths_E.cumsum() - lengths_E
+    labels_N = labels_N.copy()
+    # It would otherwise be predicted from the end of the example before.
+    labels_N[starts_E] = _IGNORED
+    return labels_N, np.arange(len(labels_N), dtype=np.int32) - np.repeat(starts_E, lengths_E).astype(np.int32)
 
 
 def _refused(what: str, hint: str = "give one value for each token") -> DataError:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from datasets import Dataset
+
 from forgather.errors import TrainingError
 from forgather.ml.data.chat_rows import Conversation, form_of
 from forgather.ml.data.chat_template import check_marks, packaged_twin, read_template, turn_end
@@ -92,7 +94,7 @@ def first_look(
 
 
 def _chats(file: str, names: Mapping[str, str]) -> FirstLook:
-    rows = chats(file)
+    rows: Dataset = chats(file)
     conversations = map(Conversation.from_json, rows[CONVERSATION])
     if not any(message["role"] == "assistant" for one in conversations for message in one.messages):
         raise StarterError(
@@ -111,7 +113,7 @@ def _pairs(file: str, names: Mapping[str, str]) -> FirstLook:
             hint="write a config with 'datasets/feedback.yaml' in [raw_dataset] and KTOLoss in [loss_fn]: "
             "docs/how-to/preferences.md",
         )
-    rows = preference_pairs(file)
+    rows: Dataset = preference_pairs(file)
     is_chat = CONVERSATION in rows.column_names
     what = "messages of a chat" if is_chat else "texts, which are used as they are"
     return FirstLook(f"{plural(len(rows), 'pair')} of {what}", facts={"is_chat": is_chat})

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TextIO
 
 from forgather.ml.data.data_errors import DataFileError
 
@@ -46,17 +47,40 @@ def json_rows(file: str) -> Iterator[JsonRow]:
         DataFileError: FG834 if the file cannot be read, is not UTF-8, or has a line that is not JSON or gives a key
             twice.
     """
+    with _located(file), open(file, encoding="utf-8-sig") as stream:
+        if _begins_list(stream):
+            values = json.load(stream, object_pairs_hook=_mapping)
+            yield from (JsonRow(number, False, value) for number, value in enumerate(values, 1))
+            return
+        for number, line in enumerate(stream, 1):
+            if line.strip():
+                yield JsonRow(number, True, _value(file, number, line))
+
+
+def is_list(file: str) -> bool:
+    """Returns whether a JSON file is one list of values, which can only be read as a whole.
+
+    Args:
+        file: the path of the file.
+
+    Raises:
+        DataFileError: FG834 if the file cannot be read or is not UTF-8.
+    """
+    with _located(file), open(file, encoding="utf-8-sig") as stream:
+        return _begins_list(stream)
+
+
+def _begins_list(stream: TextIO) -> bool:
+    begin = stream.read(64).lstrip()[:1]
+    stream.seek(0)
+    return begin == "["
+
+
+@contextmanager
+def _located(file: str) -> Iterator[None]:
+    """Context manager that raises FG834 for an error of its body."""
     try:
-        with open(file, encoding="utf-8-sig") as stream:
-            begin = stream.read(64).lstrip()[:1]
-            stream.seek(0)
-            if begin == "[":
-                values = json.load(stream, object_pairs_hook=_mapping)
-                yield from (JsonRow(number, False, value) for number, value in enumerate(values, 1))
-                return
-            for number, line in enumerate(stream, 1):
-                if line.strip():
-                    yield JsonRow(number, True, _value(file, number, line))
+        yield
     except DataFileError:
         raise
     except UnicodeDecodeError as error:

@@ -17,6 +17,7 @@ from forgather.errors import nearest
 from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.cache import content_key
 from forgather.ml.data.data_errors import DataError
+from forgather.ml.data.row_stream import refuse_stream
 from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 
@@ -48,7 +49,7 @@ def mix(
 
     Raises:
         DataError: FG945 if a name is unknown, a weight or a number is not usable, or the data sets differ in their
-            columns.
+            columns; FG982 if one of them is streamed.
 
     Example:
         >>> long, short = (Dataset.from_dict({"text": [name] * size}) for name, size in (("long", 9), ("short", 2)))
@@ -105,6 +106,7 @@ def _train_parts(datasets: Any) -> dict[str, Dataset]:
         found = f"datasets is a {type(datasets).__name__}"
         raise _refused(found, "a mapping of names to data sets, as {news: *news}", "datasets")
     for name, rows in datasets.items():
+        refuse_stream(rows["train"] if isinstance(rows, dict) and "train" in rows else rows, "mix")
         if not isinstance(rows, Dataset | DatasetDict):
             hint = "read it first, as in !call:forgather.ml.data:chats [general.jsonl]"
             raise _refused(f"{name} is a {type(rows).__name__}, which is no data set of rows", hint, "datasets")

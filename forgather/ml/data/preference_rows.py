@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import xxhash
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
 from forgather.errors import Diagnostic
 from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.chat_rows import BadRow, Conversation, check_order, read_messages, read_tools
 from forgather.ml.data.chat_template import render
-from forgather.ml.data.conversations import CONVERSATION, SOURCE, check_bad_rows, refuse_rows
+from forgather.ml.data.conversations import CONVERSATION, SOURCE, check_bad_rows, refuse_rows, stream_files, usable
 from forgather.ml.data.data_errors import DataError
 from forgather.ml.data.json_rows import json_rows
+from forgather.ml.data.row_stream import BUFFER_SIZE, RowStream, refuse_stream
 from forgather.ml.data.sources import Paths, find_files
 from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
@@ -32,7 +34,16 @@ logger = get_logger(__name__)
 ANSWERS = ("chosen", "rejected")
 
 
-def preference_pairs(paths: Paths, *, as_turns: bool = False, bad_rows: str = "refuse") -> Dataset:
+def preference_pairs(
+    paths: Paths,
+    *,
+    eval_paths: Paths | None = None,
+    as_turns: bool = False,
+    bad_rows: str = "refuse",
+    streaming: bool = False,
+    buffer_size: int = BUFFER_SIZE,
+    seed: int = 42,
+) -> Dataset | DatasetDict | RowStream | dict[str, Any]:
     """Returns the preference pairs of JSON files: one object per line, or one list of objects per file.
 
     A row has `prompt`, `chosen` and `rejected`. If all three are texts, they are used as they are. If one of them is a
@@ -42,43 +53,52 @@ def preference_pairs(paths: Paths, *, as_turns: bool = False, bad_rows: str = "r
 
     Args:
         paths: a file, a folder (whose `.jsonl` and `.json` files are read), a glob, or a list of these.
+        eval_paths: the files with pairs for evaluation, which `split` keeps; None to split those of `paths`.
         as_turns: whether rows of texts are conversations, too: the prompt is a message of the user, and the answers are
             messages of the assistant.
         bad_rows: "refuse" to stop at a row that is not a pair, "drop" to leave it out and log the number.
+        streaming: whether the rows of `paths` are read and checked while a run trains on them, as in `chats`.
+        buffer_size: the number of streamed rows among which the next one is drawn at random; 0 for the order of the
+            files.
+        seed: the seed of the order of streamed rows.
 
     Returns:
-        A data set with the columns `prompt`, `chosen`, `rejected` and `source`; `conversation` replaces `prompt` if the
-        rows are conversations.
+        A data set with the columns `prompt`, `chosen`, `rejected` and `source`, or a `RowStream` of such rows;
+        `conversation` replaces `prompt` if the rows are conversations. With `eval_paths`, two of them, "train" and
+        "eval".
 
     Raises:
         DataFileError: FG830 if a path matches no file, FG834 if a line is not a JSON object.
         DataError: FG940 if a row is not a pair, FG941 if its answers do not follow the same messages, FG890 or FG891 if
             a message is not one, FG911 if an answer is empty, FG912 if both are equal, FG892 if some rows are texts
-            and others are conversations, FG832 if no row is left.
+            and others are conversations, FG832 if no row is left, FG982 if a file that is one list is to be streamed.
     """
     refuse_wrong_values("data:preference_pairs", locals())
     check_bad_rows(bad_rows)
+    if eval_paths is not None:
+        options: dict[str, Any] = {"as_turns": as_turns, "bad_rows": bad_rows}
+        parts = {
+            "train": preference_pairs(paths, **options, streaming=streaming, buffer_size=buffer_size, seed=seed),
+            "eval": preference_pairs(eval_paths, **options),
+        }
+        return parts if streaming else DatasetDict(parts)
     files = find_files(paths, (".jsonl", ".json"))
-    rows: list[tuple[str, str, str, str]] = []
-    found, digest, first = [], xxhash.xxh3_64(), ""
-    is_chat: bool | None = None
-    for file in files:
-        for found_row in json_rows(file):
-            place, row = found_row.place(file), found_row.value
-            try:
-                texts, has_messages = _pair(row, as_turns)
-                if is_chat not in (None, has_messages):
-                    now, before = ("messages", "texts") if has_messages else ("texts", "messages")
-                    message = f"the row has {now}, and the rows from {first} on have {before}"
-                    hint = "write all rows in one form, or set as_turns: true, which makes messages of texts"
-                    raise BadRow(message, "FG892", hint)
-            except BadRow as error:
-                found.append(Diagnostic(code=error.code, message=f"{place}: {error}", hint=error.hint))
-                continue
-            first, is_chat = first or place, has_messages
-            rows.append((*texts, place))
-            # The folder of the files is not part of the content.
-            digest.update(json.dumps([*texts, os.path.basename(place), has_messages]).encode())
+    if streaming:
+        return stream_files(files, partial(_streamed, as_turns, bad_rows), buffer_size=buffer_size, seed=seed)
+    return _collected(files, as_turns, bad_rows)
+
+
+def _collected(files: Sequence[str], as_turns: bool, bad_rows: str) -> Dataset:
+    rows: list[tuple[str, ...]] = []
+    found, digest = [], xxhash.xxh3_64()
+    for row in _pairs(files, as_turns):
+        if isinstance(row, Diagnostic):
+            found.append(row)
+            continue
+        name, *texts, place = row
+        rows.append(row)
+        # The folder of the files is not part of the content.
+        digest.update(json.dumps([*texts, os.path.basename(place), name == CONVERSATION]).encode())
     if found and bad_rows == "refuse":
         raise refuse_rows(found)
     if found:
@@ -86,9 +106,39 @@ def preference_pairs(paths: Paths, *, as_turns: bool = False, bad_rows: str = "r
     if not rows:
         hint = "a data set needs at least one row"
         raise DataError(f"{', '.join(files[:3])} gives no preference pair", code="FG832", hint=hint)
-    names = (CONVERSATION if is_chat else "prompt", *ANSWERS, SOURCE)
-    table = Dataset.from_dict(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))).data.table
-    return Dataset(table, fingerprint=digest.hexdigest())
+    (first, *_), *_ = rows
+    columns = zip((first, *ANSWERS, SOURCE), list(map(list, zip(*rows, strict=True)))[1:], strict=True)
+    return Dataset(Dataset.from_dict(dict(columns)).data.table, fingerprint=digest.hexdigest())
+
+
+def _streamed(as_turns: bool, bad_rows: str, files: Sequence[str]) -> Iterator[dict[str, str]]:
+    for name, *values in usable(_pairs(files, as_turns), bad_rows):
+        yield dict(zip((name, *ANSWERS, SOURCE), values, strict=True))
+
+
+def _pairs(files: Sequence[str], as_turns: bool) -> Iterator[tuple[str, ...] | Diagnostic]:
+    """Yields of each pair the name of the column with the prompt, the texts and the place, or what is wrong with a row.
+
+    Args:
+        files: the files.
+        as_turns: whether rows of texts are conversations, too.
+    """
+    first, is_chat = "", False
+    for file in files:
+        for found in json_rows(file):
+            place = found.place(file)
+            try:
+                texts, has_messages = _pair(found.value, as_turns)
+                if first and is_chat is not has_messages:
+                    now, before = ("messages", "texts") if has_messages else ("texts", "messages")
+                    message = f"the row has {now}, and the rows from {first} on have {before}"
+                    hint = "write all rows in one form, or set as_turns: true, which makes messages of texts"
+                    raise BadRow(message, "FG892", hint)
+            except BadRow as error:
+                yield Diagnostic(code=error.code, message=f"{place}: {error}", hint=error.hint)
+                continue
+            first, is_chat = first or place, has_messages
+            yield (CONVERSATION if is_chat else "prompt", *texts, place)
 
 
 def pair_prompts(dataset: Any, tokenizer: Any, count: int = 3) -> list[str]:
@@ -103,6 +153,7 @@ def pair_prompts(dataset: Any, tokenizer: Any, count: int = 3) -> list[str]:
         Distinct texts, or [""] if there are none.
     """
     refuse_wrong_values("data:pair_prompts", locals())
+    refuse_stream(dataset, "pair_prompts")
     is_chat = CONVERSATION in dataset.column_names
     found: dict[str, None] = {}
     for stored in dataset[CONVERSATION if is_chat else "prompt"][: 4 * count]:

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
+from torch.utils.data import get_worker_info
 from transformers import PreTrainedTokenizerBase
 
 from forgather.ml.argument_values import refuse_wrong_values
@@ -34,6 +35,7 @@ from forgather.ml.data.packing import check_inputs, encode_rows, encode_texts, r
 from forgather.ml.data.preference_chats import pair_tokens
 from forgather.ml.data.preference_collator import MARGIN
 from forgather.ml.data.preference_rows import ANSWERS
+from forgather.ml.data.row_stream import Row, RowStream, groups, refuse_stored
 from forgather.ml.data.tokenizer import tokenizer_digest
 from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
@@ -44,11 +46,13 @@ _STATS = "stats.json"
 _PAIR = ("prompt_ids", "chosen_ids", "rejected_ids")
 _FEEDBACK = ("prompt_ids", "completion_ids", "label")
 _NUMBERS = {"label": pa.int32(), MARGIN: pa.float64()}
+_CHAT_ANSWERS = {"chosen_column": "chosen", "rejected_column": "rejected"}
+_STREAMED_ROWS = 32  # that are tokenized at a time
 _JUDGMENTS = (True, False)
 
 
 def tokenize_preferences(
-    dataset: Dataset | DatasetDict,
+    dataset: Dataset | DatasetDict | RowStream,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int = 512,
     *,
@@ -57,7 +61,7 @@ def tokenize_preferences(
     rejected_column: str = "rejected",
     num_proc: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
-) -> Dataset | DatasetDict:
+) -> Dataset | DatasetDict | RowStream:
     """Returns a data set of pairs: a prompt, a better and a worse answer to it, as token ids.
 
     The answers of texts end with the end-of-text token. Conversations of `preference_pairs` are rendered by the chat
@@ -65,7 +69,7 @@ def tokenize_preferences(
 
     Args:
         dataset: the rows, of text or from `preference_pairs`. A column `margin` with numbers, which `RewardLoss` uses,
-            is kept. The splits of a `DatasetDict` are tokenized separately.
+            is kept. The splits of a `DatasetDict` are tokenized separately, and streamed rows when they are read.
         tokenizer: a tokenizer with an end-of-text token; for conversations, with a chat template that marks the
             answers.
         max_length: the maximum length of a prompt with an answer in tokens. Longer answers are truncated at the end.
@@ -82,7 +86,7 @@ def tokenize_preferences(
         DataError: FG831, FG837 or FG839 if columns, tokenizer or length do not fit; FG910 if a row has no text, FG911
             if an answer is empty, FG912 if both answers are equal, FG913 if a margin is not a number, FG836 if no pair
             is left; for conversations, FG893 to FG895, FG897, FG898 or FG942 if the chat template cannot render them,
-            with the file and line of the row.
+            with the file and line of the row; FG982 if an argument is not for streamed rows.
     """
     refuse_wrong_values("data:tokenize_preferences", locals())
     named = {"prompt_column": prompt_column, "chosen_column": chosen_column, "rejected_column": rejected_column}
@@ -141,9 +145,15 @@ def _tokenized(
             for name, part in dataset.items()
         }
         return DatasetDict(parts)
+    refuse_stored(dataset, num_proc=num_proc, cache_dir=cache_dir)
     is_chat = kind is _pairs and CONVERSATION in dataset.column_names
-    check_inputs(dataset, tokenizer, {} if is_chat else named)
+    # The prompt of a conversation is in another column, and its answers are where `preference_pairs` puts them.
+    check_inputs(dataset, tokenizer, _CHAT_ANSWERS if is_chat else named)
     form = kind(*named.values())
+    encode = partial(_encode_chats if is_chat else _encode, tokenizer, form["texts"], form["label"])
+    if isinstance(dataset, RowStream):
+        # The rows were checked by `preference_pairs`, which alone makes a stream with these columns.
+        return dataset.prepared(partial(_streamed, encode, form["names"], max_length), form["names"])
     # Everything that decides the content is part of the key; `num_proc` is not.
     facts = {"rows": dataset._fingerprint, "tokenizer": tokenizer_digest(tokenizer), "max_length": max_length}
     # A column of the name `margin` is not read for judged answers.
@@ -156,7 +166,6 @@ def _tokenized(
         """Writes the tokens of all rows into a folder of the cache."""
         if not is_chat:
             _check_rows(dataset, form["texts"], form["check"])
-        encode = partial(_encode_chats if is_chat else _encode, tokenizer, form["texts"], form["label"])
         batches = encode_rows(dataset, encode, num_proc)
         if margins is not None:
             batches = _with_margins(batches, iter(dataset[margins]))
@@ -165,7 +174,11 @@ def _tokenized(
         (folder / _STATS).write_text(json.dumps(stats), encoding="utf-8")
 
     folder = cached_folder("preferences", key, build, cache_dir)
-    stats = json.loads((folder / _STATS).read_text(encoding="utf-8"))
+    _report(json.loads((folder / _STATS).read_text(encoding="utf-8")), max_length)
+    return read_rows(folder, key)
+
+
+def _report(stats: Mapping[str, int], max_length: int) -> None:
     report = logger.warning if stats["num_dropped"] or stats["num_cut"] else logger.info
     report(
         "%s of preferences; %d cut to %d tokens, %d left out (the prompt has no tokens or fills the row, the answers "
@@ -175,7 +188,6 @@ def _tokenized(
         max_length,
         stats["num_dropped"],
     )
-    return read_rows(folder, key)
 
 
 def _pairs(prompt: str, chosen: str, rejected: str) -> Mapping[str, Any]:
@@ -296,18 +308,54 @@ def _encode_chats(
 def _write(folder: Path, batches: Any, names: Sequence[str], max_length: int) -> dict[str, int]:
     kinds = {name: _NUMBERS.get(name, pa.list_(pa.int32())) for name in names}
     schema = pa.schema(kinds)
-    stats = {"num_rows": 0, "num_cut": 0, "num_dropped": 0}
+    stats = _no_rows()
     with rows_writer(folder, schema) as writer:
         for batch in batches:
             kept = list(_rows(batch, names, max_length, stats))
             columns = {name: [row[place] for row in kept] for place, name in enumerate(names)}
             writer.write_batch(pa.record_batch(columns, schema=schema))
             stats["num_rows"] += len(kept)
+    _refuse_nothing(stats)
+    return stats
+
+
+def _streamed(
+    encode: Callable[[dict[str, list[Any]]], dict[str, list[Any]]],
+    names: Sequence[str],
+    max_length: int,
+    rows: Iterator[Row],
+) -> Iterator[Row]:
+    """Yields the tokens of streamed rows, and logs at the end how many were cut or dropped."""
+    stats = _no_rows()
+    try:
+        for group in groups(rows, _STREAMED_ROWS):
+            columns = {name: [row[name] for row in group] for name in group[0]}
+            for ids, source in zip(encode(columns)["input_ids"], columns[SOURCE], strict=True):
+                for kept in _rows([ids], names, max_length, stats):
+                    stats["num_rows"] += 1
+                    yield dict(zip(names, kept, strict=True))
+                    break
+                else:
+                    if stats["num_dropped"] == 1:
+                        logger.warning("%s is left out: it has no prompt, or no difference within max_length", source)
+        # A worker process may have only rows that are dropped while the others have usable ones.
+        if get_worker_info() is None:
+            _refuse_nothing(stats)
+    finally:
+        # A run usually ends within an epoch; then, too, it says what was left out.
+        if stats["num_rows"]:
+            _report(stats, max_length)
+
+
+def _no_rows() -> dict[str, int]:
+    return {"num_rows": 0, "num_cut": 0, "num_dropped": 0}
+
+
+def _refuse_nothing(stats: Mapping[str, int]) -> None:
     if not stats["num_rows"]:
         raise DataError(
             "no row has an answer to learn from", code="FG836", hint="a larger max_length, or other columns"
         )
-    return stats
 
 
 def _rows(

@@ -14,6 +14,7 @@ from datasets import Dataset
 from forgather.ml.data.chat_rows import Conversation
 from forgather.ml.data.conversations import CONVERSATION, SOURCE
 from forgather.ml.data.data_errors import DataError, missing_column
+from forgather.ml.data.row_stream import refuse_stream
 
 PROMPT, ANSWER = "prompt", "answer"
 _COMPLETION = "completion"
@@ -40,6 +41,7 @@ def rollout_prompts(dataset: Dataset, *, prompt_column: str = "prompt") -> Datas
         >>> rollout_prompts(Dataset.from_dict({"prompt": ["1 + 1 ="], "completion": [" 2"]}))[0]
         {'prompt': '1 + 1 =', 'answer': ' 2'}
     """
+    refuse_stream(dataset, "rollout_prompts")
     is_chat = CONVERSATION in dataset.column_names
     if not is_chat and prompt_column not in dataset.column_names:
         raise missing_column(prompt_column, dataset.column_names, "prompt_column")

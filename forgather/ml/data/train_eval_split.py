@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from datasets import Dataset, DatasetDict
 
 from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.data_errors import DataError
+from forgather.ml.data.row_stream import RowStream, refuse_stream
 from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 
 logger = get_logger(__name__)
 
 
-def split(dataset: Dataset | DatasetDict, eval_fraction: float = 0.05, seed: int = 42) -> DatasetDict:
+def split(
+    dataset: Dataset | DatasetDict | Mapping[str, Any], eval_fraction: float = 0.05, seed: int = 42
+) -> DatasetDict | Mapping[str, Any]:
     """Returns a random split of a data set into a training part and an evaluation part without common rows.
 
     Args:
@@ -27,13 +33,17 @@ def split(dataset: Dataset | DatasetDict, eval_fraction: float = 0.05, seed: int
         A `DatasetDict` with the splits "train" and "eval".
 
     Raises:
-        DataError: FG835 if the fraction is not between 0 and 1, or if there are fewer than two rows.
+        DataError: FG835 if the fraction is not between 0 and 1, or if there are fewer than two rows; FG982 if the rows
+            are streamed, and none for evaluation are given.
     """
     refuse_wrong_values("data:split", locals())
+    refuse_stream(dataset, "split")
+    if isinstance(dataset, Mapping) and isinstance(dataset.get("train"), RowStream):
+        return dataset
     if isinstance(dataset, DatasetDict) and {"train", "eval"} <= dataset.keys():
         logger.info("the evaluation set is given: eval_fraction is not used (%s)", _sizes(dataset))
         return dataset
-    if isinstance(dataset, DatasetDict):
+    if isinstance(dataset, Mapping):
         raise DataError(
             f"the data set is divided into {', '.join(dataset)}, and not into train and eval",
             code="FG835",

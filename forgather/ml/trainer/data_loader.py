@@ -206,7 +206,8 @@ class TrainBatches:
     Raises:
         TrainingError: FG803 if there are no rows; FG804 if there are fewer rows than one global micro-batch; FG805 if
             the data has no length and `max_steps` is not set; FG853 if the data is already split among processes; FG946
-            if rows are to be grouped by length and have none.
+            if rows are to be grouped by length and have none; FG982 if streamed rows are shuffled that are to be read
+            in order.
     """
 
     def __init__(self, dataset: Any, args: TrainingArguments, collate: Collate, *, topology: Topology) -> None:
@@ -229,6 +230,12 @@ class TrainBatches:
                 code="FG805",
                 hint="set max_steps, or give a data set with a length",
             )
+        elif args.train_sampling_strategy == "sequential" and getattr(dataset, "is_shuffled", False):
+            raise TrainingError(
+                "train_sampling_strategy is 'sequential', and the streamed rows are shuffled",
+                code="FG982",
+                hint="set buffer_size: 0 where they are read, for the order of the files",
+            ).about("args.train_sampling_strategy")
         self._own = RankBatches(
             dataset,
             share,

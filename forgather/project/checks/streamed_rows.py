@@ -1,0 +1,128 @@
+"""Checks streamed rows: whether a trainer and the functions that prepare the rows can do without all of them.
+
+The input is calls; the output is findings. Nothing is imported. The run also refuses every config for which this check
+reports an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+from forgather.config.graph import Call, CallKind, Node, Scalar
+from forgather.config.lint.call_check import Called
+from forgather.config.path import format_path
+from forgather.config.traverse import walk
+from forgather.errors import Diagnostic
+from forgather.project.checks.setting_rules import arguments_of, rules_about
+from forgather.project.checks.subject import Subject
+
+_TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "ml", "whole_rows.json")
+_DATA = "forgather.ml.data"
+
+
+def check_streamed_rows(subject: Subject) -> list[Diagnostic]:
+    """Returns findings about trainers whose training rows are streamed."""
+    found: list[Diagnostic] = []
+    for called in subject.calls.values():
+        given = arguments_of(called)
+        if "train_dataset" in given and called.node.kind is not CallKind.META and rules_about(called):
+            rows = _calls(given["train_dataset"])
+            stream = next((call for call in rows if _is_stream(call)), None)
+            if stream is not None:
+                found += _check_trainer(called, given, stream, subject.calls)
+                found += _check_functions(called, stream)
+    return found
+
+
+def _check_trainer(
+    called: Called, given: Mapping[str, Node], stream: Call, calls: Mapping[int, Called]
+) -> Iterator[Diagnostic]:
+    args = calls.get(id(given.get("args")))
+    settings = arguments_of(args) if args is not None else {}
+    path = format_path(called.path)
+    max_steps = settings.get("max_steps")
+    value = max_steps.value if isinstance(max_steps, Scalar) else -1
+    is_known = args is not None and (max_steps is None or isinstance(max_steps, Scalar))
+    if is_known and isinstance(value, int) and value <= 0:
+        yield Diagnostic(
+            code="FG805",
+            message="the training rows are streamed, so their number is not known, and max_steps is not set",
+            span=stream.span,
+            path=path,
+            hint="set max_steps in [trainer_args]; rows / (per_device_train_batch_size x gradient_accumulation_steps x "
+            "processes) steps are one epoch",
+        )
+    strategy = settings.get("train_sampling_strategy")
+    if isinstance(strategy, Scalar) and strategy.value == "group_by_length":
+        yield Diagnostic(
+            code="FG946",
+            message="rows cannot be grouped by length: they are streamed",
+            span=strategy.span,
+            path=path,
+            hint="set train_sampling_strategy: random, or packing: true where the rows are tokenized",
+        )
+    buffer_size = _argument(stream, "buffer_size")
+    is_shuffled = buffer_size is None or (isinstance(buffer_size, Scalar) and buffer_size.value != 0)
+    if isinstance(strategy, Scalar) and strategy.value == "sequential" and is_shuffled:
+        yield Diagnostic(
+            code="FG982",
+            message="train_sampling_strategy is 'sequential', and the streamed rows are shuffled",
+            span=strategy.span,
+            path=path,
+            hint="set buffer_size: 0 where they are read, for the order of the files",
+        )
+
+
+def _check_functions(called: Called, stream: Call) -> Iterator[Diagnostic]:
+    has_eval = not _is_null(_argument(stream, "eval_paths"))
+    for call in _calls(called.node):
+        name = call.constructor.rpartition(":")[2]
+        # `split` keeps evaluation rows that are given, and those are never streamed.
+        if not call.constructor.startswith(_DATA) or name not in _hints() or (name == "split" and has_eval):
+            continue
+        if any(one is stream for one in _calls_of_rows(call)):
+            yield Diagnostic(
+                code="FG982",
+                message=f"the rows are streamed, and {name} needs all of them",
+                span=call.span,
+                path=format_path(called.path),
+                hint=_hints()[name],
+            )
+
+
+def _calls_of_rows(call: Call) -> list[Call]:
+    """Returns the calls that make the rows which a function gets; none if they are for evaluation, never streamed."""
+    node = next(iter(call.args), None) or _argument(call, "dataset") or _argument(call, "datasets")
+    if isinstance(node, Call) and node.constructor == "getitem" and len(node.args) == 2:
+        part = node.args[1]
+        if isinstance(part, Scalar) and part.value == "eval":
+            return []
+    return [] if node is None else _calls(node)
+
+
+def _calls(node: Node) -> list[Call]:
+    return [found for _, found in walk([((), node)], unbuilt=False) if isinstance(found, Call)]
+
+
+def _is_stream(call: Call) -> bool:
+    is_reader = call.constructor.startswith(_DATA) and call.constructor.endswith((":chats", ":preference_pairs"))
+    flag = _argument(call, "streaming")
+    return is_reader and isinstance(flag, Scalar) and flag.value is True
+
+
+def _argument(call: Call, name: str) -> Node | None:
+    return next((entry.value for entry in call.kwargs if entry.key == name), None)
+
+
+def _is_null(node: Node | None) -> bool:
+    return node is None or (isinstance(node, Scalar) and node.value is None)
+
+
+@cache
+def _hints() -> Mapping[str, str]:
+    with open(_TABLE, encoding="utf-8") as stream:
+        found: Mapping[str, str] = json.load(stream)
+    return found
