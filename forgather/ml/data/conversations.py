@@ -84,20 +84,29 @@ def chats(
     """
     refuse_wrong_values("data:chats", locals())
     options: dict[str, Any] = {"form": form, "system": system, "before_input": before_input, "bad_rows": bad_rows}
+    order: dict[str, Any] = {"streaming": streaming, "buffer_size": buffer_size, "seed": seed}
     if eval_paths is not None:
-        parts = {"train": paths, "eval": eval_paths}
-        train, held = (find_files(part, (".jsonl", ".json")) for part in parts.values())
-        if both := [file for file in train if file in held]:
-            logger.warning("%s is read for training and for evaluation", both[0])
-        if streaming:
-            stream = chats(paths, **options, streaming=True, buffer_size=buffer_size, seed=seed)
-            return {"train": stream, "eval": chats(eval_paths, **options)}
-        return DatasetDict({name: chats(part, **options) for name, part in parts.items()})
+        warn_same_files(paths, eval_paths)
+        # Evaluation reads its rows again and again, so they are never streamed.
+        divided = {"train": chats(paths, **options, **order), "eval": chats(eval_paths, **options)}
+        return divided if streaming else DatasetDict(divided)
     files = find_files(paths, (".jsonl", ".json"))
     if streaming:
         _check_options(form, bad_rows)
         return stream_files(files, partial(_streamed, options), buffer_size=buffer_size, seed=seed)
     return _collected(_rows_of(files), **options, where=", ".join(files[:3]))
+
+
+def warn_same_files(paths: Paths, eval_paths: Paths) -> None:
+    """Warns if a file is read for training and for evaluation.
+
+    Args:
+        paths: the files for training.
+        eval_paths: the files for evaluation.
+    """
+    train, held = (find_files(part, (".jsonl", ".json")) for part in (paths, eval_paths))
+    if both := [file for file in train if file in held]:
+        logger.warning("%s is read for training and for evaluation", both[0])
 
 
 def stream_files(files: Sequence[str], read: Any, *, buffer_size: int, seed: int) -> RowStream:

@@ -21,7 +21,15 @@ from forgather.errors import Diagnostic
 from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.chat_rows import BadRow, Conversation, check_order, read_messages, read_tools
 from forgather.ml.data.chat_template import render
-from forgather.ml.data.conversations import CONVERSATION, SOURCE, check_bad_rows, refuse_rows, stream_files, usable
+from forgather.ml.data.conversations import (
+    CONVERSATION,
+    SOURCE,
+    check_bad_rows,
+    refuse_rows,
+    stream_files,
+    usable,
+    warn_same_files,
+)
 from forgather.ml.data.data_errors import DataError
 from forgather.ml.data.json_rows import json_rows
 from forgather.ml.data.row_stream import BUFFER_SIZE, RowStream, refuse_stream
@@ -76,6 +84,7 @@ def preference_pairs(
     refuse_wrong_values("data:preference_pairs", locals())
     check_bad_rows(bad_rows)
     if eval_paths is not None:
+        warn_same_files(paths, eval_paths)
         options: dict[str, Any] = {"as_turns": as_turns, "bad_rows": bad_rows}
         parts = {
             "train": preference_pairs(paths, **options, streaming=streaming, buffer_size=buffer_size, seed=seed),
