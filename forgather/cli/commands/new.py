@@ -25,7 +25,7 @@ EXAMPLES = """examples:
   fgcli new project my_project
   fgcli new project my_chat --kind chat                        a small model, on conversations that come with it
   fgcli new project my_chat --kind chat --data chats.jsonl --model ../Qwen3-0.6B
-  fgcli new project topics --kind classify --data rows.csv
+  fgcli new project topics --kind classify --data rows.csv --columns text=review,label=stars
   fgcli new project names --kind tag --data words.jsonl        also: seq2seq, preferences
   fgcli -p my_project new config small
   fgcli -p my_project new config on_hf --extends trainers/hf_trainer.yaml"""
@@ -36,7 +36,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("project", "config"), help="what to make")
     parser.add_argument("name", metavar="NAME", help="folder of the project, or name of the config")
     parser.add_argument("--extends", metavar="TEMPLATE", help=f"parent of the config (default: {DEFAULT_PARENT})")
-    parser.add_argument("--kind", choices=KINDS, help="what the project is for: fine-tuning on one kind of rows")
+    parser.add_argument(
+        "--kind",
+        choices=KINDS,
+        help="what the project is for: fine-tuning on one kind of rows (for images, see docs/how-to/tasks.md)",
+    )
     parser.add_argument("--data", metavar="FILE", help="with --kind: the rows to train on (default: a few of our own)")
     parser.add_argument(
         "--columns",
