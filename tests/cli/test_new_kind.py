@@ -182,7 +182,7 @@ def test_the_form_of_conversations_is_recognised(form, here, out):
 def test_the_labels_of_a_file_decide_the_task(here, out, name, text, found, lines):
     (here / name).write_text(text)
     assert found in made(out, "--kind", "classify", "--data", name)
-    assert set(lines) <= set(config_lines(here / "mine"))
+    assert {*lines, "eval_fraction: 0.1"} <= set(config_lines(here / "mine"))
     named = [line for line in config_lines(here / "mine") if "ns.task" in line]
     assert named == [line for line in lines if "ns.task" in line]
     if named:
