@@ -1,7 +1,8 @@
 """One rank that fails in a real training ends the whole job within 15 s, whatever it does, wherever and on whichever rank.
 
-The first cause is told once, with rank, step and phase; no process is left behind. A few of the cases run always, all of
-them with `--all-cells`.
+The first cause is told once, with rank, step and phase; no process is left behind. All of it runs with `--all-cells`. What
+runs always: tests/launch/test_failures.py starts a run as a user does, and tests/reliability/test_failing_ranks.py forks
+the ranks.
 """
 
 import itertools
@@ -33,7 +34,6 @@ ALL = [
         for case in (("raise", "eval", 1), ("SIGKILL", "backward", 1), ("leave", "save", 1), ("memory", "backward", 0))
     ),
 ]
-ALWAYS = [("fsdp2", "leave", "save", 1)]
 TOLD = {
     "raise": "error: ValueError: of this rank",
     "memory": "error: OutOfMemoryError: out of memory",
@@ -171,14 +171,9 @@ def left_behind(bench):
     return found
 
 
-def pytest_generate_tests(metafunc):
-    if "case" in metafunc.fixturenames:
-        cases = ALL if metafunc.config.getoption("all_cells") else ALWAYS
-        metafunc.parametrize("case", cases, ids=["-".join(map(str, case)) for case in cases])
-
-
-def test_a_rank_that_fails_ends_the_job_and_is_named(tmp_path, case):
-    kind, how, phase, rank = case
+@pytest.mark.matrix
+@pytest.mark.parametrize(("kind", "how", "phase", "rank"), ALL)
+def test_a_rank_that_fails_ends_the_job_and_is_named(tmp_path, kind, how, phase, rank):
     done, seconds = failed(tmp_path, kind, how, phase, rank)
     errors = [line for line in done.stderr.splitlines() if line.startswith("error")]
 
