@@ -232,6 +232,18 @@ class Project:
         built = self._build(names, variables)
         return built[names[0]] if len(names) == 1 else tuple(built[name] for name in names)
 
+    def build_with(self, hook: Callable[[Callable[..., Any]], Callable[..., Any]], target: str) -> Any:
+        """Builds one target, and lets a function replace constructors.
+
+        Args:
+            hook: a function that is called with each constructor; its result is called in place of the constructor.
+            target: the name of the target.
+
+        Raises:
+            ForgatherError: if the config has errors, or the target is missing.
+        """
+        return self._build((target,), {}, hook=hook)[target]
+
     def refuse_errors(self) -> None:
         """Raises an error if the config has a finding of severity "error".
 
@@ -259,7 +271,12 @@ class Project:
                 others=rest,
             )
 
-    def _build(self, targets: tuple[str, ...], variables: Mapping[str, Any]) -> dict[str, Any]:
+    def _build(
+        self,
+        targets: tuple[str, ...],
+        variables: Mapping[str, Any],
+        hook: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    ) -> dict[str, Any]:
         from forgather.config.materialize import materialize
         from forgather.config.resolve import Resolver
         from forgather.project.guard import ProjectGuard
@@ -281,6 +298,7 @@ class Project:
                     targets=targets,
                     variables={**self._own_variables, **variables},
                     resolver=resolver,
+                    hook=hook,
                     before_calls=seed_all,
                 )
 

@@ -28,6 +28,15 @@ def is_multi_process() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1
 
 
+def is_simulated(group: Any = None) -> bool:
+    """Returns True if the other processes of a group are simulated, as in a dry run: each of them equals this one.
+
+    Args:
+        group: the process group; None for the default group.
+    """
+    return bool(dist.get_backend(group) == "fake")
+
+
 def rank() -> int:
     """Returns the rank of this process, which is 0 in a run of one process."""
     return dist.get_rank() if is_multi_process() else 0
@@ -94,6 +103,8 @@ def all_gather(value: T) -> list[T]:
     """
     if not is_multi_process():
         return [value]
+    if is_simulated():
+        return [value] * dist.get_world_size()
     values: list[Any] = [None] * dist.get_world_size()
     # Over gloo: with NCCL the pickled bytes would be copied through the GPU.
     dist.all_gather_object(values, value, group=_host_group())
@@ -112,7 +123,7 @@ def run_on_main(act: Callable[[], T]) -> T:
         ForgatherError: on every rank, if `act` raises a ForgatherError on rank 0.
         DistributedError: FG854 on the other ranks, if `act` raises any other exception on rank 0.
     """
-    if not is_multi_process():
+    if not is_multi_process() or is_simulated():
         return act()
     failure: Exception | None = None
     outcome: list[Any] = [None, None]

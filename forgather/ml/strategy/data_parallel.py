@@ -32,6 +32,7 @@ from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
 from forgather.ml.strategy.base import Recipe
 from forgather.ml.strategy.gradients import sum_bucket_async
+from forgather.ml.strategy.initial_weights import has_shapes_only
 from forgather.ml.strategy.model_strategy import ModelStrategy, topology_of
 
 
@@ -88,6 +89,9 @@ class DataParallel(ModelStrategy):
     def _wrapped(self) -> nn.Module:
         """Returns the module that forward passes must call, so that DDP reduces the gradients."""
         if self.topology.world_size == 1 or not self._parameters:
+            return self.model
+        # DDP's reducer reads the addresses of weights, which have none. The planner adds its buckets.
+        if has_shapes_only():
             return self.model
         with exported_facts(self._facts), warnings.catch_warnings():
             # Accelerate passes the setting under the name that all releases of torch know.

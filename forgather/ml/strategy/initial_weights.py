@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch._guards import active_fake_mode
 from torch.distributed.tensor import DTensor
 
 from forgather.errors import CheckpointError, DistributedError, TrainingError, nearest
@@ -360,7 +361,7 @@ def make_initial_weights(recipe: Recipe, topology: Topology) -> InitialWeights:
         DistributedError: FG730 if another rank could not make the model, FG732 if the ranks have different models.
         TrainingError: FG733 if the model does not fit into the memory of this machine.
     """
-    if _shapes_only.get():
+    if has_shapes_only():
         return _Shapes(recipe, topology)
     if recipe.model_is_made_anew:
         return _from_seed(recipe, topology)
@@ -380,6 +381,11 @@ def shapes_only() -> Iterator[None]:
         _shapes_only.reset(token)
 
 
+def has_shapes_only() -> bool:
+    """Returns whether models are built without memory for weights and without communication."""
+    return _shapes_only.get()
+
+
 class _Shapes(InitialWeights):
     """The model of a recipe, with shapes but without values."""
 
@@ -389,10 +395,40 @@ class _Shapes(InitialWeights):
         super().__init__(dict[str, Tensor]().__getitem__, names, lambda: model, topology.device)
 
     def fill(self, module: nn.Module, *, device: torch.device | str | None = None) -> None:
-        """Allocates the buffers, which are small. Parameters stay on the meta device."""
+        """Allocates the buffers, which are small. Parameters stay on the meta device, or become fake tensors."""
+        if active_fake_mode() is not None:
+            fill_with_fakes(module, device or self._device)
+            return
         for _, owner, name, old in list(tensors_of(module)):
             if name in owner._buffers and is_plain(old) and old.is_meta:
                 owner._buffers[name] = torch.zeros_like(old, device=device or self._device)
+
+
+def fill_with_fakes(module: nn.Module, device: torch.device | str = "cpu") -> None:
+    """Replaces the meta tensors of a module by fake ones, with which it can compute shapes without memory.
+
+    It must be called in a `FakeTensorMode`. Tied weights stay tied.
+
+    Args:
+        module: the module, which is changed in place.
+        device: the device that the fake tensors claim to be on.
+    """
+    done: dict[int, tuple[Tensor, Tensor]] = {}
+    for _, owner, name, old in list(tensors_of(module)):
+        if not (isinstance(old, DTensor) or is_plain(old)) or not old.is_meta:
+            continue
+        if id(old) not in done:
+            local = old.to_local() if isinstance(old, DTensor) else old
+            new = torch.empty_strided(local.shape, local.stride(), dtype=old.dtype, device=device)
+            if isinstance(old, DTensor):
+                new = DTensor.from_local(
+                    new, old.device_mesh, old.placements, run_check=False, shape=old.shape, stride=old.stride()
+                )
+            if isinstance(old, nn.Parameter):
+                new = nn.Parameter(new, requires_grad=old.requires_grad)
+                new.__dict__.update({key: value for key, value in vars(old).items() if key not in vars(new)})
+            done[id(old)] = (old, new)
+        set_tensor(owner, name, done[id(old)][1])
 
 
 def _from_seed(recipe: Recipe, topology: Topology) -> InitialWeights:

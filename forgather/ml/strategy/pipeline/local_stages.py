@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from forgather.errors import DistributedError
+from forgather.ml.distributed.collectives import is_simulated
 from forgather.ml.strategy.gradients import local_part
 from forgather.ml.strategy.pipeline.schedules import Placement
 from forgather.ml.strategy.pipeline.split import SplitPlan
@@ -117,6 +118,8 @@ def _spec(value: Any) -> Any:
 
 
 def _gather_objects(value: Any, group: Any) -> list[Any]:
+    if is_simulated(group):
+        return [value] * dist.get_world_size(group)
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, value, group=group)
     return found

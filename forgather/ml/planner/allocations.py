@@ -1,0 +1,261 @@
+"""The tensor memory of a piece of code: each storage that lived while the code ran, and the peak of their sum.
+
+`AllocationRecorder` observes every operator of torch below autograd, with real tensors or with fake ones, and gives
+`Allocation`s. `peaks` adds them up: for each region of the run (such as the backward pass of the third block) the
+largest sum of bytes, divided into categories. Nothing here knows about models or strategies.
+
+Units:
+    bytes, without the rounding of a device's allocator.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._guards import active_fake_mode
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_iter
+
+
+class Region(NamedTuple):
+    """A part of a run in which memory is compared.
+
+    Args:
+        phase: "forward", "backward", "update" or "evaluation".
+        block: the index of the repeated block of the model that runs; -1 before the first block (embeddings) and
+            outside of passes, and the number of blocks after the last one (output layer and loss).
+    """
+
+    phase: str
+    block: int
+
+
+@dataclass(slots=True, eq=False)
+class Allocation:
+    """The memory of one storage between two changes of its size.
+
+    Args:
+        num_bytes: the size in bytes.
+        born: the time at which the storage was first seen, in events since the start of the recording.
+        region: the region of the run in which it was allocated.
+        operation: the operator that returned it, such as "aten.mm"; "" if it existed before the recording.
+        shape: the shape of the first tensor on the storage.
+        dtype: the dtype of that tensor.
+        category: what the memory is used for. None if nobody said so.
+        died: the time at which the storage was freed. None if it was alive at the end.
+    """
+
+    num_bytes: int
+    born: int
+    region: Region
+    operation: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    category: str | None = None
+    died: int | None = None
+
+
+@dataclass(slots=True)
+class Peak:
+    """The largest sum of bytes within one region.
+
+    Args:
+        num_bytes: the sum in bytes.
+        categories: its parts by category, in bytes.
+        time: the time of the peak, in events since the start of the recording.
+    """
+
+    num_bytes: int
+    categories: dict[str, int] = field(default_factory=dict)
+    time: int = 0
+
+
+class AllocationRecorder(TorchDispatchMode):
+    """Context manager that records the storages of all tensors that operators return while it is active.
+
+    Args:
+        locate: a function that returns the current region.
+        categorize: a function that returns the category of a new allocation, or None if it is known later.
+    """
+
+    # Python sets these attributes where the class is used as a context manager.
+    _resize: Any
+    _outer_fake_mode: Any
+
+    def __init__(
+        self, locate: Callable[[], Region], categorize: Callable[[Allocation], str | None] = lambda _: None
+    ) -> None:
+        super().__init__()
+        self._locate = locate
+        self._categorize = categorize
+        self._live: dict[int, tuple[weakref.ref[torch.UntypedStorage], Allocation]] = {}
+        self._clock = 0
+        self.allocations: list[Allocation] = []
+
+    def hold(self, tensors: Iterable[Tensor], category: str) -> None:
+        """Records storages that existed before, and sets the category of all given storages.
+
+        Args:
+            tensors: the tensors.
+            category: what their memory is used for.
+
+        Shapes:
+            tensors: any shapes.
+        """
+        for tensor in tensors:
+            for storage in storages(tensor):
+                self._see(storage, tensor, "")
+                self._live[id(storage)][1].category = category
+
+    def __enter__(self) -> AllocationRecorder:
+        self._outer_fake_mode = active_fake_mode()
+        self._resize = resize = torch.UntypedStorage.resize_
+
+        def recording_resize(storage: torch.UntypedStorage, size: int) -> Any:
+            # No operator: FSDP2 frees and allocates gathered weights in this way.
+            result = resize(storage, size)
+            known = self._live.get(id(storage))
+            if known is not None and known[1].num_bytes != size:
+                self._replace(storage, known[1], size)
+            return result
+
+        torch.UntypedStorage.resize_ = recording_resize  # type: ignore[assignment,method-assign]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator, and records the storages of its results."""
+        # A DTensor computes with its local tensor, whose operators come here afterwards.
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        # The fake version of this operator returns a new tensor, the real one its argument.
+        waits = func is torch.ops._c10d_functional.wait_tensor.default
+        result = args[0] if waits and self._outer_fake_mode is not None else func(*args, **(kwargs or {}))
+        # A DTensor also computes shapes, in a fake mode of its own: they take no memory.
+        if active_fake_mode() is self._outer_fake_mode:
+            for tensor in tree_iter(result):
+                if isinstance(tensor, Tensor):
+                    for storage in storages(tensor):
+                        self._see(storage, tensor, func)
+        return result
+
+    def _see(self, storage: torch.UntypedStorage, tensor: Tensor, operation: Any) -> None:
+        known = self._live.get(id(storage))
+        if known is None:
+            name = str(getattr(operation, "overloadpacket", operation))
+            self._begin(
+                storage, Allocation(storage.nbytes(), 0, self._locate(), name, tuple(tensor.shape), tensor.dtype)
+            )
+        elif known[1].num_bytes != storage.nbytes():
+            self._replace(storage, known[1], storage.nbytes())
+
+    def _begin(self, storage: torch.UntypedStorage, allocation: Allocation) -> None:
+        key = id(storage)
+        recorder = weakref.ref(self)
+
+        def freed(_: Any) -> None:
+            owner = recorder()
+            if owner is not None and owner._live.get(key, (None, None))[1] is allocation:
+                del owner._live[key]
+                owner._end(allocation)
+
+        self._clock += 1
+        allocation.born = self._clock
+        allocation.category = allocation.category or self._categorize(allocation)
+        self._live[key] = (weakref.ref(storage, freed), allocation)
+        self.allocations.append(allocation)
+
+    def _end(self, allocation: Allocation) -> None:
+        self._clock += 1
+        allocation.died = self._clock
+
+    def _replace(self, storage: torch.UntypedStorage, old: Allocation, num_bytes: int) -> None:
+        self._end(old)
+        self._begin(
+            storage,
+            Allocation(num_bytes, 0, self._locate(), old.operation, old.shape, old.dtype, category=old.category),
+        )
+
+    def set_new_category(self, tensors: Iterable[Any], category: str) -> None:
+        """Sets the category of storages that were allocated while the recorder was active, and are no gradients.
+
+        Args:
+            tensors: tensors; other values are ignored.
+            category: what their memory is used for.
+
+        Shapes:
+            tensors: any shapes.
+        """
+        self.set_category(
+            (item for item in tensors if isinstance(item, Tensor)), category, only=lambda a: bool(a.operation)
+        )
+
+    def set_category(
+        self, tensors: Iterable[Any], category: str, *, only: Callable[[Allocation], bool] = lambda _: True
+    ) -> None:
+        """Sets the category of storages that are alive; tensors that were never seen are ignored.
+
+        Args:
+            tensors: tensors; other values are ignored.
+            category: what their memory is used for.
+            only: a function that returns whether an allocation gets the category.
+
+        Shapes:
+            tensors: any shapes.
+        """
+        for tensor in tensors:
+            if isinstance(tensor, Tensor):
+                for storage in storages(tensor):
+                    if (known := self._live.get(id(storage))) is not None and only(known[1]):
+                        known[1].category = category
+
+
+def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
+    """Yields the storages of a tensor on this rank: several for a tensor that wraps others, such as a quantized one.
+
+    Shapes:
+        tensor: any shape.
+    """
+    if isinstance(tensor, DTensor):
+        yield from storages(tensor._local_tensor)
+    elif is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from storages(getattr(tensor, name))
+    elif tensor.layout is torch.strided:
+        yield tensor.untyped_storage()
+
+
+def peaks(allocations: Iterable[Allocation], category_of: Callable[[Allocation], str]) -> Mapping[Region, Peak]:
+    """Returns the peak of each region in which memory was allocated.
+
+    Args:
+        allocations: the allocations of a recording.
+        category_of: a function that returns the category of an allocation.
+    """
+    events: list[tuple[int, int, Allocation]] = []
+    for allocation in allocations:
+        events.append((allocation.born, 1, allocation))
+        if allocation.died is not None:
+            events.append((allocation.died, -1, allocation))
+    total, sums = 0, dict[str, int]()
+    found: dict[Region, Peak] = {}
+    for time, sign, allocation in sorted(events, key=lambda event: event[0]):
+        category = category_of(allocation)
+        total += sign * allocation.num_bytes
+        sums[category] = sums.get(category, 0) + sign * allocation.num_bytes
+        if sign < 0:
+            continue
+        peak = found.get(allocation.region)
+        if peak is None or total > peak.num_bytes:
+            found[allocation.region] = Peak(total, {name: size for name, size in sums.items() if size}, time)
+    return found

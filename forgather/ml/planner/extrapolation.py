@@ -1,0 +1,100 @@
+"""The trace of a deep model, computed from the traces of two shallow ones.
+
+The blocks of a model are alike, so that every sum of bytes is affine in their number: within the first two blocks, the
+last two, and what runs before, between and after them. `shorten` makes a model shallow, `extrapolated` draws the line
+through two depths. Models whose blocks differ are traced as they are.
+
+Source:
+    Each region and each category has a line of its own, and the maximum is taken afterwards: at another depth the peak
+    may be in another region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from forgather.ml.activation_checkpointing import CONTAINERS
+from forgather.ml.planner.allocations import Peak, Region
+
+SHALLOW, DEEPER = 3, 5
+"""The two depths that are traced: the least at which the first two and the last two blocks are known."""
+
+_ENDS = 2
+
+
+def block_list(model: nn.Module) -> nn.ModuleList | None:
+    """Returns the only list of blocks of a model that can be shortened, or None.
+
+    Args:
+        model: the model. If it has several lists, as an encoder and a decoder, or if its blocks differ, there is none.
+    """
+    found = [one for one in _containers(model) if next(one.parameters(), None) is not None]
+    if len(found) != 1 or not isinstance(found[0], nn.ModuleList):
+        return None
+    blocks = found[0]
+    kinds = getattr(getattr(model, "config", None), "layer_types", None) or ()
+    if len(blocks) <= DEEPER or len(set(kinds)) > 1 or len({_form(block) for block in blocks}) > 1:
+        return None
+    return blocks
+
+
+def _containers(model: nn.Module) -> list[nn.Module]:
+    return [
+        found
+        for child in model.children()
+        for found in ([child] if isinstance(child, CONTAINERS) else _containers(child))
+    ]
+
+
+def _form(block: nn.Module) -> Any:
+    weights = tuple((name, tuple(one.shape), one.dtype, one.requires_grad) for name, one in block.named_parameters())
+    return type(block), weights
+
+
+def shorten(model: nn.Module, depth: int) -> None:
+    """Removes all blocks of a model but the first ones. `block_list` must have found them.
+
+    Args:
+        model: the model, which is changed in place.
+        depth: the number of blocks that stay.
+    """
+    blocks = block_list(model)
+    assert blocks is not None, "the caller asked for them"  # noqa: S101
+    del blocks[depth:]
+
+
+def extrapolated(
+    shallow: Mapping[Region, Peak], deeper: Mapping[Region, Peak], num_blocks: int
+) -> dict[Region, Peak]:
+    """Returns the peaks of a model with `num_blocks` blocks.
+
+    Args:
+        shallow: the peaks at the depth `SHALLOW`.
+        deeper: the peaks at the depth `DEEPER`.
+        num_blocks: the number of blocks of the model.
+    """
+    places = {-1: (-1, -1, -1), num_blocks: (SHALLOW, DEEPER, num_blocks)}
+    for index in range(_ENDS):
+        places[index] = (index, index, index)
+        places[num_blocks - 1 - index] = (SHALLOW - 1 - index, DEEPER - 1 - index, num_blocks - 1 - index)
+    found: dict[Region, Peak] = {}
+    for low_block, high_block, block in places.values():
+        for phase in {region.phase for region in deeper}:
+            low, high = shallow.get(Region(phase, low_block)), deeper.get(Region(phase, high_block))
+            if low is not None and high is not None:
+                found[Region(phase, block)] = _line(low, high, num_blocks)
+    return found
+
+
+def _line(low: Peak, high: Peak, num_blocks: int) -> Peak:
+    def at(below: int, above: int) -> int:
+        return below + (above - below) * (num_blocks - SHALLOW) // (DEEPER - SHALLOW)
+
+    names = {*low.categories, *high.categories}
+    return Peak(
+        at(low.num_bytes, high.num_bytes),
+        {name: at(low.categories.get(name, 0), high.categories.get(name, 0)) for name in names},
+    )

@@ -1,0 +1,248 @@
+"""The memory of one rank in one training step and one evaluation, traced without memory and without other processes.
+
+`trace_rank` takes a function that makes the trainer, and a position. It builds the trainer with fake weights, which
+have shapes and no values, under a fake process group, lets the trainer's own strategy compute two steps, and records
+the second one: the first makes the optimizer's state. Nothing here imitates a step; what is traced is what runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_iter
+
+from forgather.launcher_env import ProcessFacts
+from forgather.ml.activation_checkpointing import repeated_blocks
+from forgather.ml.distributed.env import fake_world
+from forgather.ml.planner.allocations import Allocation, AllocationRecorder, Peak, Region, peaks
+from forgather.ml.planner.extrapolation import block_list, shorten
+from forgather.ml.planner.model_builders import without_memory_for_models
+from forgather.ml.planner.places import Places
+from forgather.ml.planner.real_integers import RealIntegers
+from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
+from forgather.ml.strategy.initial_weights import fill_with_fakes, shapes_only
+from forgather.ml.strategy.meta_model import move_to_meta
+from forgather.ml.trainer.loop import loss_divisor
+from forgather.ml.trainer.trainer import Trainer
+from forgather.ml.types import Window
+
+PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
+ACTIVATIONS, LOGITS, TEMPORARIES, BATCH = "activations", "logits", "temporaries", "batch"
+GATHERED, COMMUNICATION = "gathered weights", "communication"
+_MOST_MICRO_BATCHES = 2  # from the second one on, gradients exist before the forward pass
+_GATHERS = ("fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy", "c10d._allgather_base_")
+_SENDS = ("fsdp.chunk_cat", "c10d._reduce_scatter_base_", "c10d.allreduce_", "_c10d_functional.all_reduce")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTrace:
+    """What a rank holds in a training step and an evaluation.
+
+    Args:
+        num_blocks: the number of repeated blocks of the model on this rank.
+        peaks: the peak of each region of the step.
+        largest: the largest allocations that are alive at the peak of the whole step, largest first.
+        whole: the number of blocks before the model was shortened; None if it was not.
+    """
+
+    num_blocks: int
+    peaks: Mapping[Region, Peak]
+    largest: tuple[Allocation, ...]
+    whole: int | None = None
+
+    @property
+    def peak(self) -> tuple[Region, Peak]:
+        """The region of the largest sum of bytes, and its peak."""
+        return max(self.peaks.items(), key=lambda item: item[1].num_bytes)
+
+
+Constructor = Callable[..., Any]
+
+
+def trace_rank(
+    make_trainer: Callable[[Callable[[Constructor], Constructor]], Any], facts: ProcessFacts, *, depth: int | None = None
+) -> RankTrace:
+    """Returns the trace of one rank.
+
+    Args:
+        make_trainer: a function that returns the trainer of the config. Its argument is a function that must be called
+            with each constructor, and whose result is called in place of the constructor.
+        facts: the position of the rank among the processes.
+        depth: the number of blocks to which the model is shortened; None traces all of them. A model without a single
+            list of equal blocks is never shortened.
+
+    Raises:
+        Exception: if the code of the model reads values of tensors, or does not fit its settings.
+    """
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    sizes: list[int] = []
+
+    def build(strategy: Strategy, recipe: Recipe) -> None:
+        make_fake = functools.partial(_faked, recipe.make_model, strategy.topology.device, sizes, depth)
+        recipe = replace(recipe, make_model=make_fake, prepare=_without_compile(recipe))
+        with fake:
+            strategy.build(recipe)
+
+    token = build_strategy.set(build)
+    try:
+        with _world(facts), shapes_only():
+            trainer = make_trainer(lambda function: without_memory_for_models(function, fake))
+            window = _first_window(trainer)
+            with fake, RealIntegers():
+                trainer.strategy.build_optimizer()
+                return replace(_traced(trainer, window), **({"whole": sizes[0]} if sizes else {}))
+    finally:
+        build_strategy.reset(token)
+        # Accelerate keeps the state of this strategy until the Python process ends.
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@contextlib.contextmanager
+def _world(facts: ProcessFacts) -> Iterator[None]:
+    if facts.world_size == 1:
+        yield
+        return
+    with fake_world(facts):
+        yield
+
+
+def _faked(
+    make_model: Callable[[], nn.Module], device: torch.device, sizes: list[int], depth: int | None
+) -> nn.Module:
+    """Returns the model with fake tensors on a device; adds the number of its blocks to `sizes` if it shortens it."""
+    model = make_model()
+    if depth is not None and (blocks := block_list(model)) is not None:
+        sizes.append(len(blocks))
+        shorten(model, depth)
+    if any(not isinstance(item, FakeTensor) or item.device != device for item in model.parameters()):
+        # The config built the model before the trace began, or its constructor reads values.
+        move_to_meta(model)
+        fill_with_fakes(model, device)
+    # It is there already. torch's own method exchanges tensors, which fake ones do not allow.
+    model.to = lambda *_, **__: model  # type: ignore[assignment,method-assign]
+    return model
+
+
+def _without_compile(recipe: Recipe) -> list[Callable[[nn.Module], None]]:
+    return [step for step in recipe.prepare if getattr(getattr(step, "func", step), "__name__", "") != "compile_model"]
+
+
+def _first_window(trainer: Trainer) -> Window:
+    window = next(trainer._train_batches().windows(trainer.strategy.rule))
+    return replace(window, batches=window.batches[:_MOST_MICRO_BATCHES])
+
+
+def _traced(trainer: Trainer, window: Window) -> RankTrace:
+    strategy: Any = trainer.strategy
+    local: nn.Module = getattr(strategy, "local", strategy.model)
+    blocks = _blocks(local)
+    places = Places(blocks)
+    widths: list[int] = []
+
+    def categorize(allocation: Allocation) -> str | None:
+        if allocation.category is not None:
+            return allocation.category
+        if allocation.operation in _GATHERS:
+            return GATHERED
+        if allocation.operation in _SENDS:
+            return COMMUNICATION
+        is_output = allocation.region.block == len(blocks) and allocation.shape[-1:] == tuple(widths[:1])
+        if is_output and allocation.region.phase in ("forward", "backward", "evaluation"):
+            return LOGITS
+        if allocation.region.phase in ("forward", "evaluation") or places.recomputes:
+            return ACTIVATIONS
+        return TEMPORARIES
+
+    recorder = _Recorder(places.region, categorize)
+    with places.followed(), _noting_width(local, widths):
+        _step(trainer, window, places)
+        recorder.hold([*local.parameters(), *local.buffers()], PARAMETERS)
+        recorder.hold(_state(strategy.optimizer), OPTIMIZER)
+        recorder.hold([item for item in tree_iter(window.batches) if isinstance(item, Tensor)], BATCH)
+        with recorder:
+            _step(
+                trainer,
+                window,
+                places,
+                after_backward=lambda: recorder.set_category(_gradients(local), GRADIENTS),
+            )
+            recorder.set_category(_state(strategy.optimizer), OPTIMIZER)
+            if trainer.eval_dataset is not None:
+                places.begin_pass("evaluation")
+                strategy.evaluate(window.batches[0])
+    found = peaks(recorder.allocations, lambda allocation: allocation.category or TEMPORARIES)
+    time = max(found.values(), key=lambda peak: peak.num_bytes).time
+    alive = [a for a in recorder.allocations if a.born <= time and (a.died is None or a.died > time)]
+    largest = sorted(alive, key=lambda allocation: -allocation.num_bytes)[:8]
+    return RankTrace(num_blocks=len(blocks), peaks=found, largest=tuple(largest))
+
+
+class _Recorder(AllocationRecorder):
+    """A recorder that also notes which storages communication reads and writes."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(getattr(func, "overloadpacket", func))
+        category = GATHERED if name in _GATHERS else COMMUNICATION if name in _SENDS else None
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if category is not None and result is not NotImplemented:
+            self.set_new_category(tree_iter((args, kwargs or {}, result)), category)
+        return result
+
+
+def _step(
+    trainer: Trainer, window: Window, places: Places, *, after_backward: Callable[[], None] = lambda: None
+) -> None:
+    """Does one optimizer step as `train_window` does, without the checks of values."""
+    strategy = trainer.strategy
+    places.begin_pass("forward")
+    share = strategy.forward_backward(
+        window, denom=loss_divisor(window.num_valid), after_micro_batch=lambda: places.begin_pass("forward")
+    )
+    del share
+    after_backward()
+    places.begin_pass("update")
+    strategy.update(
+        max_norm=trainer.args.max_grad_norm, want_norm=True, before_step=lambda norm: False, after_step=lambda: None
+    )
+
+
+def _blocks(local: nn.Module) -> list[nn.Module]:
+    stages = getattr(local, "stages", None)
+    if isinstance(stages, nn.ModuleDict):
+        return [block for stage in stages.values() for block in repeated_blocks(stage)]
+    return repeated_blocks(local)
+
+
+@contextlib.contextmanager
+def _noting_width(local: nn.Module, widths: list[int]) -> Iterator[None]:
+    """Context manager in which the size of the last dimension of the logits on this rank is added to a list."""
+    find = getattr(local, "get_output_embeddings", None)
+    layer = find() if callable(find) else None
+    if layer is None:
+        yield
+        return
+    handle = layer.register_forward_hook(lambda module, inputs, output: widths.append(output.shape[-1]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _gradients(local: nn.Module) -> Iterator[Tensor]:
+    for parameter in local.parameters():
+        if parameter.grad is not None:
+            yield parameter.grad
+
+
+def _state(optimizer: Any) -> Iterable[Tensor]:
+    if optimizer is None:
+        return ()
+    return [item for state in optimizer.state.values() for item in tree_iter(state) if isinstance(item, Tensor)]

@@ -1,0 +1,57 @@
+"""Integer tensors keep their values while all other tensors are fake.
+
+A model decides by the values of its integer inputs how it computes: transformers leaves the attention mask out if no
+token is padding, and makes a block mask for packed documents. A trace with fake integers would take another path than
+the run, with other memory. Integer tensors are small, so `RealIntegers` computes them for real.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+_INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+_MANY_ELEMENTS = 2**20
+_MOST_ELEMENTS = 2**27
+"""A result with more elements, such as a mask of a very long row, is fake: its values would not fit into memory."""
+
+
+class RealIntegers(TorchDispatchMode):
+    """Context manager in which operators on real integer tensors give real integer tensors.
+
+    It is entered after (inside) a `FakeTensorMode(allow_non_fake_inputs=True)`. All other operators give fake tensors.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator: for real if only integers take part."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        if not _is_of_integers(func, args, kwargs):
+            return func(*args, **kwargs)
+        given = max((item.numel() for item in tree_iter((args, kwargs)) if isinstance(item, Tensor)), default=0)
+        if given > _MANY_ELEMENTS:
+            shapes = func(*args, **kwargs)
+            if any(isinstance(item, Tensor) and item.numel() > _MOST_ELEMENTS for item in tree_iter(shapes)):
+                return shapes
+        with unset_fake_temporarily():
+            return func(*args, **kwargs)
+
+
+def _is_of_integers(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Returns whether an operator takes real integer tensors, and its result is one too, as far as arguments tell."""
+    tensors = [item for item in tree_iter((args, kwargs)) if isinstance(item, Tensor)]
+    dtypes = [item for item in tree_iter((args, kwargs)) if isinstance(item, torch.dtype)]
+    if not all(dtype in _INTEGERS for dtype in dtypes):
+        return False
+    is_exact = not any(isinstance(item, float) for item in tree_iter((args, kwargs)))
+    if not tensors:
+        # A new tensor, such as positions. Only `arange` makes integers without being asked for them.
+        return is_exact and (bool(dtypes) or func.overloadpacket is torch.ops.aten.arange)
+    return is_exact and all(item.dtype in _INTEGERS and not isinstance(item, FakeTensor) for item in tensors)
