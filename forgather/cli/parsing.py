@@ -38,6 +38,7 @@ _GROUPS = {
         "graph": "print what a config would build",
         "blame": "print which line set each value, and what it replaced",
         "targets": "list the targets of a config",
+        "plan": "plan the memory of a run before it runs",
         "trefs": "show the templates that a config loaded, and why",
         "tlist": "list the templates that a project can use",
         "data": "show rows of a data set as the model gets them, with statistics",

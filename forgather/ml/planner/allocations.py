@@ -76,7 +76,7 @@ class Peak:
     time: int = 0
 
 
-class AllocationRecorder(TorchDispatchMode):
+class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Context manager that records the storages of all tensors that operators return while it is active.
 
     Args:
@@ -91,7 +91,7 @@ class AllocationRecorder(TorchDispatchMode):
     def __init__(
         self, locate: Callable[[], Region], categorize: Callable[[Allocation], str | None] = lambda _: None
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._locate = locate
         self._categorize = categorize
         self._live: dict[int, tuple[weakref.ref[torch.UntypedStorage], Allocation]] = {}
@@ -126,12 +126,12 @@ class AllocationRecorder(TorchDispatchMode):
             return result
 
         torch.UntypedStorage.resize_ = recording_resize  # type: ignore[assignment,method-assign]
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator, and records the storages of its results."""

@@ -66,9 +66,7 @@ def shorten(model: nn.Module, depth: int) -> None:
     del blocks[depth:]
 
 
-def extrapolated(
-    shallow: Mapping[Region, Peak], deeper: Mapping[Region, Peak], num_blocks: int
-) -> dict[Region, Peak]:
+def extrapolated(shallow: Mapping[Region, Peak], deeper: Mapping[Region, Peak], num_blocks: int) -> dict[Region, Peak]:
     """Returns the peaks of a model with `num_blocks` blocks.
 
     Args:

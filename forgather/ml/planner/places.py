@@ -29,7 +29,6 @@ class Places:
 
     Attributes:
         phase: the phase outside of a backward pass, which the caller sets: "forward", "update" or "evaluation".
-        recomputes: whether a forward pass runs inside of a backward pass at the moment.
     """
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
@@ -42,6 +41,7 @@ class Places:
 
     @property
     def recomputes(self) -> bool:
+        """Whether a forward pass runs inside of a backward pass at the moment."""
         return self._depth > 0 and _in_backward()
 
     def region(self) -> Region:
@@ -80,7 +80,7 @@ class Places:
         def enter(module: nn.Module, inputs: Any) -> None:
             self._depth += 1
             self._block = index
-            number = torch.autograd._get_sequence_nr()
+            number = torch._C._autograd._get_sequence_nr()
             if not self._starts or number > self._starts[-1]:
                 self._starts.append(number)
                 self._ranges.append((number, index))
@@ -93,7 +93,7 @@ class Places:
             if _in_backward():
                 return
             if self._ranges:
-                self._ranges[-1] = (torch.autograd._get_sequence_nr(), index)
+                self._ranges[-1] = (torch._C._autograd._get_sequence_nr(), index)
             # What follows the last block is the output layer; between two blocks there is hardly anything.
             self._block = index + 1 if index + 1 == len(self._blocks) else index
 
@@ -110,4 +110,4 @@ class Places:
 
 
 def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1  # type: ignore[attr-defined,no-any-return]
+    return torch._C._current_graph_task_id() != -1

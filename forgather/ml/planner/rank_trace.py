@@ -28,6 +28,8 @@ from forgather.ml.planner.model_builders import without_memory_for_models
 from forgather.ml.planner.places import Places
 from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
+from forgather.ml.strategy.data_parallel import DataParallel
+from forgather.ml.strategy.describe import axes_of
 from forgather.ml.strategy.initial_weights import fill_with_fakes, shapes_only
 from forgather.ml.strategy.meta_model import move_to_meta
 from forgather.ml.trainer.loop import loss_divisor
@@ -36,10 +38,48 @@ from forgather.ml.types import Window
 
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
 ACTIVATIONS, LOGITS, TEMPORARIES, BATCH = "activations", "logits", "temporaries", "batch"
-GATHERED, COMMUNICATION = "gathered weights", "communication"
+GATHERED, COMMUNICATION, BUCKETS = "gathered weights", "communication", "buckets"
 _MOST_MICRO_BATCHES = 2  # from the second one on, gradients exist before the forward pass
 _GATHERS = ("fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy", "c10d._allgather_base_")
 _SENDS = ("fsdp.chunk_cat", "c10d._reduce_scatter_base_", "c10d.allreduce_", "_c10d_functional.all_reduce")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceFacts:
+    """What a trace tells about the run besides its memory.
+
+    Args:
+        strategy: the name of the strategy class.
+        mesh: the size of each mesh axis, by name.
+        parameters: the number of elements of the model on this rank, as if nothing were sharded.
+        trainable: the number of those that are trained.
+        rows_per_update: the number of rows of one optimizer step, over all data-parallel ranks.
+        tokens_per_row: the number of tokens of a row of the traced batch; None if rows have no token ids.
+        untraced: the bytes of what no operator allocates, by its use, such as the buckets of DDP.
+        notes: what the trace leaves out, one sentence each.
+    """
+
+    strategy: str
+    mesh: Mapping[str, int]
+    parameters: int
+    trainable: int
+    rows_per_update: int
+    tokens_per_row: int | None
+    untraced: Mapping[str, int]
+    notes: tuple[str, ...] = ()
+
+    def at_depth(self, deeper: TraceFacts, num_blocks: int, depth: int, deeper_depth: int) -> TraceFacts:
+        """Returns the facts of a model with more blocks, on the line through two depths."""
+
+        def at(low: int, high: int) -> int:
+            return low + (high - low) * (num_blocks - depth) // (deeper_depth - depth)
+
+        return replace(
+            self,
+            parameters=at(self.parameters, deeper.parameters),
+            trainable=at(self.trainable, deeper.trainable),
+            untraced={name: at(size, deeper.untraced.get(name, 0)) for name, size in self.untraced.items()},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +90,14 @@ class RankTrace:
         num_blocks: the number of repeated blocks of the model on this rank.
         peaks: the peak of each region of the step.
         largest: the largest allocations that are alive at the peak of the whole step, largest first.
+        facts: the sizes of the run.
         whole: the number of blocks before the model was shortened; None if it was not.
     """
 
     num_blocks: int
     peaks: Mapping[Region, Peak]
     largest: tuple[Allocation, ...]
+    facts: TraceFacts
     whole: int | None = None
 
     @property
@@ -65,11 +107,10 @@ class RankTrace:
 
 
 Constructor = Callable[..., Any]
+MakeTrainer = Callable[[Callable[[Constructor], Constructor]], Any]
 
 
-def trace_rank(
-    make_trainer: Callable[[Callable[[Constructor], Constructor]], Any], facts: ProcessFacts, *, depth: int | None = None
-) -> RankTrace:
+def trace_rank(make_trainer: MakeTrainer, facts: ProcessFacts, *, depth: int | None = None) -> RankTrace:
     """Returns the trace of one rank.
 
     Args:
@@ -96,9 +137,9 @@ def trace_rank(
         with _world(facts), shapes_only():
             trainer = make_trainer(lambda function: without_memory_for_models(function, fake))
             window = _first_window(trainer)
-            with fake, RealIntegers():
+            with fake, RealIntegers():  # type: ignore[no-untyped-call]
                 trainer.strategy.build_optimizer()
-                return replace(_traced(trainer, window), **({"whole": sizes[0]} if sizes else {}))
+                return replace(_traced(trainer, window), whole=sizes[0] if sizes else None)
     finally:
         build_strategy.reset(token)
         # Accelerate keeps the state of this strategy until the Python process ends.
@@ -114,9 +155,7 @@ def _world(facts: ProcessFacts) -> Iterator[None]:
         yield
 
 
-def _faked(
-    make_model: Callable[[], nn.Module], device: torch.device, sizes: list[int], depth: int | None
-) -> nn.Module:
+def _faked(make_model: Callable[[], nn.Module], device: torch.device, sizes: list[int], depth: int | None) -> nn.Module:
     """Returns the model with fake tensors on a device; adds the number of its blocks to `sizes` if it shortens it."""
     model = make_model()
     if depth is not None and (blocks := block_list(model)) is not None:
@@ -127,7 +166,7 @@ def _faked(
         move_to_meta(model)
         fill_with_fakes(model, device)
     # It is there already. torch's own method exchanges tensors, which fake ones do not allow.
-    model.to = lambda *_, **__: model  # type: ignore[assignment,method-assign]
+    model.to = lambda *_, **__: model  # type: ignore[method-assign]
     return model
 
 
@@ -182,10 +221,38 @@ def _traced(trainer: Trainer, window: Window) -> RankTrace:
     time = max(found.values(), key=lambda peak: peak.num_bytes).time
     alive = [a for a in recorder.allocations if a.born <= time and (a.died is None or a.died > time)]
     largest = sorted(alive, key=lambda allocation: -allocation.num_bytes)[:8]
-    return RankTrace(num_blocks=len(blocks), peaks=found, largest=tuple(largest))
+    return RankTrace(num_blocks=len(blocks), peaks=found, largest=tuple(largest), facts=_facts(trainer, window, local))
 
 
-class _Recorder(AllocationRecorder):
+def _facts(trainer: Trainer, window: Window, local: nn.Module) -> TraceFacts:
+    strategy, args = trainer.strategy, trainer.args
+    weights = list(local.parameters())
+    ids = next((item for item in tree_iter(window.batches) if isinstance(item, Tensor) and item.dim() == 2), None)
+    layout = strategy.layout
+    notes = []
+    if args.torch_compile:
+        notes.append("torch_compile is not modelled: compiled code keeps fewer temporaries")
+    return TraceFacts(
+        strategy=type(strategy).__name__,
+        mesh=axes_of(strategy),
+        parameters=sum(weight.numel() for weight in weights),
+        trainable=sum(weight.numel() for weight in weights if weight.requires_grad),
+        rows_per_update=args.per_device_train_batch_size * args.gradient_accumulation_steps * layout.data_parallel_size,
+        tokens_per_row=None if ids is None else int(ids.shape[1]),
+        untraced=_untraced(strategy),
+        notes=tuple(notes),
+    )
+
+
+def _untraced(strategy: Any) -> dict[str, int]:
+    """Returns the bytes of the buckets of DDP, in which it sums gradients: as many as the gradients."""
+    if not isinstance(strategy, DataParallel) or strategy.topology.world_size == 1 or strategy.gradients_are_views:
+        return {}
+    trained = [weight for weight in strategy.model.parameters() if weight.requires_grad]
+    return {BUCKETS: sum(weight.numel() * weight.element_size() for weight in trained)}
+
+
+class _Recorder(AllocationRecorder):  # type: ignore[no-untyped-call]
     """A recorder that also notes which storages communication reads and writes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

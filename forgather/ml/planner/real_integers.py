@@ -22,7 +22,7 @@ _MOST_ELEMENTS = 2**27
 """A result with more elements, such as a mask of a very long row, is fake: its values would not fit into memory."""
 
 
-class RealIntegers(TorchDispatchMode):
+class RealIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Context manager in which operators on real integer tensors give real integer tensors.
 
     It is entered after (inside) a `FakeTensorMode(allow_non_fake_inputs=True)`. All other operators give fake tensors.

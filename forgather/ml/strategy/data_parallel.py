@@ -86,6 +86,11 @@ class DataParallel(ModelStrategy):
         self._sums = not syncs_again and self._ddp.comm_hook == DDPCommunicationHookType.NO
         self.engine = self._wrapped()
 
+    @property
+    def gradients_are_views(self) -> bool:
+        """Whether gradients are views of DDP's buckets, so that the buckets take no further memory."""
+        return bool(self._ddp.gradient_as_bucket_view)
+
     def _wrapped(self) -> nn.Module:
         """Returns the module that forward passes must call, so that DDP reduces the gradients."""
         if self.topology.world_size == 1 or not self._parameters:

@@ -1,0 +1,66 @@
+"""A memory plan as text: the rows of each phase with bars, for the rank with the largest peak first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_BAR = 24
+
+
+def plan_lines(found: Mapping[str, Any]) -> list[str]:
+    """Returns a memory plan as lines of text.
+
+    Args:
+        found: the plan as data, see `forgather.planner.memory_plan.MemoryPlan`.
+    """
+    mesh = " x ".join(f"{axis} {size}" for axis, size in found["mesh"].items() if size > 1) or "one process"
+    trained = "" if found["trainable"] == found["parameters"] else f", {_count(found['trainable'])} trained"
+    tokens = "" if found["tokens_per_row"] is None else f" of {found['tokens_per_row']} tokens"
+    rows = found["rows_per_update"]
+    lines = [
+        f"processes   {found['world_size']}: {mesh}  ({found['strategy']})",
+        f"model       {_count(found['parameters'])} parameters{trained}",
+        f"update      {rows} row{'' if rows == 1 else 's'}{tokens}",
+    ]
+    for rank in found["ranks"]:
+        lines += ["", *_rank_lines(rank, found["world_size"])]
+    lines += [f"note: {note}" for note in found["notes"]]
+    return lines
+
+
+def _rank_lines(rank: Mapping[str, Any], world_size: int) -> list[str]:
+    first, last = rank["ranks"]
+    who = "each process" if (first, last) == (0, world_size - 1) else f"rank {first}" + f"-{last}" * (last > first)
+    stages = f", stage {', '.join(map(str, rank['stages']))}" if rank["stages"] else ""
+    largest = max(rank["phases"], key=lambda phase: phase["num_bytes"])
+    lines = [f"{who}{stages}: peak {format_size(largest['num_bytes'])}"]
+    for phase in rank["phases"]:
+        lines.append(f"  {phase['phase']}: {format_size(phase['num_bytes'])}, in the {phase['at']}")
+        width = max((len(row["name"]) for row in phase["rows"]), default=0)
+        for row in phase["rows"]:
+            share = row["num_bytes"] / max(1, phase["num_bytes"])
+            bar = "#" * round(share * _BAR)
+            size = format_size(row["num_bytes"])
+            lines.append(f"    {row['name']:<{width}}  {size:>9}  {share:>4.0%}  {row['source']:<7}  {bar}".rstrip())
+    return lines
+
+
+def _count(number: float) -> str:
+    for unit, least in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= least:
+            return f"{number / least:.3g}{unit}"
+    return str(int(number))
+
+
+def format_size(num_bytes: float) -> str:
+    """Returns a number of bytes with a unit.
+
+    Example:
+        >>> format_size(13_500_000_000)
+        '12.6 GiB'
+    """
+    for unit, least in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= least:
+            return f"{num_bytes / least:.1f} {unit}"
+    return f"{int(num_bytes)} B"

@@ -1,0 +1,101 @@
+"""The memory plan of a run: traces of its ranks, and rows by formula for what no trace sees.
+
+`plan_memory` takes a function that makes the trainer and the number of processes, and gives a
+`forgather.planner.memory_plan.MemoryPlan` as plain data. Ranks that hold parts of the same size are traced once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from forgather.launcher_env import ProcessFacts
+from forgather.ml.planner.allocations import Peak, Region
+from forgather.ml.planner.extrapolation import DEEPER, SHALLOW, extrapolated
+from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_rank
+from forgather.planner.memory_plan import MemoryPlan, MemoryRow, PhaseMemory, RankMemory, Source
+
+_PHASES = {"training step": ("forward", "backward", "update"), "evaluation": ("evaluation",)}
+_WORDS = {
+    "forward": "forward pass",
+    "backward": "backward pass",
+    "update": "optimizer step",
+    "evaluation": "evaluation",
+}
+
+
+def plan_memory(make_trainer: MakeTrainer, *, world_size: int, local_world_size: int) -> dict[str, Any]:
+    """Returns the memory plan of a run as plain data, see `MemoryPlan`.
+
+    Args:
+        make_trainer: a function that returns the trainer of the config, see `trace_rank`.
+        world_size: the number of processes.
+        local_world_size: the number of processes on one machine.
+    """
+    local = min(local_world_size, world_size)
+    facts = ProcessFacts(rank=0, local_rank=0, world_size=world_size, local_world_size=local)
+    trace = _deep_trace(make_trainer, facts)
+    ranks = (RankMemory(ranks=(0, world_size - 1), stages=(), phases=tuple(_phases(trace))),)
+    return MemoryPlan(
+        world_size=world_size,
+        strategy=trace.facts.strategy,
+        mesh=trace.facts.mesh,
+        parameters=trace.facts.parameters,
+        trainable=trace.facts.trainable,
+        rows_per_update=trace.facts.rows_per_update,
+        tokens_per_row=trace.facts.tokens_per_row,
+        ranks=tuple(sorted(ranks, key=lambda rank: -rank.peak.num_bytes)),
+        notes=trace.facts.notes,
+    ).as_data()
+
+
+def _deep_trace(make_trainer: MakeTrainer, facts: ProcessFacts) -> RankTrace:
+    """Returns the trace of a rank, drawn from two shallow models if the blocks of the model are alike."""
+    shallow = trace_rank(make_trainer, facts, depth=SHALLOW)
+    if shallow.whole is None:
+        return shallow
+    deeper = trace_rank(make_trainer, facts, depth=DEEPER)
+    return RankTrace(
+        num_blocks=shallow.whole,
+        peaks=extrapolated(shallow.peaks, deeper.peaks, shallow.whole),
+        largest=deeper.largest,
+        facts=shallow.facts.at_depth(deeper.facts, shallow.whole, SHALLOW, DEEPER),
+    )
+
+
+def _phases(trace: RankTrace) -> list[PhaseMemory]:
+    found = []
+    for name, phases in _PHASES.items():
+        regions: Mapping[Region, Peak] = {at: peak for at, peak in trace.peaks.items() if at.phase in phases}
+        if not regions:
+            continue
+        at, peak = max(regions.items(), key=lambda item: item[1].num_bytes)
+        rows = [MemoryRow(name=use, num_bytes=size) for use, size in peak.categories.items() if size]
+        rows += [
+            MemoryRow(name=use, num_bytes=size, source=Source.FORMULA) for use, size in trace.facts.untraced.items()
+        ]
+        found.append(
+            PhaseMemory(
+                phase=name,
+                at=_words(at, trace.num_blocks),
+                rows=tuple(sorted(rows, key=lambda row: -row.num_bytes)),
+            )
+        )
+    return found
+
+
+def _words(at: Region, num_blocks: int) -> str:
+    """Returns a region in words.
+
+    Example:
+        >>> _words(Region("backward", 30), 32)
+        'backward pass of block 31 of 32'
+    """
+    name = _WORDS[at.phase]
+    if at.phase == "update" or (at.block < 0 and at.phase == "evaluation"):
+        return name
+    if at.block < 0:
+        return f"{name} before the first block" if at.phase == "forward" else f"end of the {name}"
+    if at.block >= num_blocks:
+        return f"{name} of the output layer and the loss"
+    return f"{name} of block {at.block + 1} of {num_blocks}"

@@ -1,0 +1,116 @@
+"""The memory of a run as rows: what each rank holds at the peak of each phase, and how each row was found.
+
+These are plain values, which `forgather/ml/planner` fills, and which commands print, save and compare with devices.
+
+Units:
+    bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Source(StrEnum):
+    """How a number was found.
+
+    `TRACED`: the code of the run was executed with tensors that have no values. `FORMULA`: computed from settings and
+    sizes. `ASSUMED`: a usual value, which the run may miss.
+    """
+
+    TRACED = "traced"
+    FORMULA = "formula"
+    ASSUMED = "assumed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryRow:
+    """One use of memory.
+
+    Args:
+        name: what the memory is used for.
+        num_bytes: the size in bytes.
+        source: how the size was found.
+    """
+
+    name: str
+    num_bytes: int
+    source: Source = Source.TRACED
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseMemory:
+    """The memory of one rank at the peak of one phase.
+
+    Args:
+        phase: "training step" or "evaluation".
+        at: where in the phase the peak is, such as "backward pass of block 30 of 32".
+        rows: the uses of memory, largest first.
+    """
+
+    phase: str
+    at: str
+    rows: tuple[MemoryRow, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """The sum of all rows."""
+        return sum(row.num_bytes for row in self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """The memory of a range of ranks that hold parts of the same size.
+
+    Args:
+        ranks: the first and the last rank of the range.
+        stages: the numbers of the pipeline stages on these ranks; empty without a pipeline.
+        phases: the phases of the run.
+    """
+
+    ranks: tuple[int, int]
+    stages: tuple[int, ...]
+    phases: tuple[PhaseMemory, ...]
+
+    @property
+    def peak(self) -> PhaseMemory:
+        """The phase that needs most memory."""
+        return max(self.phases, key=lambda phase: phase.num_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """The memory of a run.
+
+    Args:
+        world_size: the number of processes.
+        strategy: the name of the strategy class.
+        mesh: the size of each mesh axis, by name.
+        parameters: the number of elements of the whole model.
+        trainable: the number of those that are trained.
+        rows_per_update: the number of rows of one optimizer step, over all data-parallel ranks.
+        tokens_per_row: the number of tokens of the longest row of the batch that was planned; None if rows have none.
+        ranks: the ranks, the one with the largest peak first.
+        notes: what the plan leaves out or assumes, one sentence each.
+    """
+
+    world_size: int
+    strategy: str
+    mesh: Mapping[str, int]
+    parameters: int
+    trainable: int
+    rows_per_update: int
+    tokens_per_row: int | None
+    ranks: tuple[RankMemory, ...]
+    notes: tuple[str, ...] = ()
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns the plan as plain data, with the sum of each phase."""
+        data = asdict(self)
+        for rank, found in zip(data["ranks"], self.ranks, strict=True):
+            for phase, memory in zip(rank["phases"], found.phases, strict=True):
+                phase["num_bytes"] = memory.num_bytes
+        return data
