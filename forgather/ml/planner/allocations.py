@@ -141,13 +141,18 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # The fake version of this operator returns a new tensor, the real one its argument.
         waits = func is torch.ops._c10d_functional.wait_tensor.default
         result = args[0] if waits and self._outer_fake_mode is not None else func(*args, **(kwargs or {}))
-        # A DTensor also computes shapes, in a fake mode of its own: they take no memory.
-        if active_fake_mode() is self._outer_fake_mode:
+        if self.counts:
             for tensor in tree_iter(result):
                 if isinstance(tensor, Tensor):
                     for storage in storages(tensor):
                         self._see(storage, tensor, func)
         return result
+
+    @property
+    def counts(self) -> bool:
+        """Whether the operator that runs is part of the run."""
+        # A DTensor also computes shapes, in a fake mode of its own: they take no memory.
+        return active_fake_mode() is self._outer_fake_mode
 
     def _see(self, storage: torch.UntypedStorage, tensor: Tensor, operation: Any) -> None:
         known = self._live.get(id(storage))

@@ -87,12 +87,31 @@ def extrapolated(shallow: Mapping[Region, Peak], deeper: Mapping[Region, Peak], 
     return found
 
 
-def _line(low: Peak, high: Peak, num_blocks: int) -> Peak:
-    def at(below: int, above: int) -> int:
-        return below + (above - below) * (num_blocks - SHALLOW) // (DEEPER - SHALLOW)
+def extrapolated_counts(shallow: Mapping[Any, int], deeper: Mapping[Any, int], num_blocks: int) -> dict[Any, int]:
+    """Returns how often each kind of work is done in a model with `num_blocks` blocks.
 
-    names = {*low.categories, *high.categories}
+    Args:
+        shallow: the counts at the depth `SHALLOW`.
+        deeper: the counts at the depth `DEEPER`.
+        num_blocks: the number of blocks of the model.
+    """
+    keys = {*shallow, *deeper}
+    return {key: line(shallow.get(key, 0), deeper.get(key, 0), num_blocks) for key in keys}
+
+
+def line(low: int, high: int, num_blocks: int) -> int:
+    """Returns the value at a depth, on the line through the values at the two depths that are traced.
+
+    Args:
+        low: the value at the depth `SHALLOW`.
+        high: the value at the depth `DEEPER`.
+        num_blocks: the depth.
+    """
+    return low + (high - low) * (num_blocks - SHALLOW) // (DEEPER - SHALLOW)
+
+
+def _line(low: Peak, high: Peak, num_blocks: int) -> Peak:
     return Peak(
-        at(low.num_bytes, high.num_bytes),
-        {name: at(low.categories.get(name, 0), high.categories.get(name, 0)) for name in names},
+        line(low.num_bytes, high.num_bytes, num_blocks),
+        extrapolated_counts(low.categories, high.categories, num_blocks),
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.allocations import Peak, Region
-from forgather.ml.planner.extrapolation import DEEPER, SHALLOW, extrapolated
+from forgather.ml.planner.extrapolation import DEEPER, SHALLOW, extrapolated, extrapolated_counts
 from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_rank
 from forgather.planner.memory_plan import MemoryPlan, MemoryRow, PhaseMemory, RankMemory, Source
 
@@ -59,7 +59,9 @@ def _deep_trace(make_trainer: MakeTrainer, facts: ProcessFacts) -> RankTrace:
         num_blocks=shallow.whole,
         peaks=extrapolated(shallow.peaks, deeper.peaks, shallow.whole),
         largest=deeper.largest,
-        facts=shallow.facts.at_depth(deeper.facts, shallow.whole, SHALLOW, DEEPER),
+        facts=shallow.facts.at_depth(deeper.facts, shallow.whole),
+        operations=extrapolated_counts(shallow.operations, deeper.operations, shallow.whole),
+        messages=extrapolated_counts(shallow.messages, deeper.messages, shallow.whole),
     )
 
 

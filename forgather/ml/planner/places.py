@@ -54,6 +54,12 @@ class Places:
             return Region("backward", BEFORE)
         return Region("backward", self._block_of(node._sequence_nr()))
 
+    def work_phase(self) -> str:
+        """Returns the current phase, with "recompute" for a forward pass inside of a backward pass."""
+        if not _in_backward():
+            return self.phase
+        return "recompute" if self._depth > 0 else "backward"
+
     def _block_of(self, number: int) -> int:
         position = bisect.bisect_right(self._starts, number) - 1
         if position < 0:

@@ -23,8 +23,9 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.activation_checkpointing import repeated_blocks
 from forgather.ml.distributed.env import fake_world
 from forgather.ml.planner.allocations import Allocation, AllocationRecorder, Peak, Region, peaks
-from forgather.ml.planner.extrapolation import block_list, shorten
+from forgather.ml.planner.extrapolation import block_list, extrapolated_counts, line, shorten
 from forgather.ml.planner.model_builders import without_memory_for_models
+from forgather.ml.planner.operations import Message, Operation, WorkCounter
 from forgather.ml.planner.places import Places
 from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
@@ -68,17 +69,13 @@ class TraceFacts:
     untraced: Mapping[str, int]
     notes: tuple[str, ...] = ()
 
-    def at_depth(self, deeper: TraceFacts, num_blocks: int, depth: int, deeper_depth: int) -> TraceFacts:
-        """Returns the facts of a model with more blocks, on the line through two depths."""
-
-        def at(low: int, high: int) -> int:
-            return low + (high - low) * (num_blocks - depth) // (deeper_depth - depth)
-
+    def at_depth(self, deeper: TraceFacts, num_blocks: int) -> TraceFacts:
+        """Returns the facts of a model with more blocks, on the line through the two depths that are traced."""
         return replace(
             self,
-            parameters=at(self.parameters, deeper.parameters),
-            trainable=at(self.trainable, deeper.trainable),
-            untraced={name: at(size, deeper.untraced.get(name, 0)) for name, size in self.untraced.items()},
+            parameters=line(self.parameters, deeper.parameters, num_blocks),
+            trainable=line(self.trainable, deeper.trainable, num_blocks),
+            untraced=extrapolated_counts(self.untraced, deeper.untraced, num_blocks),
         )
 
 
@@ -91,6 +88,9 @@ class RankTrace:
         peaks: the peak of each region of the step.
         largest: the largest allocations that are alive at the peak of the whole step, largest first.
         facts: the sizes of the run.
+        operations: the number of operators that do the same work, in one step (of at most two micro-batches) and an
+            evaluation.
+        messages: the number of equal messages to other ranks.
         whole: the number of blocks before the model was shortened; None if it was not.
     """
 
@@ -98,6 +98,8 @@ class RankTrace:
     peaks: Mapping[Region, Peak]
     largest: tuple[Allocation, ...]
     facts: TraceFacts
+    operations: Mapping[Operation, int]
+    messages: Mapping[Message, int]
     whole: int | None = None
 
     @property
@@ -200,7 +202,8 @@ def _traced(trainer: Trainer, window: Window) -> RankTrace:
             return ACTIVATIONS
         return TEMPORARIES
 
-    recorder = _Recorder(places.region, categorize)
+    work = WorkCounter(places.work_phase)
+    recorder = _Recorder(places.region, categorize, work)
     with places.followed(), _noting_width(local, widths):
         _step(trainer, window, places)
         recorder.hold([*local.parameters(), *local.buffers()], PARAMETERS)
@@ -253,13 +256,20 @@ def _untraced(strategy: Any) -> dict[str, int]:
 
 
 class _Recorder(AllocationRecorder):  # type: ignore[no-untyped-call]
-    """A recorder that also notes which storages communication reads and writes."""
+    """A recorder that also counts work, and notes which storages communication reads and writes."""
+
+    def __init__(self, locate: Any, categorize: Any, work: WorkCounter) -> None:
+        super().__init__(locate, categorize)
+        self._work = work
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(getattr(func, "overloadpacket", func))
         category = GATHERED if name in _GATHERS else COMMUNICATION if name in _SENDS else None
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if category is not None and result is not NotImplemented:
+        if result is NotImplemented or not self.counts:
+            return result
+        self._work.count(func, args, kwargs or {}, result)
+        if category is not None:
             self.set_new_category(tree_iter((args, kwargs or {}, result)), category)
         return result
 

@@ -1,0 +1,134 @@
+"""The work of a step: floating-point operations, bytes that operators read and write, and messages between ranks.
+
+`WorkCounter.count` is called with each operator below autograd. Equal operators are counted together, so that the
+result stays small: a `Counter` of `Operation`s and one of `Message`s.
+
+Units:
+    FLOPs as multiplications and additions, two for each multiply-add; bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+# Operators that are alike on all devices, while torch's table lists those of CUDA only. (query, key and value, causal)
+_ATTENTIONS: Mapping[Any, tuple[slice, int, Callable[..., int]]] = {
+    _ATTENTION: (slice(0, 3), 4, sdpa_flop_count),
+    _ATTENTION_BACKWARD: (slice(0, 4), 7, sdpa_backward_flop_count),
+    torch.ops.aten._scaled_dot_product_flash_attention: (slice(0, 3), 4, sdpa_flop_count),
+    torch.ops.aten._scaled_dot_product_flash_attention_backward: (slice(0, 4), 10, sdpa_backward_flop_count),
+}
+
+
+class Operation(NamedTuple):
+    """Operators that do the same work.
+
+    Args:
+        phase: "forward", "backward", "recompute", "update" or "evaluation".
+        name: the name of the operator, such as "aten.mm".
+        dtype: the dtype of its first tensor, such as "bfloat16".
+        flops: the floating-point operations of one call.
+        num_bytes: the bytes that one call reads and writes.
+    """
+
+    phase: str
+    name: str
+    dtype: str
+    flops: int
+    num_bytes: int
+
+
+class Message(NamedTuple):
+    """Collectives and transfers that move the same bytes.
+
+    Args:
+        phase: as in `Operation`.
+        name: the name of the operator, such as "c10d._allgather_base_".
+        num_bytes: the bytes of the largest tensor that takes part, on this rank.
+        group_size: the number of ranks that take part.
+    """
+
+    phase: str
+    name: str
+    num_bytes: int
+    group_size: int
+
+
+class WorkCounter:
+    """Counts operators and messages.
+
+    Args:
+        phase: a function that returns the current phase.
+    """
+
+    def __init__(self, phase: Callable[[], str]) -> None:
+        self._phase = phase
+        self.operations: Counter[Operation] = Counter()
+        self.messages: Counter[Message] = Counter()
+
+    def count(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
+        """Counts one call of an operator.
+
+        Args:
+            func: the operator.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            result: its result.
+        """
+        packet = func.overloadpacket
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._count_message(packet, args, kwargs, result)
+            return
+        if func.is_view:
+            return
+        tensors = [item for item in tree_iter((args, kwargs, result)) if isinstance(item, Tensor)]
+        if not tensors:
+            return
+        moved = sum({id(one): one.numel() * one.element_size() for one in tensors}.values())
+        dtype = str(tensors[0].dtype).removeprefix("torch.")
+        self.operations[Operation(self._phase(), str(packet), dtype, _flops(packet, args, kwargs, result), moved)] += 1
+
+    def _count_message(self, packet: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
+        size = _group_size((args, kwargs))
+        if size is None or packet is torch.ops._c10d_functional.wait_tensor:
+            return
+        tensors = [item for item in tree_iter((args, kwargs, result)) if isinstance(item, Tensor)]
+        largest = max((one.numel() * one.element_size() for one in tensors), default=0)
+        self.messages[Message(self._phase(), str(packet), largest, size)] += 1
+
+
+def _flops(packet: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> int:
+    if (attention := _ATTENTIONS.get(packet)) is not None:
+        given, causal, count = attention
+        flops = count(*(tuple(one.shape) for one in args[given]))
+        is_causal = args[causal] if len(args) > causal else kwargs.get("is_causal", False)
+        # Half of the scores of a causal attention are never computed.
+        return int(flops // 2 if is_causal is True else flops)
+    formula = flop_registry.get(packet)
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+
+
+def _group_size(values: Any) -> int | None:
+    for item in tree_iter(values):
+        if isinstance(item, torch.ScriptObject) and "ProcessGroup" in item._type().qualified_name():
+            return int(dist.ProcessGroup.unbox(item).size())
+        if isinstance(item, dist.ProcessGroup):
+            return item.size()
+    names = [item for item in tree_iter(values) if isinstance(item, str)]
+    for name in reversed(names):
+        try:
+            return int(dist.distributed_c10d._resolve_process_group(name).size())
+        except (RuntimeError, ValueError, KeyError):
+            # Another text among the arguments, such as "sum".
+            continue
+    return None
