@@ -224,7 +224,14 @@ def _traced(trainer: Trainer, window: Window) -> RankTrace:
     time = max(found.values(), key=lambda peak: peak.num_bytes).time
     alive = [a for a in recorder.allocations if a.born <= time and (a.died is None or a.died > time)]
     largest = sorted(alive, key=lambda allocation: -allocation.num_bytes)[:8]
-    return RankTrace(num_blocks=len(blocks), peaks=found, largest=tuple(largest), facts=_facts(trainer, window, local))
+    return RankTrace(
+        num_blocks=len(blocks),
+        peaks=found,
+        largest=tuple(largest),
+        facts=_facts(trainer, window, local),
+        operations=dict(work.operations),
+        messages=dict(work.messages),
+    )
 
 
 def _facts(trainer: Trainer, window: Window, local: nn.Module) -> TraceFacts:
