@@ -13,6 +13,7 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.allocations import Peak, Region
 from forgather.ml.planner.extrapolation import DEEPER, SHALLOW, extrapolated, extrapolated_counts
 from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_rank
+from forgather.ml.planner.stage_metadata import Relay
 from forgather.planner.memory_plan import MemoryPlan, MemoryRow, PhaseMemory, RankMemory, Source
 
 _PHASES = {"training step": ("forward", "backward", "update"), "evaluation": ("evaluation",)}
@@ -33,28 +34,47 @@ def plan_memory(make_trainer: MakeTrainer, *, world_size: int, local_world_size:
         local_world_size: the number of processes on one machine.
     """
     local = min(local_world_size, world_size)
-    facts = ProcessFacts(rank=0, local_rank=0, world_size=world_size, local_world_size=local)
-    trace = _deep_trace(make_trainer, facts)
-    ranks = (RankMemory(ranks=(0, world_size - 1), stages=(), phases=tuple(_phases(trace))),)
+
+    def facts_of(rank: int) -> ProcessFacts:
+        return ProcessFacts(rank=rank, local_rank=rank % local, world_size=world_size, local_world_size=local)
+
+    relay = Relay()
+    first_trace = _deep_trace(make_trainer, facts_of(0), relay)
+    first = first_trace.facts
+    # Without a pipeline all ranks hold parts of the same size, and rank 0 stands for them.
+    width = world_size // first.num_pipeline_ranks
+    later = [facts_of(rank) for rank in range(width, world_size, width)]
+    traces = [first_trace, *(trace_rank(make_trainer, facts, relay=relay) for facts in later)]
+    if not relay.was_right:
+        # Rarely, a stage passes on other shapes than the one before it. Now all of them are known.
+        traces = [trace_rank(make_trainer, facts, relay=relay) for facts in [facts_of(0), *later]]
+    ranks = [
+        RankMemory(
+            ranks=(position * width, (position + 1) * width - 1),
+            stages=trace.facts.stages,
+            phases=tuple(_phases(trace)),
+        )
+        for position, trace in enumerate(traces)
+    ]
     return MemoryPlan(
         world_size=world_size,
-        strategy=trace.facts.strategy,
-        mesh=trace.facts.mesh,
-        parameters=trace.facts.parameters,
-        trainable=trace.facts.trainable,
-        rows_per_update=trace.facts.rows_per_update,
-        tokens_per_row=trace.facts.tokens_per_row,
+        strategy=first.strategy,
+        mesh=first.mesh,
+        parameters=sum(trace.facts.parameters for trace in traces),
+        trainable=sum(trace.facts.trainable for trace in traces),
+        rows_per_update=first.rows_per_update,
+        tokens_per_row=first.tokens_per_row,
         ranks=tuple(sorted(ranks, key=lambda rank: -rank.peak.num_bytes)),
-        notes=trace.facts.notes,
+        notes=first.notes,
     ).as_data()
 
 
-def _deep_trace(make_trainer: MakeTrainer, facts: ProcessFacts) -> RankTrace:
+def _deep_trace(make_trainer: MakeTrainer, facts: ProcessFacts, relay: Relay) -> RankTrace:
     """Returns the trace of a rank, drawn from two shallow models if the blocks of the model are alike."""
-    shallow = trace_rank(make_trainer, facts, depth=SHALLOW)
+    shallow = trace_rank(make_trainer, facts, depth=SHALLOW, relay=relay)
     if shallow.whole is None:
         return shallow
-    deeper = trace_rank(make_trainer, facts, depth=DEEPER)
+    deeper = trace_rank(make_trainer, facts, depth=DEEPER, relay=relay)
     return RankTrace(
         num_blocks=shallow.whole,
         peaks=extrapolated(shallow.peaks, deeper.peaks, shallow.whole),

@@ -127,7 +127,7 @@ def _group_size(values: Any) -> int | None:
     names = [item for item in tree_iter(values) if isinstance(item, str)]
     for name in reversed(names):
         try:
-            return int(torch._C._distributed_c10d._resolve_process_group(name).size())
+            return int(torch._C._distributed_c10d._resolve_process_group(name).size())  # type: ignore[arg-type]
         except (RuntimeError, ValueError, KeyError):
             # Another text among the arguments, such as "sum".
             continue

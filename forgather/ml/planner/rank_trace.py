@@ -28,6 +28,7 @@ from forgather.ml.planner.model_builders import without_memory_for_models
 from forgather.ml.planner.operations import Message, Operation, WorkCounter
 from forgather.ml.planner.places import Places
 from forgather.ml.planner.real_integers import RealIntegers
+from forgather.ml.planner.stage_metadata import Relay, relayed
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.data_parallel import DataParallel
 from forgather.ml.strategy.describe import axes_of
@@ -56,6 +57,8 @@ class TraceFacts:
         trainable: the number of those that are trained.
         rows_per_update: the number of rows of one optimizer step, over all data-parallel ranks.
         tokens_per_row: the number of tokens of a row of the traced batch; None if rows have no token ids.
+        num_pipeline_ranks: the number of ranks of one pipeline.
+        stages: the numbers of the pipeline stages on this rank; empty without a pipeline.
         untraced: the bytes of what no operator allocates, by its use, such as the buckets of DDP.
         notes: what the trace leaves out, one sentence each.
     """
@@ -66,6 +69,8 @@ class TraceFacts:
     trainable: int
     rows_per_update: int
     tokens_per_row: int | None
+    num_pipeline_ranks: int
+    stages: tuple[int, ...]
     untraced: Mapping[str, int]
     notes: tuple[str, ...] = ()
 
@@ -112,7 +117,9 @@ Constructor = Callable[..., Any]
 MakeTrainer = Callable[[Callable[[Constructor], Constructor]], Any]
 
 
-def trace_rank(make_trainer: MakeTrainer, facts: ProcessFacts, *, depth: int | None = None) -> RankTrace:
+def trace_rank(
+    make_trainer: MakeTrainer, facts: ProcessFacts, *, depth: int | None = None, relay: Relay | None = None
+) -> RankTrace:
     """Returns the trace of one rank.
 
     Args:
@@ -120,7 +127,8 @@ def trace_rank(make_trainer: MakeTrainer, facts: ProcessFacts, *, depth: int | N
             with each constructor, and whose result is called in place of the constructor.
         facts: the position of the rank among the processes.
         depth: the number of blocks to which the model is shortened; None traces all of them. A model without a single
-            list of equal blocks is never shortened.
+            list of equal blocks is never shortened, nor one that is cut into pipeline stages.
+        relay: the messages between pipeline stages about shapes; None without a pipeline.
 
     Raises:
         Exception: if the code of the model reads values of tensors, or does not fit its settings.
@@ -129,14 +137,18 @@ def trace_rank(make_trainer: MakeTrainer, facts: ProcessFacts, *, depth: int | N
     sizes: list[int] = []
 
     def build(strategy: Strategy, recipe: Recipe) -> None:
-        make_fake = functools.partial(_faked, recipe.make_model, strategy.topology.device, sizes, depth)
+        # The stages of a pipeline are cut at the names of blocks.
+        is_whole = strategy.layout.pipeline_parallel_size == 1
+        make_fake = functools.partial(
+            _faked, recipe.make_model, strategy.topology.device, sizes, depth if is_whole else None
+        )
         recipe = replace(recipe, make_model=make_fake, prepare=_without_compile(recipe))
         with fake:
             strategy.build(recipe)
 
     token = build_strategy.set(build)
     try:
-        with _world(facts), shapes_only():
+        with _world(facts), shapes_only(), contextlib.nullcontext() if relay is None else relayed(relay):
             trainer = make_trainer(lambda function: without_memory_for_models(function, fake))
             window = _first_window(trainer)
             with fake, RealIntegers():  # type: ignore[no-untyped-call]
@@ -249,9 +261,18 @@ def _facts(trainer: Trainer, window: Window, local: nn.Module) -> TraceFacts:
         trainable=sum(weight.numel() for weight in weights if weight.requires_grad),
         rows_per_update=args.per_device_train_batch_size * args.gradient_accumulation_steps * layout.data_parallel_size,
         tokens_per_row=None if ids is None else int(ids.shape[1]),
+        num_pipeline_ranks=layout.pipeline_parallel_size,
+        stages=_stages(strategy),
         untraced=_untraced(strategy),
         notes=tuple(notes),
     )
+
+
+def _stages(strategy: Any) -> tuple[int, ...]:
+    placement = getattr(strategy, "placement", None)
+    if placement is None:
+        return ()
+    return tuple(placement.stages_of(strategy.layout.position(strategy.topology.rank).pipeline))
 
 
 def _untraced(strategy: Any) -> dict[str, int]:
