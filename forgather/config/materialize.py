@@ -58,6 +58,7 @@ from forgather.errors import (
 from forgather.redaction import remember
 from forgather.source import Span
 
+Hook = Callable[[Callable[..., Any]], Callable[..., Any]]
 BeforeCalls = Callable[[Callable[[Node, GraphPath], Any]], None]
 
 
@@ -68,7 +69,7 @@ def materialize(
     variables: Mapping[str, object] | None = None,
     project_dir: str = ".",
     resolver: Resolver | None = None,
-    hook: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    hook: Hook | None = None,
     before_calls: BeforeCalls | None = None,
 ) -> dict[str, object]:
     """Returns the built targets, by name.
@@ -108,7 +109,7 @@ class _Construction:
         graph: Graph,
         variables: dict[str, object],
         resolver: Resolver,
-        hook: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
+        hook: Hook | None,
     ) -> None:
         self._graph = graph
         self._variables = variables

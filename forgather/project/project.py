@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
@@ -36,6 +36,7 @@ from forgather.redaction import note, note_secrets
 if TYPE_CHECKING:
     from forgather.config.environment import ConfigEnvironment
     from forgather.config.graph import Graph
+    from forgather.config.materialize import Hook
     from forgather.project.error_location import Writers
     from forgather.project.setting_precedence import Precedence
     from forgather.project.trust import Trust
@@ -232,17 +233,9 @@ class Project:
         built = self._build(names, variables)
         return built[names[0]] if len(names) == 1 else tuple(built[name] for name in names)
 
-    def build_with(self, hook: Callable[[Callable[..., Any]], Callable[..., Any]], target: str) -> Any:
-        """Builds one target, and lets a function replace constructors.
-
-        Args:
-            hook: a function that is called with each constructor; its result is called in place of the constructor.
-            target: the name of the target.
-
-        Raises:
-            ForgatherError: if the config has errors, or the target is missing.
-        """
-        return self._build((target,), {}, hook=hook)[target]
+    def build_with(self, hook: Hook, target: str) -> Any:
+        """Returns the object of a target; `hook` is called with each constructor, and returns what is called instead."""
+        return self._build((target,), {}, hook)[target]
 
     def refuse_errors(self) -> None:
         """Raises an error if the config has a finding of severity "error".
@@ -272,10 +265,7 @@ class Project:
             )
 
     def _build(
-        self,
-        targets: tuple[str, ...],
-        variables: Mapping[str, Any],
-        hook: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+        self, targets: tuple[str, ...], variables: Mapping[str, Any], hook: Hook | None = None
     ) -> dict[str, Any]:
         from forgather.config.materialize import materialize
         from forgather.config.resolve import Resolver

@@ -13,6 +13,7 @@ foundation:
     interrupt requirements rules
     stored_model
     quantized
+    planner planner.memory_plan
 graph:
     config config.builtin_names config.environment config.insight config.lint
     config.lint.file_suggestions
@@ -97,17 +98,18 @@ launch:
     launch.in_process launch.process_request
     launch.recorded_graph launch.saved_weights
     launch.export launch.trained_model
-    launch launch.batch_scripts launch.dry_run launch.evaluation launch.harness launch.multi_process launch.restart
+    launch launch.batch_scripts launch.dry_run launch.evaluation launch.harness launch.multi_process launch.planning
+    launch.restart
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.generation_options cli.harness_output
+    cli.generation_options cli.harness_output cli.plan_output
     cli.commands.export
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
     cli.commands.golden cli.commands.graph cli.commands.ls
-    cli.commands.new cli.commands.pp cli.commands.rerun cli.commands.serve cli.commands.targets cli.commands.tlist
+    cli.commands.new cli.commands.plan cli.commands.pp cli.commands.rerun cli.commands.serve cli.commands.targets cli.commands.tlist
     cli.commands.train cli.commands.trefs cli.commands.trust cli.parsing
     cli.completion
     cli.main
@@ -213,6 +215,11 @@ generation:
     generation.server
 dry run:
     dry_run
+planner:
+    planner planner.allocations planner.model_builders planner.operations planner.real_integers planner.stage_metadata
+    planner.extrapolation planner.places
+    planner.rank_trace
+    planner.memory
 """
 
 # Packages that look up the names in their `__all__` when they are asked for: they point upward by design, and import
