@@ -234,7 +234,7 @@ class Project:
         return built[names[0]] if len(names) == 1 else tuple(built[name] for name in names)
 
     def build_with(self, hook: Hook, target: str) -> Any:
-        """Returns the object of a target; `hook` is called with each constructor, and returns what is called instead."""
+        """Returns the object of a target; `hook` gets each constructor, and returns what is called in its place."""
         return self._build((target,), {}, hook)[target]
 
     def refuse_errors(self) -> None:

@@ -30,6 +30,7 @@ LONG_MODULES = {
     "forgather/ml/trainer/resume.py": "one restore, part by part, and the refusals of each part",
     "forgather/ml/trainer/resume_checks.py": "one list of refusals; each is short",
     "forgather/ml/trainer/run.py": "the state of one training, in one class",
+    "forgather/project/project.py": "one class: a config, and each of its stages",
     "forgather/redaction.py": "the known secrets, and each form of a text or of data that hides them",
     "forgather/ml/trainer/trainer.py": "one class, whose keywords and documentation are its interface",
     "forgather/signatures/name_resolution.py": "one class that resolves names, and its scopes",
