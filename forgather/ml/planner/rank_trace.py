@@ -24,7 +24,7 @@ from forgather.ml.activation_checkpointing import repeated_blocks
 from forgather.ml.distributed.env import fake_world
 from forgather.ml.planner.allocations import Allocation, AllocationRecorder, Peak, Region, peaks
 from forgather.ml.planner.extrapolation import block_list, extrapolated_counts, line, shorten
-from forgather.ml.planner.model_builders import without_memory_for_models
+from forgather.ml.planner.model_builders import replacing_conversions, without_memory_for_models
 from forgather.ml.planner.operations import Message, Operation, WorkCounter
 from forgather.ml.planner.places import Places
 from forgather.ml.planner.real_integers import RealIntegers
@@ -148,7 +148,8 @@ def trace_rank(
 
     token = build_strategy.set(build)
     try:
-        with _world(facts), shapes_only(), contextlib.nullcontext() if relay is None else relayed(relay):
+        stages = contextlib.nullcontext() if relay is None else relayed(relay)
+        with _world(facts), shapes_only(), replacing_conversions(), stages:
             trainer = make_trainer(lambda function: without_memory_for_models(function, fake))
             window = _first_window(trainer)
             with fake, RealIntegers():  # type: ignore[no-untyped-call]
@@ -179,8 +180,6 @@ def _faked(make_model: Callable[[], nn.Module], device: torch.device, sizes: lis
         # The config built the model before the trace began, or its constructor reads values.
         move_to_meta(model)
         fill_with_fakes(model, device)
-    # It is there already. torch's own method exchanges tensors, which fake ones do not allow.
-    model.to = lambda *_, **__: model  # type: ignore[method-assign]
     return model
 
 
