@@ -201,6 +201,12 @@ class ProjectError(ForgatherError):
     code = "FG400"
 
 
+class PlanError(ForgatherError):
+    """A question to the planner that has no answer: hardware that nobody knows, or a malformed description of it."""
+
+    code = "FG994"
+
+
 class CheckpointError(ForgatherError):
     """A checkpoint that is missing, incomplete or corrupt."""
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Writes the generated pages of docs/reference: settings, templates, commands and error codes.
+"""Writes the generated pages of docs/reference: hardware, settings, templates, commands and error codes.
 
 Reads the sources of the package and writes Markdown. With `--check` it writes nothing, and fails if a page is stale.
 The pages depend only on the contents of the repository.
@@ -16,6 +16,7 @@ os.environ["NO_COLOR"] = "1"
 
 from forgather.cli.commands.explain import error_codes  # noqa: E402
 from forgather.cli.parsing import COMMANDS, build_parser  # noqa: E402
+from forgather.planner.hardware import DTYPES, hardware, hardware_names  # noqa: E402
 from forgather.project.reference import settings, templates  # noqa: E402
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -88,7 +89,47 @@ def errors_page():
     return "\n".join(lines) + "\n"
 
 
+def hardware_page():
+    lines = ["# Hardware", NOTE, ""]
+    lines += [
+        "The devices that `fgcli plan --hardware` knows, from `forgather/planner/hardware.json`.",
+        "Rates are peaks of dense operations in TFLOPS (TOPS for int8), with sums in 32 bits for 16-bit types; sparse",
+        "rates, which data sheets often print alone, are twice as high and no training uses them. Memory is what the",
+        "driver reports. Links are peaks in one direction in GB/s; the network between machines is assumed. We",
+        "measured none of these figures. The date of a source is that of its edition.",
+        "",
+        "| name | " + " | ".join(DTYPES) + " | memory, MiB | GB/s | links | also called |",
+        "|---" * (len(DTYPES) + 5) + "|",
+    ]
+    devices = [hardware(name) for name in hardware_names()]
+    for one in devices:
+        cells = [f"{one.peak_flops[dtype] / 1e12:g}" if dtype in one.peak_flops else "" for dtype in DTYPES]
+        cells.append("" if one.memory_bytes is None else str(one.memory_bytes >> 20))
+        cells += [f"{one.memory_bytes_per_second / 1e9:g}", ", ".join(f"{k} {v / 1e9:g}" for k, v in one.links.items())]
+        lines.append(f"| `{one.name}` | " + " | ".join(cells) + f" | {', '.join(one.aliases)} |")
+    lines += ["", "## Sources", "", "| device | facts | source |", "|---|---|---|"]
+    for one in devices:
+        for source in dict.fromkeys(one.sources.values()):
+            facts = ", ".join(cell for cell, origin in one.sources.items() if origin == source)
+            lines.append(f"| `{one.name}` | {facts} | {source} |")
+    lines += [
+        "",
+        "## Other devices",
+        "",
+        "`--hardware FILE.json` reads one device from a file. Only `memory_mib` is required; `kind` is `cuda`, `rocm`",
+        "or `cpu` (a processor has no device context and no NCCL buffers).",
+        "",
+        "```json",
+        '{"title": "our device", "kind": "cuda", "source": "measured 2026-05", "memory_mib": 65536,',
+        ' "memory_gb_per_second": 1600, "dense_tflops": {"fp32": 40, "bf16": 320},',
+        ' "links_gb_per_second": {"nvlink": 200, "pcie": 32, "network": 25}}',
+        "```",
+    ]
+    return "\n".join(lines)
+
+
 PAGES = {
+    "hardware.md": hardware_page,
     "settings.md": settings_page,
     "templates.md": templates_page,
     "commands.md": commands_page,

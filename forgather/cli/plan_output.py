@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _BAR = 24
@@ -30,8 +30,7 @@ def plan_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _rank_lines(rank: Mapping[str, Any], world_size: int) -> list[str]:
-    first, last = rank["ranks"]
-    who = "each process" if (first, last) == (0, world_size - 1) else f"rank {first}" + f"-{last}" * (last > first)
+    who = _who(rank["ranks"], world_size)
     stages = f", stage {', '.join(map(str, rank['stages']))}" if rank["stages"] else ""
     largest = max(rank["phases"], key=lambda phase: phase["num_bytes"])
     lines = [f"{who}{stages}: peak {format_size(largest['num_bytes'])}"]
@@ -44,6 +43,53 @@ def _rank_lines(rank: Mapping[str, Any], world_size: int) -> list[str]:
             size = format_size(row["num_bytes"])
             lines.append(f"    {row['name']:<{width}}  {size:>9}  {share:>4.0%}  {row['source']:<7}  {bar}".rstrip())
     return lines
+
+
+def fit_lines(fit: Mapping[str, Any] | None, world_size: int) -> list[str]:
+    """Returns lines that say whether the processes of a plan fit on a device; none if no device is known.
+
+    Args:
+        fit: the result of `forgather.launch.planning.fit_of`.
+        world_size: the number of processes of the plan.
+    """
+    if fit is None:
+        return []
+    device = fit["hardware"]
+    if device["memory_bytes"] is None:
+        return ["", f"on {device['title']}: the table has no memory for it, so the plan does not say what fits"]
+    held = f", of which {format_size(fit['held_bytes'])} are held already" if fit["held_bytes"] else ""
+    lines = ["", f"on {device['title']}: {format_size(device['memory_bytes'])} a device{held}"]
+    for rank in fit["ranks"]:
+        lines += _rank_fit_lines(rank, world_size)
+    return lines
+
+
+def _rank_fit_lines(rank: Mapping[str, Any], world_size: int) -> list[str]:
+    def between(least: float, most: float) -> str:
+        return f"{format_size(least)} to {format_size(most)}"
+
+    least, most, available = rank["least"], rank["most"], rank["available"]
+    need = format_size(least) if least == most else between(least, most)
+    if rank["verdict"] == "fits":
+        margin = f"at least {format_size(available - most)} stay free"
+    elif rank["verdict"] == "may fit":
+        margin = f"between {format_size(available - least)} free and {format_size(most - available)} too much"
+    else:
+        margin = f"at least {format_size(least - available)} too much"
+    lines = [f"  {_who(rank['ranks'], world_size)}: {rank['verdict']}. It needs {need}; {margin}"]
+    width = max((len(item["name"]) for item in rank["overheads"]), default=0)
+    for item in rank["overheads"]:
+        bounds = between(item["least"], item["most"])
+        lines.append(f"    {item['name']:<{width}}  {bounds:<22}  {item['source']}: {item['basis']}")
+    if rank["verdict"] != "fits":
+        lines.append(f"    the largest row is {rank['largest']}; ways to a smaller run:")
+        lines += [f"      {way}" for way in rank["ways_out"]]
+    return lines
+
+
+def _who(ranks: Sequence[int], world_size: int) -> str:
+    first, last = ranks
+    return "each process" if (first, last) == (0, world_size - 1) else f"rank {first}" + f"-{last}" * (last > first)
 
 
 def _count(number: float) -> str:

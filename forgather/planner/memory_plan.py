@@ -9,7 +9,7 @@ Units:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -94,6 +94,7 @@ class MemoryPlan:
         rows_per_update: the number of rows of one optimizer step, over all data-parallel ranks.
         tokens_per_row: the number of tokens of the longest row of the batch that was planned; None if rows have none.
         ranks: the ranks, the one with the largest peak first.
+        settings: the settings of the run that decide what can make it smaller, such as `gradient_checkpointing`.
         notes: what the plan leaves out or assumes, one sentence each.
     """
 
@@ -105,6 +106,7 @@ class MemoryPlan:
     rows_per_update: int
     tokens_per_row: int | None
     ranks: tuple[RankMemory, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def as_data(self) -> dict[str, Any]:

@@ -14,6 +14,8 @@ foundation:
     stored_model
     quantized
     planner planner.memory_plan
+    planner.hardware
+    planner.fit
 graph:
     config config.builtin_names config.environment config.insight config.lint
     config.lint.file_suggestions
@@ -216,7 +218,7 @@ generation:
 dry run:
     dry_run
 planner:
-    planner planner.allocations planner.model_builders planner.operations planner.real_integers planner.stage_metadata
+    planner planner.allocations planner.devices_here planner.model_builders planner.operations planner.real_integers planner.stage_metadata
     planner.extrapolation planner.places
     planner.rank_trace
     planner.memory

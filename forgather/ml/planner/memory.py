@@ -65,6 +65,7 @@ def plan_memory(make_trainer: MakeTrainer, *, world_size: int, local_world_size:
         rows_per_update=first.rows_per_update,
         tokens_per_row=first.tokens_per_row,
         ranks=tuple(sorted(ranks, key=lambda rank: -rank.peak.num_bytes)),
+        settings=first.settings,
         notes=first.notes,
     ).as_data()
 

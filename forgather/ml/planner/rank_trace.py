@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,18 @@ from forgather.ml.types import Window
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
 ACTIVATIONS, LOGITS, TEMPORARIES, BATCH = "activations", "logits", "temporaries", "batch"
 GATHERED, COMMUNICATION, BUCKETS = "gathered weights", "communication", "buckets"
+SETTINGS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+    "bf16",
+    "fp16",
+    "async_save",
+    "save_total_limit",
+    "save_only_model",
+    "dataloader_num_workers",
+)
+"""The settings that a plan repeats: they decide what can make a run smaller, and what it stores."""
 _MOST_MICRO_BATCHES = 2  # from the second one on, gradients exist before the forward pass
 _GATHERS = ("fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy", "c10d._allgather_base_")
 _SENDS = ("fsdp.chunk_cat", "c10d._reduce_scatter_base_", "c10d.allreduce_", "_c10d_functional.all_reduce")
@@ -60,6 +72,7 @@ class TraceFacts:
         num_pipeline_ranks: the number of ranks of one pipeline.
         stages: the numbers of the pipeline stages on this rank; empty without a pipeline.
         untraced: the bytes of what no operator allocates, by its use, such as the buckets of DDP.
+        settings: the settings of `SETTINGS`, as the trainer has them.
         notes: what the trace leaves out, one sentence each.
     """
 
@@ -72,6 +85,7 @@ class TraceFacts:
     num_pipeline_ranks: int
     stages: tuple[int, ...]
     untraced: Mapping[str, int]
+    settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def at_depth(self, deeper: TraceFacts, num_blocks: int) -> TraceFacts:
@@ -263,6 +277,7 @@ def _facts(trainer: Trainer, window: Window, local: nn.Module) -> TraceFacts:
         num_pipeline_ranks=layout.pipeline_parallel_size,
         stages=_stages(strategy),
         untraced=_untraced(strategy),
+        settings={name: getattr(args, name, None) for name in SETTINGS},
         notes=tuple(notes),
     )
 

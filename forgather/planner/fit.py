@@ -1,0 +1,222 @@
+"""Whether the ranks of a plan fit on a device, by how much, and what makes the largest row smaller.
+
+Takes a memory plan as data and a `Hardware`; gives a `RankFit` per range of ranks. To what the plan traced, it adds
+what no trace can see: the context of the device, workspaces of libraries, buffers of NCCL, and fragmentation. These
+rows are assumed, each with a lower and an upper bound, so the answer has three forms: it fits, it may fit, it does not.
+
+Units:
+    bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from forgather.planner.hardware import Hardware
+from forgather.planner.memory_plan import Source
+
+_MIB = 2**20
+
+
+class Verdict(StrEnum):
+    """The answer for a rank: `FITS` even with the upper bounds, `MAY_FIT` with the lower ones only, or `TOO_LARGE`."""
+
+    FITS = "fits"
+    MAY_FIT = "may fit"
+    TOO_LARGE = "does not fit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overhead:
+    """A use of device memory that is assumed.
+
+    Args:
+        name: what the memory is used for.
+        least: the lower bound in bytes.
+        most: the upper bound in bytes.
+        basis: where the bounds come from.
+        source: how they were found.
+    """
+
+    name: str
+    least: int
+    most: int
+    basis: str
+    source: Source = Source.ASSUMED
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFit:
+    """Whether ranks that hold parts of the same size fit on a device.
+
+    Args:
+        ranks: the first and the last rank of the range.
+        peak_bytes: the planned peak of the rank.
+        overheads: what is assumed on top of it.
+        held_bytes: what other processes hold on the device; 0 if nobody has looked.
+        memory_bytes: the memory of the device.
+        largest: the name of the largest row at the peak.
+        ways_out: settings that make the largest rows smaller, the most effective first; empty if the rank fits.
+    """
+
+    ranks: tuple[int, int]
+    peak_bytes: int
+    overheads: tuple[Overhead, ...]
+    held_bytes: int
+    memory_bytes: int
+    largest: str
+    ways_out: tuple[str, ...] = ()
+
+    @property
+    def least(self) -> int:
+        """The need of the rank with the lower bounds of all overheads."""
+        return self.peak_bytes + sum(overhead.least for overhead in self.overheads)
+
+    @property
+    def most(self) -> int:
+        """The need of the rank with the upper bounds of all overheads."""
+        return self.peak_bytes + sum(overhead.most for overhead in self.overheads)
+
+    @property
+    def available(self) -> int:
+        """The memory that other processes leave."""
+        return max(0, self.memory_bytes - self.held_bytes)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the rank fits."""
+        if self.most <= self.available:
+            return Verdict.FITS
+        return Verdict.MAY_FIT if self.least <= self.available else Verdict.TOO_LARGE
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns the fields and the sums as plain data."""
+        sums = {"least": self.least, "most": self.most, "available": self.available, "verdict": str(self.verdict)}
+        return {**asdict(self), **sums}
+
+
+def overheads(kind: str, peak_bytes: int, mesh: Mapping[str, int]) -> tuple[Overhead, ...]:
+    """Returns what a device of a kind holds besides tensors.
+
+    Args:
+        kind: the kind of the device, see `Hardware`. Processors have no overhead of this sort.
+        peak_bytes: the peak of the tensors of a rank.
+        mesh: the size of each mesh axis; each axis above 1 has a communicator.
+    """
+    if kind == "cpu":
+        return ()
+    found = [
+        Overhead(
+            name="device context",
+            least=300 * _MIB,
+            most=1000 * _MIB,
+            basis="reports in pytorch issues 107667 and 28394",
+        ),
+        Overhead(
+            name="library workspaces",
+            least=8 * _MIB,
+            most=128 * _MIB,
+            basis="torch's cuBLAS workspaces: 8 MiB, or 32 MiB on Hopper, for 1 to 4 handles",
+        ),
+    ]
+    communicators = sum(size > 1 for size in mesh.values())
+    if communicators:
+        found.append(
+            Overhead(
+                name="NCCL buffers",
+                least=200 * _MIB * communicators,
+                most=1000 * _MIB * communicators,
+                basis="reports in nccl issues 964 and 864; one communicator for each mesh axis",
+            )
+        )
+    found.append(
+        Overhead(
+            name="fragmentation",
+            least=peak_bytes // 100,
+            most=peak_bytes * 8 // 100,
+            basis="1 to 8 % of the peak",
+        )
+    )
+    return tuple(found)
+
+
+def fit_plan(plan: Mapping[str, Any], hardware: Hardware, *, held_bytes: int = 0) -> tuple[RankFit, ...]:
+    """Returns whether each rank of a plan fits; empty if the memory of the hardware is unknown.
+
+    Args:
+        plan: the plan as data, see `forgather.planner.memory_plan.MemoryPlan`.
+        hardware: the device of each rank.
+        held_bytes: what other processes hold on the device.
+    """
+    if hardware.memory_bytes is None:
+        return ()
+    found = []
+    for rank in plan["ranks"]:
+        phase = max(rank["phases"], key=_size)
+        rows = sorted(phase["rows"], key=lambda row: -row["num_bytes"])
+        fit = RankFit(
+            ranks=tuple(rank["ranks"]),
+            peak_bytes=_size(phase),
+            overheads=overheads(hardware.kind, _size(phase), plan["mesh"]),
+            held_bytes=held_bytes,
+            memory_bytes=hardware.memory_bytes,
+            largest=rows[0]["name"] if rows else "",
+            ways_out=ways_out([row["name"] for row in rows], plan),
+        )
+        found.append(fit)
+    return tuple(found)
+
+
+_SHARD = "share it among processes: `fsdp: full_shard` on more devices, or DeepSpeed ZeRO"
+_ROWS = "a smaller `per_device_train_batch_size`, with more `gradient_accumulation_steps` for the same update"
+_SHORTER = "shorter rows"
+_ADAPTER = "train an adapter (LoRA) in place of the whole model"
+_RECOMPUTE = "`gradient_checkpointing: true`"
+_SMALL_STATE = "an optimizer with a smaller state: `optim: adamw_8bit` or `optim: adafactor`"
+_HALF = "`bf16: true`"
+_LESS: Mapping[str, tuple[str, ...]] = {
+    "parameters": (_SHARD, "weights in bfloat16 or, with an adapter, in 4 bits (QLoRA)", "a smaller model"),
+    "gradients": (_SHARD, _ADAPTER),
+    "optimizer": (_SHARD, _SMALL_STATE, _ADAPTER),
+    "activations": (_RECOMPUTE, _ROWS, _HALF, _SHORTER),
+    "logits": (_ROWS, _SHORTER, "`tensor_parallel_size` above 1, which splits the output layer"),
+    "temporaries": (_ROWS, _HALF, _SHORTER),
+    "batch": (_ROWS, _SHORTER),
+    "gathered weights": (_ROWS, _HALF),
+    "communication": (_HALF, _ROWS),
+    "buckets": (_SHARD, _ADAPTER),
+}
+
+
+def ways_out(rows: Sequence[str], plan: Mapping[str, Any], *, number: int = 3) -> tuple[str, ...]:
+    """Returns settings that make the largest rows smaller, those for the largest row first.
+
+    A way that the run already uses is left out: recomputation if it is on, a smaller batch if it has one row.
+
+    Args:
+        rows: the names of the rows of a plan, largest first.
+        plan: the plan as data.
+        number: the number of ways to return.
+    """
+    settings = plan["settings"]
+    used = {
+        _ROWS: settings.get("per_device_train_batch_size") == 1,
+        _RECOMPUTE: bool(settings.get("gradient_checkpointing")),
+        _HALF: bool(settings.get("bf16") or settings.get("fp16")),
+        _SHARD: plan["mesh"].get("shard", 1) > 1 or plan["strategy"].startswith("DeepSpeed"),
+        _ADAPTER: plan["trainable"] < plan["parameters"],
+    }
+    found: dict[str, str] = {}
+    for row in rows:
+        for way in _LESS.get(row, ()):
+            if not used.get(way):
+                # A way that helps several rows is named once, with the largest of them.
+                found.setdefault(way, f"{row}: {way}")
+    return tuple(found.values())[:number]
+
+
+def _size(phase: Mapping[str, Any]) -> int:
+    return sum(row["num_bytes"] for row in phase["rows"])

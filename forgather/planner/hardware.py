@@ -1,0 +1,219 @@
+"""Facts of hardware: memory, peak rates and links of devices, each with its source.
+
+Takes the name of a device, the name that its driver gives, or a JSON file that describes one; gives a `Hardware`. The
+table `hardware.json` is the only place for such facts: plans, and the model FLOPs utilization of runs, read it.
+
+Units:
+    bytes, bytes per second, floating-point (or integer) operations per second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Any
+
+from forgather.errors import PlanError
+from forgather.source import Span
+from forgather.spelling import close_matches
+
+DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+KINDS = ("cuda", "rocm", "cpu")
+_TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hardware.json")
+_KEYS = (
+    "title",
+    "kind",
+    "source",
+    "dense_tflops",
+    "sparse_tflops",
+    "memory_mib",
+    "memory_gb_per_second",
+    "links_gb_per_second",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """Facts of one device.
+
+    Args:
+        name: the name in the table, or the name of the file.
+        title: the name for people.
+        kind: "cuda", "rocm" or "cpu".
+        memory_bytes: the memory that the driver reports; None if unknown, as for processors.
+        memory_bytes_per_second: the peak bandwidth of this memory; None if unknown.
+        peak_flops: the peak rate of dense operations, by the type of the numbers (one of `DTYPES`). Rates of 16-bit
+            types are those with sums in 32 bits, which training uses.
+        sparse_flops: the same with structured sparsity, which training does not use; data sheets often give only these.
+        links: the peak rate of each link in one direction: "nvlink" or "infinity fabric" between the devices of a
+            machine, "pcie" to the host, "network" to other machines.
+        aliases: other names in the table.
+        sources: the document and the date of each fact, by its name: "memory_mib", a type, a link, and so on.
+    """
+
+    name: str
+    title: str
+    kind: str = "cuda"
+    memory_bytes: int | None = None
+    memory_bytes_per_second: float | None = None
+    peak_flops: Mapping[str, float] = field(default_factory=dict)
+    sparse_flops: Mapping[str, float] = field(default_factory=dict)
+    links: Mapping[str, float] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns the facts as plain data."""
+        return asdict(self)
+
+
+def hardware_names() -> list[str]:
+    """Returns the names of the table."""
+    return list(_table()["hardware"])
+
+
+def hardware(name: str) -> Hardware:
+    """Returns the facts of a device.
+
+    Args:
+        name: a name of the table, in any spelling ("H200", "rtx-4090", "A100 80GB"), or a path that ends in ".json".
+
+    Raises:
+        PlanError: FG994 if the table has no such device; FG995 if the file does not describe one.
+    """
+    if name.endswith(".json"):
+        return hardware_from_file(name)
+    entries = _table()["hardware"]
+    by_spelling = {_plain(alias): key for key, entry in entries.items() for alias in (key, *entry["names"])}
+    key = by_spelling.get(_plain(name))
+    if key is None:
+        near = [by_spelling[spelling] for spelling in close_matches(_plain(name), by_spelling)]
+        meant = f"did you mean {_listed(dict.fromkeys(near))}? " if near else ""
+        raise PlanError(
+            f"the table of hardware has no {name!r}",
+            code="FG994",
+            hint=f"{meant}known are {', '.join(entries)}; other devices are described by a file: --hardware FILE.json",
+            found=name,
+        )
+    return _from_table(key)
+
+
+def hardware_of_device(device_name: str) -> Hardware | None:
+    """Returns the facts of the device that a driver calls `device_name`; None if the table does not have it.
+
+    Example:
+        >>> hardware_of_device("NVIDIA H200").name
+        'h200'
+    """
+    for key, entry in _table()["hardware"].items():
+        if device_name in entry["device_names"]:
+            return _from_table(key)
+    return None
+
+
+def hardware_from_file(file: str) -> Hardware:
+    """Returns the facts of a device that a JSON file describes. All keys are optional, `memory_mib` excepted.
+
+    Args:
+        file: the path of the file. It holds a mapping with keys of `hardware.json`: `title`, `kind`, `source`,
+            `dense_tflops`, `sparse_tflops`, `memory_mib`, `memory_gb_per_second`, `links_gb_per_second`.
+
+    Raises:
+        PlanError: FG995 if the file cannot be read, or with the line of the first value that is wrong.
+    """
+    try:
+        with open(file, encoding="utf-8") as stream:
+            text = stream.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"the hardware file {file!r} cannot be read: {error}", code="FG995") from error
+    try:
+        entry = json.loads(text)
+    except json.JSONDecodeError as error:
+        message = f"the hardware file is not JSON: {error.msg}"
+        raise PlanError(message, code="FG995", span=Span(file, error.lineno)) from error
+    if (fault := _fault(entry)) is not None:
+        key, message = fault
+        found = re.search(rf'"{re.escape(key)}"\s*:', text)
+        line = text.count("\n", 0, found.start()) + 1 if found else 1
+        raise PlanError(message, code="FG995", span=Span(file, line), hint="docs/reference/hardware.md has the form")
+    own = {"title": os.path.basename(file), "source": os.path.basename(file), "dense_tflops": {}}
+    return _from_entry(os.path.basename(file), {**own, **entry}, {})
+
+
+def _fault(entry: Any) -> tuple[str, str] | None:
+    """Returns the key of the first value of an own file that is wrong, and what is wrong; None if nothing is."""
+    if not isinstance(entry, dict):
+        return "", f"a hardware file holds one mapping, and this one holds {type(entry).__name__}"
+    for key, value in entry.items():
+        if key not in _KEYS:
+            near = close_matches(key, _KEYS, n=1)
+            return key, f"unknown key {key!r}: " + (f"did you mean {near[0]!r}?" if near else f"use {_listed(_KEYS)}")
+        if key in ("title", "kind", "source"):
+            if not isinstance(value, str) or (key == "kind" and value not in KINDS):
+                return key, f"{key} is {value!r}, and not " + (_listed(KINDS) if key == "kind" else "a text")
+        elif key in ("memory_mib", "memory_gb_per_second"):
+            if not _is_positive(value):
+                return key, f"{key} is {value!r}, and not a number above 0"
+        elif not isinstance(value, dict):
+            return key, f"{key} is {value!r}, and not a mapping of names to numbers"
+        else:
+            for name, number in value.items():
+                if key.endswith("tflops") and name not in DTYPES:
+                    return name, f"{key} has no type {name!r}; the types are {', '.join(DTYPES)}"
+                if not _is_positive(number):
+                    return name, f"{name} of {key} is {number!r}, and not a number above 0"
+    if "memory_mib" not in entry:
+        return "", "memory_mib is missing: without it, nothing can be said about what fits"
+    return None
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
+@cache
+def _table() -> dict[str, Any]:
+    with open(_TABLE, encoding="utf-8") as stream:
+        table: dict[str, Any] = json.load(stream)
+    return table
+
+
+def _from_table(key: str) -> Hardware:
+    table = _table()
+    titles = {name: f"{source['title']} ({source['date']})" for name, source in table["sources"].items()}
+    return _from_entry(key, table["hardware"][key], titles)
+
+
+def _from_entry(name: str, entry: Mapping[str, Any], titles: Mapping[str, str]) -> Hardware:
+    links = entry.get("links_gb_per_second", {})
+    cells = [*entry["dense_tflops"], *links]
+    cells += [cell for cell in ("memory_mib", "memory_gb_per_second") if entry.get(cell) is not None]
+    own = entry.get("cell_sources", {})
+    sources = {cell: own.get(cell, entry["source"]) for cell in cells}
+    memory, bandwidth = entry.get("memory_mib"), entry.get("memory_gb_per_second")
+    return Hardware(
+        name=name,
+        title=entry["title"],
+        kind=entry.get("kind", "cuda"),
+        memory_bytes=None if memory is None else int(memory * 2**20),
+        memory_bytes_per_second=None if bandwidth is None else bandwidth * 1e9,
+        peak_flops={dtype: number * 1e12 for dtype, number in entry["dense_tflops"].items()},
+        sparse_flops={dtype: number * 1e12 for dtype, number in entry.get("sparse_tflops", {}).items()},
+        links={link: number * 1e9 for link, number in links.items()},
+        aliases=tuple(entry.get("names", ())),
+        sources={cell: titles.get(source, source) for cell, source in sources.items()},
+    )
+
+
+def _plain(name: str) -> str:
+    letters = re.sub(r"[^a-z0-9]", "", name.lower())
+    return re.sub(r"^(nvidia|amd)?(geforce|tesla|instinct)?", "", letters)
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = list(names)
+    return f"{', '.join(first)} or {last}" if first else last

@@ -1,0 +1,109 @@
+"""Whether a plan fits on a device: three verdicts at their borders, assumed rows, ways out that the run can still take."""
+
+import pytest
+
+from forgather.cli.plan_output import fit_lines
+from forgather.planner.fit import Verdict, fit_plan, overheads, ways_out
+from forgather.planner.hardware import Hardware
+
+GIB = 2**30
+
+
+def plan(rows, *, mesh=None, strategy="SingleDevice", trainable=10, **settings):
+    rows = [{"name": name, "num_bytes": size} for name, size in rows.items()]
+    phases = [{"phase": "training step", "at": "update", "rows": rows}, {"phase": "evaluation", "at": "", "rows": []}]
+    return {
+        "mesh": mesh or {"replicate": 1, "shard": 1},
+        "strategy": strategy,
+        "parameters": 10,
+        "trainable": trainable,
+        "settings": {"per_device_train_batch_size": 4, **settings},
+        "ranks": [{"ranks": (0, 0), "phases": phases}],
+    }
+
+
+def fit(peak, memory, **options):
+    (found,) = fit_plan(plan({"activations": peak}), Hardware(name="x", title="x", memory_bytes=memory), **options)
+    return found
+
+
+def test_the_verdict_changes_where_the_bounds_are():
+    peak = 10 * GIB
+    least, most = fit(peak, 1).least, fit(peak, 1).most
+    assert peak < least < most
+    assert fit(peak, most).verdict is Verdict.FITS
+    assert fit(peak, most - 1).verdict is Verdict.MAY_FIT
+    assert fit(peak, least).verdict is Verdict.MAY_FIT
+    assert fit(peak, least - 1).verdict is Verdict.TOO_LARGE
+
+
+def test_what_others_hold_counts():
+    most = fit(GIB, 1).most
+    assert fit(GIB, most + 5, held_bytes=5).verdict is Verdict.FITS
+    assert fit(GIB, most + 5, held_bytes=6).verdict is Verdict.MAY_FIT
+
+
+def test_a_processor_has_no_overheads():
+    assert () == overheads("cpu", GIB, {"replicate": 8})
+    (found,) = fit_plan(plan({"logits": 8}), Hardware(name="x", title="x", kind="cpu", memory_bytes=8))
+    assert (found.least, found.most, found.verdict) == (8, 8, Verdict.FITS)
+
+
+def test_each_axis_of_the_mesh_has_a_communicator():
+    def nccl(**mesh):
+        return [row.most for row in overheads("cuda", 0, mesh) if row.name == "NCCL buffers"]
+
+    assert [] == nccl(replicate=1)
+    assert [2 * one for one in nccl(shard=4)] == nccl(shard=4, tensor=2) != []
+
+
+def test_no_memory_no_answer():
+    assert () == fit_plan(plan({"logits": 8}), Hardware(name="x", title="x"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "wanted", "unwanted"),
+    [
+        (["activations"], {}, "gradient_checkpointing", "fsdp"),
+        (["activations"], {"gradient_checkpointing": True}, "per_device_train_batch_size", "gradient_checkpointing"),
+        (["logits"], {"per_device_train_batch_size": 1}, "shorter", "per_device_train_batch_size"),
+        (["optimizer"], {}, "fsdp", "bf16"),
+        (["optimizer"], {"mesh": {"shard": 8}}, "adamw_8bit", "fsdp"),
+        (["optimizer"], {"strategy": "DeepSpeedZero"}, "adamw_8bit", "fsdp"),
+        (["gradients"], {"trainable": 5}, "fsdp", "LoRA"),
+        (["temporaries"], {"bf16": True, "per_device_train_batch_size": 1}, "shorter", "bf16"),
+    ],
+)
+def test_a_way_out_is_one_that_the_run_does_not_use(rows, options, wanted, unwanted):
+    ways = " ".join(ways_out(rows, plan(dict.fromkeys(rows, 1), **options)))
+    assert wanted in ways
+    assert unwanted not in ways
+
+
+def test_the_largest_row_comes_first_and_no_way_twice():
+    ways = ways_out(["logits", "activations", "parameters"], plan({}), number=9)
+    assert ways[0].startswith("logits: ")
+    ends = [way.split(": ", 1)[1] for way in ways]
+    assert len(ends) == len(set(ends))
+
+
+def lines(peak, memory):
+    found = fit(peak, memory, held_bytes=GIB)
+    hardware = Hardware(name="x", title="our device", memory_bytes=memory).as_data()
+    return "\n".join(fit_lines({"hardware": hardware, "held_bytes": GIB, "ranks": [found.as_data()]}, 1))
+
+
+def test_the_answer_in_words():
+    assert "our device: 80.0 GiB a device, of which 1.0 GiB are held already" in lines(GIB, 80 * GIB)
+    assert "each process: fits. It needs 1.3 GiB to 2.2 GiB; at least 76.8 GiB stay free" in lines(GIB, 80 * GIB)
+    assert "too much" in lines(60 * GIB, 62 * GIB)
+    text = lines(80 * GIB, 80 * GIB)
+    assert "does not fit. It needs 81.1 GiB to 87.5 GiB; at least 2.1 GiB too much" in text
+    assert "largest row is activations" in text
+    assert "activations: `gradient_checkpointing: true`" in text
+
+
+def test_without_a_device_nothing_is_said():
+    assert [] == fit_lines(None, 1)
+    memoryless = Hardware(name="x", title="a processor", kind="cpu").as_data()
+    assert "does not say what fits" in fit_lines({"hardware": memoryless, "held_bytes": 0, "ranks": []}, 1)[-1]

@@ -1,0 +1,119 @@
+"""Facts of hardware: no cell is a sparse rate, every cell has a source, names are found, own files are checked."""
+
+import json
+
+import pytest
+
+from forgather.errors import PlanError
+from forgather.planner.hardware import DTYPES, hardware, hardware_from_file, hardware_names, hardware_of_device
+
+ALL = [hardware(name) for name in hardware_names()]
+WANTED = """v100 t4 l4 a10 rtx3090 rtx4090 rtx5090 a100-40 a100-80 h100 h100-pcie h100-nvl h200 b200 mi300x"""
+
+
+def test_the_usual_devices_are_known():
+    assert set() == set(WANTED.split()) - set(hardware_names())
+    assert any(one.kind == "cpu" for one in ALL)
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+def test_no_dense_rate_is_above_half_of_the_sparse_one(one):
+    assert set(one.sparse_flops) <= set(one.peak_flops) <= set(DTYPES)
+    # Data sheets round: 71 and 142, 35.6 and 71.
+    assert [] == [
+        dtype for dtype, sparse in one.sparse_flops.items() if one.peak_flops[dtype] > 0.5 * sparse * (1 + 1e-3)
+    ]
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+def test_figures_are_plausible(one):
+    assert one.peak_flops["fp32"] > 0
+    # The whole memory is read 10 to 100 times a second, with 5 to 600 operations in 16 bits for each byte.
+    if one.memory_bytes is not None:
+        assert 10 < one.memory_bytes_per_second / one.memory_bytes < 100
+    if "fp16" in one.peak_flops:
+        assert 5 < one.peak_flops["fp16"] / one.memory_bytes_per_second < 600
+    # Narrower types are never slower, a link never faster than memory, and nvlink not slower than pcie.
+    rates = [one.peak_flops[dtype] for dtype in ("fp32", "tf32", "fp16", "fp8") if dtype in one.peak_flops]
+    assert sorted(rates) == rates
+    assert max(one.links.values()) < one.memory_bytes_per_second
+    fast = one.links.get("nvlink") or one.links.get("infinity fabric")
+    assert fast is None or fast > one.links["pcie"]
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+def test_every_fact_has_a_source_and_a_date(one):
+    facts = {*one.peak_flops, *one.links, "memory_gb_per_second"} | ({"memory_mib"} if one.memory_bytes else set())
+    assert facts == set(one.sources)
+    assert [] == [cell for cell, source in one.sources.items() if not source[-9:].strip("()0123456789-") == ""]
+    assert "assumed" in one.sources["network"]
+
+
+def test_the_rates_where_torch_has_the_sparse_ones():
+    assert hardware("h100").peak_flops["bf16"] == pytest.approx(989.4e12, rel=1e-3)
+    assert hardware("l4").memory_bytes_per_second == 300e9
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [("H200", "h200"), ("RTX 4090", "rtx4090"), ("NVIDIA GeForce RTX 3090", "rtx3090"), ("A100 80GB", "a100-80")]
+    + [("h100-sxm", "h100"), ("Tesla T4", "t4"), ("AMD Instinct MI300X", "mi300x")],
+)
+def test_a_name_is_found_in_any_spelling(written, name):
+    assert hardware(written).name == name
+
+
+def test_names_of_two_devices_never_collide():
+    names = [alias for one in ALL for alias in (one.name, *one.aliases)]
+    assert [] == [name for name in names if name not in (hardware(name).name, *hardware(name).aliases)]
+    assert len(names) == len(set(names))
+
+
+def test_the_name_of_a_driver_is_exact():
+    assert hardware_of_device("NVIDIA H100 80GB HBM3").name == "h100"
+    assert hardware_of_device("NVIDIA A10G") is None
+
+
+def test_an_unknown_name_suggests_near_ones():
+    with pytest.raises(PlanError, match="no 'h200s'") as info:
+        hardware("h200s")
+    assert info.value.code == "FG994"
+    assert "did you mean h200" in info.value.hint
+
+
+def test_an_own_file_is_read(tmp_path):
+    file = tmp_path / "box.json"
+    file.write_text(json.dumps({"memory_mib": 1024, "dense_tflops": {"bf16": 2}, "links_gb_per_second": {"pcie": 8}}))
+    one = hardware(str(file))
+    assert (one.name, one.memory_bytes, one.peak_flops, one.links) == ("box.json", 2**30, {"bf16": 2e12}, {"pcie": 8e9})
+    assert one.memory_bytes_per_second is None
+    assert set(one.sources) == {"bf16", "pcie", "memory_mib"}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ('{\n "title": "x",\n "memory_gib": 4}', 3, "did you mean 'memory_mib'"),
+        ('{"memory_mib": 1,\n "dense_tflops": {"bf16": 1,\n "bf17": 2}}', 3, "no type 'bf17'"),
+        ('{"memory_mib":\n -4}', 1, "memory_mib is -4"),
+        ('{"memory_mib": true}', 1, "memory_mib is True"),
+        ('{"memory_mib": 4,\n "kind": "gpu"}', 2, "cuda, rocm or cpu"),
+        ('{"memory_mib": 4, "links_gb_per_second": 3}', 1, "not a mapping"),
+        ('{"title": "x"}', 1, "memory_mib is missing"),
+        ('{"title": \n', 2, "not JSON"),
+        ("[]", 1, "holds list"),
+    ],
+)
+def test_a_wrong_file_is_located(tmp_path, text, line, what):
+    file = tmp_path / "box.json"
+    file.write_text(text)
+    with pytest.raises(PlanError) as info:
+        hardware_from_file(str(file))
+    assert (info.value.code, info.value.span.line) == ("FG995", line)
+    assert what in info.value.message
+
+
+def test_a_missing_file_is_reported():
+    with pytest.raises(PlanError, match="cannot be read") as info:
+        hardware("nowhere.json")
+    assert info.value.code == "FG995"
