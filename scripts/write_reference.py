@@ -92,7 +92,7 @@ def errors_page():
 def hardware_page():
     lines = ["# Hardware", NOTE, ""]
     lines += [
-        "The devices that `fgcli plan --hardware` knows, from `forgather/planner/hardware.json`.",
+        "The devices that `--hardware` of `plan` and `train` knows, from `forgather/planner/hardware.json`.",
         "Rates are peaks of dense operations in TFLOPS (TOPS for int8), with sums in 32 bits for 16-bit types; sparse",
         "rates, which data sheets often print alone, are twice as high and no training uses them. Memory is what the",
         "driver reports. Links are peaks in one direction in GB/s; the network between machines is assumed. We",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forgather.planner.memory_plan import format_size
+
 _BAR = 24
 
 
@@ -49,7 +51,7 @@ def fit_lines(fit: Mapping[str, Any] | None, world_size: int) -> list[str]:
     """Returns lines that say whether the processes of a plan fit on a device; none if no device is known.
 
     Args:
-        fit: the result of `forgather.launch.planning.fit_of`.
+        fit: the result of `forgather.launch.planning.fit_on`.
         world_size: the number of processes of the plan.
     """
     if fit is None:
@@ -97,16 +99,3 @@ def _count(number: float) -> str:
         if number >= least:
             return f"{number / least:.3g}{unit}"
     return str(int(number))
-
-
-def format_size(num_bytes: float) -> str:
-    """Returns a number of bytes with a unit.
-
-    Example:
-        >>> format_size(13_500_000_000)
-        '12.6 GiB'
-    """
-    for unit, least in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= least:
-            return f"{num_bytes / least:.1f} {unit}"
-    return f"{int(num_bytes)} B"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from forgather.errors import ProjectError
 from forgather.launch.in_process import MAIN
 from forgather.planner.fit import fit_plan
-from forgather.planner.hardware import Hardware
+from forgather.planner.hardware import Hardware, hardware
 from forgather.project.project import Project
 
 # Modules outside `forgather.ml` reach it only by name, so that commands without training never load torch.
@@ -36,7 +36,8 @@ def plan_of(project: Project, *, gpus: int, nodes: int) -> dict[str, Any]:
     for name, number in (("--gpus", gpus), ("--nodes", nodes)):
         if number < 1:
             raise ProjectError(f"{name} is {number}", code="FG462", hint="give a number above 0")
-    plan = _imported(_PLAN)
+    module, function = _PLAN.split(":")
+    plan = getattr(import_module(module), function)
     with project.located():
         found: dict[str, Any] = plan(
             lambda hook: project.build_with(hook, MAIN), world_size=gpus * nodes, local_world_size=gpus
@@ -44,24 +45,41 @@ def plan_of(project: Project, *, gpus: int, nodes: int) -> dict[str, Any]:
     return found
 
 
-def fit_of(found: Mapping[str, Any], hardware: Hardware | None, *, gpus: int) -> dict[str, Any] | None:
-    """Returns whether a plan fits as plain data; None if no hardware is named and this machine has no GPU.
+class Device(NamedTuple):
+    """The device of each process.
+
+    Args:
+        hardware: its facts.
+        held_bytes: what is held on it already; 0 if nobody has looked.
+    """
+
+    hardware: Hardware
+    held_bytes: int = 0
+
+
+def device_of(name: str | None, *, gpus: int) -> Device | None:
+    """Returns the device of each process; None if no hardware is named and this machine has no GPU.
+
+    Args:
+        name: a name of the table of hardware or a file; None looks for the GPUs of this machine.
+        gpus: the number of processes on each machine.
+
+    Raises:
+        PlanError: FG994 or FG995 if there is no such hardware.
+    """
+    if name is not None:
+        return Device(hardware(name))
+    module, function = _DEVICE.split(":")
+    here = getattr(import_module(module), function)(gpus)
+    return None if here is None else Device(*here)
+
+
+def fit_on(found: Mapping[str, Any], device: Device) -> dict[str, Any]:
+    """Returns whether the ranks of a plan fit on a device, as plain data.
 
     Args:
         found: the plan as data, see `MemoryPlan`.
-        hardware: the device of each process; None looks for the GPUs of this machine.
-        gpus: the number of processes on each machine.
+        device: the device of each process.
     """
-    held_bytes = 0
-    if hardware is None:
-        here = _imported(_DEVICE)(gpus)
-        if here is None:
-            return None
-        hardware, held_bytes = here
-    ranks = [fit.as_data() for fit in fit_plan(found, hardware, held_bytes=held_bytes)]
-    return {"hardware": hardware.as_data(), "held_bytes": held_bytes, "ranks": ranks}
-
-
-def _imported(constructor: str) -> Any:
-    module, name = constructor.split(":")
-    return getattr(import_module(module), name)
+    ranks = [fit.as_data() for fit in fit_plan(found, device.hardware, held_bytes=device.held_bytes)]
+    return {"hardware": device.hardware.as_data(), "held_bytes": device.held_bytes, "ranks": ranks}

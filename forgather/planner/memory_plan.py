@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+PLAN_FILE = "plan.json"
+"""The file of a run folder that has the plan of the run, and whether it fits."""
+
 
 class Source(StrEnum):
     """How a number was found.
@@ -116,3 +119,16 @@ class MemoryPlan:
             for phase, memory in zip(rank["phases"], found.phases, strict=True):
                 phase["num_bytes"] = memory.num_bytes
         return data
+
+
+def format_size(num_bytes: float) -> str:
+    """Returns a number of bytes with a unit.
+
+    Example:
+        >>> format_size(13_500_000_000)
+        '12.6 GiB'
+    """
+    for unit, least in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= least:
+            return f"{num_bytes / least:.1f} {unit}"
+    return f"{int(num_bytes)} B"

@@ -28,6 +28,7 @@ from forgather.config.path import Key, format_path
 from forgather.config.traverse import all_nodes
 from forgather.errors import ProjectError
 from forgather.launcher_env import ProcessFacts, is_worker, process_facts
+from forgather.planner.memory_plan import PLAN_FILE
 from forgather.project.configs import template_name
 from forgather.project.defaults import read_defaults
 from forgather.project.dependencies import code_files, data_facts
@@ -161,11 +162,11 @@ def remove_unused_record(folder: str) -> None:
             files += [os.path.join(parent, name) for name in names]
             # `os.walk` counts a link to a folder as a folder, although the record contains no link.
             files += [path for name in subfolders if os.path.islink(path := os.path.join(parent, name))]
-        if {os.path.relpath(file, folder) for file in files} != {FACTS, *written}:
+        if {os.path.relpath(file, folder) for file in files} - {PLAN_FILE} != {FACTS, *written}:
             return
         for file in files:
             name = os.path.relpath(file, folder)
-            if os.path.islink(file) or (name != FACTS and _digest_of_file(file) != written[name]):
+            if os.path.islink(file) or (name not in (FACTS, PLAN_FILE) and _digest_of_file(file) != written[name]):
                 return
         for file in files:
             os.remove(file)

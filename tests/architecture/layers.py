@@ -101,12 +101,12 @@ launch:
     launch.recorded_graph launch.saved_weights
     launch.export launch.trained_model
     launch launch.batch_scripts launch.dry_run launch.evaluation launch.harness launch.multi_process launch.planning
-    launch.restart
+    launch.plan_check launch.restart
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.generation_options cli.harness_output cli.plan_output
+    cli.generation_options cli.harness_output cli.plan_output cli.plan_start
     cli.commands.export
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate

@@ -287,3 +287,26 @@ def test_answers_of_evaluations_are_a_table_beside_what_was_expected(tmp_path):
     assert '<tr class="good"><td>few</td><td>1 + 1</td><td>2</td><td>2</td></tr>' in text
     assert '<tr class=""><td>few</td><td>1 + 1</td><td>2</td><td>&lt;b&gt;3&lt;/b&gt;</td></tr>' in text
     assert text.count('<pre class="sample">') == 1
+
+
+PEAKS = [{"step": step, "memory_peak_bytes": peak} for step, peak in ((1, 2 * 2**30), (2, 4 * 2**30))]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "plan", "shown"),
+    [
+        (
+            PEAKS,
+            {"fit": {"ranks": [{"ranks": [2, 3], "peak_bytes": 1}, {"ranks": [0, 1], "peak_bytes": 3 * 2**30}]}},
+            True,
+        ),
+        (METRICS, {"fit": {"ranks": [{"ranks": [0, 0], "peak_bytes": 3}]}}, False),
+        (PEAKS, {"fit": {"ranks": [{"ranks": [0, 0], "peak_bytes": "many"}]}}, False),
+        (PEAKS, {"fit": None}, False),
+    ],
+)
+def test_the_planned_peak_stands_beside_the_measured_one(tmp_path, metrics, plan, shown):
+    folder = run_folder(tmp_path / "run", metrics_jsonl=metrics, plan_json=json.dumps(plan))
+    text = parsed(write_report(folder).read_text())
+    assert shown is ("planned 3.0 GiB, measured 4.0 GiB on rank 0 (plan -25.0%)" in text)
+    assert shown is ("Peak memory" in text)

@@ -12,8 +12,7 @@ from forgather.cli.output import print_findings, write_json, write_text
 from forgather.cli.plan_output import fit_lines, plan_lines
 from forgather.cli.trusting import ask_trust
 from forgather.launch.in_process import MAIN, plan_run
-from forgather.launch.planning import fit_of, plan_of
-from forgather.planner.hardware import hardware
+from forgather.launch.planning import device_of, fit_on, plan_of
 from forgather.project.world_size import processes_per_machine
 
 CONFIG_OPTIONS = True
@@ -48,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(invocation: Invocation) -> int:
     """Runs the command: plans the run, prints the plan, and returns the exit status."""
     options = invocation.options
-    device = None if options.hardware is None else hardware(options.hardware)
+    named = None if options.hardware is None else device_of(options.hardware, gpus=1)
     project = invocation.open_project()
     plan_run(project)
     print_findings(project.diagnostics, project.meta.project_dir)
@@ -58,7 +57,8 @@ def run(invocation: Invocation) -> int:
     # What constructors print must not be mixed with the result.
     with redirect_stdout(sys.stderr):
         found = plan_of(project, gpus=gpus, nodes=options.nodes)
-        fit = fit_of(found, device, gpus=gpus)
+        device = named or device_of(None, gpus=gpus)
+    fit = None if device is None else fit_on(found, device)
     if options.json:
         write_json({"config": project.config_name, **found, "fit": fit}, options.output)
     else:

@@ -23,6 +23,7 @@ from forgather.cli.next_steps import (
 )
 from forgather.cli.options import OWN_NAMES, add_json, add_set, comma_separated
 from forgather.cli.output import print_error, print_findings, print_note, write_json, write_text
+from forgather.cli.plan_start import plan_checks
 from forgather.cli.trusting import ask_trust
 from forgather.errors import Diagnostic, ForgatherError, ProjectError
 from forgather.interrupt import NOTHING_TRAINED
@@ -40,6 +41,8 @@ from forgather.launch.multi_process import (
     run_joined,
     start_processes,
 )
+from forgather.launch.plan_check import PATIENCE_SECONDS, PlanCheck, is_out_of_memory, note_largest_row
+from forgather.launch.planning import device_of
 from forgather.launch.process_request import (
     ProcessRequest,
     add_process_options,
@@ -114,6 +117,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="WHAT",
         help="what may have changed since the checkpoint was written: data, tokenizer, labels, model",
     )
+    parser.add_argument(
+        "--hardware",
+        metavar="NAME|FILE",
+        help="plan first, and say whether the run fits on this device (default: a GPU here, while the run starts)",
+    )
+    parser.add_argument("--no-plan", action="store_true", help="do not compare the run with its device")
     parser.add_argument("--no-check", action="store_true", help="run without checking the config first")
     add_set(parser)
     add_json(parser)
@@ -132,6 +141,8 @@ def run(invocation: Invocation) -> int:
             hint="add --dry-run, or give --nproc-per-node and --nnodes",
         )
     use_devices(options.devices)
+    if options.hardware is not None:
+        device_of(options.hardware, gpus=1)  # an unknown name is refused before anything is started
     project = _with_fault_tolerance(_with_resume_options(invocation.open_project(), invocation))
     findings = () if options.no_check else _findings(project, is_run=not (options.dry_run or options.print))
     plan = plan_run(project)
@@ -162,7 +173,7 @@ def run(invocation: Invocation) -> int:
     # With --json, the standard output contains only the result; what the run prints goes to the error stream.
     with output_folder_lock(plan.output_dir), redirect_stdout(sys.stderr) if options.json else nullcontext():
         run_dir = prepare_run(plan, command)
-        outcome = _run_main(plan, run_dir, command)
+        outcome = _run_main(plan, run_dir, invocation)
     return _report_outcome(outcome, plan, command, as_json=options.json)
 
 
@@ -195,14 +206,14 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
     if not member.is_main:
         member.begin_construction(run_dir := member.share("run")["run_dir"])
         with aside:
-            return _run_main(plan, run_dir, command, member).status
+            return _run_main(plan, run_dir, invocation, member).status
     print_findings(findings, project.meta.project_dir, invocation.check_command)
     _print_what_accelerate_adds()
     with output_folder_lock(plan.output_dir), aside:
         run_dir = prepare_run(plan, command)
         member.share("run", {"run_dir": run_dir})
         member.begin_construction(run_dir)
-        outcome = _run_main(plan, run_dir, command, member)
+        outcome = _run_main(plan, run_dir, invocation, member)
     # The launcher ends this process with a signal if another one failed; that one reports the failure.
     if outcome.interrupted and member.failed_elsewhere():
         return outcome.status
@@ -264,31 +275,42 @@ def _print_what_accelerate_adds() -> None:
         )
 
 
-def _run_main(plan: RunPlan, run_dir: str, command: Sequence[str], member: Any = None) -> Outcome:
+def _run_main(plan: RunPlan, run_dir: str, invocation: Invocation, member: Any = None) -> Outcome:
     """Runs `main`. If the run can be resumed after an error, the command for this is added to the error's hint.
 
     Args:
         plan: the plan of the run.
         run_dir: the run folder.
-        command: the words of the command line.
+        invocation: the command line.
         member: the current process as a `Peer` of several processes, or None if there is only one process.
 
     Raises:
         Exception: if the construction or the run fails; the exception is raised unchanged, except for the hint.
     """
+    checks: list[PlanCheck] = []
 
-    def built(_: object) -> None:
+    def built(main: object) -> None:
         # Printed after construction, because a construction that fails leaves no run folder.
         if member is None or member.is_main:
             print_note(f"run folder {near_path(run_dir)}")
+            checks.extend(plan_checks(main, run_dir, invocation, configure, member))
         if member is not None:
             member.begin_run()
 
     try:
         return run_plan(plan, run_dir, built=built)
     except ForgatherError as error:
-        add_resume_command(error, plan.project, command, plan.output_dir)
+        add_resume_command(error, plan.project, ["fgcli", *invocation.arguments], plan.output_dir)
         raise
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            for check in checks:
+                check.wait(PATIENCE_SECONDS)
+            note_largest_row(error, run_dir)
+        raise
+    finally:
+        for check in checks:
+            check.end()
 
 
 def _report_outcome(outcome: Outcome, plan: RunPlan, command: Sequence[str], *, as_json: bool) -> int:

@@ -210,10 +210,21 @@ def _this_run(facts: RunFacts) -> str:
     rows = [
         *_changes(facts.run.get("changes")),
         ("Repeat", _commands(facts)),
+        ("Peak memory", _peaks(facts)),
         *((_words(name), _code(str(places[name]))) for name in ("model", "checkpoint") if places.get(name)),
     ]
     shown = "".join(f"<dt>{html_text(name)}</dt><dd>{value}</dd>" for name, value in rows if value)
     return f'<section class="card"><h3>This run</h3><dl>{shown}</dl></section>' if shown else ""
+
+
+def _peaks(facts: RunFacts) -> str:
+    """Returns the HTML of the planned and the measured peak of the memory of rank 0, "" if one of them is unknown."""
+    series, planned = facts.series.get("memory_peak_bytes"), facts.planned_peak
+    if planned is None or planned <= 0 or series is None or not series.values:
+        return ""
+    measured = max(series.values)
+    off = f"{(planned - measured) / measured:+.1%}" if measured > 0 else "?"
+    return html_text(f"planned {format_bytes(planned)}, measured {format_bytes(measured)} on rank 0 (plan {off})")
 
 
 def _code(text: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from forgather.errors import TrainingError
 from forgather.ml.metrics import METRICS_FILE, read_records
+from forgather.planner.memory_plan import PLAN_FILE
 
 SAMPLES_FILE, SUMMARY_FILE, RUN_FILE, CONFIG_FILE = "samples.jsonl", "summary.json", "run.json", "config.yaml"
 _LONGEST_CONFIG_BYTES = 500_000  # the whole text becomes a part of the page
@@ -56,6 +57,7 @@ class RunFacts:
         samples: the lines of the samples file.
         summary: the content of `summary.json`, which `RunSummaryCallback` writes.
         run: the content of `run.json`, which the launcher writes.
+        plan: the content of `plan.json`, the plan that `fgcli train` compared with the device.
         config: the rendered config, or "" if there is none.
         files: the names of the files in the folder.
         problems: a message for each file that could not be read.
@@ -69,6 +71,7 @@ class RunFacts:
     config: str
     files: tuple[str, ...]
     problems: list[str] = field(default_factory=list)
+    plan: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def series(self) -> dict[str, Series]:
@@ -92,6 +95,15 @@ class RunFacts:
         series = self.series.get(name)
         return series.values[-1] if series and series.values else None
 
+    @property
+    def planned_peak(self) -> int | None:
+        """The peak of the memory of rank 0 in bytes as planned, or None without a plan."""
+        try:
+            (rank,) = [rank for rank in self.plan["fit"]["ranks"] if rank["ranks"][0] == 0]
+            return int(rank["peak_bytes"])
+        except (LookupError, TypeError, ValueError):
+            return None
+
 
 def read_facts(folder: Path) -> RunFacts:
     """Returns the data of the run in a folder.
@@ -111,6 +123,7 @@ def read_facts(folder: Path) -> RunFacts:
         config=_text(folder / CONFIG_FILE, problems),
         files=tuple(sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))),
         problems=problems,
+        plan=_document(folder / PLAN_FILE, problems),
     )
     if not (facts.records or facts.samples or facts.summary or facts.run):
         raise ReportError(

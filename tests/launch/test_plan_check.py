@@ -1,0 +1,124 @@
+"""The plan of a run beside its start: one line, a file in the run folder, and nothing that the run has to wait for."""
+
+import json
+import sys
+import time
+
+import pytest
+
+from forgather.cli.commands.train import configure
+from forgather.cli.plan_start import plan_words
+from forgather.launch.plan_check import PlanCheck, fit_line, note_largest_row
+from forgather.launch.planning import Device, fit_on
+from forgather.planner.hardware import Hardware
+
+GIB = 2**30
+ROWS = [{"name": "logits", "num_bytes": 3 * GIB}, {"name": "parameters", "num_bytes": GIB}]
+PLAN = {
+    "mesh": {"replicate": 1},
+    "strategy": "SingleDevice",
+    "parameters": 1,
+    "trainable": 1,
+    "settings": {"per_device_train_batch_size": 4},
+    "ranks": [{"ranks": [0, 0], "phases": [{"phase": "training step", "at": "update", "rows": ROWS}]}],
+}
+# A launcher's variables would make the planning process a worker, and a visible GPU would lose memory to its context.
+PRINTS = f"""
+import os
+assert "RANK" not in os.environ and "SLURM_PROCID" not in os.environ and "MASTER_PORT" not in os.environ
+assert os.environ["CUDA_VISIBLE_DEVICES"] == "" and os.environ["KEPT"] == "yes"
+print({json.dumps(PLAN)!r})
+"""
+
+
+def device(memory, held_bytes=0):
+    return Device(Hardware(name="x", title="our device", kind="cpu", memory_bytes=memory), held_bytes)
+
+
+def check(code, folder, lines, memory=16 * GIB):
+    return PlanCheck([sys.executable, "-IS", "-c", code], device(memory), str(folder), lines.append)
+
+
+def test_the_line_and_the_file(tmp_path, monkeypatch):
+    for name, value in {"RANK": "0", "SLURM_PROCID": "0", "MASTER_PORT": "1", "KEPT": "yes"}.items():
+        monkeypatch.setenv(name, value)
+    lines = []
+    planned = check(PRINTS, tmp_path, lines)
+    assert planned.wait(60)
+    planned.end()
+    assert ["plan: fits, 4.0 GiB of the 16.0 GiB that are free on our device"] == lines
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert ("fits", PLAN["ranks"]) == (written["fit"]["ranks"][0]["verdict"], written["ranks"])
+    assert ["plan.json"] == [file.name for file in tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("memory", "held_bytes", "line"),
+    [
+        (
+            5 * GIB,
+            2 * GIB,
+            "plan: does not fit, 4.0 GiB of the 3.0 GiB that are free on our device; to make it smaller: ",
+        ),
+        (None, 0, "plan: the memory of our device is unknown"),
+    ],
+)
+def test_the_line_of_other_answers(memory, held_bytes, line):
+    assert fit_line(fit_on(PLAN, device(memory, held_bytes))).startswith(line)
+
+
+def test_a_plan_that_fails_is_skipped_with_its_reason(tmp_path):
+    lines = []
+    code = "import sys; print('error[FG300]: no such thing', file=sys.stderr); print('  --> x', file=sys.stderr); sys.exit(1)"
+    assert check(code, tmp_path, lines).wait(60)
+    assert ["plan: skipped (error[FG300]: no such thing)"] == lines
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_the_end_of_a_run_ends_a_slow_plan_without_a_word(tmp_path):
+    lines, began = [], time.monotonic()
+    planned = check("import time; time.sleep(600)", tmp_path, lines)
+    assert not planned.wait(0.01)
+    planned.end()
+    assert time.monotonic() - began < 60
+    assert [] == lines
+
+
+@pytest.mark.parametrize(
+    ("typed", "planned"),
+    [
+        ("-t a.yaml train", "-t a.yaml plan"),
+        ("train --lr 3 --resume auto --no-check", "plan --lr 3"),
+        ("-p d -t a.yaml train --hardware h200 --set a.b=1 --set c=x=y", "-p d -t a.yaml plan --set a.b=1 --set c=x=y"),
+        ("-t train train --nproc-per-node 4 --json --no-plan -- --rdzv-backend c10d", "-t train plan"),
+    ],
+)
+def test_the_command_that_plans_the_same_config(typed, planned):
+    assert plan_words(typed.split(), configure, gpus=4, nodes=2) == [
+        *planned.split(),
+        "--json",
+        "--gpus",
+        "4",
+        "--nodes",
+        "2",
+    ]
+
+
+def test_an_out_of_memory_error_names_the_largest_row(tmp_path):
+    error = RuntimeError("out of memory")
+    (tmp_path / "plan.json").write_text(json.dumps({**PLAN, "fit": fit_on(PLAN, device(GIB))}))
+    note_largest_row(error, str(tmp_path))
+    (note,) = error.__notes__
+    first, *ways = note.splitlines()
+    assert "has a peak of 4.0 GiB, and its largest row is logits. Ways to a smaller run:" in first
+    assert 3 == len(ways)
+    assert "per_device_train_batch_size" in ways[0]
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"fit": null}', '{"fit": {"ranks": []}}'])
+def test_without_a_plan_the_note_names_the_command(tmp_path, content):
+    error = RuntimeError("out of memory")
+    if content is not None:
+        (tmp_path / "plan.json").write_text(content)
+    note_largest_row(error, str(tmp_path))
+    assert "fgcli plan" in error.__notes__[0]
