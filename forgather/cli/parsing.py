@@ -39,6 +39,8 @@ _GROUPS = {
         "blame": "print which line set each value, and what it replaced",
         "targets": "list the targets of a config",
         "plan": "plan the memory of a run before it runs",
+        "select": "select hardware and a strategy for a model, by its name",
+        "benchmark": "write what to measure for a model, by its name",
         "trefs": "show the templates that a config loaded, and why",
         "tlist": "list the templates that a project can use",
         "data": "show rows of a data set as the model gets them, with statistics",

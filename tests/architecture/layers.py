@@ -15,7 +15,10 @@ foundation:
     quantized
     planner planner.memory_plan
     planner.hardware
-    planner.fit
+    planner.fit planner.model_shapes
+    planner.formulas
+    planner.selection
+    planner.benchmark
 graph:
     config config.builtin_names config.environment config.insight config.lint
     config.lint.file_suggestions
@@ -106,8 +109,8 @@ cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.generation_options cli.harness_output cli.plan_output cli.plan_start
-    cli.commands.export
+    cli.generation_options cli.harness_output cli.plan_output cli.plan_start cli.selection_output
+    cli.commands.benchmark cli.commands.export cli.commands.select
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
     cli.commands.golden cli.commands.graph cli.commands.ls
@@ -116,7 +119,7 @@ cli:
     cli.completion
     cli.main
 entry point:
-    __main__
+    __main__ hardware_selector run_training_benchmark
 """
 
 TRAINING = """

@@ -34,7 +34,7 @@ forgather.ml.dry_run:dry_run forgather.ml.models:from_config forgather.ml.models
 forgather.ml.optim:MuonWithAdamW forgather.ml.optim:adafactor forgather.ml.optim:adamw forgather.ml.optim:sgd
 forgather.ml.strategy.pipeline.idle:simulate forgather.ml.report:write_report forgather.ml.strategy:Recipe forgather.ml.strategy:SingleDevice
 forgather.ml.strategy:Strategy
-forgather:ForgatherError forgather:Project forgather:from_project forgather.project:Project
+forgather.hardware_selector:HardwareSelector forgather:ForgatherError forgather:Project forgather:from_project forgather.project:Project
 forgather.project:from_project forgather.project.project:from_project
 forgather.cli.main:main forgather.config.materialize:materialize forgather.config.resolve:Resolver
 forgather.signatures:Annotation forgather.signatures:Callee forgather.signatures:Default forgather.signatures:Reader

@@ -1,0 +1,46 @@
+"""The shapes of well-known models: the number of parameters that formulas use is that of the model itself."""
+
+import pytest
+
+from forgather.errors import PlanError
+from forgather.planner.model_shapes import model_family, model_shape, shape_names
+from tests.matrix import thinned
+
+QUICK = ("facebook/opt-1.3b", "Qwen/Qwen3-8B", "google-t5/t5-small")
+
+
+@pytest.mark.parametrize("name", shape_names())
+def test_the_formula_gives_the_published_number_of_parameters(name):
+    shape = model_shape(name)
+    assert shape.published_parameters == shape.parameters
+    assert name == shape.name
+
+
+@pytest.mark.parametrize("name", thinned(shape_names(), lambda name: name in QUICK))
+def test_the_model_that_transformers_builds_has_these_parameters(name):
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    shape = model_shape(name)
+    sizes = dict(shape.config)
+    config = transformers.AutoConfig.for_model(sizes.pop("model_type"), **sizes)
+    with torch.device("meta"):
+        model = getattr(transformers, shape.model_class).from_config(config)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    blocks = max((len(m) for m in model.modules() if isinstance(m, torch.nn.ModuleList)), default=0)
+    assert blocks == max(block.count for block in shape.blocks)
+    if shape.family != "vision":
+        assert shape.vocab_size == config.vocab_size
+
+
+def test_a_name_is_found_without_its_owner_and_by_other_names():
+    assert "huggyllama/llama-7b" == model_shape("llama-7b").name
+    assert "google-t5/t5-small" == model_shape("T5-small").name
+    assert "meta-llama/Llama-2-7b-hf" == model_shape("llama2-7b").name
+
+
+def test_an_unknown_name_gets_the_near_ones():
+    with pytest.raises(PlanError, match="FG998.*'lama-7b'.*did you mean 'huggyllama/llama-7b'"):
+        model_shape("lama-7b")
+    with pytest.raises(PlanError, match="FG998.*'text_generatoin'.*did you mean 'text_generation'"):
+        model_family("text_generatoin")
