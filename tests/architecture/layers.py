@@ -222,7 +222,8 @@ dry run:
     dry_run
 planner:
     planner planner.allocations planner.devices_here planner.model_builders planner.operations planner.real_integers planner.stage_metadata
-    planner.extrapolation planner.places
+    planner.extrapolation planner.places planner.value_readings
+    planner.engine_tensors
     planner.rank_trace
     planner.memory
 """

@@ -23,12 +23,14 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.activation_checkpointing import repeated_blocks
 from forgather.ml.distributed.env import fake_world
 from forgather.ml.planner.allocations import Allocation, AllocationRecorder, Peak, Region, peaks
+from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, is_engine_bucket, separate_engine
 from forgather.ml.planner.extrapolation import block_list, extrapolated_counts, line, shorten
 from forgather.ml.planner.model_builders import replacing_conversions, without_memory_for_models
 from forgather.ml.planner.operations import Message, Operation, WorkCounter
 from forgather.ml.planner.places import Places
 from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.planner.stage_metadata import Relay, relayed
+from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.data_parallel import DataParallel
 from forgather.ml.strategy.describe import axes_of
@@ -163,12 +165,14 @@ def trace_rank(
     token = build_strategy.set(build)
     try:
         stages = contextlib.nullcontext() if relay is None else relayed(relay)
-        with _world(facts), shapes_only(), replacing_conversions(), stages:
+        with _world(facts), separate_engine(), shapes_only(), replacing_conversions(), stages:
             trainer = make_trainer(lambda function: without_memory_for_models(function, fake))
             window = _first_window(trainer)
             with fake, RealIntegers():  # type: ignore[no-untyped-call]
-                trainer.strategy.build_optimizer()
-                return replace(_traced(trainer, window), whole=sizes[0] if sizes else None)
+                with ReadingZeros(trainer.strategy.model):
+                    trainer.strategy.build_optimizer()
+                keep_loss_scale(getattr(trainer.strategy, "precision", None))
+                return replace(_traced(trainer, window, fake), whole=sizes[0] if sizes else None)
     finally:
         build_strategy.reset(token)
         # Accelerate keeps the state of this strategy until the Python process ends.
@@ -206,7 +210,7 @@ def _first_window(trainer: Trainer) -> Window:
     return replace(window, batches=window.batches[:_MOST_MICRO_BATCHES])
 
 
-def _traced(trainer: Trainer, window: Window) -> RankTrace:
+def _traced(trainer: Trainer, window: Window, fake: FakeTensorMode) -> RankTrace:
     strategy: Any = trainer.strategy
     local: nn.Module = getattr(strategy, "local", strategy.model)
     blocks = _blocks(local)
@@ -220,6 +224,8 @@ def _traced(trainer: Trainer, window: Window) -> RankTrace:
             return GATHERED
         if allocation.operation in _SENDS:
             return COMMUNICATION
+        if is_engine_bucket(strategy, allocation):
+            return BUCKETS
         is_output = allocation.region.block == len(blocks) and allocation.shape[-1:] == tuple(widths[:1])
         if is_output and allocation.region.phase in ("forward", "backward", "evaluation"):
             return LOGITS
@@ -229,8 +235,9 @@ def _traced(trainer: Trainer, window: Window) -> RankTrace:
 
     work = WorkCounter(places.work_phase)
     recorder = _Recorder(places.region, categorize, work)
-    with places.followed(), _noting_width(local, widths):
+    with places.followed(), _noting_width(local, widths), ReadingZeros(local):
         _step(trainer, window, places)
+        hold_engine(recorder, strategy, fake, buckets=BUCKETS, optimizer=OPTIMIZER, parameters=PARAMETERS)
         recorder.hold([*local.parameters(), *local.buffers()], PARAMETERS)
         recorder.hold(_state(strategy.optimizer), OPTIMIZER)
         recorder.hold([item for item in tree_iter(window.batches) if isinstance(item, Tensor)], BATCH)
@@ -239,7 +246,9 @@ def _traced(trainer: Trainer, window: Window) -> RankTrace:
                 trainer,
                 window,
                 places,
-                after_backward=lambda: recorder.set_category(_gradients(local), GRADIENTS),
+                after_backward=lambda: recorder.set_category(
+                    (*_gradients(local), *engine_gradients(strategy)), GRADIENTS
+                ),
             )
             recorder.set_category(_state(strategy.optimizer), OPTIMIZER)
             if trainer.eval_dataset is not None:

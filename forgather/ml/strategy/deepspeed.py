@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._guards import active_fake_mode
 from torch.optim import Optimizer
 
 from forgather.errors import DistributedError, TrainingError, first_line, nearest
@@ -172,6 +173,9 @@ class DeepSpeedZero:
         if self.config.stage == 3:
             self._initial = make_initial_weights(recipe, self.topology)
             self.model = self._initial.on_meta()
+            if active_fake_mode() is not None:
+                # Nothing else fills fake weights: the engine slices them when it starts.
+                self._initial.fill(self.model)
             self._refuse_double()
         else:
             self.model = recipe.make_model()

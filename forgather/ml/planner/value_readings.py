@@ -1,0 +1,93 @@
+"""Engines and optimizers that read values, where tensors are fake and have none.
+
+DeepSpeed reads the norm of the gradients, and a gradient scaler reads whether they overflowed. Neither changes what is
+allocated as long as the step is taken. `ReadingZeros` therefore answers zero: no overflow, and a norm below every
+limit. In its forward pass, a model may decide by a value what it computes: there the trace fails.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class ReadingZeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Context manager in which the value of a fake scalar is zero, unless it is known. Real scalars keep theirs.
+
+    Args:
+        model: the model in whose forward pass no value is answered.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._model = model
+        self._depth = 0
+
+    def __enter__(self) -> ReadingZeros:
+        self._hooks = [
+            self._model.register_forward_pre_hook(lambda *_: self._moved(1)),
+            self._model.register_forward_hook(lambda *_: self._moved(-1), always_call=True),
+        ]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
+
+    def _moved(self, change: int) -> None:
+        self._depth += change
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator, or answers a reading."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        if func is not torch.ops.aten._local_scalar_dense.default or self._depth > 0:
+            return func(*args, **(kwargs or {}))
+        if not isinstance(args[0], FakeTensor):
+            with unset_fake_temporarily():
+                return func(*args)
+        try:
+            return func(*args)
+        except DataDependentOutputException:
+            return 0.0 if args[0].dtype.is_floating_point else 0
+
+
+def keep_loss_scale(precision: Any) -> None:
+    """Makes the loss scale of float16 a real tensor, so that it can be read.
+
+    Args:
+        precision: the `Precision` of a strategy; None if it has none.
+    """
+    scaler = getattr(precision, "scaler", None)
+    if scaler is not None:
+        with unset_fake_temporarily():
+            scaler._lazy_init_scale_growth_tracker(torch.device("cpu"))
+
+
+def living_tensors(fake: FakeTensorMode) -> Iterator[Tensor]:
+    """Yields all fake tensors of a mode that are alive, such as the buffers that an engine keeps to itself.
+
+    Args:
+        fake: the mode that made them.
+
+    Shapes:
+        Yields tensors of any shapes.
+    """
+    gc.collect()
+    for item in gc.get_objects():
+        if type(item) is FakeTensor and item.fake_mode is fake and item.device.type != "meta":
+            yield item
