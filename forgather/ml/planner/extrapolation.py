@@ -11,7 +11,7 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -23,6 +23,7 @@ SHALLOW, DEEPER = 3, 5
 """The two depths that are traced: the least at which the first two and the last two blocks are known."""
 
 _ENDS = 2
+_SIZES = ("flops", "num_bytes")
 
 
 def block_list(model: nn.Module) -> nn.ModuleList | None:
@@ -97,6 +98,49 @@ def extrapolated_counts(shallow: Mapping[Any, int], deeper: Mapping[Any, int], n
     """
     keys = {*shallow, *deeper}
     return {key: line(shallow.get(key, 0), deeper.get(key, 0), num_blocks) for key in keys}
+
+
+def extrapolated_work(shallow: Mapping[Any, int], deeper: Mapping[Any, int], num_blocks: int) -> dict[Any, int]:
+    """Returns how often each operation or message occurs in a model with `num_blocks` blocks.
+
+    What occurs once for each block occurs more often in a deeper model; what takes all weights at once, as a fused
+    optimizer does, gets larger.
+
+    Args:
+        shallow: the counts of `Operation`s or `Message`s at the depth `SHALLOW`.
+        deeper: the counts at the depth `DEEPER`.
+        num_blocks: the number of blocks of the model.
+    """
+    found = {key: line(shallow[key], deeper[key], num_blocks) for key in shallow if key in deeper}
+    low, high = _by_name(shallow, deeper), _by_name(deeper, shallow)
+    for name in {*low, *high}:
+        small, large = low.get(name, []), high.get(name, [])
+        if [shallow[key] for key in small] == [deeper[key] for key in large]:
+            pairs = [(one, other, shallow[one]) for one, other in zip(small, large, strict=True)]
+        else:
+            # Rarely, the operators differ between the depths. Their sum is on a line, too.
+            pairs = [(_sum(small, shallow, large), _sum(large, deeper, small), 1)]
+        for one, other, count in pairs:
+            sizes = [size for size in _SIZES if size in other._fields]
+            key = other._replace(**{size: line(getattr(one, size), getattr(other, size), num_blocks) for size in sizes})
+            found[key] = found.get(key, 0) + count
+    return found
+
+
+def _by_name(work: Mapping[Any, int], others: Mapping[Any, int]) -> dict[Any, list[Any]]:
+    """Returns the operations or messages that the other depth does not have, smallest first, by all but their sizes."""
+    found: dict[Any, list[Any]] = {}
+    for key in sorted(work, key=lambda key: key.num_bytes):
+        if key not in others:
+            name = tuple(getattr(key, field) for field in key._fields if field not in _SIZES)
+            found.setdefault(name, []).append(key)
+    return found
+
+
+def _sum(keys: Sequence[Any], counts: Mapping[Any, int], others: Sequence[Any]) -> Any:
+    form = (keys or others)[0]
+    sizes = {size: sum(getattr(key, size) * counts[key] for key in keys) for size in _SIZES if size in form._fields}
+    return form._replace(**sizes)
 
 
 def line(low: int, high: int, num_blocks: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.allocations import Peak, Region
-from forgather.ml.planner.extrapolation import DEEPER, SHALLOW, extrapolated, extrapolated_counts
+from forgather.ml.planner.extrapolation import DEEPER, SHALLOW, extrapolated, extrapolated_work
 from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_rank
 from forgather.ml.planner.stage_metadata import Relay
 from forgather.planner.memory_plan import MemoryPlan, MemoryRow, PhaseMemory, RankMemory, Source
@@ -81,8 +81,8 @@ def _deep_trace(make_trainer: MakeTrainer, facts: ProcessFacts, relay: Relay) ->
         peaks=extrapolated(shallow.peaks, deeper.peaks, shallow.whole),
         largest=deeper.largest,
         facts=shallow.facts.at_depth(deeper.facts, shallow.whole),
-        operations=extrapolated_counts(shallow.operations, deeper.operations, shallow.whole),
-        messages=extrapolated_counts(shallow.messages, deeper.messages, shallow.whole),
+        operations=extrapolated_work(shallow.operations, deeper.operations, shallow.whole),
+        messages=extrapolated_work(shallow.messages, deeper.messages, shallow.whole),
     )
 
 
