@@ -27,6 +27,9 @@ def plan_lines(found: Mapping[str, Any]) -> list[str]:
     ]
     for rank in found["ranks"]:
         lines += ["", *_rank_lines(rank, found["world_size"])]
+    for title, rows in (("memory of each machine", found["host"]), ("disk", found["disk"])):
+        if rows:
+            lines += ["", title, *_bounded_lines(rows)]
     lines += [f"note: {note}" for note in found["notes"]]
     return lines
 
@@ -67,11 +70,8 @@ def fit_lines(fit: Mapping[str, Any] | None, world_size: int) -> list[str]:
 
 
 def _rank_fit_lines(rank: Mapping[str, Any], world_size: int) -> list[str]:
-    def between(least: float, most: float) -> str:
-        return f"{format_size(least)} to {format_size(most)}"
-
     least, most, available = rank["least"], rank["most"], rank["available"]
-    need = format_size(least) if least == most else between(least, most)
+    need = _between(least, most)
     if rank["verdict"] == "fits":
         margin = f"at least {format_size(available - most)} stay free"
     elif rank["verdict"] == "may fit":
@@ -79,14 +79,25 @@ def _rank_fit_lines(rank: Mapping[str, Any], world_size: int) -> list[str]:
     else:
         margin = f"at least {format_size(least - available)} too much"
     lines = [f"  {_who(rank['ranks'], world_size)}: {rank['verdict']}. It needs {need}; {margin}"]
-    width = max((len(item["name"]) for item in rank["overheads"]), default=0)
-    for item in rank["overheads"]:
-        bounds = between(item["least"], item["most"])
-        lines.append(f"    {item['name']:<{width}}  {bounds:<22}  {item['source']}: {item['basis']}")
+    lines += [f"  {line}" for line in _bounded_lines(rank["overheads"])]
     if rank["verdict"] != "fits":
         lines.append(f"    the largest row is {rank['largest']}; ways to a smaller run:")
         lines += [f"      {way}" for way in rank["ways_out"]]
     return lines
+
+
+def _bounded_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    width = max((len(row["name"]) for row in rows), default=0)
+    bounds = [_between(row["least"], row["most"]) for row in rows]
+    wide = max(map(len, bounds), default=0)
+    return [
+        f"  {row['name']:<{width}}  {size:>{wide}}  {row['source']:<7}  {row['basis']}"
+        for row, size in zip(rows, bounds, strict=True)
+    ]
+
+
+def _between(least: float, most: float) -> str:
+    return format_size(least) if least == most else f"{format_size(least)} to {format_size(most)}"
 
 
 def _who(ranks: Sequence[int], world_size: int) -> str:

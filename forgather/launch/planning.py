@@ -7,6 +7,7 @@ The inputs are a `Project` and a number of processes. The output is plain data, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from forgather.errors import ProjectError
 from forgather.launch.in_process import MAIN
 from forgather.planner.fit import fit_plan
 from forgather.planner.hardware import Hardware, hardware
+from forgather.planner.storage import disk_rows, host_rows
 from forgather.project.project import Project
 
 # Modules outside `forgather.ml` reach it only by name, so that commands without training never load torch.
@@ -22,7 +24,7 @@ _DEVICE = "forgather.ml.planner.devices_here:device_here"
 
 
 def plan_of(project: Project, *, gpus: int, nodes: int) -> dict[str, Any]:
-    """Returns the memory plan of a config, see `MemoryPlan`.
+    """Returns the memory plan of a config, see `MemoryPlan`, with the rows of a machine's memory and of the disk.
 
     Args:
         project: the project, opened with the config.
@@ -42,7 +44,8 @@ def plan_of(project: Project, *, gpus: int, nodes: int) -> dict[str, Any]:
         found: dict[str, Any] = plan(
             lambda hook: project.build_with(hook, MAIN), world_size=gpus * nodes, local_world_size=gpus
         )
-    return found
+    host, disk = host_rows(found, processes=gpus), disk_rows(found)
+    return {**found, "host": [asdict(row) for row in host], "disk": [asdict(row) for row in disk]}
 
 
 class Device(NamedTuple):

@@ -31,7 +31,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
-    """A use of device memory that is assumed.
+    """A use of memory that no trace sees, between two bounds.
 
     Args:
         name: what the memory is used for.

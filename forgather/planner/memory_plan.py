@@ -97,6 +97,9 @@ class MemoryPlan:
         rows_per_update: the number of rows of one optimizer step, over all data-parallel ranks.
         tokens_per_row: the number of tokens of the longest row of the batch that was planned; None if rows have none.
         ranks: the ranks, the one with the largest peak first.
+        model_bytes: the parameters and buffers of the whole model, wherever they are.
+        weights_bytes: the weights that a checkpoint stores; None if that is unknown.
+        optimizer_bytes: the optimizer state that a checkpoint stores; None if that is unknown.
         settings: the settings of the run that decide what can make it smaller, such as `gradient_checkpointing`.
         notes: what the plan leaves out or assumes, one sentence each.
     """
@@ -109,6 +112,9 @@ class MemoryPlan:
     rows_per_update: int
     tokens_per_row: int | None
     ranks: tuple[RankMemory, ...]
+    model_bytes: int
+    weights_bytes: int | None = None
+    optimizer_bytes: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

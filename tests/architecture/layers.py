@@ -19,6 +19,7 @@ foundation:
     planner.formulas
     planner.selection
     planner.benchmark
+    planner.storage
 graph:
     config config.builtin_names config.environment config.insight config.lint
     config.lint.file_suggestions
@@ -223,7 +224,7 @@ dry run:
 planner:
     planner planner.allocations planner.devices_here planner.model_builders planner.operations planner.real_integers planner.stage_metadata
     planner.extrapolation planner.places planner.value_readings
-    planner.engine_tensors
+    planner.engine_tensors planner.stored_state
     planner.rank_trace
     planner.memory
 """

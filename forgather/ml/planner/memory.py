@@ -14,6 +14,7 @@ from forgather.ml.planner.allocations import Peak, Region
 from forgather.ml.planner.extrapolation import DEEPER, SHALLOW, extrapolated, extrapolated_work
 from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_rank
 from forgather.ml.planner.stage_metadata import Relay
+from forgather.ml.planner.stored_state import joined
 from forgather.planner.memory_plan import MemoryPlan, MemoryRow, PhaseMemory, RankMemory, Source
 
 _PHASES = {"training step": ("forward", "backward", "update"), "evaluation": ("evaluation",)}
@@ -56,6 +57,7 @@ def plan_memory(make_trainer: MakeTrainer, *, world_size: int, local_world_size:
         )
         for position, trace in enumerate(traces)
     ]
+    stored = joined(trace.facts.stored for trace in traces)
     return MemoryPlan(
         world_size=world_size,
         strategy=first.strategy,
@@ -65,6 +67,9 @@ def plan_memory(make_trainer: MakeTrainer, *, world_size: int, local_world_size:
         rows_per_update=first.rows_per_update,
         tokens_per_row=first.tokens_per_row,
         ranks=tuple(sorted(ranks, key=lambda rank: -rank.peak.num_bytes)),
+        model_bytes=sum(stored.model.values()),
+        weights_bytes=sum(stored.weights.values()) if stored.is_known else None,
+        optimizer_bytes=sum(stored.optimizer.values()) if stored.is_known else None,
         settings=first.settings,
         notes=first.notes,
     ).as_data()

@@ -30,6 +30,7 @@ from forgather.ml.planner.operations import Message, Operation, WorkCounter
 from forgather.ml.planner.places import Places
 from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.planner.stage_metadata import Relay, relayed
+from forgather.ml.planner.stored_state import StoredState, state_of
 from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.data_parallel import DataParallel
@@ -50,8 +51,11 @@ SETTINGS = (
     "bf16",
     "fp16",
     "async_save",
+    "save_strategy",
+    "save_steps",
     "save_total_limit",
     "save_only_model",
+    "max_steps",
     "dataloader_num_workers",
 )
 """The settings that a plan repeats: they decide what can make a run smaller, and what it stores."""
@@ -74,6 +78,7 @@ class TraceFacts:
         num_pipeline_ranks: the number of ranks of one pipeline.
         stages: the numbers of the pipeline stages on this rank; empty without a pipeline.
         untraced: the bytes of what no operator allocates, by its use, such as the buckets of DDP.
+        stored: the weights and the optimizer state of this rank, as if nothing were sharded.
         settings: the settings of `SETTINGS`, as the trainer has them.
         notes: what the trace leaves out, one sentence each.
     """
@@ -87,6 +92,7 @@ class TraceFacts:
     num_pipeline_ranks: int
     stages: tuple[int, ...]
     untraced: Mapping[str, int]
+    stored: StoredState
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -97,6 +103,7 @@ class TraceFacts:
             parameters=line(self.parameters, deeper.parameters, num_blocks),
             trainable=line(self.trainable, deeper.trainable, num_blocks),
             untraced=extrapolated_counts(self.untraced, deeper.untraced, num_blocks),
+            stored=self.stored.at_depth(deeper.stored, num_blocks),
         )
 
 
@@ -286,6 +293,7 @@ def _facts(trainer: Trainer, window: Window, local: nn.Module) -> TraceFacts:
         num_pipeline_ranks=layout.pipeline_parallel_size,
         stages=_stages(strategy),
         untraced=_untraced(strategy),
+        stored=state_of(strategy),
         settings={name: getattr(args, name, None) for name in SETTINGS},
         notes=tuple(notes),
     )
