@@ -111,6 +111,12 @@ REACH = (
         ),
     ),
     (
+        "Generated texts of T5, BART, mBART, Marian, Pegasus and others with an encoder",
+        "token ids equal to a loop without padding, cache and generate, and to generate row by row; training has the "
+        "bits of a run without; ROUGE is that of rouge-score; export of a LoRA equal to transformers and peft",
+        ("tests/ml/test_seq2seq_answers.py",),
+    ),
+    (
         "Tags, texts from texts, images and own modules under every strategy",
         "losses, metrics and weights equal to those of one process, uneven ends included; with a negative control",
         ("tests/ml/distributed/test_tasks.py",),

@@ -137,6 +137,7 @@ data:
     data.answer_rows data.first_look data.preferences
     data.row_statistics data.shown_rows
     data.data_view
+    generation.encoder_decoder
     generation.generator
     generation.batch
 losses and models:

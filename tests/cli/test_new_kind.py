@@ -90,7 +90,7 @@ def test_a_new_project_is_checked_shown_and_trained_as_it_stands(kind, here, out
     assert re.search(r"     fgcli (chat|generate|eval) output_models/mine\b", printed)
     assert (model / "config.json").is_file() and list(model.glob("checkpoint-*"))
     summary = json.loads(next(model.glob("runs/*/summary.json")).read_text())
-    metrics = {"classify": "eval_f1", "preferences": "eval_rewards/accuracies", "seq2seq": "eval_token_accuracy"}
+    metrics = {"classify": "eval_f1", "preferences": "eval_rewards/accuracies", "seq2seq": "eval_exact_match"}
     wanted = {"chat": "eval_loss", "tag": "eval_f1", **metrics}[kind]
     assert wanted in summary["final"] or any(wanted in line for line in next(model.glob("runs/*/metrics.jsonl")).open())
 
