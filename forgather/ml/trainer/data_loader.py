@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from forgather.errors import CheckpointError, TrainingError
 from forgather.interrupt import leave_to_parent
+from forgather.ml.label_kind import LabelCheck
 from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
 from forgather.ml.number_format import plural
@@ -63,6 +64,7 @@ class RankBatches:
             from the run's global random state, which checkpoints store. Separate seeds are always used in worker
             processes, for data sets with a method `set_epoch`, and for iterable data sets, whose rows a resumed run
             reads again.
+        argument: the argument of the trainer that the data set is, for error messages.
 
     Raises:
         TrainingError: FG853 if the data set is already split among processes, FG946 if rows are to be grouped and have
@@ -80,7 +82,9 @@ class RankBatches:
         group_rows: int = 0,
         drop_last: bool = False,
         draws_apart: bool = True,
+        argument: str = "eval_dataset",
     ) -> None:
+        self.argument = argument
         self.dataset = dataset
         self.share = share
         self.workers: int = options["num_workers"]
@@ -155,7 +159,7 @@ class RankBatches:
 
         Raises:
             TrainingError: FG852 if micro-batches have a fixed size, the last one is short, and the loss cannot ignore
-                padding rows.
+                padding rows; FG960, with the first batches, if the labels are of another task than the model's.
         """
         self._refuse_short(rule, start)
         # The loader draws the base seed of its workers from this generator, instead of from the global one.
@@ -181,7 +185,10 @@ class RankBatches:
         return after_matching_batch(ready, last) if last is not None and start else ready
 
     def _ready(self, batches: Iterator[Any], rule: LossRule, start: int) -> Iterator[PreparedBatch]:
+        # Where rows and model meet: other loss rules than those of `ml.losses` may take any labels.
+        labels = LabelCheck(getattr(rule, "label_kind", None), getattr(rule, "model_name", ""), self.argument)
         for number, batch in enumerate(batches):
+            labels.add(batch, rule.ignore_index)
             first = start + number * self.share.all_rows
             is_empty = self._sampler is not None and self._sampler.is_empty(first)
             yield self.share.prepare(PaddingBatch(batch) if is_empty else batch, rule)
@@ -244,6 +251,7 @@ class TrainBatches:
             order=None if args.train_sampling_strategy == "sequential" else self.seed,
             group_rows=self._group_rows,
             drop_last=args.dataloader_drop_last,
+            argument="train_dataset",
             draws_apart=False,  # saving and restoring generators would cost each step 0.06 ms
         )
         self.loader = self._own.loader
