@@ -142,7 +142,7 @@ data:
     generation.batch
 losses and models:
     vocabulary
-    activation_checkpointing bitsandbytes_optim documents label_kind loss_reduction models optim
+    activation_checkpointing batch_dependence bitsandbytes_optim documents label_kind loss_reduction models optim
     classifiers model_inputs reward_function rewards
     losses preference_metrics
     entity_metrics label_metrics preference_rules task text_metrics

@@ -21,6 +21,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from forgather.errors import CheckpointError
 from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, signal_handler
+from forgather.ml.batch_dependence import warn_of_micro_batches
 from forgather.ml.callbacks.speed import SpeedCallback
 from forgather.ml.checkpoint.files import TRAINER_STATE
 from forgather.ml.distributed import collectives
@@ -89,7 +90,10 @@ class TransformersRun(Trainer):
             KeyboardInterrupt: on all processes, after Ctrl-C, SIGTERM or SIGUSR1. A checkpoint is saved first if saving
                 is on.
         """
-        self._start.begin(self.args.world_size, self.args.device, model=cast(nn.Module, self.model))
+        model = cast(nn.Module, self.model)
+        self._start.begin(self.args.world_size, self.args.device, model=model)
+        accumulation = self.args.gradient_accumulation_steps
+        warn_of_micro_batches(model, replicas=self.args.world_size, accumulation=accumulation)
         self._seed_run()
         request = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder = _resume_folder(request, str(self.args.output_dir))
