@@ -87,6 +87,7 @@ project:
     project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
     project.checks.streamed_rows
     project.checks.run_requirements project.checks.template_notes project.checks.trainer_hooks
+    project.checks.unused_blocks
     project.checks.cross_project project.comparison project.listing
     project.run_writer
     project.checks.output_folders project.checks.trusted_calls project.golden
