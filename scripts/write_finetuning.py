@@ -145,8 +145,8 @@ REACH = (
     ),
     (
         "The demo of fine-tuning",
-        "answers of the data equal to those of `inspect`; what is tested is not trained on; 95 % of the answers stop, "
-        "and full fine-tuning beats the majority by 15 points in two tasks",
+        "answers of the data equal to those of `inspect`; what is tested is neither trained on nor seen before; "
+        "95 % of the answers stop, and full fine-tuning beats the majority by 15 points in two tasks",
         ("tests/projects/test_assistant.py",),
     ),
 )
