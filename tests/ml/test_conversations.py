@@ -105,7 +105,7 @@ def test_a_list_in_one_file_is_read_as_lines_are(tmp_path):
     one.write_text("\ufeff" + json.dumps(rows, indent=2), encoding="utf-8")
     found = chats(one)
     assert chats(lines(tmp_path, *rows))["conversation"] == found["conversation"]
-    assert [f"{one}, row 1", f"{one}, row 2"] == found["source"]
+    assert [f"row 0 of {one}", f"row 1 of {one}"] == found["source"]
 
 
 def test_equal_rows_have_an_equal_fingerprint_wherever_they_are(tmp_path):
@@ -214,20 +214,20 @@ def test_all_bad_rows_are_reported_or_left_out(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"messages": [', "line 1 is not JSON"),
+        ('{"messages": [', "jsonl:1 cannot be read: it is not JSON"),
         ("[1, 2", "Expecting"),
-        ('{\n "messages": []\n}', "line 1 is not JSON"),
+        ('{\n "messages": []\n}', "jsonl:1 cannot be read: it is not JSON"),
         ("\xff", "invalid start byte"),
-        ('{"a": {"b": 1, "c": 2, "b": 3}}', "in line 1, an object has the key 'b' twice"),
+        ('{"a": {"b": 1, "c": 2, "b": 3}}', "jsonl:1 cannot be read: an object has the key 'b' twice"),
         ('[{"a": 1, "a": 1}]', "an object has the key 'a' twice"),
-        ('{}\n{"a": ' + "9" * 5000 + "}", "in line 2, a number has more digits than can be read"),
+        ('{}\n{"a": ' + "9" * 5000 + "}", "jsonl:2 cannot be read: a number has more digits than can be read"),
         ("[" + "9" * 5000 + "]", "a number has more digits than can be read"),
     ],
 )
 def test_a_file_that_is_not_json_is_named(text, told, tmp_path):
     file = tmp_path / "chats.jsonl"
     file.write_bytes(text.encode("latin-1"))
-    with pytest.raises(DataFileError, match="chats.jsonl' cannot be read") as error:
+    with pytest.raises(DataFileError, match=r"chats\.jsonl(:\d)? cannot be read") as error:
         chats(file)
     assert told in error.value.message
     assert "FG834" == error.value.code

@@ -147,11 +147,13 @@ def test_changes_repeat_in_workers_and_after_a_resume_and_differ_by_epoch(tmp_pa
 def test_an_image_that_cannot_be_read_is_refused_with_its_row(folder, tmp_path):
     (folder / "bird/2.png").write_bytes(b"no image")
     rows = ImageDataset(image_rows(folder), image_processor(6))
-    with pytest.raises(ForgatherError, match=r"row 1 \('.*bird/2.png'\) cannot be read") as found:
+    with pytest.raises(
+        ForgatherError, match=r"row 1 of the data set: its image '.*bird/2.png' cannot be read"
+    ) as found:
         rows[1]
     assert "FG954" == found.value.code
     (tmp_path / "rows.jsonl").write_text('{"image": "images/bird/9.png", "label": "bird"}\n')
-    with pytest.raises(ForgatherError, match=r"row 1 of .*'images/bird/9.png' does not exist") as found:
+    with pytest.raises(ForgatherError, match=r"jsonl:1: its image 'images/bird/9.png' does not exist") as found:
         image_rows(tmp_path / "rows.jsonl")
     assert "FG954" == found.value.code
 

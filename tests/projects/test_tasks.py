@@ -94,7 +94,7 @@ def test_words_get_tags(config, project, capsys):
     assert row["tags"] == json.loads((folder / "o.jsonl").read_text())["labels"]
     (folder / "one.jsonl").write_text(json.dumps({**row, "tags": ["B-NEW", "O", "O", "O", "O"]}) + "\n")
     assert 1 == main(words)
-    assert "row 1 of" in (told := capsys.readouterr().err) and "[FG876]" in told
+    assert "jsonl:1: the label" in (told := capsys.readouterr().err) and "[FG876]" in told
 
 
 def answers_of_a_run_with_an_encoder(capsys, out, lines):

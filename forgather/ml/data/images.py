@@ -28,7 +28,7 @@ from transformers import AutoImageProcessor
 
 from forgather.errors import first_line
 from forgather.ml.argument_values import refuse_wrong_values
-from forgather.ml.data.data_errors import DataError, DataFileError
+from forgather.ml.data.data_errors import DataError, DataFileError, row_place
 from forgather.ml.data.file_rows import (
     FileRow,
     check_labels,
@@ -78,7 +78,7 @@ def image_rows(
     folder = Path(paths).expanduser() if isinstance(paths, str | os.PathLike) else None
     if folder is not None and folder.is_dir():
         files = find_files(folder, _IMAGE_SUFFIXES)
-        rows = [FileRow(str(folder), number, {}) for number in range(1, len(files) + 1)]
+        rows = [FileRow(file, file, {}) for file in files]
         given = [[_class_of(folder, file)] for file in files]
     else:
         rows = rows_with_columns(paths, {"image_column": image_column, "label_column": label_column})
@@ -285,9 +285,9 @@ class ImageDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def _unreadable(self, number: int, error: Exception) -> DataError:
         stored = self._rows.cast_column("image", Image(decode=False))[number]["image"]
-        place = f" ({stored['path']!r})" if stored["path"] else ""
+        name = f" {stored['path']!r}" if stored["path"] else ""
         return DataError(
-            f"the image of row {number}{place} cannot be read: {first_line(error)[:200]}",
+            f"{row_place(number)}: its image{name} cannot be read: {first_line(error)[:200]}",
             code="FG954",
             hint="replace the file, or remove the row",
         )

@@ -38,6 +38,7 @@ from forgather.ml.data.data_errors import (
     DataError,
     DataFileError,
     missing_column,
+    row_place,
     unread_column_warning,
 )
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
@@ -245,9 +246,8 @@ def _expand(entry: Path, suffixes: Sequence[str]) -> list[str]:
         expected = "an existing file, folder or glob"
     if not found:
         what = "holds no data file" if entry.is_dir() else "matches no file"
-        raise DataFileError(
-            f"{str(entry)!r} {what}", code="FG830", hint=f"expected {expected}; the working folder is {os.getcwd()!r}"
-        ).about("paths")
+        hint = f"expected {expected}; the working folder is {os.getcwd()!r}"
+        raise DataFileError(f"{str(entry)!r} {what}", hint=hint).about("paths")
     return found
 
 
@@ -293,7 +293,7 @@ def _read(files: list[str], reader: object, **options: object) -> Dataset:
         reason, where = first_line(error.__cause__ or error)[:200], _listed(files)
         # The parser counts rows from 0, without empty lines, and from the start of the block that it reads.
         if (row := _ROW.search(reason)) and (bad := _first_bad_line(files)):
-            where, reason = repr(bad[0]), f"{reason[: row.start()]} in line {bad[1]}"
+            where, reason = row_place(bad[1], bad[0], is_line=True), reason[: row.start()]
         raise _unreadable(where, reason) from error
 
 

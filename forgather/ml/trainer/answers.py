@@ -101,6 +101,8 @@ class AnswerGenerator:
 
     def __init__(self, strategy: Strategy, args: TrainingArguments, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self.kept: list[AnsweredSet] | None = None
+        """The answers to each set, for a caller that sets a list before an evaluation."""
         self._strategy = strategy
         self._sampling = Sampling(max_new_tokens=args.generation_max_new_tokens or MAX_NEW_TOKENS)
         self._max_length = args.generation_max_length
@@ -195,4 +197,7 @@ class AnswerGenerator:
         of_replicas = [answers for _, answers in sorted(every, key=lambda one: one[0])]
         # A global batch consists of the batches of data-parallel ranks 0, 1, and so on.
         answers = [answer for step in zip(*of_replicas, strict=True) for batch in step for answer in batch]
-        return AnsweredSet(rows, answers, time.perf_counter() - began)
+        answered = AnsweredSet(rows, answers, time.perf_counter() - began)
+        if self.kept is not None:
+            self.kept.append(answered)
+        return answered

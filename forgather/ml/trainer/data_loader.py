@@ -458,7 +458,7 @@ def check_size(rows: int, share: RankShare) -> None:
         replicas = f" on each of {share.size} replicas" if share.size > 1 else ""
         possible = rows // share.size
         raise TrainingError(
-            f"per_device_train_batch_size is {share.rows}{replicas}, and the training data has {rows} rows",
+            f"per_device_train_batch_size is {share.rows}{replicas}, and the training data has {plural(rows, 'row')}",
             code="FG804",
             hint=f"set per_device_train_batch_size to {possible} or less" if possible else "start fewer processes",
         )
