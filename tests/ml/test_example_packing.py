@@ -98,8 +98,8 @@ def test_each_change_is_an_entry_of_its_own(tmp_path):
     made = [
         pack_examples(changed(), 7, cache_dir=tmp_path),
         pack_examples(changed(), 8, cache_dir=tmp_path),
-        pack_examples(changed(labels=[-100]), 7, cache_dir=tmp_path),
-        pack_examples(changed(input_ids=[1], labels=[1]), 7, cache_dir=tmp_path),
+        pack_examples(changed(input_ids=[1, 2], labels=[1, -100]), 7, cache_dir=tmp_path),
+        pack_examples(changed(input_ids=[1, 2], labels=[1, 2]), 7, cache_dir=tmp_path),
         pack_examples(changed().select(range(7)), 7, cache_dir=tmp_path),
     ]
     assert (
