@@ -142,13 +142,6 @@ def _with_places(dataset: Dataset) -> Dataset:
     return dataset.add_column(SOURCE, [row_place(number) for number in range(len(dataset))])
 
 
-def _with_places(dataset: Dataset) -> Dataset:
-    """Returns conversations that carry the place of their row, as a batch of them does not know where it begins."""
-    if SOURCE in dataset.column_names:
-        return dataset
-    return dataset.add_column(SOURCE, [row_place(number) for number in range(len(dataset))])
-
-
 def _key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, **options: Any) -> str:
     """Returns a digest of everything that decides the content; the number of processes does not."""
     facts = {"rows": dataset._fingerprint, "tokenizer": tokenizer_digest(tokenizer), **template_facts(tokenizer)}
