@@ -134,9 +134,9 @@ def test_a_classifier_with_a_decoder_takes_a_loss_of_logits_and_labels():
 @pytest.mark.parametrize(
     ("row", "code", "told"),
     [
-        ({"source": "a", "target": ""}, "FG877", "row 2 of .*its target is empty"),
-        ({"source": 3, "target": "b"}, "FG877", "row 2 of .*its source is 3"),
-        ({"source": "a"}, "FG831", "row 2 of .*no column 'target'"),
+        ({"source": "a", "target": ""}, "FG877", "jsonl:2: .*its target is empty"),
+        ({"source": 3, "target": "b"}, "FG877", "jsonl:2: .*its source is 3"),
+        ({"source": "a"}, "FG831", "jsonl:2: .*no column 'target'"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_refused_with_its_number(row, code, told, write):
