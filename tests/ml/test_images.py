@@ -21,6 +21,7 @@ from forgather.ml.data import (
     image_rows,
     load_image_processor,
 )
+from forgather.ml.data.row_epoch import reading_epoch
 from tests.ml.fixtures import Recorder
 
 
@@ -139,8 +140,8 @@ def test_changes_repeat_in_workers_and_after_a_resume_and_differ_by_epoch(tmp_pa
     rows = ImageDataset(image_arrays(pictures(4), [0, 1, 0, 1]), image_processor(6), augment=changes)
     epochs = []
     for epoch in (0, 1, 0):
-        rows.set_epoch(epoch)
-        epochs.append(torch.stack([row["pixel_values"] for row in rows]))
+        with reading_epoch(epoch):
+            epochs.append(torch.stack([row["pixel_values"] for row in rows]))
     assert torch.equal(epochs[0], epochs[2]) and not torch.equal(epochs[0], epochs[1])
 
 

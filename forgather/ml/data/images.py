@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import ClassLabel, Dataset, Image
 from PIL import Image as PillowImage
 from PIL import ImageOps
@@ -39,6 +38,7 @@ from forgather.ml.data.file_rows import (
     text_of,
     unusable,
 )
+from forgather.ml.data.row_epoch import EpochDataset
 from forgather.ml.data.sources import Paths, find_files
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 
@@ -234,7 +234,7 @@ class ImageChanges:
         return image
 
 
-class ImageDataset(torch.utils.data.Dataset[dict[str, Any]]):
+class ImageDataset(EpochDataset):
     """Images as tensors with their labels, in the form in which models for image classification take them.
 
     Args:
@@ -253,7 +253,7 @@ class ImageDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __init__(self, dataset: Dataset, processor: Any, *, augment: Change | None = None, seed: int = 42) -> None:
         refuse_wrong_values("data:ImageDataset", locals())
-        self._rows, self._processor, self._augment, self._seed, self._epoch = dataset, processor, augment, seed, 0
+        self._rows, self._processor, self._augment, self._seed = dataset, processor, augment, seed
         means = getattr(processor, "image_mean", None)
         self._mode = "L" if isinstance(means, Sequence) and len(means) == 1 else "RGB"
 
@@ -261,10 +261,6 @@ class ImageDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def fingerprinted(self) -> ImageDataset:
         """The data set without random changes, by which a resumed run compares its data."""
         return ImageDataset(self._rows, self._processor)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Sets the number of the epoch, on which the random changes depend."""
-        self._epoch = epoch
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -277,7 +273,7 @@ class ImageDataset(torch.utils.data.Dataset[dict[str, Any]]):
             raise self._unreadable(number, error) from error
         if self._augment is not None:
             # A seed of three numbers as text: Python's generator takes a digest of it.
-            image = self._augment(image, random.Random(f"{self._seed} {self._epoch} {number}"))
+            image = self._augment(image, random.Random(f"{self._seed} {self.epoch} {number}"))
         pixels = np.asarray(image)
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
         made = self._processor([pixels], return_tensors="pt", input_data_format="channels_last")

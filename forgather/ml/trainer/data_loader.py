@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from forgather.errors import CheckpointError, TrainingError
 from forgather.interrupt import leave_to_parent
+from forgather.ml.data.row_epoch import EpochDataset, reading_epoch
 from forgather.ml.label_kind import LabelCheck
 from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
@@ -62,8 +63,8 @@ class RankBatches:
         drop_last: whether to omit an incomplete last micro-batch.
         draws_apart: whether the data set and the collator draw random numbers from separate seeds. If false, they draw
             from the run's global random state, which checkpoints store. Separate seeds are always used in worker
-            processes, for data sets with a method `set_epoch`, and for iterable data sets, whose rows a resumed run
-            reads again.
+            processes, for an `EpochDataset` and data sets with a method `set_epoch`, and for iterable data sets, whose
+            rows a resumed run reads again.
         argument: the argument of the trainer that the data set is, for error messages.
 
     Raises:
@@ -113,7 +114,8 @@ class RankBatches:
             self.loader: DataLoader[Any] = DataLoader(stream, generator=self._generator, **options)
             self._stream = stream
         else:
-            apart = draws_apart or self.workers > 0 or hasattr(dataset, "set_epoch")
+            by_epoch = isinstance(dataset, EpochDataset) or hasattr(dataset, "set_epoch")
+            apart = draws_apart or self.workers > 0 or by_epoch
             groups = LengthGroups(row_lengths(dataset), group_rows) if group_rows else None
             self._sampler = RankBatchSampler(
                 len(dataset), share, order=order, groups=groups, drop_last=drop_last, carry_seeds=apart
@@ -166,7 +168,7 @@ class RankBatches:
         self._generator.manual_seed(epoch_seed(seed, epoch) + self.share.rank)
         if self._sampler is not None:
             self._sampler.set_position(seed=seed, epoch=epoch, start=start)
-            return self._ready(iter(self.loader), rule, start)
+            return self._ready(iter(self.loader), rule, start, epoch)
         assert self._stream is not None, "rows have positions, or are a stream"  # noqa: S101
         if start:
             _log.info("reading past %s of a data set without positions", plural(start, "row"))
@@ -181,15 +183,19 @@ class RankBatches:
             next(itertools.islice(batches, given, given), None)
         else:
             batches = self._stream.read_isolated(batches)
-        ready = self._ready(batches, rule, past)
+        ready = self._ready(batches, rule, past, epoch)
         return after_matching_batch(ready, last) if last is not None and start else ready
 
-    def _ready(self, batches: Iterator[Any], rule: LossRule, start: int) -> Iterator[PreparedBatch]:
+    def _ready(self, batches: Iterator[Any], rule: LossRule, start: int, epoch: int) -> Iterator[PreparedBatch]:
         # Where rows and model meet: other loss rules than those of `ml.losses` may take any labels.
         labels = LabelCheck(getattr(rule, "label_kind", None), getattr(rule, "model_name", ""), self.argument)
-        for number, batch in enumerate(batches):
+        for first in itertools.count(start, self.share.all_rows):
+            # For rows that are read in this process; a worker gets the epoch with the row numbers.
+            with reading_epoch(epoch):
+                batch: Any = next(batches, self)
+            if batch is self:
+                return
             labels.add(batch, rule.ignore_index)
-            first = start + number * self.share.all_rows
             is_empty = self._sampler is not None and self._sampler.is_empty(first)
             yield self.share.prepare(PaddingBatch(batch) if is_empty else batch, rule)
 
