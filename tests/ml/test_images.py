@@ -159,6 +159,17 @@ def test_an_image_that_cannot_be_read_is_refused_with_its_row(folder, tmp_path):
     assert "FG954" == found.value.code
 
 
+def test_transparent_pixels_are_white_and_suffixes_of_any_case_are_read(folder):
+    hidden = np.zeros((6, 6, 4), dtype=np.uint8)
+    hidden[0, 0] = (10, 20, 30, 255)
+    Image.fromarray(hidden).save(folder / "cat" / "5.Png")
+
+    pixels = ImageDataset(image_rows(folder), image_processor(6))[4]["pixel_values"]
+
+    torch.testing.assert_close(pixels[:, 0, 0], torch.tensor([10.0, 20, 30]) / 127.5 - 1, rtol=0, atol=1e-6)
+    assert (pixels[:, 1:] == 1).all()
+
+
 def test_gray_pixels_of_more_than_eight_bits_are_refused(folder):
     # Pillow makes all of them white that are brighter than 255.
     Image.fromarray(np.array([[0, 300, 65535]], dtype=np.uint16)).save(folder / "bird/2.png")
@@ -181,6 +192,7 @@ def test_folders_and_arrays_that_cannot_be_used_are_refused(folder, tmp_path):
         ((gray, [0]), "labels has the shape"),
         ((gray + 300, [0, 1]), "max_value is 255"),
         ((gray, [0, -1]), "none of the|two different names"),
+        ((gray, [0, 1000000]), "labels go up to 1000000, and there are 2 images"),
     ]:
         with pytest.raises(ForgatherError, match=told):
             image_arrays(*arguments)

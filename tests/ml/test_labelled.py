@@ -57,11 +57,18 @@ def test_a_csv_file_gives_the_rows_of_the_json_lines(write):
     assert lines.to_list() == table.to_list() and lines._fingerprint == table._fingerprint
 
 
+def test_a_csv_file_may_number_the_classes(write):
+    rows = labelled_rows(write("text,label\na,yes\nb,0\nc,1\n", "rows.csv"), labels=["no", "yes"])
+
+    assert [1, 0, 1] == list(rows["label"])
+
+
 @pytest.mark.parametrize(
     ("options", "rows", "code", "told"),
     [
         ({"labels": ["a", "b"]}, rows_of("a", "c"), "FG876", "jsonl:2: "),
         ({"labels": ["a", "b"]}, rows_of("a", 2), "FG876", "the label 2 is none of the 2 classes"),
+        ({"labels": ["1", "2"]}, rows_of("1", 0), "FG876", "the label 0 is none of the 2 classes"),
         ({"task": "multi_label", "labels": ["a", "b"]}, rows_of(["a"], ["a", "bb"]), "FG876", "jsonl:2: "),
         ({}, rows_of("a", None), "FG877", "jsonl:2: "),
         ({}, rows_of("a", 1.5), "FG877", "its label is 1.5"),

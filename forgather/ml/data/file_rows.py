@@ -252,13 +252,15 @@ def _class_number(row: FileRow, value: Any, numbers: Mapping[str, int], *, is_gi
         row: the row, for the error.
         value: the label in the file.
         numbers: the numbers of the classes by name.
-        is_given: whether the names were given, so that a label may also be a number.
+        is_given: whether the names were given, so that a label may also be a number, if no name is one.
     """
     if str(value) in numbers:
         return numbers[str(value)]
-    if is_given and type(value) is int and 0 <= value < len(numbers):
-        return value
     names = list(numbers)
+    # A CSV file has text only. Where a name is a number itself, a number could mean two classes.
+    is_number = str(value).isdecimal() and type(value) in (int, str) and not any(name.isdecimal() for name in names)
+    if is_given and is_number and int(value) < len(names):
+        return int(value)
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     close = nearest(str(value), names) or ""
     raise row.refuse(

@@ -42,8 +42,7 @@ from forgather.ml.data.row_epoch import EpochDataset
 from forgather.ml.data.sources import Paths, find_files
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 
-_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm")
-_IMAGE_SUFFIXES = (*_IMAGES, *(suffix.upper() for suffix in _IMAGES))
+_IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm")
 
 Change = Callable[[PillowImage.Image, random.Random], PillowImage.Image]
 """A random change of an image, which draws from the given generator alone."""
@@ -119,6 +118,11 @@ def image_arrays(images: Any, labels: Any, *, max_value: float = 255, names: Seq
     if not np.isfinite(pixels).all() or pixels.min() < 0 or pixels.max() > max_value:
         found = f"images has values from {pixels.min():g} to {pixels.max():g}, and max_value is {max_value:g}"
         raise unusable(found, "give max_value the value of a white pixel, and 0 for black")
+    if names is None and numbers.max() >= len(numbers):
+        raise unusable(
+            f"labels go up to {numbers.max()}, and there are {len(numbers)} images",
+            "give names, one for each class, or number the classes from 0",
+        )
     classes = [str(name) for name in names] if names is not None else [str(one) for one in range(numbers.max() + 1)]
     check_labels(classes)
     if numbers.min() < 0 or numbers.max() >= len(classes):
@@ -202,6 +206,17 @@ def eight_bit(image: PillowImage.Image) -> PillowImage.Image:
     return image
 
 
+def opaque(image: PillowImage.Image) -> PillowImage.Image:
+    """Returns an image itself if it has no transparency, and otherwise the image on a white background.
+
+    Without a background, Pillow would show the color that a transparent pixel has by chance, most often black.
+    """
+    if not image.has_transparency_data:
+        return image
+    colors = image.convert("RGBA")
+    return PillowImage.alpha_composite(PillowImage.new("RGBA", image.size, "white"), colors)
+
+
 class ImageChanges:
     """Random changes of the images of a training set, so that a model sees each image in several forms.
 
@@ -268,7 +283,7 @@ class ImageDataset(EpochDataset):
     def __getitem__(self, number: int) -> dict[str, Any]:
         try:
             row = self._rows[number]
-            image = eight_bit(row["image"]).convert(self._mode)
+            image = opaque(eight_bit(row["image"])).convert(self._mode)
         except (OSError, ValueError, SyntaxError, PillowImage.DecompressionBombError) as error:
             raise self._unreadable(number, error) from error
         if self._augment is not None:

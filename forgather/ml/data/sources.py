@@ -221,7 +221,7 @@ def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
 
     Args:
         paths: a file, a folder or a glob, or a list of these.
-        suffixes: the file name suffixes of the files that are read from a folder.
+        suffixes: the file name suffixes of the files that are read from a folder, in lower case.
 
     Raises:
         DataFileError: FG830 if an entry matches no file.
@@ -239,7 +239,7 @@ def _expand(entry: Path, suffixes: Sequence[str]) -> list[str]:
     if entry.is_file():
         return [str(entry)]
     if entry.is_dir():
-        found = sorted(str(file) for file in entry.rglob("*") if file.is_file() and file.suffix in suffixes)
+        found = sorted(str(file) for file in entry.rglob("*") if file.is_file() and file.suffix.lower() in suffixes)
         expected = "a file ending in " + " or ".join(suffixes)
     else:
         found = sorted(file for file in glob.glob(str(entry), recursive=True) if os.path.isfile(file))
