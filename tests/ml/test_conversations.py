@@ -7,6 +7,7 @@ from datasets import Dataset
 
 from forgather.ml.data import DataError, DataFileError, as_chats, chats, json_lines
 from forgather.ml.data.chat_rows import Conversation
+from forgather.ml.generation.prompt import questions_of
 from tests.ml.chat_cases import CONVERSATIONS, SUM_TOOL, dialogue, said
 
 
@@ -249,3 +250,17 @@ def test_a_value_that_is_not_a_choice_is_refused(tmp_path):
         chats(file, bad_rows="skip")
     with pytest.raises(DataError, match="form 'instruction' needs a prompt and a completion"):
         chats(lines(tmp_path, {"messages": HELLO}), form="instruction")
+
+
+def test_a_conversation_with_a_column_that_says_where_it_is_from_is_asked():
+    question = {"role": "user", "content": "1?"}
+    rows = [
+        {"messages": [question, {"role": "assistant", "content": "one"}], "source": "sums"},
+        {"question": "1?", "answer": "one", "source": "sums"},
+        {"source": "1?", "target": "one", "id": 7},
+    ]
+
+    *conversations, text = questions_of(map(json.dumps, rows), "rows.jsonl", is_json=True)
+
+    assert [((question,), "one")] * 2 == [(one.messages, one.expected) for one in conversations]
+    assert ("1?", (), "one") == (text.text, text.messages, text.expected)

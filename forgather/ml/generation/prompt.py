@@ -16,7 +16,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from forgather.errors import TrainingError
-from forgather.ml.data.chat_rows import BadRow, check_order, form_of, read_row
+from forgather.ml.data.chat_rows import BadRow, check_order, form_of, read_row, recognized_form
 from forgather.ml.data.chat_template import control_tokens, render, template_names
 from forgather.ml.data.data_errors import example_columns
 from forgather.ml.data.json_rows import is_utf8
@@ -266,7 +266,8 @@ def _questions(lines: Iterable[str], source: str, is_json: bool) -> Iterator[Que
 def _question(row: Any, place: str) -> Question:
     if isinstance(row, Mapping) and isinstance(row.get("prompt"), str) and example_columns(list(row)) is None:
         return Question(text=row["prompt"], source=place)
-    if isinstance(row, Mapping) and isinstance(row.get("source"), str):
+    # A conversation may have a column `source`, too, that says where it is from.
+    if isinstance(row, Mapping) and isinstance(row.get("source"), str) and recognized_form(row) is None:
         target = row.get("target")
         return Question(text=row["source"], expected=target if isinstance(target, str) else None, source=place)
     conversation = read_row(row, form_of(row))
