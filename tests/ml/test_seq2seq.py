@@ -63,6 +63,16 @@ def test_a_language_after_the_end_of_a_target_is_kept(write, tokenizer, tmp_path
     assert ["2 1"] == [tokenizer.decode(ids[:-2]) for ids in made["labels"][:1]]
 
 
+def test_a_target_that_ends_with_the_end_token_changes_no_other_row(write, tokenizer, tmp_path):
+    end = tokenizer.eos_token
+    rows = seq2seq_rows(write({"source": "a", "target": f"2{end}"}, *ROWS))
+
+    made = tokenize_seq2seq(rows, tokenizer, max_target_length=5, cache_dir=tmp_path)
+
+    assert [f"2{end}", f"2 1{end}"] == [tokenizer.decode(ids) for ids in made["labels"][:2]]
+    assert [tokenizer.eos_token_id] * 3 == [ids[-1] for ids in made["labels"]] and 5 == max(map(len, made["labels"]))
+
+
 @pytest.mark.parametrize("config", [T5Config(**SIZES), BartConfig(d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16, encoder_attention_heads=2, decoder_attention_heads=2, dropout=0.0)], ids=["T5", "BART"])  # fmt: skip
 def test_the_loss_is_a_mean_over_target_tokens_and_texts_can_be_generated(config, write, tokenizer, tmp_path, caplog):
     made = tokenize_seq2seq(seq2seq_rows(write(*ROWS)), tokenizer, cache_dir=tmp_path)

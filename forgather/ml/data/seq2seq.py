@@ -97,7 +97,7 @@ def tokenize_seq2seq(
         settings |= {"num_proc": num_proc, "cache_dir": cache_dir}
         return DatasetDict({name: tokenize_seq2seq(part, tokenizer, **settings) for name, part in dataset.items()})
     _check_arguments(dataset, tokenizer)
-    key = content_key(format=2, rows=dataset._fingerprint, tokenizer=tokenizer_digest(tokenizer), **settings)
+    key = content_key(format=3, rows=dataset._fingerprint, tokenizer=tokenizer_digest(tokenizer), **settings)
 
     def build(folder: Path) -> None:
         """Writes the token ids and labels of all rows into a folder of the cache, and counts what was cut."""
@@ -144,8 +144,10 @@ def _encode(
     targets = tokenizer(text_target=batch["target"], **options)["input_ids"]
     eos = tokenizer.eos_token_id
     # Tokenizers of other models do not add the token at which generation stops; that of mBART adds a language after it.
-    special = frozenset(tokenizer.all_special_ids)
-    adds_end = eos in takewhile(special.__contains__, reversed(targets[0]))
+    # A text of our own shows it: a target of the user may end with that token itself.
+    special = frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    (example,) = tokenizer(text_target=["a"], **options)["input_ids"]
+    adds_end = eos in takewhile(special.__contains__, reversed(example))
     room = max_target - (not adds_end)
     cut_targets = tokenizer(text_target=batch["target"], truncation=True, max_length=room, **options)["input_ids"]
     rows = []
