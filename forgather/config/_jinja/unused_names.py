@@ -229,23 +229,23 @@ class _ProjectFiles:
         found: dict[str, frozenset[str]] = {}
         for root in self._library.roots:
             if self._project is None or os.path.join(root, "").startswith(self._project):
-                # A folder of data may be too large to walk, and no finding stops a render.
-                with suppress(TooManyEntriesError):
-                    for path in _files(root):
-                        with suppress(ForgatherError):
-                            found[path] = frozenset(re.findall(r"\w+", read_text(path)))
+                for path in _files(root):
+                    with suppress(ForgatherError):
+                        found[path] = frozenset(re.findall(r"\w+", read_text(path)))
         return found
 
 
 def _files(root: str) -> Iterator[str]:
     count = 0
-    for folder, folders, files in walk_folders(root):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        count += len(folders)
-        for name in files:
-            # A search path may contain a data folder, so the search is bounded; names of later files are not found.
-            count += 1
-            if count > _MAX_SEARCHED:
-                return
-            if name.endswith((".yaml", ".yml")):
-                yield os.path.join(folder, name)
+    # A folder of data may be too large to walk, and no finding stops a render.
+    with suppress(TooManyEntriesError):
+        for folder, folders, files in walk_folders(root):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            count += len(folders)
+            for name in files:
+                # A search path may contain a data folder, so the search is bounded; names of later files are not found.
+                count += 1
+                if count > _MAX_SEARCHED:
+                    return
+                if name.endswith((".yaml", ".yml")):
+                    yield os.path.join(folder, name)
