@@ -13,6 +13,7 @@ from forgather.ml import Trainer
 from forgather.ml.adapters import lora
 from forgather.ml.classifiers import classifier_from_config
 from forgather.ml.data import PaddingCollator
+from forgather.ml.label_kind import LabelCheck, LabelKind
 from forgather.ml.models import seq2seq_from_config
 from forgather.ml.trainer.hf import HFTrainer
 from tests.ml.fixtures import VOCAB, rows, tiny_llama
@@ -162,3 +163,14 @@ def test_several_short_batches_are_judged_together(settings, tmp_path):
 
     with pytest.raises(TrainingError, match="FG960"):
         made.train()
+
+
+def test_a_few_labels_say_nothing_about_the_task():
+    check = LabelCheck(LabelKind.NEXT_TOKEN, "LlamaForCausalLM", "train_dataset")
+    rows = {"input_ids": torch.arange(24).view(2, 12), "labels": torch.full((2, 12), -100)}
+    rows["labels"][0, 3] = 7
+    check.add(rows, -100)
+
+    rows["labels"][1] = 7
+    with pytest.raises(TrainingError, match="FG960"):
+        check.add(rows, -100)
