@@ -78,10 +78,10 @@ test-reliability: $(STAMP)
 	$(BIN)/python scripts/write_guarantees.py
 
 # The full sets of the tests of fine-tuning, whose quick sets are part of `make test`. Writes the table of docs/finetuning.md.
-# diffusers, which is not part of `dev`, gets a folder of its own.
+# Libraries that are not part of `dev` get a folder of their own.
 test-finetune: $(STAMP)
-	$(BIN)/pip install -q --no-deps -t build/libs/diffusers -c constraints.txt certifi charset-normalizer diffusers idna importlib_metadata requests urllib3 zipp
-	PYTHONPATH=build/libs/diffusers $(BIN)/python -m pytest $$($(BIN)/python scripts/write_finetuning.py --files) --full --all-cells --timeout 3600 -o junit_family=xunit1 --junitxml build/finetuning.xml
+	$(BIN)/pip install -q --no-deps -t build/libs/finetuning -c constraints.txt bitsandbytes certifi charset-normalizer diffusers idna importlib_metadata requests torchao trl urllib3 zipp
+	PYTHONPATH=build/libs/finetuning $(BIN)/python -m pytest $$($(BIN)/python scripts/write_finetuning.py --files) --full --all-cells --timeout 3600 -o junit_family=xunit1 --junitxml build/finetuning.xml
 	$(BIN)/python scripts/write_finetuning.py build/finetuning.xml
 
 # Checks that the tests detect each defect that scripts/mutations describes. About an hour.

@@ -111,6 +111,12 @@ REACH = (
         ),
     ),
     (
+        "Generated texts of T5, BART, mBART, Marian, Pegasus and others with an encoder",
+        "token ids equal to a loop without padding, cache and generate, and to generate row by row; training has the "
+        "bits of a run without; ROUGE is that of rouge-score; export of a LoRA equal to transformers and peft",
+        ("tests/ml/test_seq2seq_answers.py",),
+    ),
+    (
         "Tags, texts from texts, images and own modules under every strategy",
         "losses, metrics and weights equal to those of one process, uneven ends included; with a negative control",
         ("tests/ml/distributed/test_tasks.py",),
@@ -139,8 +145,8 @@ REACH = (
     ),
     (
         "The demo of fine-tuning",
-        "answers of the data equal to those of `inspect`; what is tested is not trained on; 95 % of the answers stop, "
-        "and full fine-tuning beats the majority by 15 points in two tasks",
+        "answers of the data equal to those of `inspect`; what is tested is neither trained on nor seen before; "
+        "95 % of the answers stop, and full fine-tuning beats the majority by 15 points in two tasks",
         ("tests/projects/test_assistant.py",),
     ),
 )

@@ -18,3 +18,9 @@ def private_folders(tmp_path_factory, monkeypatch):
 def warm_cache(session_cache, private_folders, monkeypatch):
     """What one test read of a library, the next one need not read: for tests of many configs, none of them of caches."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(session_cache))
+
+
+@pytest.fixture
+def warm_settings(warm_cache, tmp_path_factory, monkeypatch):
+    """As `warm_cache`, with a config folder that all tests share: cached listings belong to one config folder."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "no_settings"))

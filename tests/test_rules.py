@@ -136,7 +136,13 @@ def test_saving_without_a_folder_is_a_warning():
     assert [] == [breach for breach in rules.broken(rules.complete({}), ("output_dir",)) if breach.code == "FG826"]
 
 
-_OF_A_PARTIAL = {"sets": ("a",), "takes": ("a",), "calls": "module:name", "lr_scheduler_type": "linear"}
+_OF_A_CALL = {
+    "sets": ("a",),
+    "rows": ("tokenize",),
+    "takes": ("a",),
+    "calls": "module:name",
+    "lr_scheduler_type": "linear",
+}
 
 
 @pytest.mark.parametrize(("name", "rules"), ALL, ids=[f"{name}-{rules.about[0]}" for name, rules in ALL])
@@ -149,7 +155,7 @@ def test_the_data_is_sound(name, rules):
         assert not {"after", "beside"} & set(conflict) or Severity.WARNING == conflict["severity"]
         names = set(names_of(conflict["when"])) - {"given"}
         assert not rules.closed or names <= known
-        facts = {name: _OF_A_PARTIAL.get(name.rpartition(".")[2], 1) for name in names}
+        facts = {name: _OF_A_CALL.get(name.rpartition(".")[2], 1) for name in names}
         assert holds(conflict["when"], facts | {"given": ()}) in (True, False)
         shown = Rules(about=("m:C",), conflicts=({**conflict, "when": "1 == 1"},))
         shown = shown.broken(facts, stands=lambda rule: True)

@@ -17,6 +17,7 @@ from typing import Any
 from forgather.cli.options import a_name, add_checkpoint
 from forgather.cli.output import print_note
 from forgather.cli.trusting import ask_trust
+from forgather.errors import ProjectError
 from forgather.launch.trained_model import (
     TrainedConversations,
     TrainedModel,
@@ -139,6 +140,43 @@ def load_speaker(options: argparse.Namespace) -> Speaker:
     )
 
 
+def source_form(speaker: Speaker, system: str | None) -> Any:
+    """Returns the `PromptForm` of sources, which an encoder reads.
+
+    Args:
+        speaker: the loaded model.
+        system: the value of `--system`.
+
+    Raises:
+        PromptError: FG920 if there is a system message.
+    """
+    prompts = import_module("forgather.ml.generation.prompt")
+    return prompts.PromptForm(
+        tokenizer=speaker.loaded.tokenizer,
+        form=prompts.SOURCE,
+        system=system,
+        prefix=speaker.conversations.source_prefix,
+    )
+
+
+def refuse_encoder(speaker: Speaker, command: str) -> None:
+    """Raises an error if an encoder reads the prompts of a model, which then has no turns.
+
+    Args:
+        speaker: the loaded model.
+        command: the word of the command.
+
+    Raises:
+        ProjectError: FG989.
+    """
+    if speaker.generator.has_encoder:
+        raise ProjectError(
+            f"'fgcli {command}' is for models that continue texts, and this one writes one text from another",
+            code="FG989",
+            hint="'fgcli generate' gives it a text",
+        )
+
+
 def chat_form(speaker: Speaker, system: str | None) -> Any:
     """Returns the `PromptForm` of conversations.
 
@@ -160,6 +198,9 @@ def chat_form(speaker: Speaker, system: str | None) -> Any:
 
 def form_lines(form: Any, speaker: Speaker) -> list[str]:
     """Returns the lines that say how prompts are rendered."""
+    if form.form == "source":
+        begin = f", after {form.prefix!r} as in training" if form.prefix else ""
+        return [f"prompt      the source, which the encoder reads{begin}"]
     if form.form != "chat":
         why = "" if speaker.has_chat_template else " (the tokenizer has no chat template)"
         return [f"prompt      continued as it is{why}"]

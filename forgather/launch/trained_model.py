@@ -160,19 +160,23 @@ def _is_quantized(graph: Graph) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedConversations:
-    """What a run put into each conversation that it trained on, besides the rows.
+    """What a run put into each conversation or source that it trained on, besides the rows.
 
     Args:
         system: the system message of conversations that had none; None for no such message.
         options: further variables of the chat template.
+        source_prefix: the text before each source of a model with an encoder.
+        max_source_length: the number of tokens to which sources were cut; None if it is not known.
     """
 
     system: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    source_prefix: str = ""
+    max_source_length: int | None = None
 
 
 def trained_conversations(run: PastRun | None) -> TrainedConversations:
-    """Returns what a run put into each conversation, as far as its record says it in plain data.
+    """Returns what a run put into each conversation or source, as far as its record says it in plain data.
 
     Args:
         run: the run; None for a model without a record.
@@ -181,9 +185,13 @@ def trained_conversations(run: PastRun | None) -> TrainedConversations:
         return TrainedConversations()
     system = _setting(run.built, (":chats", ":as_chats"), "system")
     options = _setting(run.built, (":tokenize_chats",), "template_options")
+    prefix = _setting(run.built, (":tokenize_seq2seq",), "source_prefix")
+    longest = _setting(run.built, (":tokenize_seq2seq",), "max_source_length")
     return TrainedConversations(
         system=system if isinstance(system, str) and system else None,
         options={str(name): value for name, value in options.items()} if isinstance(options, dict) else {},
+        source_prefix=prefix if isinstance(prefix, str) else "",
+        max_source_length=longest if isinstance(longest, int) else None,
     )
 
 

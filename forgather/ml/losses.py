@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forgather.errors import TrainingError
+from forgather.ml.label_kind import LabelKind, kind_of_labels
 from forgather.ml.loss_reduction import (
     DivisorCheck,
     PairCheck,
@@ -46,6 +47,7 @@ from forgather.ml.loss_reduction import (
     takes_labels,
     unknown_reduction,
 )
+from forgather.ml.model_class import class_name
 from forgather.ml.model_inputs import SHIFTED, ModelInputs, inputs_of
 from forgather.ml.types import PaddingBatch
 
@@ -299,8 +301,11 @@ class BaseLossRule(ABC):
     shifts = False
     is_token_entropy = False
     """True if the mean loss is a next-token cross entropy in nats, whose exponential is a perplexity."""
+    label_kind: LabelKind | None = None
+    """What the labels must be; None if the loss may take any."""
 
     def __init__(self, model: nn.Module) -> None:
+        self.model_name = class_name(model)
         self._inputs = ModelInputs(model)
         self._aux_weight = float(getattr(getattr(model, "config", None), "router_aux_loss_coef", 0.0) or 0.0)
 
@@ -403,6 +408,7 @@ class CausalTokenLoss(BaseLossRule):
     """
 
     shifts = True
+    label_kind = LabelKind.NEXT_TOKEN
 
     def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0) -> None:
         super().__init__(model)
@@ -440,6 +446,7 @@ class ModelLoss(BaseLossRule):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
+        self.label_kind = kind_of_labels(model)
         config = getattr(model, "config", None)
         writes = getattr(model, "loss_type", None) == "ForConditionalGeneration"
         # Routers add a loss of their own, whose exponential means nothing.
@@ -496,6 +503,7 @@ class UserLoss(BaseLossRule):
             raise unknown_reduction(loss_fn, f"its weight is a {type(self.weight).__name__}, not a tensor")
         self._ignored = int(setting_of(loss_fn, "ignore_index", IGNORE_INDEX))
         self.is_token_entropy = self.shifts and self.weight is None and is_cross_entropy(loss_fn)
+        self.label_kind = LabelKind.NEXT_TOKEN if self.is_token_entropy else None
         self.ignore_index = None if self.unit == "elements" else self._ignored
 
     def _count(self, batch: Any) -> float | Tensor:

@@ -248,7 +248,9 @@ def _new_model(
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(config, name, getattr(tokenizer, name))
         if kind is AutoModelForSeq2SeqLM:
-            config.decoder_start_token_id = tokenizer.pad_token_id
+            # Positions of these models count the tokens that are not padding, so that padding has none.
+            begin = tokenizer.eos_token_id if config.model_type in ("m2m_100", "nllb-moe") else tokenizer.pad_token_id
+            config.decoder_start_token_id = begin
             if getattr(config, "forced_eos_token_id", None) is not None:
                 config.forced_eos_token_id = tokenizer.eos_token_id
     if type(config) not in kind._model_mapping:
@@ -263,7 +265,16 @@ def _new_model(
     # Always on the CPU: an accelerator's generator gives other weights for the same seed.
     with forked_random(seed), torch.device("cpu"):
         model: PreTrainedModel = kind.from_config(config, **options)
+    if kind is AutoModelForSeq2SeqLM and tokenizer is not None:
+        _begin_as_in_training(model)
     return model
+
+
+def _begin_as_in_training(model: Any) -> None:
+    """Makes answers begin with the token with which the decoder begins in training; of mBART, it is the last label."""
+    if callable(shifted := getattr(model, "prepare_decoder_input_ids_from_labels", None)):
+        begin = int(shifted(labels=torch.tensor([[model.config.eos_token_id]]))[0, 0])
+        model.config.decoder_start_token_id = model.generation_config.decoder_start_token_id = begin
 
 
 def refuse_missing_reference(model: nn.Module, beta: float) -> None:

@@ -7,11 +7,12 @@ would log the mean of both as that of one.
 from __future__ import annotations
 
 import inspect
-import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from forgather.errors import TrainingError
+from forgather.ml.number_format import plural
 
 _ALWAYS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
@@ -48,12 +49,13 @@ class RewardFunction:
         count, found = len(given["completions"]), self.function(**given)
         values = found.tolist() if hasattr(found, "tolist") else found
         if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != count:
-            what = f"{len(values)} rewards" if isinstance(values, list | tuple) else f"{values!r:.60}"
-            raise self._wrong(f"returned {what} for {count} answers")
-        for value in values:
-            is_number = isinstance(value, int | float) and math.isfinite(value)
-            if value is not None and not is_number:
-                raise self._wrong(f"returned {value!r:.60} for an answer")
+            what = plural(len(values), "reward") if isinstance(values, list | tuple) else f"{values!r:.60}"
+            raise self._wrong(f"returned {what} for {plural(count, 'answer')}")
+        for number, value in enumerate(values):
+            if value is not None and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):
+                prompts = given.get("prompts") or [""] * count
+                where = f"answer {number} of {plural(count, 'answer')}, to the prompt {prompts[number]!r:.60}"
+                raise self._wrong(f"returned {_shown(value)} for {where}")
         return [None if value is None else float(value) for value in values]
 
     def _wrong(self, what: str) -> RewardError:
@@ -105,6 +107,12 @@ def _prepared(one: Any, keywords: dict[str, Any], before: Sequence[Any]) -> Any:
         pass
     # TRL recognizes a coroutine by the function itself.
     return one if inspect.iscoroutinefunction(one) else RewardFunction(one, name)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, int):  # Python does not convert every whole number to text
+        return "a whole number that no float can hold"
+    return f"{value!r:.60}" if isinstance(value, str | float) else f"a {type(value).__name__}"
 
 
 def _name(function: Any) -> str:

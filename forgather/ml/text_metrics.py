@@ -1,7 +1,8 @@
 """`TextMetrics`: a `compute_metrics` for generated answers, made from functions of texts.
 
 Takes the token ids of answers and of expected answers, as an evaluation with `predict_with_generate` gives them; gives
-the numbers that functions of two lists of texts return: `exact_match`, `rouge`, and the user's own.
+the numbers that functions of two lists of texts return: `exact_match`, `rouge` (or `rouge_if_installed`), and the
+user's own.
 
 Shapes:
     N rows, T tokens of the longest answer.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,9 @@ import numpy as np
 from forgather.errors import TrainingError
 from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.token_text import decoded
+from forgather.ml.log import get_logger
+
+_log = get_logger(__name__)
 
 TextFunction = Callable[..., Mapping[str, float]]
 _ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -65,6 +70,25 @@ def rouge(predictions: Sequence[str], references: Sequence[str], *, use_stemmer:
     scorer = RougeScorer(list(_ROUGE), use_stemmer=use_stemmer)
     scores = [scorer.score(wanted, found) for found, wanted in zip(predictions, references, strict=True)]
     return {name: float(np.mean([score[name].fmeasure for score in scores])) for name in _ROUGE}
+
+
+def rouge_if_installed(predictions: Sequence[str], references: Sequence[str], **options: Any) -> dict[str, float]:
+    """Returns what `rouge` returns; without the package `rouge-score`, nothing, which is logged once.
+
+    Args:
+        predictions: the generated answers.
+        references: the expected answers.
+        **options: further arguments of `rouge`.
+    """
+    if find_spec("rouge_score") is not None:
+        return rouge(predictions, references, **options)
+    _note_missing()
+    return {}
+
+
+@functools.cache
+def _note_missing() -> None:
+    _log.info("ROUGE is not computed: pip install 'forgather[finetune]' installs rouge-score")
 
 
 class TextMetrics:

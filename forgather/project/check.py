@@ -36,6 +36,7 @@ from forgather.project.checks.subject import Subject
 from forgather.project.checks.template_notes import check_template_notes
 from forgather.project.checks.trainer_hooks import check_trainer_hooks
 from forgather.project.checks.trusted_calls import check_trusted_calls
+from forgather.project.checks.unused_blocks import check_unused_blocks
 from forgather.project.dynamic_args import FAULTS, read_options
 from forgather.project.fault_tolerance import fault_tolerance
 from forgather.project.locations import library_dir
@@ -73,6 +74,7 @@ CHECKS: tuple[Callable[[Subject], Iterable[Diagnostic]], ...] = (
     check_imports,
     check_trainer_hooks,
     check_template_notes,
+    check_unused_blocks,
 )
 """The checks other than those of calls, settings and other projects; each new check gets an entry here."""
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.LINT: 3}

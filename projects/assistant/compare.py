@@ -1,10 +1,12 @@
 """Asks the base model, the LoRA and the fully fine-tuned model the questions of data/test.jsonl; counts right answers.
 
+Settings are chosen by the questions of `--validation`, so that the test is looked at once, at the end.
+
 An answer is right if it is the expected text and the model stopped by itself. The most likely token is taken each time.
-The majority is the share of right answers if every question of a task got the answer that is most frequent in the test:
+The majority is the share of right answers if every question of a task got the answer that is most frequent there:
 no constant answer is better.
 
-Usage: python compare.py [--json]
+Usage: python compare.py [--validation] [--json]
 """
 
 import json
@@ -20,7 +22,6 @@ from forgather.ml.generation.loading import Source, load_for_generation
 from forgather.ml.generation.prompt import CHAT, PromptForm, read_questions
 
 HERE = Path(__file__).parent
-DATA = HERE / "data" / "test.jsonl"
 MODELS = {
     "base": HERE.parent / "tiny_llama" / "output_models" / "tiny_llama",
     "lora": HERE / "output_models" / "lora",
@@ -77,16 +78,17 @@ def table(facts):
     return "\n".join(lines)
 
 
-def main(as_json):
-    missing = [str(path) for path in (DATA, *MODELS.values()) if not path.exists()]
+def main(words):
+    data = HERE / "data" / ("validation.jsonl" if "--validation" in words else "test.jsonl")
+    missing = [str(path) for path in (data, *MODELS.values()) if not path.exists()]
     if missing:
         sys.exit(f"{missing[0]} does not exist: 'make assistant' makes it")
-    questions = read_questions(DATA)
-    tasks = [json.loads(line)["task"] for line in DATA.read_text(encoding="utf-8").splitlines()]
+    questions = read_questions(data)
+    tasks = [json.loads(line)["task"] for line in data.read_text(encoding="utf-8").splitlines()]
     models = {name: facts_of(folder, questions, tasks) for name, folder in MODELS.items()}
     facts = {"questions": len(questions), "majority": majorities(questions, tasks), "models": models}
-    print(json.dumps(facts, indent=2) if as_json else table(facts))
+    print(json.dumps(facts, indent=2) if "--json" in words else table(facts))
 
 
 if __name__ == "__main__":
-    main("--json" in sys.argv[1:])
+    main(sys.argv[1:])

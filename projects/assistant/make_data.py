@@ -1,8 +1,9 @@
-"""Writes questions about functions of the standard library, with answers, as data/train.jsonl and data/test.jsonl.
+"""Writes questions about functions of the standard library, with answers: train, validation and test (data/*.jsonl).
 
-A conversation begins with the definition of a function: its signature and the first sentence of its docstring. The
-answers come from the syntax tree. Held out are the modules of which `make demo` reads no file: neither the model
-nor its fine-tuning has seen them. No signature occurs twice. The same Python writes the same files.
+A conversation begins with the definition of a function or with the first sentence of a docstring. The answers come from
+the syntax tree. Held out are the modules of which `make demo` reads no file: neither the model nor its fine-tuning has
+seen them. Each held-out module belongs either to the validation data, by which settings are chosen, or to the test. No
+text occurs twice. The same Python writes the same files.
 
 Usage: python make_data.py
 """
@@ -11,6 +12,7 @@ import ast
 import json
 import random
 import re
+import zlib
 from collections import Counter
 from itertools import zip_longest
 from pathlib import Path
@@ -25,7 +27,8 @@ QUESTIONS = {
     "name": "What is its name?",
     "kind": "Class or function?",
 }
-TESTED = 150  # questions of each task
+PARTS = ("train", "validation", "test")
+ASKED = 150  # questions of each task in the validation data, and in the test
 FROM_ONE_MODULE = 15  # at most, of those
 LONGEST = 80  # characters of a signature and of a description
 
@@ -59,6 +62,12 @@ def module_of(file):
     return file.split("/")[0].removesuffix(".py")
 
 
+def part_of(module, read):
+    """Returns the part that a module belongs to; `read` has the names of the modules for training."""
+    # A digest of the name divides the others: neither their order nor their size has a part in it.
+    return "train" if module in read else "test" if zlib.crc32(module.encode()) % 2 else "validation"
+
+
 def found_in(sources, read, subjects):
     """Returns (module, text, answers) of what occurs in the sources, each text once, in random order."""
     found = {}
@@ -88,38 +97,48 @@ def row(module, text, asked, answers):
     return {"module": module, "task": asked[0], "messages": messages}
 
 
+def held_out_rows(items):
+    """Returns a row for each task of a text, for the first texts, with a limit for each module."""
+    rows, taken = {}, Counter()
+    for module, text, answers in items:
+        if taken[module] < FROM_ONE_MODULE and taken.total() < ASKED:
+            taken[module] += 1
+            for task in answers:
+                rows.setdefault(task, []).append(row(module, text, [task], answers))
+    return rows
+
+
 def rows_of(sources, read):
-    """Returns the rows for training, with all questions about a text, and those for the test, with one question.
+    """Returns the rows of each part: for training with all questions about a text, otherwise with one.
 
     Args:
         sources: the columns `file` and `text`.
         read: the names of the modules for training.
     """
-    draw, train, test = random.Random(0), [], {task: [] for task in QUESTIONS}
+    draw, train, held_out = random.Random(0), [], {"validation": {}, "test": {}}
     signatures, sentences = (found_in(sources, read, subjects) for subjects in (functions, descriptions))
     for items, mixed in ((signatures, list), (sentences, balanced)):
-        for module, text, answers in mixed([item for item in items if item[0] in read]):
+        parts = {part: [item for item in items if part_of(item[0], read) == part] for part in PARTS}
+        for module, text, answers in mixed(parts["train"]):
             train.append(row(module, text, draw.sample(list(answers), len(answers)), answers))
-        tested = Counter()
-        for module, text, answers in mixed([item for item in items if item[0] not in read]):
-            if tested[module] < FROM_ONE_MODULE and tested.total() < TESTED:
-                tested[module] += 1
-                for task in answers:
-                    test[task].append(row(module, text, [task], answers))
+        held_out["validation"] |= held_out_rows(mixed(parts["validation"]))
+        # From the end: the settings were chosen by questions from the beginning, some of modules that are now tested.
+        held_out["test"] |= held_out_rows(mixed(parts["test"][::-1]))
     draw.shuffle(train)
     # In turn, so that the first rows, which are asked at each evaluation, are one of each task.
-    return train, [one for some in zip_longest(*test.values()) for one in some if one]
+    turns = {part: zip_longest(*rows.values()) for part, rows in held_out.items()}
+    return {"train": train} | {part: [one for some in rows for one in some if one] for part, rows in turns.items()}
 
 
 def main():
     out = Path(__file__).parent / "data"
     out.mkdir(exist_ok=True)
     read = {module_of(file) for file in python_sources(max_bytes=READ_BY_DEMO)["file"]}
-    for name, rows in zip(("train", "test"), rows_of(python_sources(), read), strict=True):
+    for name, rows in rows_of(python_sources(), read).items():
         with (out / f"{name}.jsonl").open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
         turns = sum(len(row["messages"]) // 2 for row in rows)
-        print(f"{name:6} {len(rows)} conversations, {turns} answers, {len({row['module'] for row in rows})} modules")
+        print(f"{name:10} {len(rows)} conversations, {turns} answers, {len({row['module'] for row in rows})} modules")
 
 
 if __name__ == "__main__":

@@ -94,6 +94,7 @@ project:
     project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
     project.checks.streamed_rows
     project.checks.run_requirements project.checks.template_notes project.checks.trainer_hooks
+    project.checks.unused_blocks
     project.checks.cross_project project.comparison project.listing
     project.run_writer
     project.checks.output_folders project.checks.trusted_calls project.golden
@@ -132,7 +133,7 @@ processes:
     distributed.launcher distributed.watchdog log
     distributed.peer
 data:
-    data.cache data.data_errors data.progress_bar data.prompts
+    data.cache data.data_errors data.progress_bar data.prompts data.row_epoch
     data.row_stream
     data.chat_rows data.chat_template data.json_rows data.mixture data.padding data.preference_collator data.sources data.train_eval_split
     data.usual_columns
@@ -145,11 +146,12 @@ data:
     data.answer_rows data.first_look data.preferences
     data.row_statistics data.shown_rows
     data.data_view
+    generation.encoder_decoder
     generation.generator
     generation.batch
 losses and models:
     vocabulary
-    activation_checkpointing bitsandbytes_optim documents loss_reduction models optim
+    activation_checkpointing batch_dependence bitsandbytes_optim documents label_kind loss_reduction models optim
     classifiers model_inputs reward_function rewards
     losses preference_metrics
     entity_metrics label_metrics preference_rules task text_metrics

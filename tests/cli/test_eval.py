@@ -185,6 +185,14 @@ def test_a_damaged_checkpoint_is_skipped_and_refused_by_its_step(folder, capsys)
     assert "[FG603]" in evaluated(capsys, folder, "--checkpoint", 4)[0]
 
 
+def test_an_evaluation_that_is_refused_leaves_no_file_for_predictions(folder, capsys):
+    assert "[FG486]" in evaluated(capsys, folder, "--out", "new.jsonl", "--data", "evn")[0]
+    assert not Path("new.jsonl").exists()
+    Path("old.jsonl").write_text("of another evaluation")
+    assert "[FG486]" in evaluated(capsys, folder, "--out", "old.jsonl", "--data", "evn")[0]
+    assert "of another evaluation" == Path("old.jsonl").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

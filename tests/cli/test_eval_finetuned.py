@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from forgather.cli.main import main
 from forgather.errors import ProjectError
 from forgather.ml.checkpoint.manifest import read_manifest
+from forgather.ml.trainer import answers
 from forgather.ml.trainer.data_fingerprint import row_digest
 from forgather.project.eval_data import rows_of_file
 from forgather.project.project import Project
@@ -301,7 +302,10 @@ def test_another_beginning_of_a_run_is_another_reference(trained, project, capsy
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("chats", "[FG487]: 'rows.csv' is a CSV file"), ("rows of chats", "[FG890]: row 1: 'messages' must be a list")],
+    [
+        ("chats", "[FG487]: 'rows.csv' is a CSV file"),
+        ("rows of chats", "[FG890]: row 0 of the data set: 'messages' must be a list"),
+    ],
 )
 def test_conversations_in_a_table_are_refused(trained, name, told, capsys):
     Path("rows.csv").write_text("messages\nhello\n")
@@ -309,9 +313,14 @@ def test_conversations_in_a_table_are_refused(trained, name, told, capsys):
     assert 1 == status and told in found
 
 
-def test_answers_of_a_run_are_generated_and_written(trained, capsys):
+def test_answers_of_a_run_are_generated_and_written(trained, capsys, monkeypatch):
     folder = trained("answers")
+    asked, generate = [], answers.batch_answers
+    monkeypatch.setattr(
+        answers, "batch_answers", lambda *args, **named: asked.extend(args[1]) or generate(*args, **named)
+    )
     found = evaluated(capsys, folder, "--out", "all.jsonl")[0]
+    assert len(CHATS) == len(asked)  # each prompt is answered once, for the metrics and for the file
     lines = [json.loads(line) for line in Path("all.jsonl").read_text().splitlines()]
     assert [row["messages"][1]["content"] for row in CHATS] == [line["reference"] for line in lines]
     assert all(f"say {number}\n" in line["prompt"] for number, line in enumerate(lines))

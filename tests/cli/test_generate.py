@@ -290,7 +290,7 @@ def read_plainly(folder, kind):
         (["bare", "a", "--chat"], "[FG922]: the tokenizer has no chat template"),
         (["bare", "a", "--system", "s"], "[FG922]"),
         (["full", "a", "--raw", "--system", "s"], "[FG920]: a text that is continued as it is has no system message"),
-        (["silent", "a"], "[FG923]: LlamaForSequenceClassification is not a model that continues a text"),
+        (["silent", "a"], "[FG923]: LlamaForSequenceClassification is not a model that writes texts"),
         (["unknown", "a"], "[FG923]: the model in 'unknown' cannot be loaded: 'Net' is not a class of transformers"),
         (["torn", "a"], "[FG923]: the model in 'torn' cannot be loaded: 'lm_head.weight' is missing"),
         (["untold", "a"], "[FG924]: 'untold' has no tokenizer"),

@@ -90,7 +90,7 @@ def test_a_new_project_is_checked_shown_and_trained_as_it_stands(kind, here, out
     assert re.search(r"     fgcli (chat|generate|eval) output_models/mine\b", printed)
     assert (model / "config.json").is_file() and list(model.glob("checkpoint-*"))
     summary = json.loads(next(model.glob("runs/*/summary.json")).read_text())
-    metrics = {"classify": "eval_f1", "preferences": "eval_rewards/accuracies", "seq2seq": "eval_token_accuracy"}
+    metrics = {"classify": "eval_f1", "preferences": "eval_rewards/accuracies", "seq2seq": "eval_exact_match"}
     wanted = {"chat": "eval_loss", "tag": "eval_f1", **metrics}[kind]
     assert wanted in summary["final"] or any(wanted in line for line in next(model.glob("runs/*/metrics.jsonl")).open())
 
@@ -151,7 +151,7 @@ def test_usual_names_of_columns_are_known_and_others_can_be_named(kind, row, wor
         ("tag", {"letters": ["a"], "tags": ["O"]}, [], "FG831]: 'rows.jsonl': no column is known to hold the tokens; there are: "
          "letters, tags\n  help: name it: --columns tokens=letters"),
         ("tag", CONLL, ["--columns", "text=words"], "FG490]: rows of --kind tag have no 'text'\n  help: they have: tokens, tags"),
-        ("tag", CONLL, ["--columns", "tags=none"], "FG831]: row 1 of 'rows.jsonl' has no column 'none'"),
+        ("tag", CONLL, ["--columns", "tags=none"], "FG831]: rows.jsonl:1: the row has no column 'none'"),
     ],
 )  # fmt: skip
 def test_a_column_that_is_not_known_or_not_clear_is_asked_for(kind, row, words, message, here, capsys):

@@ -183,8 +183,8 @@ def test_toyaml_refuses_what_is_not_plain(value):
     assert "FG118" == caught.value.code
 
 
-def from_yaml(written, expression):
-    return text(f"-- set read\n{written}\n-- endset\n{{{{ (read | fromyaml){expression} }}}}\n").strip()
+def from_yaml(written, expression, form=""):
+    return text(f"-- set read\n{written}\n-- endset\n{{{{ (read | fromyaml{form}){expression} }}}}\n").strip()
 
 
 @pytest.mark.parametrize(
@@ -229,3 +229,33 @@ def test_fromyaml_reads_texts_only():
     assert "FG970" == caught.value.code
     with pytest.raises(RenderError, match="'missing' is not defined"):
         text("{{ missing | fromyaml }}")
+
+
+@pytest.mark.parametrize(
+    ("written", "line", "message", "expected"),
+    [
+        ("a:\n  name: null\n  n: 1", 3, "'name' is empty", "a text"),
+        ("a:\n  name: x\n  n: 0", 4, "'n' is 0", "a whole number from 1"),
+        ("a:\n  name: x\n  n: [1]", 4, "'n' is a list", "a whole number from 1"),
+        ("a:\n  name: x\n  n: {b: 1}", 4, "'n' is a mapping", "a whole number from 1"),
+        ("a:\n  name: x", 3, "'a' has no 'n'", "a whole number from 1"),
+        ("a: [1]", 2, "'a' is a list", "a mapping with name, n"),
+        ("a: ~", 2, "'a' is empty", "a mapping with name, n"),
+        ("[]", 2, "the text is a list", "a mapping with a"),
+        ("b: 1", 2, "the text has no 'a'", "a mapping with name, n"),
+    ],
+)
+def test_fromyaml_refuses_another_form_at_the_line_that_wrote_it(written, line, message, expected):
+    form = "({'a': {'name': 'text', 'n': 'whole from 1'}})"
+    with pytest.raises(RenderError) as caught:
+        from_yaml(written, "", form)
+    assert ("FG952", line, message) == (caught.value.code, caught.value.span.line, caught.value.message)
+    assert caught.value.hint.removeprefix("add it: ") == f"expected {expected}"
+
+
+def test_fromyaml_with_a_form_allows_further_keys_and_refuses_an_empty_text():
+    form = "({'a': {'n': 'number from 0', 'names': 'list'}})"
+    written = "a: {n: 0.5, names: [x], m: ~}\nb: 1"
+    assert from_yaml(written, "") == from_yaml(written, "", form)
+    with pytest.raises(RenderError, match="FG952.*the text is empty"):
+        from_yaml("", "", form)

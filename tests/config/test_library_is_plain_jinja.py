@@ -57,7 +57,7 @@ def plain(rendered, searchpath):
         extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"],
     )
     environment.globals.update(Globals(NOON).table(), **VARIABLES)
-    environment.filters["fromyaml"] = YAML(typ="safe", pure=True).load
+    environment.filters["fromyaml"] = lambda text, form=None: YAML(typ="safe", pure=True).load(text)
     environment.filters["toyaml"] = lambda value, default=None: toyaml(
         default if environment.tests["undefined"](value) else value
     )

@@ -147,6 +147,15 @@ def test_a_folder_with_too_many_files_does_not_stop_a_render(findings, tmp_path,
     assert [("FG134", LINT, 8)] == [found[:3] for found in findings(base=BASE + "-- set depth = 3\n", main=main())]
 
 
+def test_a_search_path_with_too_many_files_does_not_stop_a_render(findings, tmp_path, monkeypatch):
+    monkeypatch.setattr(bounded, "MAX_ENTRIES", 50)
+    (tmp_path / "library").mkdir()
+    for number in range(60):
+        (tmp_path / "library" / f"{number}.txt").touch()
+    found = findings(main=main("[settings]", "-- set ns.colour = 'red'"))
+    assert [("FG134", LINT, 3)] == [finding[:3] for finding in found]
+
+
 def test_a_variable_that_nothing_reads_is_a_warning_with_the_near_name(rendered):
     (found,) = rendered({"trianer": "y"}, main=main()).diagnostics
     assert "warning[FG136]: the variable 'trianer' is given, but no template of this config reads it" in str(found)

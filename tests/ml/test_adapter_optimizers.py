@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft.optimizers import create_loraplus_optimizer
 
+from forgather.cli.main import main
 from forgather.errors import DistributedError, TrainingError
 from forgather.ml import Trainer
 from forgather.ml.adapters import lora
@@ -84,6 +85,30 @@ def test_loraplus_without_a_lora_is_refused(settings):
     assert ("FG972", "args.loraplus_lr_ratio") == (caught.value.code, caught.value.argument)
     # The config may put the model into peft's wrapper itself.
     Trainer(lora(r=2).apply(tiny_llama(), seed=1), settings(loraplus_lr_ratio=4), train_dataset=[1])
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+def test_loraplus_of_another_kind_of_adapter_is_refused(settings):
+    """Its weights would all be trained at one rate, as if the setting were not there."""
+    from peft import IA3Config, get_peft_model
+
+    config = IA3Config(target_modules=["k_proj"], feedforward_modules=[])
+    with pytest.raises(TrainingError, match="has no LoRA") as caught:
+        Trainer(get_peft_model(tiny_llama(), config), settings(loraplus_lr_ratio=4), train_dataset=[1])
+    assert ("FG972", "args.loraplus_lr_ratio") == (caught.value.code, caught.value.argument)
+    Trainer(get_peft_model(tiny_llama(), config), settings(), train_dataset=[1])
+
+
+@pytest.mark.parametrize(("ratio", "is_told"), [("~", True), ("4", False)])
+def test_a_rate_of_embeddings_without_loraplus_is_told(ratio, is_told, tmp_path, capsys):
+    (tmp_path / "meta.yaml").write_text('name: "P"\ndefault_config: p.yaml\n')
+    folder = tmp_path / "templates" / "configs"
+    folder.mkdir(parents=True)
+    lines = f"    loraplus_lr_embedding: 1e-5\n    loraplus_lr_ratio: {ratio}\n"
+    (folder / "p.yaml").write_text(f"-- extends 'trainers/trainer.yaml'\n[trainer_args]\n    == super()\n{lines}")
+    main(["-p", str(tmp_path), "check"])
+    found = capsys.readouterr()
+    assert is_told == ("loraplus_lr_embedding has no effect: loraplus_lr_ratio is not set" in found.out + found.err)
 
 
 # -- bitsandbytes

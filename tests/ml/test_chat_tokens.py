@@ -252,18 +252,18 @@ def test_a_known_template_without_marks_is_offered_with_them(name, case):
     ("code", "template", "message"),
     [
         # Every message is marked, also those of the user.
-        ("FG894", MARKED.replace("END", EOS), r"row 1: the chat template marks 2 of 1 answers"),
+        ("FG894", MARKED.replace("END", EOS), r"row 0 of the data set: the chat template marks 2 of 1 answers"),
         (
             "FG895",
             "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content + eos_token }}"
             "{{ '!' if m.content == 'Hello' }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}",
-            r"row 1: a marked answer ends with '.*</s>!', at which generation does not stop",
+            r"row 0 of the data set: a marked answer ends with '.*</s>!', at which generation does not stop",
         ),
         (
             "FG899",
             BOS + "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}"
             "{{ m.content + eos_token }}{% endgeneration %}{% endif %}{% endfor %}",
-            r"row 1: the chat template writes the begin-of-text token '<s>' twice",
+            r"row 0 of the data set: the chat template writes the begin-of-text token '<s>' twice",
         ),
     ],
 )
@@ -277,7 +277,11 @@ def test_what_a_template_does_with_a_row_is_checked(code, template, message, tmp
 @pytest.mark.parametrize(
     ("template", "messages", "tools", "message"),
     [
-        ("chatml", *CONVERSATIONS["tools"], "row 1: the conversation uses tools, and the chat template has no place"),
+        (
+            "chatml",
+            *CONVERSATIONS["tools"],
+            "row 0 of the data set: the conversation uses tools, and the chat template has no place",
+        ),
         ("llama3", CONVERSATIONS["tools"][0], None, "uses tools"),
         (
             "qwen2.5",

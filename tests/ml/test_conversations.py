@@ -7,6 +7,7 @@ from datasets import Dataset
 
 from forgather.ml.data import DataError, DataFileError, as_chats, chats, json_lines
 from forgather.ml.data.chat_rows import Conversation
+from forgather.ml.generation.prompt import questions_of
 from tests.ml.chat_cases import CONVERSATIONS, SUM_TOOL, dialogue, said
 
 
@@ -105,7 +106,7 @@ def test_a_list_in_one_file_is_read_as_lines_are(tmp_path):
     one.write_text("\ufeff" + json.dumps(rows, indent=2), encoding="utf-8")
     found = chats(one)
     assert chats(lines(tmp_path, *rows))["conversation"] == found["conversation"]
-    assert [f"{one}, row 1", f"{one}, row 2"] == found["source"]
+    assert [f"row 0 of {one}", f"row 1 of {one}"] == found["source"]
 
 
 def test_equal_rows_have_an_equal_fingerprint_wherever_they_are(tmp_path):
@@ -214,20 +215,20 @@ def test_all_bad_rows_are_reported_or_left_out(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"messages": [', "line 1 is not JSON"),
+        ('{"messages": [', "jsonl:1 cannot be read: it is not JSON"),
         ("[1, 2", "Expecting"),
-        ('{\n "messages": []\n}', "line 1 is not JSON"),
+        ('{\n "messages": []\n}', "jsonl:1 cannot be read: it is not JSON"),
         ("\xff", "invalid start byte"),
-        ('{"a": {"b": 1, "c": 2, "b": 3}}', "in line 1, an object has the key 'b' twice"),
+        ('{"a": {"b": 1, "c": 2, "b": 3}}', "jsonl:1 cannot be read: an object has the key 'b' twice"),
         ('[{"a": 1, "a": 1}]', "an object has the key 'a' twice"),
-        ('{}\n{"a": ' + "9" * 5000 + "}", "in line 2, a number has more digits than can be read"),
+        ('{}\n{"a": ' + "9" * 5000 + "}", "jsonl:2 cannot be read: a number has more digits than can be read"),
         ("[" + "9" * 5000 + "]", "a number has more digits than can be read"),
     ],
 )
 def test_a_file_that_is_not_json_is_named(text, told, tmp_path):
     file = tmp_path / "chats.jsonl"
     file.write_bytes(text.encode("latin-1"))
-    with pytest.raises(DataFileError, match="chats.jsonl' cannot be read") as error:
+    with pytest.raises(DataFileError, match=r"chats\.jsonl(:\d)? cannot be read") as error:
         chats(file)
     assert told in error.value.message
     assert "FG834" == error.value.code
@@ -249,3 +250,17 @@ def test_a_value_that_is_not_a_choice_is_refused(tmp_path):
         chats(file, bad_rows="skip")
     with pytest.raises(DataError, match="form 'instruction' needs a prompt and a completion"):
         chats(lines(tmp_path, {"messages": HELLO}), form="instruction")
+
+
+def test_a_conversation_with_a_column_that_says_where_it_is_from_is_asked():
+    question = {"role": "user", "content": "1?"}
+    rows = [
+        {"messages": [question, {"role": "assistant", "content": "one"}], "source": "sums"},
+        {"question": "1?", "answer": "one", "source": "sums"},
+        {"source": "1?", "target": "one", "id": 7},
+    ]
+
+    *conversations, text = questions_of(map(json.dumps, rows), "rows.jsonl", is_json=True)
+
+    assert [((question,), "one")] * 2 == [(one.messages, one.expected) for one in conversations]
+    assert ("1?", (), "one") == (text.text, text.messages, text.expected)

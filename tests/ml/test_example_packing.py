@@ -98,8 +98,8 @@ def test_each_change_is_an_entry_of_its_own(tmp_path):
     made = [
         pack_examples(changed(), 7, cache_dir=tmp_path),
         pack_examples(changed(), 8, cache_dir=tmp_path),
-        pack_examples(changed(labels=[1]), 7, cache_dir=tmp_path),
-        pack_examples(changed(input_ids=[1]), 7, cache_dir=tmp_path),
+        pack_examples(changed(input_ids=[1, 2], labels=[1, -100]), 7, cache_dir=tmp_path),
+        pack_examples(changed(input_ids=[1, 2], labels=[1, 2]), 7, cache_dir=tmp_path),
         pack_examples(changed().select(range(7)), 7, cache_dir=tmp_path),
     ]
     assert (
@@ -134,6 +134,10 @@ IDS = [5, 6, 7]
         (
             [{"input_ids": IDS, "labels": IDS}, {"input_ids": IDS, "labels": [5]}],
             "row 1 does not have one value of 'la",
+        ),
+        (
+            [{"input_ids": IDS, "labels": [-100, 6, 7]}, {"input_ids": IDS, "labels": [5, 0, 7]}],
+            "row 1 has labels that",
         ),
         ([{"input_ids": IDS, "labels": 1}], "'labels' of row 0 is not a list"),
         ([{"input_ids": IDS, "attention_mask": [1, 1, 0]}], "an attention_mask is 0"),

@@ -21,6 +21,7 @@ from forgather.ml.data import (
     image_rows,
     load_image_processor,
 )
+from forgather.ml.data.row_epoch import reading_epoch
 from tests.ml.fixtures import Recorder
 
 
@@ -139,21 +140,34 @@ def test_changes_repeat_in_workers_and_after_a_resume_and_differ_by_epoch(tmp_pa
     rows = ImageDataset(image_arrays(pictures(4), [0, 1, 0, 1]), image_processor(6), augment=changes)
     epochs = []
     for epoch in (0, 1, 0):
-        rows.set_epoch(epoch)
-        epochs.append(torch.stack([row["pixel_values"] for row in rows]))
+        with reading_epoch(epoch):
+            epochs.append(torch.stack([row["pixel_values"] for row in rows]))
     assert torch.equal(epochs[0], epochs[2]) and not torch.equal(epochs[0], epochs[1])
 
 
 def test_an_image_that_cannot_be_read_is_refused_with_its_row(folder, tmp_path):
     (folder / "bird/2.png").write_bytes(b"no image")
     rows = ImageDataset(image_rows(folder), image_processor(6))
-    with pytest.raises(ForgatherError, match=r"row 1 \('.*bird/2.png'\) cannot be read") as found:
+    with pytest.raises(
+        ForgatherError, match=r"row 1 of the data set: its image '.*bird/2.png' cannot be read"
+    ) as found:
         rows[1]
     assert "FG954" == found.value.code
     (tmp_path / "rows.jsonl").write_text('{"image": "images/bird/9.png", "label": "bird"}\n')
-    with pytest.raises(ForgatherError, match=r"row 1 of .*'images/bird/9.png' does not exist") as found:
+    with pytest.raises(ForgatherError, match=r"jsonl:1: its image 'images/bird/9.png' does not exist") as found:
         image_rows(tmp_path / "rows.jsonl")
     assert "FG954" == found.value.code
+
+
+def test_transparent_pixels_are_white_and_suffixes_of_any_case_are_read(folder):
+    hidden = np.zeros((6, 6, 4), dtype=np.uint8)
+    hidden[0, 0] = (10, 20, 30, 255)
+    Image.fromarray(hidden).save(folder / "cat" / "5.Png")
+
+    pixels = ImageDataset(image_rows(folder), image_processor(6))[4]["pixel_values"]
+
+    torch.testing.assert_close(pixels[:, 0, 0], torch.tensor([10.0, 20, 30]) / 127.5 - 1, rtol=0, atol=1e-6)
+    assert (pixels[:, 1:] == 1).all()
 
 
 def test_gray_pixels_of_more_than_eight_bits_are_refused(folder):
@@ -178,6 +192,7 @@ def test_folders_and_arrays_that_cannot_be_used_are_refused(folder, tmp_path):
         ((gray, [0]), "labels has the shape"),
         ((gray + 300, [0, 1]), "max_value is 255"),
         ((gray, [0, -1]), "none of the|two different names"),
+        ((gray, [0, 1000000]), "labels go up to 1000000, and there are 2 images"),
     ]:
         with pytest.raises(ForgatherError, match=told):
             image_arrays(*arguments)

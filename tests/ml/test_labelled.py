@@ -57,23 +57,30 @@ def test_a_csv_file_gives_the_rows_of_the_json_lines(write):
     assert lines.to_list() == table.to_list() and lines._fingerprint == table._fingerprint
 
 
+def test_a_csv_file_may_number_the_classes(write):
+    rows = labelled_rows(write("text,label\na,yes\nb,0\nc,1\n", "rows.csv"), labels=["no", "yes"])
+
+    assert [1, 0, 1] == list(rows["label"])
+
+
 @pytest.mark.parametrize(
     ("options", "rows", "code", "told"),
     [
-        ({"labels": ["a", "b"]}, rows_of("a", "c"), "FG876", "row 2 of '"),
+        ({"labels": ["a", "b"]}, rows_of("a", "c"), "FG876", "jsonl:2: "),
         ({"labels": ["a", "b"]}, rows_of("a", 2), "FG876", "the label 2 is none of the 2 classes"),
-        ({"task": "multi_label", "labels": ["a", "b"]}, rows_of(["a"], ["a", "bb"]), "FG876", "row 2"),
-        ({}, rows_of("a", None), "FG877", "row 2"),
+        ({"labels": ["1", "2"]}, rows_of("1", 0), "FG876", "the label 0 is none of the 2 classes"),
+        ({"task": "multi_label", "labels": ["a", "b"]}, rows_of(["a"], ["a", "bb"]), "FG876", "jsonl:2: "),
+        ({}, rows_of("a", None), "FG877", "jsonl:2: "),
         ({}, rows_of("a", 1.5), "FG877", "its label is 1.5"),
         ({}, rows_of("a", ["a"]), "FG877", "its label is ['a']"),
         ({}, rows_of("a", "a"), "FG877", "only the label 'a'"),
-        ({"task": "multi_label"}, rows_of(["a"], 3), "FG877", "row 2"),
+        ({"task": "multi_label"}, rows_of(["a"], 3), "FG877", "jsonl:2: "),
         ({"task": "regression"}, rows_of(1, "high"), "FG877", "its label is 'high', which is not a number"),
         ({"task": "regression"}, rows_of(1, [1, 2]), "FG877", "its label is 2 numbers"),
-        ({}, [*rows_of("a"), {"text": " ", "label": "b"}], "FG877", "row 2"),
+        ({}, [*rows_of("a"), {"text": " ", "label": "b"}], "FG877", "jsonl:2: "),
         ({}, [*rows_of("a"), {"text": "t"}], "FG831", "has no column 'label'"),
-        ({}, '{"text": "a", "label": "b"}\n[1]\n', "FG834", "line 2 is not a JSON object"),
-        ({}, '{"text": "a", "label"\n', "FG834", "line 1 is not JSON"),
+        ({}, '{"text": "a", "label": "b"}\n[1]\n', "FG834", "jsonl:2 cannot be read: it is not a JSON object"),
+        ({}, '{"text": "a", "label"\n', "FG834", "jsonl:1 cannot be read: it is not JSON"),
         ({}, "\n", "FG832", "no rows"),
         ({}, rows_of("a", ""), "FG877", "its label is empty"),
         ({"task": "regression"}, rows_of(10**400), "FG877", "which is not a number"),
@@ -102,8 +109,8 @@ def test_a_list_and_a_byte_order_mark_are_read(write):
     ("text", "told"),
     [
         ("text,label,text\na,b,c\n", "two columns have the name 'text'"),
-        ("text,label\na\n", "line 2 does not have one value"),
-        ('text,label\n"a\nb",c\n"d,e\n', "in the row that begins in line 4, unexpected end of data"),
+        ("text,label\na\n", "csv:2 cannot be read: it does not have one value"),
+        ('text,label\n"a\nb",c\n"d,e\n', "csv:4 cannot be read: in the row that begins here, unexpected end of data"),
     ],
 )
 def test_a_csv_file_with_unclear_columns_is_refused(text, told, write):

@@ -115,15 +115,18 @@ def test_reward_functions_with_one_name_are_logged_under_two():
         (None, "there is no reward function"),
         ([3], "is a int"),
         (lambda completions: [0.0], "cannot be called: got an unexpected keyword"),
-        (lambda completions, **others: 1.0, "returned 1.0 for 1 answers"),
-        (lambda completions, **others: [1.0, 2.0], "returned 2 rewards for 1 answers"),
-        (lambda completions, **others: torch.tensor([float("nan")]), "returned nan for an answer"),
-        (lambda completions, **others: ["high"], "returned 'high' for an answer"),
+        (lambda completions, **others: 1.0, "returned 1.0 for 1 answer "),
+        (lambda completions, **others: [1.0, 2.0], "returned 2 rewards for 1 answer "),
+        (lambda completions, **others: torch.tensor([float("nan")]), "returned nan for answer 0 of 1 answer, to"),
+        (lambda completions, **others: [10**400], "returned a whole number that no float can hold for answer 0"),
+        (lambda completions, **others: [-(10**5000)], "returned a whole number that no float can hold for answer 0"),
+        (lambda completions, **others: torch.ones(1, 1), "returned a list for answer 0"),
+        (lambda completions, **others: ["high"], "returned 'high' for answer 0 of 1 answer, to the prompt 'Hi' "),
     ],
 )
 def test_a_reward_function_that_gives_no_rewards_is_refused(given, message):
     with pytest.raises(RewardError, match=message) as caught:
-        reward_functions(given, ["answer"])[0](completions=["a"])
+        reward_functions(given, ["answer"])[0](prompts=["Hi"], completions=["a"])
     assert ("FG986", "reward_funcs") == (caught.value.code, caught.value.argument)
 
 

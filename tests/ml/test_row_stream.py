@@ -10,6 +10,7 @@ from itertools import islice
 import pytest
 import torch
 from datasets import Dataset
+from torch.utils.data import DataLoader
 
 from forgather.errors import TrainingError
 from forgather.ml import Trainer, TrainingArguments
@@ -92,6 +93,15 @@ def test_the_order_is_that_of_seed_and_epoch_and_each_row_is_in_it_once(tmp_path
     other = chats(files, streaming=True, buffer_size=8, seed=1)
     assert orders[0] != [row["source"] for row in other]
     assert stored == [row["source"] for row in chats(files, streaming=True, buffer_size=0)]
+
+
+def test_persistent_workers_read_each_epoch_in_its_order(tmp_path):
+    """As the trainer of transformers reads it, which sets the epoch in the main process alone."""
+    stream = chats(numbered(tmp_path), streaming=True, buffer_size=8)
+    loader = DataLoader(stream, batch_size=None, num_workers=1, persistent_workers=True)
+    for epoch in range(2):
+        stream.set_epoch(epoch)
+        assert [row["source"] for row in stream] == [row["source"] for row in loader]
 
 
 def test_no_more_rows_are_read_than_the_buffer_holds():

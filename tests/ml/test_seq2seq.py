@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import BartConfig, LlamaConfig, T5Config
 
@@ -46,6 +47,30 @@ def test_labels_are_the_target_and_the_token_at_which_generation_stops(write, to
     assert {tokenizer.eos_token_id} == {ids[-1] for them in (made, cut) for ids in them["labels"]}
     assert [4, 5] == [max(map(len, cut[name])) for name in ("input_ids", "labels")]
     assert "2 rows; 2 sources cut to 4 tokens, 1 target to 5" in caplog.text
+
+
+def test_a_language_after_the_end_of_a_target_is_kept(write, tokenizer, tmp_path):
+    """As the tokenizer of mBART writes it: its decoder begins with the last label."""
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<lang>"]})
+    lang, eos = tokenizer.convert_tokens_to_ids("<lang>"), tokenizer.eos_token_id
+    ends = [(tokenizer.eos_token, eos), ("<lang>", lang)]
+    single = f"$A {tokenizer.eos_token} <lang>"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=ends)
+
+    made = tokenize_seq2seq(seq2seq_rows(write(*ROWS)), tokenizer, max_target_length=5, cache_dir=tmp_path)
+
+    assert [[eos, lang]] * 2 == [ids[-2:] for ids in made["labels"]] and 5 == max(map(len, made["labels"]))
+    assert ["2 1"] == [tokenizer.decode(ids[:-2]) for ids in made["labels"][:1]]
+
+
+def test_a_target_that_ends_with_the_end_token_changes_no_other_row(write, tokenizer, tmp_path):
+    end = tokenizer.eos_token
+    rows = seq2seq_rows(write({"source": "a", "target": f"2{end}"}, *ROWS))
+
+    made = tokenize_seq2seq(rows, tokenizer, max_target_length=5, cache_dir=tmp_path)
+
+    assert [f"2{end}", f"2 1{end}"] == [tokenizer.decode(ids) for ids in made["labels"][:2]]
+    assert [tokenizer.eos_token_id] * 3 == [ids[-1] for ids in made["labels"]] and 5 == max(map(len, made["labels"]))
 
 
 @pytest.mark.parametrize("config", [T5Config(**SIZES), BartConfig(d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16, encoder_attention_heads=2, decoder_attention_heads=2, dropout=0.0)], ids=["T5", "BART"])  # fmt: skip
@@ -119,9 +144,9 @@ def test_a_classifier_with_a_decoder_takes_a_loss_of_logits_and_labels():
 @pytest.mark.parametrize(
     ("row", "code", "told"),
     [
-        ({"source": "a", "target": ""}, "FG877", "row 2 of .*its target is empty"),
-        ({"source": 3, "target": "b"}, "FG877", "row 2 of .*its source is 3"),
-        ({"source": "a"}, "FG831", "row 2 of .*no column 'target'"),
+        ({"source": "a", "target": ""}, "FG877", "jsonl:2: .*its target is empty"),
+        ({"source": 3, "target": "b"}, "FG877", "jsonl:2: .*its source is 3"),
+        ({"source": "a"}, "FG831", "jsonl:2: .*no column 'target'"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_refused_with_its_number(row, code, told, write):

@@ -67,14 +67,14 @@ def test_a_tokenizer_without_blanks_before_words_is_noted(write, tmp_path, caplo
 @pytest.mark.parametrize(
     ("row", "code", "told"),
     [
-        ({"tokens": ["a"], "tags": ["O", "O"]}, "FG877", "row 2 of .*1 word and 2 tags"),
-        ({"tokens": "a b", "tags": ["O", "O"]}, "FG877", "row 2 of .*its words are 'a b'"),
-        ({"tokens": [], "tags": []}, "FG877", "row 2 of .*its words are"),
-        ({"tokens": ["a", ""], "tags": ["O", "O"]}, "FG877", "row 2 of .*its word is empty"),
-        ({"tokens": ["a"], "tags": [None]}, "FG877", "row 2 of .*its label is None"),
-        ({"tokens": ["a"], "tags": ["\ud800"]}, "FG877", "row 2 of .*surrogate"),
-        ({"tokens": ["a"], "tags": ["B-ORG"]}, "FG876", "row 2 of .*'B-ORG' is none of the 4 classes"),
-        ({"words": ["a"], "tags": ["O"]}, "FG831", "row 2 of .*no column 'tokens'"),
+        ({"tokens": ["a"], "tags": ["O", "O"]}, "FG877", "jsonl:2: .*1 word and 2 tags"),
+        ({"tokens": "a b", "tags": ["O", "O"]}, "FG877", "jsonl:2: .*its words are 'a b'"),
+        ({"tokens": [], "tags": []}, "FG877", "jsonl:2: .*its words are"),
+        ({"tokens": ["a", ""], "tags": ["O", "O"]}, "FG877", "jsonl:2: .*its word is empty"),
+        ({"tokens": ["a"], "tags": [None]}, "FG877", "jsonl:2: .*its label is None"),
+        ({"tokens": ["a"], "tags": ["\ud800"]}, "FG877", "jsonl:2: .*surrogate"),
+        ({"tokens": ["a"], "tags": ["B-ORG"]}, "FG876", "jsonl:2: .*'B-ORG' is none of the 4 classes"),
+        ({"words": ["a"], "tags": ["O"]}, "FG831", "jsonl:2: .*no column 'tokens'"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_refused_with_its_number(row, code, told, write):

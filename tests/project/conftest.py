@@ -1,1 +1,1 @@
-from tests.isolation import private_folders, warm_cache  # noqa: F401
+from tests.isolation import private_folders, warm_cache, warm_settings  # noqa: F401

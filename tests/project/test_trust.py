@@ -386,7 +386,7 @@ WITH_CODE = {("module", "wine"), ("vision", "cnn")}
 
 
 @pytest.mark.parametrize(("folder", "config"), list(shipped()))
-def test_no_shipped_config_needs_trust_but_those_with_code_of_their_own(untrusted, folder, config):
+def test_no_shipped_config_needs_trust_but_those_with_code_of_their_own(untrusted, warm_settings, folder, config):
     project = Project(config, str(folder))
     own = (folder.name, config) in WITH_CODE
 

@@ -1,11 +1,13 @@
 """projects/assistant: its answers are those of `inspect`, what is held out is not trained on, and all of it runs."""
 
 import inspect
+import itertools
 import json
 import re
 import runpy
 import shutil
 import sys
+from collections import Counter
 from unittest.mock import MagicMock
 
 import pytest
@@ -64,14 +66,20 @@ def test_the_answers_are_those_of_inspect_and_what_is_held_out_is_not_trained_on
     few = {name: values[::part] for name, values in sources.items()}
     read = {make["module_of"](file) for file in python_sources(max_bytes=make["READ_BY_DEMO"])["file"]}
 
-    train, test = make["rows_of"](few, read)
+    parts = make["rows_of"](few, read)
 
-    assert (train, test) == make["rows_of"](few, read)
-    assert {row["module"] for row in train} <= read and read.isdisjoint(row["module"] for row in test)
-    assert set(make["QUESTIONS"]) == {row["task"] for row in test} == {row["task"] for row in train}
-    assert len(train) == len(set(texts(train))) and set(texts(train)).isdisjoint(texts(test))
-    assert len(test) == len({row["messages"][0]["content"] for row in test})
-    about = [row for row in train + test if texts([row])[0].startswith(("def ", "async def "))]
+    assert parts == make["rows_of"](few, read) and make["PARTS"] == tuple(parts)
+    train, *held_out = parts.values()
+    assert {row["module"] for row in train} <= read and len(train) == len(set(texts(train)))
+    for one, other in itertools.combinations(parts.values(), 2):
+        assert {row["module"] for row in one}.isdisjoint(row["module"] for row in other)
+        assert set(texts(one)).isdisjoint(texts(other))
+    for rows in held_out:
+        assert set(make["QUESTIONS"]) == {row["task"] for row in rows} == {row["task"] for row in train}
+        assert len(rows) == len({row["messages"][0]["content"] for row in rows})
+        of_modules = Counter((row["module"], row["task"]) for row in rows)
+        assert max(of_modules.values()) <= make["FROM_ONE_MODULE"] and (part > 1 or 5 * make["ASKED"] == len(rows))
+    about = [row for row in train + sum(held_out, []) if texts([row])[0].startswith(("def ", "async def "))]
     for row in about[:: part * 2]:
         facts = signature_facts(texts([row])[0])
         questions = [divided(message)[1] for message in row["messages"][::2]]
@@ -102,7 +110,7 @@ def folder(tmp_path_factory):
         {"task": task, "messages": [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]}
         for task, text, answer in (("count", "def f(a, b): How many?", "2"), ("name", "def f(a, b): Name?", "f"))
     ]
-    for name, times in (("train", 40), ("test", 1)):
+    for name, times in (("train", 40), ("validation", 1), ("test", 1)):
         lines = [json.dumps(row) + "\n" for row in rows] * times
         (root / f"assistant/data/{name}.jsonl").write_text("".join(lines))
     return root / "assistant"
@@ -134,6 +142,8 @@ def test_the_three_models_are_graded(folder, capsys):
     assert facts["models"]["lora"]["trained_parameters"] < facts["models"]["full"]["trained_parameters"]
     printed = compared(folder, capsys).splitlines()
     assert "| | majority | base | lora | full |" == printed[0] and printed[2].startswith("| count | 100.0% | 0.0% | ")
+    (folder / "data/validation.jsonl").write_text((folder / "data/test.jsonl").read_text().splitlines()[0] + "\n")
+    assert {"count": 1.0} == json.loads(compared(folder, capsys, "--validation", "--json"))["majority"]
     # The same questions, asked by the command.
     file = str(folder / "data/test.jsonl")
     assert 0 == main(["generate", str(folder / "output_models/lora"), "--prompts", file, "--json"])

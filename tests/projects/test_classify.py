@@ -83,7 +83,7 @@ def test_one_class_for_each_row_beats_the_majority_and_a_file_of_rows_has_the_sa
     assert [row["label"] for row in two] == [line["label"] for line in of_file]
     (tmp_path / "two.jsonl").write_text(json.dumps({"text": "a", "label": "poem"}) + "\n")
     assert 1 == main(["eval", str(out), "--data", str(tmp_path / "two.jsonl")])
-    assert "row 1 of" in (told := capsys.readouterr().err) and "[FG876]" in told
+    assert "jsonl:1: the label" in (told := capsys.readouterr().err) and "[FG876]" in told
 
 
 @pytest.mark.parametrize(("config",), thinned(["parts", "size"], lambda config: False))

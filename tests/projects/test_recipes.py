@@ -1,6 +1,7 @@
 """The recipes of another tool: their files are unchanged, every key is read or answered by name, and they train."""
 
 import contextlib
+import copy
 import hashlib
 import io
 import os
@@ -161,3 +162,21 @@ def test_the_overlay_changes_what_the_machine_forces_and_nothing_else(project):
         "per_device_train_batch_size",
         "num_proc",
     } == keys
+
+
+@pytest.mark.parametrize("name", ["fsdp_qlora_llama7b", "deepspeed_zero2_sd_lora"])
+def test_a_section_of_a_recipe_that_is_no_mapping_is_found_at_its_line(project, name):
+    file = project / "configs" / f"{name}.yaml"
+    recipe = YAML(typ="safe").load(file.read_text())
+    for section, values in recipe.items():
+        numbers = [key for key in values if key in ("output_dir", "num_gpus", "gradient_accumulation_steps")]
+        for path in ((section,), *((section, key) for key in numbers)):
+            for value in (None, [1], 3.5):
+                other = copy.deepcopy(recipe)
+                other[section] = value if len(path) == 1 else {**values, path[1]: value}
+                with file.open("w") as stream:
+                    YAML().dump(other, stream)
+                (found,) = (one for one in check_project(Project(name, str(project))).findings if one.code == "FG952")
+                begin = next(n for n, line in enumerate(file.read_text().split("\n"), 1) if f"{path[-1]}:" in line)
+                # A list of several lines begins below its key.
+                assert (str(file), True) == (found.span.file, found.span.line in (begin, begin + 1))

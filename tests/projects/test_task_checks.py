@@ -12,7 +12,11 @@ from tests.project.workbench import ROOT
 
 CAUSAL = "!singleton:forgather.ml.models:from_config {config: !call:transformers:LlamaConfig []}"
 COLLATOR = "!singleton:transformers:DataCollator%s []"
+DATA = "forgather.ml.data"
+SPLIT = f"!call:getitem [!call:{DATA}:split [!call:{DATA}%s []], train]"
 CASES = [
+    ("tag", "names", f"train_dataset={SPLIT % '.packing:tokenize'}", "FG960", "for a causal language model"),
+    ("tag", "names", f"eval_dataset={{a: !call:{DATA}:tokenize []}}", "FG960", "for a causal language model"),
     ("tag", "names", "train_dataset=!call:forgather.ml.data:tokenize []", "FG960", "for a causal language model"),
     ("seq2seq", "numbers", "train_dataset=!call:forgather.ml.data:tokenize_chats []", "FG960", "for a causal"),
     ("vision", "vit", "train_dataset=!call:forgather.ml.data:pack_examples []", "FG960", "for a causal language model"),
@@ -29,6 +33,36 @@ def test_the_check_refuses_what_does_not_fit_the_task(project, config, change, c
     status = main(["-p", str(ROOT / "projects" / project), "-t", config, "check", "--set", change])
     found = capsys.readouterr()
     assert (1, True, True) == (status, code in found.out + found.err, told in found.out + found.err)
+
+
+@pytest.mark.parametrize("trainer", ["trainer", "hf_trainer"])
+def test_every_trainer_is_given_rows_of_the_task(trainer, tmp_path, capsys):
+    (tmp_path / "meta.yaml").write_text('name: "P"\ndefault_config: p.yaml\n')
+    folder = tmp_path / "templates/configs"
+    folder.mkdir(parents=True)
+    (folder / "p.yaml").write_text(f"-- extends 'trainers/{trainer}.yaml'\n[raw_dataset]\n    == super()\n")
+    mixed = f"!call:{DATA}:mix [{{a: !call:%s []}}]"
+    for rows, status in ((f"{DATA}:tokenize_tagged", 1), ("own:rows", 0), (f"{DATA}:tokenize", 0)):
+        main(["-p", str(tmp_path), "check", "--set", f"train_dataset={mixed % rows}"])
+        found = capsys.readouterr()
+        assert bool(status) == ("FG960" in found.out + found.err), rows
+
+
+@pytest.mark.parametrize("rows", ["tokenize", "pack_examples", "packing:tokenize"])
+def test_an_evaluation_that_generates_refuses_packed_rows_inside_other_calls(rows, tmp_path, capsys):
+    (tmp_path / "meta.yaml").write_text('name: "P"\ndefault_config: p.yaml\n')
+    folder = tmp_path / "templates/configs"
+    folder.mkdir(parents=True)
+    (folder / "p.yaml").write_text(
+        "-- extends 'trainers/trainer.yaml'\n[trainer_args]\n    == super()\n"
+        "    predict_with_generate: true\n    eval_strategy: steps\n"
+    )
+    for function, is_refused in ((rows, True), ("tokenize_chats", False)):
+        function = function.replace("packing:", ".packing:") if ":" in function else f":{function}"
+        made = f"eval_dataset={{a: !call:getitem [{{eval: !call:{DATA}{function} []}}, eval]}}"
+        main(["-p", str(tmp_path), "check", "--set", made])
+        found = capsys.readouterr()
+        assert is_refused == ("FG964" in found.out + found.err)
 
 
 @pytest.mark.parametrize(("project", "config"), [("tag", "names"), ("seq2seq", "numbers"), ("vision", "vit")])

@@ -22,6 +22,7 @@ from forgather.cli.generation_options import (
     form_lines,
     load_speaker,
     print_notes,
+    refuse_encoder,
     sampling_line,
     sampling_of,
 )
@@ -62,6 +63,7 @@ def run(invocation: Invocation) -> int:
     options = invocation.options
     sampling = sampling_of(options)
     speaker = load_speaker(options)
+    refuse_encoder(speaker, "chat")
     form = chat_form(speaker, options.system)
     print_notes([*speaker.described(), *form_lines(form, speaker)[1:], sampling_line(sampling)])
     lines = Lines()

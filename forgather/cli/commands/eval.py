@@ -137,9 +137,12 @@ def _refuse_unwritable(out: str | None) -> None:
     """Raises FG418 before the evaluation if the file for the predictions cannot be written."""
     if out is None:
         return
+    is_new = not os.path.lexists(out)
     try:
         with open(out, "a", encoding="utf-8"):
             pass
+        if is_new:
+            os.remove(out)  # an evaluation that is refused later leaves nothing behind
     except OSError as error:
         raise ProjectError(
             f"the predictions cannot be written to {out!r}: {error.strerror or error}",

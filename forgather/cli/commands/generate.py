@@ -19,8 +19,10 @@ from forgather.cli.generation_options import (
     form_lines,
     load_speaker,
     print_notes,
+    refuse_encoder,
     sampling_line,
     sampling_of,
+    source_form,
 )
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import a_name, add_json
@@ -30,11 +32,13 @@ EXECUTES = True
 REST_INTO = "prompts"
 DESCRIPTION = """Ask a model that a run has saved: a checkpoint, the model of the run's end, an adapter, or any folder
 in the layout of Hugging Face. A prompt is a message of the user if the tokenizer has a chat template, and is rendered
-as in training; otherwise the model continues the text. The most likely token is taken unless a temperature is given."""
+as in training; otherwise the model continues the text. A model with an encoder, such as T5, reads the prompt as a
+source, with the prefix of its training. The most likely token is taken unless a temperature is given."""
 EXAMPLES = """examples:
   fgcli generate output_models/chat "What comes after five?"
   fgcli generate output_models/chat --checkpoint best --temperature 0.7 --seed 1 "Tell a story."
   fgcli generate output_models/tiny_llama --raw "def main():"   the text is continued, without a chat template
+  fgcli generate output_models/summary --prompts texts.jsonl     a T5: rows with "source", or "prompt"
   fgcli generate output_models/chat/checkpoint-500 --prompts questions.jsonl --json
   git diff | fgcli generate exported_model --system "Summarise." -"""
 _FINISHES = {
@@ -75,8 +79,11 @@ def run(invocation: Invocation) -> int:
         speaker.generator.settings(len(ids), sampling)
     if not options.json:
         print_notes([*speaker.described(), *form_lines(form, speaker), sampling_line(sampling)])
-    for question in questions:
+    longest = speaker.conversations.max_source_length
+    for question, ids in zip(questions, prompts, strict=True):
         control_note(form, question)
+        if form.form == "source" and longest is not None and len(ids) > longest:
+            print_notes([f"note: the source has {len(ids)} tokens, and those of the training were cut to {longest}"])
     answers: list[Any] = []
     for question, ids in zip(questions, prompts, strict=True):
         if not options.json and len(questions) > 1:
@@ -114,6 +121,10 @@ def _read_input() -> str:
 
 
 def _form(speaker: Speaker, options: argparse.Namespace) -> Any:
+    if speaker.generator.has_encoder:
+        if options.chat or options.raw:
+            refuse_encoder(speaker, f"generate --{'chat' if options.chat else 'raw'}")
+        return source_form(speaker, options.system)
     if options.chat or (not options.raw and (speaker.has_chat_template or options.system)):
         return chat_form(speaker, options.system)
     prompts = import_module("forgather.ml.generation.prompt")

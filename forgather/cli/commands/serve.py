@@ -12,7 +12,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from forgather.cli.generation_options import Speaker, add_longest, add_model, load_speaker, print_notes
+from forgather.cli.generation_options import (
+    Speaker,
+    add_longest,
+    add_model,
+    load_speaker,
+    print_notes,
+    refuse_encoder,
+)
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import a_name
 from forgather.errors import ProjectError
@@ -66,6 +73,7 @@ def run(invocation: Invocation) -> int:
     import_module("forgather.ml.generation.generator").Sampling(max_new_tokens=options.max_new_tokens)
     with _bound(options.host, options.port) as place:
         speaker = load_speaker(options)
+        refuse_encoder(speaker, "serve")
         key = given or secrets.token_urlsafe(24)
         app, name = _app(speaker, options, key), options.name or speaker.trained.name
         host, port = place.getsockname()[:2]

@@ -311,8 +311,8 @@ def _toyaml(context: Context, value: Any, default: Any = toyaml) -> str:
 
 
 @pass_context
-def _fromyaml(context: Context, value: Any) -> Any:
-    """Returns the plain value of a YAML text."""
+def _fromyaml(context: Context, value: Any, form: Any = None) -> Any:
+    """Returns the plain value of a YAML text, which must have a form if one is given."""
     # Only a template with this filter pays for the parser.
     from forgather.config._jinja.plain_yaml import plain_data
 
@@ -327,7 +327,7 @@ def _fromyaml(context: Context, value: Any) -> Any:
         )
     account.weigh(value)
     account.charge(_WORK["fromyaml"] * len(value))
-    return plain_data(value, account.limits.max_integer_digits)
+    return plain_data(value, account.limits.max_integer_digits, form)
 
 
 def json_text(value: Any, **settings: Any) -> str:

@@ -83,7 +83,11 @@ def unread_sets(environment: RunEnvironment) -> Iterator[Diagnostic]:
             elsewhere = told.why if told and told.verdict == "elsewhere" else ""
             if near or elsewhere or not files.hold(field, template):
                 name = f"{base}.{field}"
-                yield _unread(environment, template, name, line, f"{base}.{near}" if near else None, elsewhere)
+                readers = files.readers(name)
+                if readers and not near:
+                    yield _of_others(environment, template, name, line, readers)
+                else:
+                    yield _unread(environment, template, name, line, f"{base}.{near}" if near else None, elsewhere)
 
 
 def _unread(
@@ -101,6 +105,21 @@ def _unread(
         hint += "remove the line, or extend a template that does"
     severity = Severity.WARNING if near or parent or elsewhere else Severity.LINT
     message = f"{name!r} is set, but no template of this config reads it"
+    return finding_in(template, environment, line, "FG134", message, severity, hint)
+
+
+def _of_others(
+    environment: RunEnvironment, template: LoadedTemplate, name: str, line: int, readers: list[str]
+) -> Diagnostic:
+    """Returns a finding about a setting of templates of the library that the config does not use.
+
+    A file or folder that the config itself names is an error: the run would train on other data. A template that
+    several configs share may set it for one of the others, and another setting may be a leftover.
+    """
+    message = f"{name!r} is set, but no template of this config reads it"
+    hint = f"it is a setting of {', '.join(map(repr, readers))}: remove the line, or include that template"
+    is_of_data = template.use == 0 and name.endswith(("_file", "_dir"))
+    severity = Severity.ERROR if is_of_data else Severity.WARNING
     return finding_in(template, environment, line, "FG134", message, severity, hint)
 
 
@@ -193,28 +212,40 @@ class _ProjectFiles:
             name in words for path, words in self._words.items() if path != file
         )
 
+    def readers(self, name: str) -> list[str]:
+        """Returns the templates outside the project that print a field of a namespace, such as `ns.train_file`."""
+        known = re.compile(rf"{{[{{%][^\n]*\b{re.escape(name)}\b|^-- (?!set )[^\n]*\b{re.escape(name)}\b", re.MULTILINE)
+        found = []
+        for root in self._library.roots:
+            if self._project is None or not os.path.join(root, "").startswith(self._project):
+                for path in sorted(_files(root)):
+                    with suppress(ForgatherError):
+                        if known.search(read_text(path)):
+                            found.append(os.path.relpath(path, root))
+        return found
+
     @cached_property
     def _words(self) -> dict[str, frozenset[str]]:
         found: dict[str, frozenset[str]] = {}
         for root in self._library.roots:
             if self._project is None or os.path.join(root, "").startswith(self._project):
-                # A folder of data may be too large to walk, and no finding stops a render.
-                with suppress(TooManyEntriesError):
-                    for path in _files(root):
-                        with suppress(ForgatherError):
-                            found[path] = frozenset(re.findall(r"\w+", read_text(path)))
+                for path in _files(root):
+                    with suppress(ForgatherError):
+                        found[path] = frozenset(re.findall(r"\w+", read_text(path)))
         return found
 
 
 def _files(root: str) -> Iterator[str]:
     count = 0
-    for folder, folders, files in walk_folders(root):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        count += len(folders)
-        for name in files:
-            # A search path may contain a data folder, so the search is bounded; names of later files are not found.
-            count += 1
-            if count > _MAX_SEARCHED:
-                return
-            if name.endswith((".yaml", ".yml")):
-                yield os.path.join(folder, name)
+    # A folder of data may be too large to walk, and no finding stops a render.
+    with suppress(TooManyEntriesError):
+        for folder, folders, files in walk_folders(root):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            count += len(folders)
+            for name in files:
+                # A search path may contain a data folder, so the search is bounded; names of later files are not found.
+                count += 1
+                if count > _MAX_SEARCHED:
+                    return
+                if name.endswith((".yaml", ".yml")):
+                    yield os.path.join(folder, name)

@@ -139,7 +139,7 @@ class TextSampleCallback(TrainerCallback, ExportableState):
 
     def _sample(self, args: Any, state: Any, scene: dict[str, Any]) -> None:
         # An evaluation at the last step and the end of training would give the same sample twice.
-        if self._last_step == state.global_step or not self._samples_at_all(state, scene):
+        if self._last_step == state.global_step or not self.prompts or not self._samples_at_all(state, scene):
             return
         tokenizer = self.tokenizer or scene.get("processing_class")
         self._last_step = state.global_step
@@ -169,7 +169,8 @@ class TextSampleCallback(TrainerCallback, ExportableState):
 
     def _samples_at_all(self, state: Any, scene: dict[str, Any]) -> bool:
         """Returns True if the model can generate text; otherwise the main process logs the reason once."""
-        if "model" not in scene:
+        # Without prompts, nothing is asked of the model: the file gets the answers of evaluations.
+        if "model" not in scene or not self.prompts:
             return True
         if self._can_sample is None:
             reason = self._reason_for_no_samples(scene["model"], self.tokenizer or scene.get("processing_class"))

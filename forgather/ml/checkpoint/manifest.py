@@ -313,7 +313,7 @@ def corrupt_file(file: Path, what: str) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint file {str(file)!r} is corrupt: {what}",
         code="FG603",
-        hint=f"resume from an earlier one ({_RESUME_AUTO}); 'fgcli ckpt verify' lists all problems",
+        hint=f"use an earlier one (for a run, {_RESUME_AUTO}); 'fgcli ckpt verify' lists all problems",
     )
 
 
@@ -339,5 +339,5 @@ def missing_file(file: Path) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint file {str(file)!r} is missing",
         code="FG604",
-        hint=f"restore the file, or resume from another checkpoint ({_RESUME_AUTO})",
+        hint=f"restore the file, or use another checkpoint (for a run, {_RESUME_AUTO})",
     )

@@ -4,12 +4,17 @@ Takes the rows of an evaluation set as `tokenize_chats` and `tokenize_examples` 
 tokens before the last answer and the tokens of that answer. The labels say where the answer is, so a prompt is what the
 model saw before it in training, rendered by the same chat template. Rows without a prompt or without a whole answer are
 left out and counted.
+
+For a model with an encoder, the rows are those of `tokenize_seq2seq`: all tokens are the prompt, and all labels the
+answer.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -19,6 +24,9 @@ from forgather.ml.number_format import plural
 _log = logging.getLogger(__name__)
 
 _IGNORED = -100
+_HINT_OF_SOURCES = "answers are generated for rows with input_ids and labels, as datasets/source_target.yaml"
+_NOT_GENERATED_FROM = ("decoder_input_ids", "inputs_embeds", "global_attention_mask")
+"""Columns that training gives to a model with an encoder, and generation does not."""
 _HINT = "answers are generated for rows with input_ids and labels, as datasets/chat.yaml and datasets/instructions.yaml"
 
 
@@ -50,30 +58,71 @@ def answer_rows(dataset: Any, stops: Collection[int], *, limit: int | None = Non
     Raises:
         DataError: FG964 if the data set is a stream, if its rows are not prompts with answers, or if none is left.
     """
+    read = partial(_answer_row, stops=frozenset(stops))
+    return _read_rows(
+        dataset,
+        limit,
+        read,
+        "labels of -100 tell the prompt from the answer (train_on: assistant), and the last label is the token at "
+        "which generation stops",
+    )
+
+
+def source_rows(dataset: Any, *, limit: int | None = None) -> list[AnswerRow]:
+    """Returns the sources and targets of the first rows of a data set, for a model with an encoder.
+
+    A target consists of the labels that are not -100. A row without labels is a source alone.
+
+    Args:
+        dataset: a data set with a length and rows by number.
+        limit: the number of rows to read, or None for all.
+
+    Raises:
+        DataError: FG964 if the data set is a stream, if its rows are not sources with targets, or if none is left.
+    """
+    return _read_rows(dataset, limit, _source_row, _HINT_OF_SOURCES)
+
+
+def _read_rows(
+    dataset: Any, limit: int | None, read: Callable[[int, Any], AnswerRow | str], hint: str
+) -> list[AnswerRow]:
+    """Returns the rows that `read` makes; a text that it returns is the reason why a row is left out."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise _unusable("the evaluation set is a stream, and its rows have no numbers", "give a data set with a length")
     count = len(dataset) if limit is None else min(limit, len(dataset))
-    left_out = {"without a prompt before the answer": 0, "whose answer is not whole": 0}
-    rows = []
-    for number in range(count):
-        found = _answer_row(number, dataset[number], frozenset(stops))
-        if isinstance(found, str):
-            left_out[found] += 1
-        else:
-            rows.append(found)
-    reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items() if number)
+    found = [read(number, dataset[number]) for number in range(count)]
+    rows = [row for row in found if not isinstance(row, str)]
+    left_out = Counter(row for row in found if isinstance(row, str))
+    reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(left_out.items(), reverse=True))
     if not rows:
         raise _unusable(
-            f"no row of the evaluation set has a prompt and a whole answer: {reasons or 'there are no rows'}",
-            "labels of -100 tell the prompt from the answer (train_on: assistant), and the last label is the token at "
-            "which generation stops",
+            f"no row of the evaluation set has a prompt and a whole answer: {reasons or 'there are no rows'}", hint
         )
     if reasons:
         _log.warning("answers are generated for %s; left out: %s", plural(len(rows), "row"), reasons)
     return rows
 
 
-def _answer_row(number: int, row: Any, stops: frozenset[int]) -> AnswerRow | str:
+def _source_row(number: int, row: Any) -> AnswerRow | str:
+    """Returns the source and the target of a row, or the reason why it is left out."""
+    ids = row.get("input_ids") if isinstance(row, Mapping) else None
+    if ids is None:
+        raise _unusable("the rows of the evaluation set have no input_ids", _HINT_OF_SOURCES)
+    for name in _NOT_GENERATED_FROM:
+        if row.get(name) is not None:
+            raise _unusable(f"the rows of the evaluation set have {name!r}, which no generation reads", "remove it")
+    mask = row.get("attention_mask")
+    source = list(map(int, ids if mask is None else compress(ids, map(int, mask))))
+    if not source:
+        return "without a source"
+    if row.get("labels") is None:
+        return AnswerRow(number, source, [])
+    labels = row["labels"] if hasattr(row["labels"], "__len__") else []
+    target = [int(label) for label in labels if int(label) != _IGNORED]
+    return AnswerRow(number, source, target) if target else "without a target"
+
+
+def _answer_row(number: int, row: Any, *, stops: frozenset[int]) -> AnswerRow | str:
     """Returns the prompt and the answer of a row, or the reason why it is left out."""
     ids = row.get("input_ids") if isinstance(row, Mapping) else None
     if ids is None:

@@ -94,7 +94,7 @@ def form_of(row: Any, form: str | None = None) -> str:
     """
     if not isinstance(row, Mapping):
         raise BadRow(f"a row must be a JSON object, found {_kind(row)}")
-    recognized = form or _recognized(row)
+    recognized = form or recognized_form(row)
     if recognized is None:
         keys = ", ".join(map(repr, list(row)[:8])) or "no keys"
         hint = "messages, conversations, instruction and output, or prompt and completion"
@@ -102,7 +102,12 @@ def form_of(row: Any, form: str | None = None) -> str:
     return recognized
 
 
-def _recognized(row: Mapping[str, Any]) -> str | None:
+def recognized_form(row: Mapping[str, Any]) -> str | None:
+    """Returns the form of a row by its keys, or None if it is in none of the known forms.
+
+    Args:
+        row: the row.
+    """
     if "messages" in row:
         return "messages"
     if "conversations" in row:

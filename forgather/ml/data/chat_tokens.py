@@ -29,7 +29,7 @@ from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.chat_rows import Conversation, message_texts
 from forgather.ml.data.chat_template import Rendered, control_tokens, missing_begin_warning, render, turn_end
 from forgather.ml.data.conversations import CONVERSATION, SOURCE
-from forgather.ml.data.data_errors import DataError, missing_column
+from forgather.ml.data.data_errors import DataError, missing_column, row_place
 from forgather.ml.data.example_packing import pack_examples, pack_stream
 from forgather.ml.data.packing import encode_rows, read_rows, rows_writer
 from forgather.ml.data.row_stream import Row, RowStream, groups, refuse_stored, refuse_stream
@@ -117,7 +117,7 @@ def tokenize_chats(
         stream = dataset.prepared(partial(_streamed, encode, max_length), _COLUMNS)
         return pack_stream(stream, max_length) if packing else stream
     key = _key(dataset, tokenizer, max_length=max_length, **options)
-    rows = _stored(key, partial(encode_rows, dataset, encode, num_proc), max_length, cache_dir)
+    rows = _stored(key, lambda: encode_rows(_with_places(dataset), encode, num_proc), max_length, cache_dir)
     return pack_examples(rows, max_length, cache_dir=cache_dir) if packing else rows
 
 
@@ -133,6 +133,13 @@ def _stored(
     folder = cached_folder("chats", key, build, cache_dir)
     _report(json.loads((folder / _STATS).read_text(encoding="utf-8")))
     return read_rows(folder, key)
+
+
+def _with_places(dataset: Dataset) -> Dataset:
+    """Returns conversations that carry the place of their row, as a batch of them does not know where it begins."""
+    if SOURCE in dataset.column_names:
+        return dataset
+    return dataset.add_column(SOURCE, [row_place(number) for number in range(len(dataset))])
 
 
 def _key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, **options: Any) -> str:
@@ -191,8 +198,7 @@ def _encode(
     control = control_tokens(tokenizer)
     stops = frozenset({end_id, tokenizer.eos_token_id} - {None})
     rows = []
-    sources = batch.get(SOURCE) or [f"row {number}" for number in range(1, len(batch[CONVERSATION]) + 1)]
-    for text, source in zip(batch[CONVERSATION], sources, strict=True):
+    for text, source in zip(batch[CONVERSATION], batch[SOURCE], strict=True):
         try:
             row = _row(tokenizer, Conversation.from_json(text), stops, control, max_length, options)
         except DataError as error:

@@ -20,7 +20,7 @@ from datasets import Dataset, DatasetDict
 from forgather.errors import Diagnostic, nearest
 from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.data.chat_rows import FORMS, BadRow, check_order, form_of, message_texts, read_row, with_system
-from forgather.ml.data.data_errors import DataError
+from forgather.ml.data.data_errors import DataError, row_place
 from forgather.ml.data.json_rows import is_list, is_utf8, json_rows
 from forgather.ml.data.row_stream import BUFFER_SIZE, RowStream, refuse_stream
 from forgather.ml.data.sources import Paths, find_files
@@ -173,7 +173,7 @@ def as_chats(
         bad_rows: "refuse" to stop at a row that is not a conversation, "drop" to leave it out and log the number.
 
     Returns:
-        A data set with the columns `conversation` (JSON text) and `source` (the number of the row).
+        A data set with the columns `conversation` (JSON text) and `source` (the index of the row).
 
     Raises:
         DataError: FG890, FG891, FG892 or FG832, as `chats` does; FG945 if the rows are those of a mixture that repeats
@@ -193,7 +193,7 @@ def as_chats(
             hint="make conversations of each data set first, and mix those: mix {a: as_chats(...), b: as_chats(...)}",
         ).about("dataset")
     # Arrow fills missing fields of lists of mappings with None, which the rows of the source did not have.
-    rows = (("", f"row {number}", _without_none(row)) for number, row in enumerate(dataset, 1))
+    rows = (("", row_place(number), _without_none(row)) for number, row in enumerate(dataset))
     return _collected(rows, form, system, before_input, bad_rows, "the data set")
 
 

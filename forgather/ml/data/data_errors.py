@@ -40,6 +40,22 @@ _EXAMPLES = (
 _FURTHER = ("input", "context", "system")  # columns next to an instruction or a question that belong to the prompt
 
 
+def row_place(number: int, file: str | None = None, *, is_line: bool = False) -> str:
+    """Returns the place of a row for messages: its line, if it has one, otherwise its index.
+
+    Args:
+        number: the number of its line, counted from 1, or its index in the list or data set, counted from 0, as
+            `fgcli data show --rows` counts.
+        file: the path of the file; None for a row of a data set.
+        is_line: whether `number` is that of a line.
+
+    Example:
+        >>> row_place(3, "chats.jsonl", is_line=True), row_place(2, "chats.json"), row_place(2)
+        ('chats.jsonl:3', 'row 2 of chats.json', 'row 2 of the data set')
+    """
+    return f"{file}:{number}" if is_line else f"row {number} of {'the data set' if file is None else file}"
+
+
 def example_columns(columns: Sequence[str]) -> tuple[str, str] | None:
     """Returns the names of the prompt column and the completion column, or None if no known pair of names occurs.
 

@@ -212,6 +212,8 @@ def _lengths(examples: Dataset, max_length: int) -> np.ndarray:
         for name in batch.column_names[1:]:
             if len(wrong := np.flatnonzero(_list_lengths(batch, name, first) != lengths_E)):
                 raise _refused(f"row {first + int(wrong[0])} does not have one value of {name!r} for each token")
+        if _LABELS in batch.column_names:
+            _check_targets(batch, lengths_E, first)
         if _MASK in batch.column_names and pc.min(pc.list_flatten(batch[_MASK])).as_py() != 1:
             raise _refused("an attention_mask is 0 in places", "pack rows without padding")
         found.append(lengths_E)
@@ -219,6 +221,15 @@ def _lengths(examples: Dataset, max_length: int) -> np.ndarray:
     if not found:
         raise _refused("there are no rows", "see what the data set is made from: 'fgcli data show'")
     return np.concatenate(found)
+
+
+def _check_targets(batch: pa.Table, lengths_E: np.ndarray, first: int) -> None:
+    """Raises an error if labels are not the tokens themselves: the first one of an example would be lost."""
+    labels_T, ids_T = (np.asarray(pc.list_flatten(batch[name]).fill_null(0)) for name in (_LABELS, _IDS))
+    if len(wrong := np.flatnonzero((labels_T != ids_T) & (labels_T != _IGNORED))):
+        row = first + int(np.searchsorted(np.cumsum(lengths_E), wrong[0], side="right"))
+        hint = "rows whose tokens have classes (tokenize_tagged) are padded, not packed"
+        raise _refused(f"row {row} has labels that are not its tokens", hint)
 
 
 def _list_lengths(batch: pa.Table, name: str, first: int) -> np.ndarray:

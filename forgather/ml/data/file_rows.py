@@ -17,7 +17,7 @@ import xxhash
 from datasets import ClassLabel, Dataset, Features
 
 from forgather.errors import nearest
-from forgather.ml.data.data_errors import DataError, DataFileError, missing_column
+from forgather.ml.data.data_errors import DataError, DataFileError, missing_column, row_place
 from forgather.ml.data.json_rows import is_utf8, json_rows, unreadable
 from forgather.ml.data.sources import Paths, find_files
 from forgather.ml.data.usual_columns import chosen_columns, column_value, other_names
@@ -30,15 +30,15 @@ SUFFIXES = (".jsonl", ".json", ".csv")
 
 
 class FileRow(NamedTuple):
-    """A row of a file, with the number of its line. Its values have the names of the arguments that name columns."""
+    """A row of a file, with its place for messages. Its values have the names of the arguments that name columns."""
 
     file: str
-    line: int
+    place: str
     values: Mapping[str, Any]
 
     def refuse(self, what: str, hint: str, *, code: str = "FG877") -> DataError:
         """Returns the error for this row."""
-        return DataError(f"row {self.line} of {self.file!r}: {what}", code=code, hint=hint, found=self.line)
+        return DataError(f"{self.place}: {what}", code=code, hint=hint).about("paths")
 
 
 def rows_with_columns(paths: Paths, columns: Mapping[str, str | None]) -> list[FileRow]:
@@ -56,27 +56,27 @@ def rows_with_columns(paths: Paths, columns: Mapping[str, str | None]) -> list[F
     found: list[FileRow] = []
     chosen: Mapping[str, str] = {}
     for file in find_files(paths, SUFFIXES):
-        for line, values in file_rows(file):
+        for row in file_rows(file):
             if not found:
-                chosen = chosen_columns(values, columns)
+                chosen = chosen_columns(row.values, columns)
                 if None in columns.values() and (shown := other_names(chosen)):
                     logger.warning("columns: %s", shown)
             own = {}
             for argument, column in chosen.items():
                 try:
-                    own[argument] = column_value(values, column)
+                    own[argument] = column_value(row.values, column)
                 except KeyError:
-                    error = missing_column(column, list(values), argument)
-                    error.message = f"row {line} of {file!r} has no column {column!r}"
+                    error = missing_column(column, list(row.values), argument)
+                    error.message = f"{row.place}: the row has no column {column!r}"
                     raise error from None
-            found.append(FileRow(file, line, own))
+            found.append(row._replace(values=own))
     if not found:
         raise DataError("the files have no rows", code="FG832", hint="a data set needs at least one row").about("paths")
     return found
 
 
-def file_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yields the rows of a CSV file or of JSON lines, each with the number of its line.
+def file_rows(file: str) -> Iterator[FileRow]:
+    """Yields the rows of a CSV file or of JSON lines.
 
     Args:
         file: the path of the file. Every suffix but `.csv` is read as JSON lines.
@@ -87,14 +87,14 @@ def file_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     yield from _csv_rows(file) if file.lower().endswith(".csv") else _json_rows(file)
 
 
-def _json_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, is_line, value in json_rows(file):
-        if not isinstance(value, dict):
-            raise unreadable(file, f"{'line' if is_line else 'row'} {number} is not a JSON object")
-        yield number, value
+def _json_rows(file: str) -> Iterator[FileRow]:
+    for row in json_rows(file):
+        if not isinstance(row.value, dict):
+            raise unreadable(row.place(file), "it is not a JSON object")
+        yield FileRow(file, row.place(file), row.value)
 
 
-def _csv_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _csv_rows(file: str) -> Iterator[FileRow]:
     hint = "the first line names the columns, and each further line has one value for each, in UTF-8"
     reader = None
     try:
@@ -104,9 +104,10 @@ def _csv_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
             if twice := [name for name, count in Counter(names).items() if count > 1]:
                 raise unreadable(file, f"two columns have the name {twice[0]!r}", hint)
             for values in reader:
+                place = row_place(reader.line_num, file, is_line=True)
                 if None in values or None in values.values():
-                    raise unreadable(file, f"line {reader.line_num} does not have one value for each column", hint)
-                yield reader.line_num, values
+                    raise unreadable(place, "it does not have one value for each column", hint)
+                yield FileRow(file, place, values)
     except DataFileError:
         raise
     except UnicodeDecodeError as error:
@@ -115,8 +116,8 @@ def _csv_rows(file: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         raise unreadable(file, str(error.strerror or error), hint) from None
     except csv.Error as error:
         # The number is that of the last line of the row before.
-        line = reader.line_num + 1 if reader is not None else 1
-        raise unreadable(file, f"in the row that begins in line {line}, {str(error)[:200]}", hint) from None
+        place = row_place(reader.line_num + 1 if reader is not None else 1, file, is_line=True)
+        raise unreadable(place, f"in the row that begins here, {str(error)[:200]}", hint) from None
 
 
 def text_of(row: FileRow, value: Any, what: str = "text") -> str:
@@ -251,13 +252,15 @@ def _class_number(row: FileRow, value: Any, numbers: Mapping[str, int], *, is_gi
         row: the row, for the error.
         value: the label in the file.
         numbers: the numbers of the classes by name.
-        is_given: whether the names were given, so that a label may also be a number.
+        is_given: whether the names were given, so that a label may also be a number, if no name is one.
     """
     if str(value) in numbers:
         return numbers[str(value)]
-    if is_given and type(value) is int and 0 <= value < len(numbers):
-        return value
     names = list(numbers)
+    # A CSV file has text only. Where a name is a number itself, a number could mean two classes.
+    is_number = str(value).isdecimal() and type(value) in (int, str) and not any(name.isdecimal() for name in names)
+    if is_given and is_number and int(value) < len(names):
+        return int(value)
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     close = nearest(str(value), names) or ""
     raise row.refuse(

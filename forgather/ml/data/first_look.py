@@ -220,7 +220,7 @@ def _refuse_suffix(file: str, suffixes: Sequence[str], what: str) -> None:
 
 def _first_rows(file: str, count: int = 200) -> list[Mapping[str, Any]]:
     """Returns the first rows of a file of labelled rows."""
-    return [values for _, values in islice(file_rows(file), count)]
+    return [row.values for row in islice(file_rows(file), count)]
 
 
 def _task(labels: Sequence[Any]) -> str:

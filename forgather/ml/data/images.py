@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import ClassLabel, Dataset, Image
 from PIL import Image as PillowImage
 from PIL import ImageOps
@@ -28,7 +27,7 @@ from transformers import AutoImageProcessor
 
 from forgather.errors import first_line
 from forgather.ml.argument_values import refuse_wrong_values
-from forgather.ml.data.data_errors import DataError, DataFileError
+from forgather.ml.data.data_errors import DataError, DataFileError, row_place
 from forgather.ml.data.file_rows import (
     FileRow,
     check_labels,
@@ -39,11 +38,11 @@ from forgather.ml.data.file_rows import (
     text_of,
     unusable,
 )
+from forgather.ml.data.row_epoch import EpochDataset
 from forgather.ml.data.sources import Paths, find_files
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
 
-_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm")
-_IMAGE_SUFFIXES = (*_IMAGES, *(suffix.upper() for suffix in _IMAGES))
+_IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm")
 
 Change = Callable[[PillowImage.Image, random.Random], PillowImage.Image]
 """A random change of an image, which draws from the given generator alone."""
@@ -78,7 +77,7 @@ def image_rows(
     folder = Path(paths).expanduser() if isinstance(paths, str | os.PathLike) else None
     if folder is not None and folder.is_dir():
         files = find_files(folder, _IMAGE_SUFFIXES)
-        rows = [FileRow(str(folder), number, {}) for number in range(1, len(files) + 1)]
+        rows = [FileRow(file, file, {}) for file in files]
         given = [[_class_of(folder, file)] for file in files]
     else:
         rows = rows_with_columns(paths, {"image_column": image_column, "label_column": label_column})
@@ -119,6 +118,11 @@ def image_arrays(images: Any, labels: Any, *, max_value: float = 255, names: Seq
     if not np.isfinite(pixels).all() or pixels.min() < 0 or pixels.max() > max_value:
         found = f"images has values from {pixels.min():g} to {pixels.max():g}, and max_value is {max_value:g}"
         raise unusable(found, "give max_value the value of a white pixel, and 0 for black")
+    if names is None and numbers.max() >= len(numbers):
+        raise unusable(
+            f"labels go up to {numbers.max()}, and there are {len(numbers)} images",
+            "give names, one for each class, or number the classes from 0",
+        )
     classes = [str(name) for name in names] if names is not None else [str(one) for one in range(numbers.max() + 1)]
     check_labels(classes)
     if numbers.min() < 0 or numbers.max() >= len(classes):
@@ -202,6 +206,17 @@ def eight_bit(image: PillowImage.Image) -> PillowImage.Image:
     return image
 
 
+def opaque(image: PillowImage.Image) -> PillowImage.Image:
+    """Returns an image itself if it has no transparency, and otherwise the image on a white background.
+
+    Without a background, Pillow would show the color that a transparent pixel has by chance, most often black.
+    """
+    if not image.has_transparency_data:
+        return image
+    colors = image.convert("RGBA")
+    return PillowImage.alpha_composite(PillowImage.new("RGBA", image.size, "white"), colors)
+
+
 class ImageChanges:
     """Random changes of the images of a training set, so that a model sees each image in several forms.
 
@@ -234,7 +249,7 @@ class ImageChanges:
         return image
 
 
-class ImageDataset(torch.utils.data.Dataset[dict[str, Any]]):
+class ImageDataset(EpochDataset):
     """Images as tensors with their labels, in the form in which models for image classification take them.
 
     Args:
@@ -253,7 +268,7 @@ class ImageDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __init__(self, dataset: Dataset, processor: Any, *, augment: Change | None = None, seed: int = 42) -> None:
         refuse_wrong_values("data:ImageDataset", locals())
-        self._rows, self._processor, self._augment, self._seed, self._epoch = dataset, processor, augment, seed, 0
+        self._rows, self._processor, self._augment, self._seed = dataset, processor, augment, seed
         means = getattr(processor, "image_mean", None)
         self._mode = "L" if isinstance(means, Sequence) and len(means) == 1 else "RGB"
 
@@ -262,22 +277,18 @@ class ImageDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """The data set without random changes, by which a resumed run compares its data."""
         return ImageDataset(self._rows, self._processor)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Sets the number of the epoch, on which the random changes depend."""
-        self._epoch = epoch
-
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         try:
             row = self._rows[number]
-            image = eight_bit(row["image"]).convert(self._mode)
+            image = opaque(eight_bit(row["image"])).convert(self._mode)
         except (OSError, ValueError, SyntaxError, PillowImage.DecompressionBombError) as error:
             raise self._unreadable(number, error) from error
         if self._augment is not None:
             # A seed of three numbers as text: Python's generator takes a digest of it.
-            image = self._augment(image, random.Random(f"{self._seed} {self._epoch} {number}"))
+            image = self._augment(image, random.Random(f"{self._seed} {self.epoch} {number}"))
         pixels = np.asarray(image)
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
         made = self._processor([pixels], return_tensors="pt", input_data_format="channels_last")
@@ -285,9 +296,9 @@ class ImageDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def _unreadable(self, number: int, error: Exception) -> DataError:
         stored = self._rows.cast_column("image", Image(decode=False))[number]["image"]
-        place = f" ({stored['path']!r})" if stored["path"] else ""
+        name = f" {stored['path']!r}" if stored["path"] else ""
         return DataError(
-            f"the image of row {number}{place} cannot be read: {first_line(error)[:200]}",
+            f"{row_place(number)}: its image{name} cannot be read: {first_line(error)[:200]}",
             code="FG954",
             hint="replace the file, or remove the row",
         )

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TextIO
 
-from forgather.ml.data.data_errors import DataFileError
+from forgather.ml.data.data_errors import DataFileError, row_place
 
 
 class JsonRow(NamedTuple):
     """A value of a JSON file.
 
     Args:
-        number: the number of its line, or its place in the list of the file; both are counted from 1.
+        number: the number of its line, counted from 1, or its index in the list of the file.
         is_line: whether `number` is that of a line.
         value: the value.
     """
@@ -29,12 +29,12 @@ class JsonRow(NamedTuple):
     value: Any
 
     def place(self, file: str) -> str:
-        """Returns the place of the value for messages, such as "chats.jsonl:3".
+        """Returns the place of the value for messages, as `row_place` does.
 
         Args:
             file: the path of the file.
         """
-        return f"{file}:{self.number}" if self.is_line else f"{file}, row {self.number}"
+        return row_place(self.number, file, is_line=self.is_line)
 
 
 def json_rows(file: str) -> Iterator[JsonRow]:
@@ -50,7 +50,7 @@ def json_rows(file: str) -> Iterator[JsonRow]:
     with _located(file), open(file, encoding="utf-8-sig") as stream:
         if _begins_list(stream):
             values = json.load(stream, object_pairs_hook=_mapping)
-            yield from (JsonRow(number, False, value) for number, value in enumerate(values, 1))
+            yield from (JsonRow(number, False, value) for number, value in enumerate(values))
             return
         for number, line in enumerate(stream, 1):
             if line.strip():
@@ -97,10 +97,15 @@ def _value(file: str, number: int, line: str) -> Any:
     try:
         return json.loads(line, object_pairs_hook=_mapping)
     except json.JSONDecodeError as error:
-        hint = "a file that is one indented JSON value must be a list: [...]"
-        raise unreadable(file, f"line {number} is not JSON ({error.msg})", hint) from None
+        # Only the last line of a file has no line break at its end.
+        hint = (
+            "a file that is one indented JSON value must be a list: [...]"
+            if line.endswith("\n")
+            else "the file ends inside a row, as if it had been cut off: write it again, or remove the row"
+        )
+        raise unreadable(row_place(number, file, is_line=True), f"it is not JSON ({error.msg})", hint) from None
     except ValueError as error:
-        raise unreadable(file, f"in line {number}, {_reason(error)}") from None
+        raise unreadable(row_place(number, file, is_line=True), _reason(error)) from None
 
 
 class _RepeatedKey(ValueError):
@@ -122,16 +127,16 @@ def _reason(error: ValueError) -> str:
 
 
 def unreadable(
-    file: str, reason: str, hint: str = "one JSON object per line, or one list of objects, in UTF-8"
+    place: str, reason: str, hint: str = "one JSON object per line, or one list of objects, in UTF-8"
 ) -> DataFileError:
-    """Returns the FG834 error for a file of rows that cannot be read.
+    """Returns the FG834 error for a file of rows, or a row of it, that cannot be read.
 
     Args:
-        file: the path of the file.
+        place: the path of the file, or the place of the row (`row_place`).
         reason: what is wrong with it.
         hint: what the file should be.
     """
-    error: DataFileError = DataFileError(f"{file!r} cannot be read: {reason}", code="FG834", hint=hint)
+    error: DataFileError = DataFileError(f"{place} cannot be read: {reason}", code="FG834", hint=hint)
     error.argument = "paths"
     return error
 

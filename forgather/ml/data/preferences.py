@@ -30,7 +30,7 @@ from forgather.ml.data.cache import cached_folder, content_key
 from forgather.ml.data.chat_rows import Conversation
 from forgather.ml.data.chat_tokens import template_facts
 from forgather.ml.data.conversations import CONVERSATION, SOURCE
-from forgather.ml.data.data_errors import DataError
+from forgather.ml.data.data_errors import DataError, row_place
 from forgather.ml.data.packing import check_inputs, encode_rows, encode_texts, read_rows, rows_writer
 from forgather.ml.data.preference_chats import pair_tokens
 from forgather.ml.data.preference_collator import MARGIN
@@ -196,7 +196,7 @@ def _pairs(prompt: str, chosen: str, rejected: str) -> Mapping[str, Any]:
         _refuse_empty(number, row, (chosen, rejected))
         if row[chosen] == row[rejected]:
             raise DataError(
-                f"row {number} of the data set has equal texts in {chosen!r} and {rejected!r}: {_shown(row[chosen])}",
+                f"{row_place(number)} has equal texts in {chosen!r} and {rejected!r}: {_shown(row[chosen])}",
                 code="FG912",
                 hint="remove the row: a pair of equal answers has no preference",
                 found=number,
@@ -204,7 +204,7 @@ def _pairs(prompt: str, chosen: str, rejected: str) -> Mapping[str, Any]:
         margin = row.get(MARGIN, 0)
         if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
             raise DataError(
-                f"row {number} of the data set has {_shown(margin)} in {MARGIN!r}, which is not a number",
+                f"{row_place(number)} has {_shown(margin)} in {MARGIN!r}, which is not a number",
                 code="FG913",
                 hint="give each row a number, 0 for none, or rename the column",
                 found=number,
@@ -220,7 +220,7 @@ def _judged(prompt: str, completion: str, label: str) -> Mapping[str, Any]:
         # `1 in (True, False)` holds, "true" and 0.5 are refused.
         if row[label] not in _JUDGMENTS:
             raise DataError(
-                f"row {number} of the data set has {_shown(row[label])} in {label!r}, which is not a judgment",
+                f"{row_place(number)} has {_shown(row[label])} in {label!r}, which is not a judgment",
                 code="FG913",
                 hint="true (or 1) for a good answer, false (or 0) for a bad one",
                 found=number,
@@ -245,7 +245,7 @@ def _check_rows(dataset: Dataset, texts: Sequence[str], check: Callable[[int, Ma
 def _no_text(number: int, name: str, value: Any) -> DataError:
     found = "has no text" if value is None else f"has a {type(value).__name__}, not text,"
     return DataError(
-        f"row {number} of the data set {found} in {name!r}",
+        f"{row_place(number)} {found} in {name!r}",
         code="FG910",
         hint="write prompt and answers as text"
         if value is None
@@ -258,7 +258,7 @@ def _refuse_empty(number: int, row: Mapping[str, Any], columns: Sequence[str]) -
     for name in columns:
         if not row[name].strip():
             raise DataError(
-                f"row {number} of the data set has an empty answer in {name!r}",
+                f"{row_place(number)} has an empty answer in {name!r}",
                 code="FG911",
                 hint="remove the row, or give the answer: the loss compares the probabilities of answers",
                 found=number,

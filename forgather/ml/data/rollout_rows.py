@@ -13,7 +13,7 @@ from datasets import Dataset
 
 from forgather.ml.data.chat_rows import Conversation
 from forgather.ml.data.conversations import CONVERSATION, SOURCE
-from forgather.ml.data.data_errors import DataError, missing_column
+from forgather.ml.data.data_errors import DataError, missing_column, row_place
 from forgather.ml.data.row_stream import refuse_stream
 
 PROMPT, ANSWER = "prompt", "answer"
@@ -79,7 +79,7 @@ def _of_row(number: int, row: Mapping[str, Any], column: str) -> dict[str, Any]:
     is_messages = isinstance(prompt, list) and bool(prompt) and all(isinstance(one, Mapping) for one in prompt)
     if not is_text and not (is_messages and prompt[-1].get("role") == "user"):
         raise _refused(
-            f"row {number} of the data set has {prompt!r:.80} in {column!r}, which is not a prompt",
+            f"{row_place(number)} has {prompt!r:.80} in {column!r}, which is not a prompt",
             "a text, or messages of which the last one is the user's",
         )
     others = {name: value for name, value in row.items() if name != column}

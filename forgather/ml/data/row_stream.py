@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from forgather.ml.data.data_errors import DataError
@@ -49,7 +50,7 @@ class RowStream(IterableDataset[Row]):
     ) -> None:
         self._files, self._read = list(files), read
         self._buffer_size, self._seed = buffer_size, seed
-        self._epoch = 0
+        self._epoch = _shared_number(0)
         self._prepare: Callable[[Iterator[Row]], Iterator[Row]] | None = None
         self.is_shuffled = buffer_size > 0
         self.info: Any = None
@@ -74,16 +75,17 @@ class RowStream(IterableDataset[Row]):
         made.__dict__ |= self.__dict__
         made._prepare = prepare if self._prepare is None else partial(_in_turn, self._prepare, prepare)
         made.column_names, made.info = list(column_names), info
+        made._epoch = _shared_number(int(self._epoch))
         return made
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the number of the epoch, on which the order of the rows depends."""
-        self._epoch = epoch
+        """Sets the number of the epoch, on which the order of the rows depends, also for persistent workers."""
+        self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Row]:
         files = self._files
         # A generator of its own: all processes must read the same order, and the global random state is the model's.
-        draw = np.random.Generator(np.random.PCG64([self._seed, self._epoch]))
+        draw = np.random.Generator(np.random.PCG64([self._seed, int(self._epoch)]))
         if self.is_shuffled:
             files = [files[place] for place in draw.permutation(len(files))]
         rows = self._read(files)
@@ -93,6 +95,13 @@ class RowStream(IterableDataset[Row]):
         if (worker := get_worker_info()) is not None:
             rows = islice(rows, worker.id, None, worker.num_workers)
         return rows if self._prepare is None else self._prepare(rows)
+
+
+def _shared_number(value: int) -> torch.Tensor:
+    """Returns a number in shared memory, which persistent workers, each with a copy of the stream, see change."""
+    number = torch.tensor(value)
+    number.share_memory_()  # type: ignore[no-untyped-call]
+    return number
 
 
 def _in_turn(first: Callable[[Any], Any], second: Callable[[Any], Any], rows: Iterator[Row]) -> Any:

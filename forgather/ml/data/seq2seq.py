@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def tokenize_seq2seq(
         settings |= {"num_proc": num_proc, "cache_dir": cache_dir}
         return DatasetDict({name: tokenize_seq2seq(part, tokenizer, **settings) for name, part in dataset.items()})
     _check_arguments(dataset, tokenizer)
-    key = content_key(format=1, rows=dataset._fingerprint, tokenizer=tokenizer_digest(tokenizer), **settings)
+    key = content_key(format=3, rows=dataset._fingerprint, tokenizer=tokenizer_digest(tokenizer), **settings)
 
     def build(folder: Path) -> None:
         """Writes the token ids and labels of all rows into a folder of the cache, and counts what was cut."""
@@ -142,12 +143,16 @@ def _encode(
     cut_sources = tokenizer([prefix + text for text in batch["source"]], **cut, **options)["input_ids"]
     targets = tokenizer(text_target=batch["target"], **options)["input_ids"]
     eos = tokenizer.eos_token_id
-    # The tokenizers of other models do not add the token at which generation stops.
-    room = max_target - (targets[0][-1:] != [eos])
+    # Tokenizers of other models do not add the token at which generation stops; that of mBART adds a language after it.
+    # A text of our own shows it: a target of the user may end with that token itself.
+    special = frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    (example,) = tokenizer(text_target=["a"], **options)["input_ids"]
+    adds_end = eos in takewhile(special.__contains__, reversed(example))
+    room = max_target - (not adds_end)
     cut_targets = tokenizer(text_target=batch["target"], truncation=True, max_length=room, **options)["input_ids"]
     rows = []
     for whole_source, source, whole, target in zip(sources, cut_sources, targets, cut_targets, strict=True):
         is_cut = [int(len(source) < len(whole_source)), int(len(target) < len(whole))]
-        rows.append([source, target if target[-1:] == [eos] else [*target, eos], is_cut])
+        rows.append([source, target if adds_end or target[-1:] == [eos] else [*target, eos], is_cut])
     # `encode_rows` expects one list per row.
     return {"input_ids": rows}

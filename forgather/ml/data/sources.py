@@ -38,6 +38,7 @@ from forgather.ml.data.data_errors import (
     DataError,
     DataFileError,
     missing_column,
+    row_place,
     unread_column_warning,
 )
 from forgather.ml.hub import folder_problem, hub_access, lookup_hint
@@ -220,7 +221,7 @@ def find_files(paths: Paths, suffixes: Sequence[str]) -> list[str]:
 
     Args:
         paths: a file, a folder or a glob, or a list of these.
-        suffixes: the file name suffixes of the files that are read from a folder.
+        suffixes: the file name suffixes of the files that are read from a folder, in lower case.
 
     Raises:
         DataFileError: FG830 if an entry matches no file.
@@ -238,16 +239,15 @@ def _expand(entry: Path, suffixes: Sequence[str]) -> list[str]:
     if entry.is_file():
         return [str(entry)]
     if entry.is_dir():
-        found = sorted(str(file) for file in entry.rglob("*") if file.is_file() and file.suffix in suffixes)
+        found = sorted(str(file) for file in entry.rglob("*") if file.is_file() and file.suffix.lower() in suffixes)
         expected = "a file ending in " + " or ".join(suffixes)
     else:
         found = sorted(file for file in glob.glob(str(entry), recursive=True) if os.path.isfile(file))
         expected = "an existing file, folder or glob"
     if not found:
         what = "holds no data file" if entry.is_dir() else "matches no file"
-        raise DataFileError(
-            f"{str(entry)!r} {what}", code="FG830", hint=f"expected {expected}; the working folder is {os.getcwd()!r}"
-        ).about("paths")
+        hint = f"expected {expected}; the working folder is {os.getcwd()!r}"
+        raise DataFileError(f"{str(entry)!r} {what}", hint=hint).about("paths")
     return found
 
 
@@ -293,7 +293,7 @@ def _read(files: list[str], reader: object, **options: object) -> Dataset:
         reason, where = first_line(error.__cause__ or error)[:200], _listed(files)
         # The parser counts rows from 0, without empty lines, and from the start of the block that it reads.
         if (row := _ROW.search(reason)) and (bad := _first_bad_line(files)):
-            where, reason = repr(bad[0]), f"{reason[: row.start()]} in line {bad[1]}"
+            where, reason = row_place(bad[1], bad[0], is_line=True), reason[: row.start()]
         raise _unreadable(where, reason) from error
 
 

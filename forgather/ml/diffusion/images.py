@@ -20,7 +20,7 @@ from torch import Tensor
 
 from forgather.errors import ForgatherError, TrainingError
 from forgather.ml.argument_values import refuse_wrong_values
-from forgather.ml.data.images import eight_bit
+from forgather.ml.data.images import eight_bit, opaque
 from forgather.ml.trainer.data_rng import seed_of
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
@@ -108,7 +108,7 @@ class InstanceImages:
         file = self.files[row]
         try:
             with Image.open(file) as opened:
-                picture = ImageOps.exif_transpose(eight_bit(opened)).convert("RGB")
+                picture = opaque(ImageOps.exif_transpose(eight_bit(opened))).convert("RGB")
         except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise InstanceImageError(
                 f"picture {row + 1}, {str(file)!r}, cannot be read: {error}",

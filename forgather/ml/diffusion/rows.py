@@ -19,6 +19,7 @@ from torch import Generator, Tensor
 from torch.utils.data import Dataset
 
 from forgather.ml.argument_values import refuse_wrong_values
+from forgather.ml.data.row_epoch import EpochDataset
 from forgather.ml.diffusion.noising import Noising
 from forgather.ml.trainer.data_rng import seed_of
 
@@ -54,7 +55,7 @@ class EncodedPicture:
         return {"mean": self.mean_ZHW, "std": self.std_ZHW, **self.conditions}
 
 
-class NoisedRows(Dataset[dict[str, Any]]):
+class NoisedRows(EpochDataset):
     """Noised latents of pictures, as arguments of the denoiser, with the target as `labels`.
 
     Args:
@@ -77,9 +78,6 @@ class NoisedRows(Dataset[dict[str, Any]]):
         refuse_wrong_values("diffusion:NoisedRows", locals())
         self.pictures, self.noising, self.sample_name, self.seed = pictures, noising, sample_name, seed
         self.dtype = dtype
-        # In shared memory: worker processes that live for several epochs see the number of the epoch.
-        self._epoch = torch.zeros((), dtype=torch.int64)
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     @property
     def fingerprinted(self) -> Sequence[dict[str, Any]]:
@@ -89,15 +87,11 @@ class NoisedRows(Dataset[dict[str, Any]]):
             for row in self.pictures
         ]
 
-    def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the rows that are read next: every epoch has other noise."""
-        self._epoch.fill_(epoch)
-
     def __len__(self) -> int:
         return len(self.pictures)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        return self.noised(row, seed_of(self.seed, int(self._epoch), row))
+        return self.noised(row, seed_of(self.seed, self.epoch, row))
 
     def noised(self, row: int, seed: int) -> dict[str, Any]:
         """Returns a row with the noise of a seed.

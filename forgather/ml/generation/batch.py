@@ -1,8 +1,10 @@
-"""Answers to several prompts at once: the batch is padded on the left, and each answer is the one its prompt has alone.
+"""Answers to several prompts at once; each answer is the one that its prompt has alone.
 
-Takes a `Generator` and the token ids of prompts; gives an `Answer` for each. A batch is continued in rounds, each by as
-many tokens as every unfinished row has room for. So no row, finished or not, passes the last position of the model; and
-if the forward pass is a collective, all processes compute the same number of tokens.
+Takes a `Generator` and the token ids of prompts; gives an `Answer` for each. For a decoder, the batch is padded on the
+left and continued in rounds, each by as many tokens as every unfinished row has room for. So no row, finished or not,
+passes the last position of the model; and if the forward pass is a collective, all processes compute the same number of
+tokens. If an encoder reads the prompts, they are padded on the right, as in training, and all answers have the same
+room: one round is enough.
 
 Shapes:
     B rows, T tokens of the longest row.
@@ -15,10 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from forgather.ml.data.token_text import decoded
 from forgather.ml.distributed import collectives
-from forgather.ml.generation.generator import CONTEXT, LENGTH, STOP, Answer, Generator, Sampling
+from forgather.ml.generation.encoder_decoder import answers_alone, encoded, has_encoder
+from forgather.ml.generation.generator import Answer, Generator, Sampling
 from forgather.ml.train_mode import sampling_mode
 
 _UNLIMITED = 2**31
@@ -57,15 +61,18 @@ def batch_answers(
         generator: the model and its tokenizer.
         prompts: the token ids of the prompts, which are not empty.
         sampling: how many tokens an answer may have; it must take the most likely token.
-        max_length: the maximum number of tokens of prompt and answer together; None for the model's positions.
+        max_length: the maximum number of tokens of prompt and answer together, or of a decoder with an encoder; see
+            `Generator.room`. None for the model's positions.
         in_step: whether all processes must compute the same number of tokens, because the forward pass is a collective.
             Then every process must call this function, and one without prompts computes a prompt that nobody asked for.
     """
     assert sampling.is_greedy, "answers that are drawn depend on the other rows of a batch"  # noqa: S101
     stops = frozenset(generator.stop_ids)
-    longest = min(generator.last_position or _UNLIMITED, max_length or _UNLIMITED)
-    rows = [_Row(list(prompt), min(len(prompt) + sampling.max_new_tokens, longest)) for prompt in prompts]
-    is_alone = bool(looking_back(generator.model)) or _has_batch_dependent_rotary(generator.model)
+    rows = []
+    for prompt in prompts:
+        room = generator.room(len(prompt), max_length)
+        rows.append(_Row(list(prompt), sampling.max_new_tokens if room is None else min(sampling.max_new_tokens, room)))
+    is_alone = _answers_alone(generator)
     with sampling_mode(generator.model, sampling.seed):
         while True:
             unfinished = [row for row in rows if not row.is_finished]
@@ -79,20 +86,30 @@ def batch_answers(
         Answer(
             ids=tuple(row.ids),
             text=decoded(generator.tokenizer, row.ids),
-            finish=STOP if row.has_stopped else LENGTH if len(row.ids) >= sampling.max_new_tokens else CONTEXT,
+            finish=generator.finish(row.ids, row.most, sampling),
         )
         for row in rows
     ]
 
 
+def _answers_alone(generator: Generator) -> bool:
+    """Returns whether rows are answered one by one."""
+    if generator.has_encoder:
+        return answers_alone(generator.model)
+    return bool(looking_back(generator.model)) or _has_batch_dependent_rotary(generator.model)
+
+
 def looking_back(model: Any) -> list[str]:
     """Returns the names of the model's generation settings whose effect depends on earlier tokens or on their number.
 
-    Padding would change their effect, so answers of a model with such settings are generated one by one.
+    Padding would change their effect, so answers of a model with such settings are generated one by one. The tokens of
+    a decoder that has an encoder are not padded, so the list is empty.
 
     Args:
-        model: a model that continues texts.
+        model: a model that generates texts.
     """
+    if has_encoder(model):
+        return []
     settings = model.generation_config
     return [name for name, unused in _LOOKING_BACK.items() if getattr(settings, name, None) not in (None, unused)]
 
@@ -112,21 +129,25 @@ class _Row:
 
     Args:
         prompt: the token ids of the prompt.
-        end: the number of tokens of prompt and answer after which generation ends.
+        most: the number of tokens of the answer after which generation ends.
+        ids: the token ids of the answer so far.
+        has_stopped: whether the last of them is a stop token.
+        is_whole: whether the answer is not continued, because it was generated in one round.
     """
 
     prompt: list[int]
-    end: int
+    most: int
     ids: list[int] = field(default_factory=list)
     has_stopped: bool = False
+    is_whole: bool = False
 
     @property
     def room(self) -> int:
-        return self.end - len(self.prompt) - len(self.ids)
+        return self.most - len(self.ids)
 
     @property
     def is_finished(self) -> bool:
-        return self.has_stopped or self.room <= 0
+        return self.has_stopped or self.is_whole or self.room <= 0
 
     def add(self, ids: Sequence[int], stops: frozenset[int]) -> None:
         # What follows the stop token is padding, up to the end of the longest answer.
@@ -139,13 +160,22 @@ def _continue(generator: Generator, rows: Sequence[_Row], room: int, stops: froz
     """Continues rows by at most `room` tokens. Without rows, it computes a prompt of one token."""
     settings = generator.settings(0, Sampling(max_new_tokens=room))
     texts = [row.prompt + row.ids for row in rows] or [[settings.pad_token_id]]
+    given = _padded(texts, settings.pad_token_id, generator)
+    more: dict[str, Any] = {"encoder_outputs": encoded(generator.model, given)} if generator.has_encoder else {}
+    written = generator.model.generate(**given, **more, generation_config=settings, synced_gpus=in_step)
+    begin = 1 if generator.has_encoder else given["input_ids"].shape[1]
+    for row, new in zip(rows, written[: len(rows), begin:].tolist(), strict=True):
+        row.add(new, stops)
+        row.is_whole = generator.has_encoder
+
+
+def _padded(texts: Sequence[Sequence[int]], pad: int, generator: Generator) -> dict[str, Tensor]:
+    """Returns texts as tensors (B, T): padded after their end for an encoder, and before their beginning otherwise."""
     length = max(map(len, texts))
     device = next(generator.model.parameters()).device
-    # (B, T) each
-    ids = torch.tensor([[settings.pad_token_id] * (length - len(text)) + text for text in texts], device=device)
-    mask = torch.tensor([[0] * (length - len(text)) + [1] * len(text) for text in texts], device=device)
-    written = generator.model.generate(
-        input_ids=ids, attention_mask=mask, generation_config=settings, synced_gpus=in_step
-    )
-    for row, new in zip(rows, written[: len(rows), length:].tolist(), strict=True):
-        row.add(new, stops)
+    ids = torch.full((len(texts), length), pad, device=device)
+    mask = torch.zeros_like(ids)
+    for row, text in enumerate(texts):
+        place = slice(len(text)) if generator.has_encoder else slice(length - len(text), length)
+        ids[row, place], mask[row, place] = torch.tensor(text, device=device), 1
+    return {"input_ids": ids, "attention_mask": mask}

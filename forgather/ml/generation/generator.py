@@ -4,6 +4,9 @@ Takes a model of transformers or peft with its tokenizer, and the ids of a promp
 those of the model's own `generate`, with the model's saved generation settings, except that the most likely token is
 taken unless a temperature is given. Generation stops at the end of a turn, at the end of a text, and at the last
 position of the model. `generation/batch.py` generates several answers together.
+
+A decoder continues the prompt. If the model has an encoder, the encoder reads the prompt (the source), and the answer
+is what the decoder writes after its own first token.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from transformers.generation.streamers import BaseStreamer
 from forgather.errors import TrainingError
 from forgather.ml.data.chat_template import stop_token_ids
 from forgather.ml.data.token_text import decoded
+from forgather.ml.generation.encoder_decoder import has_encoder
 from forgather.ml.generation.prompt import PromptError
 from forgather.ml.train_mode import sampling_mode
 
@@ -127,7 +131,7 @@ class Generator:
     """Generates answers with a model.
 
     Args:
-        model: a model of transformers that continues texts, or peft's model around one.
+        model: a model of transformers that continues texts, or writes texts from texts, or peft's model around one.
         tokenizer: the tokenizer.
     """
 
@@ -136,11 +140,32 @@ class Generator:
         self.tokenizer = tokenizer
 
     @property
+    def has_encoder(self) -> bool:
+        """Whether an encoder reads the prompt."""
+        return has_encoder(self.model)
+
+    @property
     def last_position(self) -> int | None:
-        """The number of positions of the model, or None if the model names no limit."""
-        config = self.model.config.get_text_config()
+        """The number of positions of the model, or None if the model names no limit. An encoder has as many."""
+        config = self.model.config if self.has_encoder else self.model.config.get_text_config()
         found = getattr(config, "max_position_embeddings", None)
         return found if isinstance(found, int) and found > 0 else None
+
+    def room(self, num_prompt: int, max_length: int | None = None) -> int | None:
+        """Returns the number of tokens that an answer may have: 0 if the prompt is too long, None without a limit.
+
+        Args:
+            num_prompt: the number of tokens of the prompt.
+            max_length: the maximum number of tokens of prompt and answer together; with an encoder, of the tokens of
+                the decoder, whose first one is not a part of the answer. None for the model's positions.
+        """
+        limits = [limit for limit in (self.last_position, max_length) if limit is not None]
+        if not limits:
+            return None
+        if not self.has_encoder:
+            return max(0, min(limits) - num_prompt)
+        is_too_long = self.last_position is not None and num_prompt > self.last_position
+        return 0 if is_too_long else max(0, min(limits) - 1)
 
     @property
     def stop_ids(self) -> list[int]:
@@ -160,15 +185,17 @@ class Generator:
             PromptError: FG921 if the model has no position left after the prompt.
         """
         found: GenerationConfig = copy.deepcopy(self.model.generation_config)
-        longest, count = self.last_position, sampling.max_new_tokens
-        if longest is not None:
-            if num_prompt >= longest:
+        room, count = self.room(num_prompt), sampling.max_new_tokens
+        if room is not None:
+            if not room:
+                places = "its encoder" if self.has_encoder else "prompt and answer"
                 raise PromptError(
-                    f"the prompt has {num_prompt} tokens, and the model has {longest} positions for prompt and answer",
+                    f"the prompt has {num_prompt} tokens, and the model has {self.last_position} positions for "
+                    f"{places}",
                     code="FG921",
                     hint="give a shorter prompt",
                 )
-            count = min(count, longest - num_prompt)
+            count = min(count, room)
         pad = self.tokenizer.pad_token_id
         changes = {**sampling.as_settings(), "max_new_tokens": count, "max_length": None}
         # A search with several beams does not take the most likely token.
@@ -211,8 +238,11 @@ class Generator:
                 stopping_criteria=StoppingCriteriaList([halt]),
                 streamer=pieces,
             )
-        ids = tuple(written[0, len(prompt_ids) :].tolist())
-        return Answer(ids=ids, text=decoded(self.tokenizer, ids), finish=self._finish(ids, sampling, halt))
+        ids = tuple(written[0, 1 if self.has_encoder else len(prompt_ids) :].tolist())
+        finish = self.finish(ids, settings.max_new_tokens, sampling)
+        if halt.has_stopped and finish != STOP:
+            finish = INTERRUPTED
+        return Answer(ids=ids, text=decoded(self.tokenizer, ids), finish=finish)
 
     def _refuse_unknown_tokens(self, prompt_ids: Sequence[int]) -> None:
         rows = len(self.model.get_input_embeddings().weight)
@@ -225,11 +255,17 @@ class Generator:
                 hint="the tokenizer in the folder is not that of the model: train with that of the model",
             )
 
-    def _finish(self, ids: Sequence[int], sampling: Sampling, halt: _Halt) -> str:
-        if ids and ids[-1] in self.stop_ids:
+    def finish(self, ids: Sequence[int], most: int, sampling: Sampling) -> str:
+        """Returns why an answer ended: "stop", "length" or "context", see `Answer`.
+
+        Args:
+            ids: the token ids of the answer.
+            most: the number of tokens that it could have. `forced_eos_token_id` makes a stop token the last of them.
+            sampling: how tokens were chosen.
+        """
+        is_cut = len(ids) >= most and self.model.generation_config.forced_eos_token_id is not None
+        if ids and ids[-1] in self.stop_ids and not is_cut:
             return STOP
-        if halt.has_stopped:
-            return INTERRUPTED
         return LENGTH if len(ids) >= sampling.max_new_tokens else CONTEXT
 
 

@@ -28,6 +28,7 @@ from forgather.ml.checkpoint.export import loadable_weights
 from forgather.ml.checkpoint.files import ADAPTER_CONFIG, CONFIG, EXTRA_STATE, MODEL, TRAINING_ARGS
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.saved_model import read_saved_model
+from forgather.ml.generation.encoder_decoder import has_encoder, obstacle
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.model_class import class_name, is_quantized
 from forgather.ml.models import from_pretrained
@@ -349,12 +350,14 @@ def _refuse_quantized(base: nn.Module) -> None:
 def _refuse_silent(model: Any) -> None:
     can = getattr(model, "can_generate", None)
     writes = callable(getattr(model, "generate", None)) and (not callable(can) or can())
-    if not writes or getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    if not writes:
         raise _silent(class_name(model))
+    if has_encoder(model) and (reason := obstacle(model)) is not None:
+        raise LoadingError(f"{class_name(model)} writes no text: {reason[0]}", hint=reason[1])
 
 
 def _silent(name: str) -> LoadingError:
-    return LoadingError(f"{name} is not a model that continues a text", hint="'fgcli eval' evaluates it")
+    return LoadingError(f"{name} is not a model that writes texts", hint="'fgcli eval' evaluates it")
 
 
 def _unreadable(folder: Path, reason: str) -> str:

@@ -16,12 +16,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from forgather.errors import TrainingError
-from forgather.ml.data.chat_rows import BadRow, check_order, form_of, read_row
+from forgather.ml.data.chat_rows import BadRow, check_order, form_of, read_row, recognized_form
 from forgather.ml.data.chat_template import control_tokens, render, template_names
 from forgather.ml.data.data_errors import example_columns
 from forgather.ml.data.json_rows import is_utf8
 
-CHAT, RAW = "chat", "raw"
+CHAT, RAW, SOURCE = "chat", "raw", "source"
 
 
 class PromptError(TrainingError, ValueError):
@@ -70,12 +70,14 @@ class PromptForm:
 
     Args:
         tokenizer: the tokenizer.
-        form: "chat" if a text is a message of the user, "raw" if the model continues the text.
+        form: "chat" if a text is a message of the user, "raw" if the model continues the text, "source" if an encoder
+            reads the text.
         system: the text of a system message for conversations that have none; None for no such message.
         options: further variables of the chat template, such as `enable_thinking`.
+        prefix: a text before each source.
 
     Raises:
-        PromptError: FG922 if the form is "chat" and the tokenizer has no chat template; FG920 if a raw text is to have
+        PromptError: FG922 if the form is "chat" and the tokenizer has no chat template; FG920 if another form has
             a system message.
     """
 
@@ -83,12 +85,14 @@ class PromptForm:
     form: str
     system: str | None = None
     options: Mapping[str, Any] | None = None
+    prefix: str = ""
 
     def __post_init__(self) -> None:
         if self.form == CHAT:
             require_chat_template(self.tokenizer)
         elif self.system is not None:
-            raise PromptError("a text that is continued as it is has no system message", hint="leave out --system")
+            what = "a source" if self.form == SOURCE else "a text that is continued as it is"
+            raise PromptError(f"{what} has no system message", hint="leave out --system")
 
     def ids(self, question: Question) -> list[int]:
         """Returns the token ids from which the model generates an answer.
@@ -103,10 +107,18 @@ class PromptForm:
         question.refuse_empty()
         if self.form == CHAT:
             return chat_ids(self.tokenizer, self.messages(question), list(question.tools), **(self.options or {}))
+        if question.messages and self.form == SOURCE:
+            hint = 'write {"prompt": "..."} or {"source": "..."}'
+            raise PromptError(
+                f"{_located(question)}the prompt is a conversation, and an encoder reads texts", hint=hint
+            )
         if question.messages:
             raise PromptError(
                 f"{_located(question)}the prompt is a conversation, and --raw continues texts", hint="leave out --raw"
             )
+        if self.form == SOURCE:
+            ids: list[int] = self.tokenizer(_as_utf8(self.prefix + question.text))["input_ids"]
+            return ids
         return raw_ids(self.tokenizer, question.text)
 
     def messages(self, question: Question) -> list[Mapping[str, Any]]:
@@ -200,7 +212,8 @@ def read_questions(file: Path) -> list[Question]:
     """Returns the questions in a file.
 
     A line of a `.jsonl` file is `{"prompt": "..."}` or a conversation in one of the forms that training reads; if it
-    ends with an answer, that answer is the expected one. In any other file, each line is a text. Empty lines are left
+    ends with an answer, that answer is the expected one. `{"source": ..., "target": ...}` is a text and its expected
+    answer. In any other file, each line is a text. Empty lines are left
     out.
 
     Args:
@@ -253,6 +266,10 @@ def _questions(lines: Iterable[str], source: str, is_json: bool) -> Iterator[Que
 def _question(row: Any, place: str) -> Question:
     if isinstance(row, Mapping) and isinstance(row.get("prompt"), str) and example_columns(list(row)) is None:
         return Question(text=row["prompt"], source=place)
+    # A conversation may have a column `source`, too, that says where it is from.
+    if isinstance(row, Mapping) and isinstance(row.get("source"), str) and recognized_form(row) is None:
+        target = row.get("target")
+        return Question(text=row["source"], expected=target if isinstance(target, str) else None, source=place)
     conversation = read_row(row, form_of(row))
     messages, expected = list(conversation.messages), None
     if messages[-1]["role"] == "assistant":

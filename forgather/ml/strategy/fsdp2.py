@@ -133,6 +133,8 @@ class Sharded(ModelStrategy):
         Raises:
             DistributedError: FG738 if the optimizer is Adafactor.
         """
+        # An evaluation leaves the root's weights gathered: the optimizer would step those, and not the shards.
+        self._reshard()
         optimizer = super().build_optimizer()
         if isinstance(optimizer, Adafactor | torch.optim.Adafactor):
             raise DistributedError(

@@ -23,6 +23,7 @@ from transformers.data.data_collator import (
 )
 
 from forgather.errors import TrainingError
+from forgather.ml.batch_dependence import has_auxiliary_loss, warn_of_auxiliary_loss
 from forgather.ml.data.padding import PaddingCollator
 from forgather.ml.documents import any_packed, warn_mixed, why_mixed
 from forgather.ml.losses import IGNORE_INDEX, is_causal_lm
@@ -105,6 +106,8 @@ def _wrapped(model: nn.Module) -> list[nn.Module]:
 def warn_mixed_rows(model: nn.Module, dataset: Any) -> None:
     """Warns if rows contain several documents and the model's attention would cross the document boundaries.
 
+    It also warns if the loss of the model includes a term of a whole micro-batch, which depends on packing.
+
     Rows that `pack_examples` made are refused: packing must not change what an example teaches.
 
     Reads at most 64 rows. `ModelInputs.prepared` checks the batches of iterable data sets and of collators that pack
@@ -117,6 +120,8 @@ def warn_mixed_rows(model: nn.Module, dataset: Any) -> None:
     Raises:
         TrainingError: FG944 if the rows are packed examples.
     """
+    if has_auxiliary_loss(model) and any_packed(_first_positions(dataset)):
+        warn_of_auxiliary_loss(model, "the rows hold several documents")
     if (reason := why_mixed(model)) is None:
         return
     # Here: it imports `datasets`, for which a run without rows of that kind does not wait.

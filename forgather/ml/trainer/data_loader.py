@@ -23,6 +23,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from forgather.errors import CheckpointError, TrainingError
 from forgather.interrupt import leave_to_parent
+from forgather.ml.data.row_epoch import EpochDataset, reading_epoch
+from forgather.ml.label_kind import LabelCheck
 from forgather.ml.log import get_logger
 from forgather.ml.losses import LossRule
 from forgather.ml.number_format import plural
@@ -61,8 +63,9 @@ class RankBatches:
         drop_last: whether to omit an incomplete last micro-batch.
         draws_apart: whether the data set and the collator draw random numbers from separate seeds. If false, they draw
             from the run's global random state, which checkpoints store. Separate seeds are always used in worker
-            processes, for data sets with a method `set_epoch`, and for iterable data sets, whose rows a resumed run
-            reads again.
+            processes, for an `EpochDataset` and data sets with a method `set_epoch`, and for iterable data sets, whose
+            rows a resumed run reads again.
+        argument: the argument of the trainer that the data set is, for error messages.
 
     Raises:
         TrainingError: FG853 if the data set is already split among processes, FG946 if rows are to be grouped and have
@@ -80,7 +83,9 @@ class RankBatches:
         group_rows: int = 0,
         drop_last: bool = False,
         draws_apart: bool = True,
+        argument: str = "eval_dataset",
     ) -> None:
+        self.argument = argument
         self.dataset = dataset
         self.share = share
         self.workers: int = options["num_workers"]
@@ -109,7 +114,8 @@ class RankBatches:
             self.loader: DataLoader[Any] = DataLoader(stream, generator=self._generator, **options)
             self._stream = stream
         else:
-            apart = draws_apart or self.workers > 0 or hasattr(dataset, "set_epoch")
+            by_epoch = isinstance(dataset, EpochDataset) or hasattr(dataset, "set_epoch")
+            apart = draws_apart or self.workers > 0 or by_epoch
             groups = LengthGroups(row_lengths(dataset), group_rows) if group_rows else None
             self._sampler = RankBatchSampler(
                 len(dataset), share, order=order, groups=groups, drop_last=drop_last, carry_seeds=apart
@@ -155,14 +161,14 @@ class RankBatches:
 
         Raises:
             TrainingError: FG852 if micro-batches have a fixed size, the last one is short, and the loss cannot ignore
-                padding rows.
+                padding rows; FG960, with the first batches, if the labels are of another task than the model's.
         """
         self._refuse_short(rule, start)
         # The loader draws the base seed of its workers from this generator, instead of from the global one.
         self._generator.manual_seed(epoch_seed(seed, epoch) + self.share.rank)
         if self._sampler is not None:
             self._sampler.set_position(seed=seed, epoch=epoch, start=start)
-            return self._ready(iter(self.loader), rule, start)
+            return self._ready(iter(self.loader), rule, start, epoch)
         assert self._stream is not None, "rows have positions, or are a stream"  # noqa: S101
         if start:
             _log.info("reading past %s of a data set without positions", plural(start, "row"))
@@ -177,12 +183,19 @@ class RankBatches:
             next(itertools.islice(batches, given, given), None)
         else:
             batches = self._stream.read_isolated(batches)
-        ready = self._ready(batches, rule, past)
+        ready = self._ready(batches, rule, past, epoch)
         return after_matching_batch(ready, last) if last is not None and start else ready
 
-    def _ready(self, batches: Iterator[Any], rule: LossRule, start: int) -> Iterator[PreparedBatch]:
-        for number, batch in enumerate(batches):
-            first = start + number * self.share.all_rows
+    def _ready(self, batches: Iterator[Any], rule: LossRule, start: int, epoch: int) -> Iterator[PreparedBatch]:
+        # Where rows and model meet: other loss rules than those of `ml.losses` may take any labels.
+        labels = LabelCheck(getattr(rule, "label_kind", None), getattr(rule, "model_name", ""), self.argument)
+        for first in itertools.count(start, self.share.all_rows):
+            # For rows that are read in this process; a worker gets the epoch with the row numbers.
+            with reading_epoch(epoch):
+                batch: Any = next(batches, self)
+            if batch is self:
+                return
+            labels.add(batch, rule.ignore_index)
             is_empty = self._sampler is not None and self._sampler.is_empty(first)
             yield self.share.prepare(PaddingBatch(batch) if is_empty else batch, rule)
 
@@ -244,6 +257,7 @@ class TrainBatches:
             order=None if args.train_sampling_strategy == "sequential" else self.seed,
             group_rows=self._group_rows,
             drop_last=args.dataloader_drop_last,
+            argument="train_dataset",
             draws_apart=False,  # saving and restoring generators would cost each step 0.06 ms
         )
         self.loader = self._own.loader
@@ -450,7 +464,7 @@ def check_size(rows: int, share: RankShare) -> None:
         replicas = f" on each of {share.size} replicas" if share.size > 1 else ""
         possible = rows // share.size
         raise TrainingError(
-            f"per_device_train_batch_size is {share.rows}{replicas}, and the training data has {rows} rows",
+            f"per_device_train_batch_size is {share.rows}{replicas}, and the training data has {plural(rows, 'row')}",
             code="FG804",
             hint=f"set per_device_train_batch_size to {possible} or less" if possible else "start fewer processes",
         )

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from forgather.ml.data.row_epoch import reading_epoch, stay_in_epoch
+
 Collate = Callable[[list[Any]], Any]
 
 # Documented, and missing in the stubs. Copying NumPy's state is slow; replacing its bit generator is fast.
@@ -131,9 +133,9 @@ class SeededRows(list[int]):
 class SeededDataset(Dataset[Any]):
     """A map-style data set whose `__getitems__` reads and collates a micro-batch with seeded random numbers.
 
-    The seed is that of the `SeededRows` that are requested. A data set with a method `set_epoch` gets the number of the
-    epoch before its rows are read, also in a worker process. Attributes of the inner data set can be read from the
-    wrapper, because callbacks get the wrapper as the loader's data set.
+    Seed and epoch are those of the `SeededRows` that are requested. A data set with a method `set_epoch` gets the
+    number of the epoch before its rows are read, also in a worker process. Attributes of the inner data set can be read
+    from the wrapper, because callbacks get the wrapper as the loader's data set.
 
     Args:
         dataset: the inner data set, which has a length and returns rows by number.
@@ -156,7 +158,7 @@ class SeededDataset(Dataset[Any]):
         several = getattr(self.dataset, "__getitems__", None)
         if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
             set_epoch(rows.epoch)
-        with self._apart.seeded(rows.seed):
+        with reading_epoch(rows.epoch), self._apart.seeded(rows.seed):
             # Collated within the seeded body: a collator that masks or pads at random must draw from the same seed.
             return self.collate(several(numbers) if several else [self.dataset[number] for number in numbers])
 
@@ -222,9 +224,10 @@ class SeededStream(IterableDataset[Any]):
         self._seed, self._row = seed_of(seed, epoch, 0 if worker is None else worker.id), skip
         if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
             set_epoch(epoch)
-        # Nothing else draws in a worker process: it can seed the global generators.
+        # Nothing else draws or reads in a worker process: it can seed the global generators, and stay in the epoch.
         if worker is not None:
             _seed_sources(self._seed)
+            stay_in_epoch(epoch)
         rows = self._note(self.dataset) if worker is None or worker.id == 0 else self.dataset
         yield from itertools.islice(rows, skip, None)
 

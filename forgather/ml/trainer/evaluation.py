@@ -141,7 +141,7 @@ def metrics_of_answers(answered: AnsweredSet, functions: MetricFunctions, prefix
     """
     found = answered.figures(prefix)
     if functions.compute is not None and answered.has_references:
-        found |= functions.named(functions.computed_from(answered.as_rows()), prefix)
+        found |= functions.named(functions.computed_from(answered.as_rows()), prefix, found)
     return found
 
 

@@ -17,13 +17,23 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from forgather.errors import TrainingError
 from forgather.ml.adapters import as_adapter
 from forgather.ml.distributed.env import device_for_deepspeed_imports
+from forgather.ml.label_kind import LabelCheck
 from forgather.ml.log import get_logger
-from forgather.ml.losses import UserLoss, is_causal_lm, logits_of, loss_rule, num_rows, smoothing_without_token_loss
+from forgather.ml.losses import (
+    IGNORE_INDEX,
+    UserLoss,
+    is_causal_lm,
+    logits_of,
+    loss_rule,
+    num_rows,
+    smoothing_without_token_loss,
+)
+from forgather.ml.model_class import class_name
 from forgather.ml.model_inputs import ModelInputs
 from forgather.ml.task import Task, task_of
 from forgather.ml.trainer import argument_checks
@@ -181,6 +191,10 @@ class HFTrainer(TransformersRun):
             super().__init__(model=model, args=args, callbacks=events, **others)
         made = cast(nn.Module, self.model)  # transformers has called model_init by now
         self._loss: OutputLoss | None = None
+        # The method `compute_loss` of a subclass, and a `compute_loss_func`, may take any labels.
+        is_own = self.compute_loss_func is not None or type(self).compute_loss is not Trainer.compute_loss
+        kind = None if is_own else getattr(loss_rule(made, loss_fn), "label_kind", None)
+        self._labels = {name: LabelCheck(kind, class_name(made), name) for name in ("train_dataset", "eval_dataset")}
         if loss_fn is not None:
             self._loss = self.compute_loss_func = OutputLoss(UserLoss(made, loss_fn))
             if args.label_names is None:
@@ -230,7 +244,9 @@ class HFTrainer(TransformersRun):
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """Returns the inputs on the model's device, with arguments that stop attention at document boundaries."""
-        self._inputs = self._inputs or ModelInputs(cast(nn.Module, self.model))
+        model = cast(nn.Module, self.model)
+        self._labels["train_dataset" if model.training else "eval_dataset"].add(inputs, IGNORE_INDEX)
+        self._inputs = self._inputs or ModelInputs(model)
         return self._inputs.keywords(super()._prepare_inputs(inputs))
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | int | None:

@@ -7,7 +7,7 @@ evaluation set; it calls the user's `compute_metrics`, checks the returned metri
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,8 +115,13 @@ class MetricFunctions:
         # A function of the user that fails on one rank must end all of them.
         return collectives.run_collectively(lambda: compute(given, **details))
 
-    def named(self, found: Any, prefix: str) -> dict[str, float]:
+    def named(self, found: Any, prefix: str, taken: Collection[str] = ()) -> dict[str, float]:
         """Returns what `compute` returned, with the prefix of the evaluation before each name.
+
+        Args:
+            found: what `compute` returned.
+            prefix: the prefix.
+            taken: the names of further metrics of this evaluation, with the prefix.
 
         Raises:
             TrainingError: FG871 if it is not a mapping from names to numbers, or if a name is taken.
@@ -131,13 +136,13 @@ class MetricFunctions:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise _bad_metrics(f"compute_metrics returned a {type(value).__name__} for {name!r}, not a number")
             whole = name if name.startswith(f"{prefix}_") else f"{prefix}_{name}"
-            if whole in metrics or whole.removeprefix(f"{prefix}_") in _TAKEN:
+            if whole in metrics or whole in taken or whole.removeprefix(f"{prefix}_") in _TAKEN:
                 raise _bad_metrics(f"compute_metrics returned {name!r}, and the evaluation has another {whole!r}")
             metrics[whole] = value
         return metrics
 
 
-_TAKEN = ("loss", "runtime", "samples_per_second", "steps_per_second", "gen_len", "stopped", "generation_runtime")
+_TAKEN = ("loss", "runtime", "samples_per_second", "steps_per_second")
 
 
 def _bad_metrics(message: str) -> TrainingError:

@@ -79,6 +79,27 @@ def refuse_quantized(model: nn.Module, *, args: TrainingArguments) -> None:
         raise TrainingError(found.message, code=found.code, hint=found.hint).about("model")
 
 
+def refuse_loraplus(model: nn.Module, *, args: TrainingArguments) -> None:
+    """Raises an error if the arguments ask for LoRA+, and the model has no weights B of a LoRA that could get its rate.
+
+    Args:
+        model: the model, with its adapter.
+        args: the training arguments.
+
+    Raises:
+        TrainingError: FG972 if the model has no LoRA.
+    """
+    names = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    if args.loraplus_lr_ratio is None or any("lora_B" in name or "lora_embedding_B" in name for name in names):
+        return
+    raise TrainingError(
+        f"loraplus_lr_ratio is {args.loraplus_lr_ratio}, and {type(model).__name__} has no LoRA: no weight would get "
+        "another learning rate",
+        code="FG972",
+        hint="take a LoRA, or remove loraplus_lr_ratio",
+    ).about("args.loraplus_lr_ratio")
+
+
 def keep_differentiable(model: nn.Module) -> None:
     """Keeps the 4-bit weights of bitsandbytes in the layout through which gradients flow, also after an evaluation.
 
@@ -218,13 +239,14 @@ def model_maker(
     """
 
     def make() -> nn.Module:
-        """Returns the model with its adapter; refuses a quantized one that the arguments cannot train."""
+        """Returns the model with its adapter; refuses one that the arguments cannot train."""
         base = make_model(model, model_init, seed)
         if adapter is not None:
             base = adapter.apply(base, seed=seed)
         # Before any strategy distributes the weights: some of them cannot be sent at all.
         if args is not None:
             refuse_quantized(base, args=args)
+            refuse_loraplus(base, args=args)
         keep_differentiable(base)
         # A model that the config put into peft's wrapper itself is described as one that got its adapter here.
         if is_peft_model(base) and base_of(base) is None:

@@ -556,6 +556,6 @@ def _numbers(tree: Any, place: str) -> Iterator[tuple[str, float]]:
         for number, value in enumerate(tree):
             yield from _numbers(value, f"{place}.{number}")
     elif isinstance(tree, Tensor) and not tree.ndim and not tree.is_complex():
-        yield place, float(tree)
+        yield place, float(tree.detach())
     elif isinstance(tree, int | float) and not isinstance(tree, bool):
         yield place, float(tree)

@@ -88,6 +88,9 @@ def evaluate_saved(
         read = read_saved_model if base_of(trainer.model) is None else read_saved_adapter
         with collectives.run_collectively(lambda: read(Path(folder), trainer.model)) as held:
             trainer.strategy.restore(held)
+    generator = trainer.answer_generator
+    if generator is not None and out is not None:
+        generator.kept = []  # the answers from which the metrics are computed are those that are written
     metrics = trainer.evaluate(sets if set(sets) != {""} else sets[""])
     has_perplexity = bool(getattr(trainer.strategy.rule, "is_token_entropy", False))
     count = 0 if out is None else _write_predictions(trainer, sets, Path(out))
@@ -161,9 +164,9 @@ def _write_predictions(trainer: Trainer, sets: Mapping[str, Any], out: Path) -> 
     """Writes one line for each row of each set; returns the number of lines. Collective."""
     lines: list[dict[str, Any]] = []
     if trainer.answer_generator is not None:
-        for name, rows in sets.items():
+        for name, answered in zip(sets, trainer.answer_generator.kept or (), strict=True):
             facts = {"set": name} if name else {}
-            lines += [{**facts, **line} for line in trainer.answered(rows).lines(trainer.processing_class)]
+            lines += [{**facts, **line} for line in answered.lines(trainer.processing_class)]
         return _written(lines, out)
     # Tokens instead of logits: the logits of a language model would not fit into memory.
     trainer.metric_functions = MetricFunctions(preprocess=_without_vocabulary)

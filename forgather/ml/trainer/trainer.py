@@ -21,6 +21,7 @@ from transformers.trainer_utils import PredictionOutput
 from forgather.errors import CheckpointError, TrainingError
 from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, signal_handler
 from forgather.ml.adapters import Adapter, as_adapter
+from forgather.ml.batch_dependence import warn_of_micro_batches
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, TrainerState
 from forgather.ml.callbacks.dispatch import CallbackDispatcher
 from forgather.ml.checkpoint.manifest import verify
@@ -271,6 +272,8 @@ class Trainer(WithOwnLoss):
         """
         args, session, topology = self.args, self._session, self.strategy.topology
         self._start.begin(topology.world_size, topology.device, self.layout, self.model)
+        accumulation = args.gradient_accumulation_steps
+        warn_of_micro_batches(self.model, replicas=topology.dp_size, accumulation=accumulation)
         refuse_unused_hooks(self)
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder = collectives.run_on_main(functools.partial(run_start.checkpoint_to_resume, args, self.storage, request))

@@ -13,21 +13,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import datasets
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from forgather.errors import CheckpointError
 from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, signal_handler
+from forgather.ml.batch_dependence import warn_of_micro_batches
 from forgather.ml.callbacks.speed import SpeedCallback
 from forgather.ml.checkpoint.files import TRAINER_STATE
+from forgather.ml.data.row_epoch import TrainingRows
 from forgather.ml.distributed import collectives
 from forgather.ml.distributed.env import device_for_deepspeed_imports
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
 from forgather.ml.run_dir import own_run_folder
+from forgather.ml.trainer.data_loader import is_iterable
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
 from forgather.ml.trainer.run_start import RunStart
 
@@ -74,6 +79,22 @@ class TransformersRun(Trainer):
         """
         set_seed(self.args.seed)
 
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Returns the loader of transformers, whose workers read rows in the epoch of the training.
+
+        transformers and Accelerate set the epoch of the data set in the main process alone, not in each one of several,
+        not after a resume within an epoch, and an evaluation of the same data set changes it.
+        """
+        given = self.train_dataset
+        # A row of `datasets` is the same in each epoch, and transformers finds its unused columns by its class.
+        if given is None or is_iterable(given) or isinstance(given, datasets.Dataset):
+            return super().get_train_dataloader()
+        self.train_dataset = TrainingRows(given)
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.train_dataset = given
+
     def train(self, resume_from_checkpoint: bool | str | None = None, *others: Any, **named: Any) -> Any:
         """Trains to the end of the run, and returns the result of `transformers.Trainer.train`.
 
@@ -89,7 +110,10 @@ class TransformersRun(Trainer):
             KeyboardInterrupt: on all processes, after Ctrl-C, SIGTERM or SIGUSR1. A checkpoint is saved first if saving
                 is on.
         """
-        self._start.begin(self.args.world_size, self.args.device, model=cast(nn.Module, self.model))
+        model = cast(nn.Module, self.model)
+        self._start.begin(self.args.world_size, self.args.device, model=model)
+        accumulation = self.args.gradient_accumulation_steps
+        warn_of_micro_batches(model, replicas=self.args.world_size, accumulation=accumulation)
         self._seed_run()
         request = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder = _resume_folder(request, str(self.args.output_dir))
@@ -99,7 +123,9 @@ class TransformersRun(Trainer):
         same = SAME_OF_SEVERAL_SECONDS if several else SAME_SECONDS
         with signal_handler(same_within=same, speaks=self.args.process_index == 0) as interrupt:
             stop = _StopAfterStep(interrupt, saves=self.args.save_strategy != "no")
+            epoch = _EpochOfRows()
             self.add_callback(stop)
+            self.add_callback(epoch)
             try:
                 with device_for_deepspeed_imports():
                     result = super().train(folder, *others, **named)
@@ -109,6 +135,7 @@ class TransformersRun(Trainer):
                 raise
             finally:
                 self.remove_callback(stop)
+                self.remove_callback(epoch)
         if (asked := stop.asked()) is not None:
             raise asked
         return result
@@ -170,6 +197,33 @@ def _newest_whole_checkpoint(output_dir: Path) -> str | None:
         else:
             return str(folder)
     return None
+
+
+class _EpochOfRows(TrainerCallback):
+    """A callback that sets the epoch in which training rows are read."""
+
+    def __init__(self) -> None:
+        self._epoch: int | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        """Begins to count: transformers starts the training again when it looks for a batch size."""
+        self._epoch = None
+
+    def on_epoch_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        train_dataloader: Any = None,
+        **others: Any,
+    ) -> None:
+        """Sets the epoch before the loader reads its first rows."""
+        # Counted: `state.epoch` is still within an epoch that a callback ended early.
+        self._epoch = int(state.epoch or 0) if self._epoch is None else self._epoch + 1
+        if isinstance(rows := train_dataloader.dataset, TrainingRows):
+            rows.begin_epoch(self._epoch)
 
 
 class _StopAfterStep(TrainerCallback):

@@ -49,7 +49,7 @@ def check_root_settings(graph: Graph, calls: Mapping[int, Called]) -> Iterator[D
     for rules in rules_about(called):
         settings |= {*rules.settings, *rules.renamed, *rules.without_effect}
     for name, entry in graph.targets.items():
-        if name in _OWN or not isinstance(entry.value, Scalar) or _is_read(name, entry, graph):
+        if name in _OWN or not isinstance(entry.value, Scalar) or is_read(name, entry, graph):
             continue
         # The graph of a run, used as a config, has the targets of the templates that are empty.
         if entry.value.value is None:
@@ -76,7 +76,8 @@ def _hint(name: str, arguments: TrainerArguments, settings: set[str], graph: Gra
     return f"did you mean {near!r}?" if near else None
 
 
-def _is_read(name: str, entry: Entry, graph: Graph) -> bool:
+def is_read(name: str, entry: Entry, graph: Graph) -> bool:
+    """Returns whether another value of the graph is the value of a target, or calculates with it."""
     others = [((Key(key),), other.value) for key, other in graph.targets.items() if key != name]
     for _, node in walk([*others, *(item for item in roots(graph) if item[1] is not entry.value)]):
         if node is entry.value or (isinstance(node, Calc) and name in _names(node)):
@@ -147,7 +148,7 @@ def _foreign_settings(graph: Graph) -> Iterator[_ForeignSetting]:
     rules = shipped_rules()[_ARGUMENTS][0]
     ours = {*rules.settings, *rules.renamed, *rules.without_effect, *rules.former}
     for name, entry in graph.targets.items():
-        if name not in _OWN and not _is_read(name, entry, graph):
+        if name not in _OWN and not is_read(name, entry, graph):
             yield from _foreign_settings_of((name,), entry, ours, rules)
 
 

@@ -131,6 +131,8 @@ class _Settings:
         facts: dict[str, Any] = {}
         for name, node in arguments_of(called).items():
             inner = self._calls.get(id(node))
+            if rules.reads(name):
+                facts[f"{name}.rows"] = tuple(_functions_of_rows(node))
             if inner is None or not rules.reads(name) or inner.node.kind is CallKind.META:
                 continue
             if inner.node.kind is CallKind.PARTIAL:
@@ -220,7 +222,30 @@ def _setting_of(name: str) -> str:
     return setting if setting and fact in _FACTS else name
 
 
-_FACTS = ("calls", "is_built", "takes", "sets")
+_FACTS = ("calls", "is_built", "takes", "sets", "rows")
+_DATA = "forgather.ml.data"
+# They choose rows or join data sets: what a row is does not change.
+_KEEP_ROWS = frozenset({"getitem", "values", "list", "tuple", "dict", "named_list", "named_tuple", "named_dict"})
+_KEEP_ROWS |= {"datasets:concatenate_datasets", "datasets:interleave_datasets", "datasets:DatasetDict"}
+_KEEP_ROWS |= {f"{_DATA}:split", f"{_DATA}.train_eval_split:split", f"{_DATA}:mix", f"{_DATA}.mixture:mix"}
+_KEEP_ROWS |= {f"torch.utils.data:{name}" for name in ("Subset", "ConcatDataset", "ChainDataset", "random_split")}
+_METHODS = ("select", "shuffle", "filter", "train_test_split", "take", "skip", "shard", "sort", "flatten_indices")
+_KEEP_ROWS |= {f"datasets:{kind}.{name}" for kind in ("Dataset", "IterableDataset", "DatasetDict") for name in _METHODS}
+
+
+def _functions_of_rows(node: Node) -> Iterator[str]:
+    """Yields the names, in lower case, of the functions of `forgather.ml.data` that made the rows of an argument.
+
+    Functions that only choose rows or join data sets are passed through; what another function makes is not known.
+    """
+    if isinstance(node, Call) and node.constructor.startswith(_DATA) and node.constructor not in _KEEP_ROWS:
+        yield node.constructor.rpartition(":")[2].lower()
+    elif isinstance(node, Call) and node.constructor in _KEEP_ROWS:
+        for inner in (*node.args, *(entry.value for entry in node.kwargs)):
+            yield from _functions_of_rows(inner)
+    elif isinstance(node, Sequence | Mapped):
+        for inner in node.items if isinstance(node, Sequence) else (entry.value for entry in node.entries):
+            yield from _functions_of_rows(inner)
 
 
 def _is_never_none(callee: Callee) -> bool:

@@ -1,5 +1,7 @@
 """Adapters on several ranks: what a run stores and leaves behind is what one process would have stored."""
 
+import shutil
+
 import pytest
 import torch
 from peft import PeftModel
@@ -81,6 +83,20 @@ def alone(tmp_path_factory, base):
     return folder, run(folder, base, "one")
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, base):
+    """Returns a function from a layout to the folder of a run in it that was stopped."""
+    folders = {}
+
+    def of(layout):
+        if layout not in folders:
+            folders[layout] = tmp_path_factory.mktemp("stopped")
+            run(folders[layout], base, layout, stop=True)
+        return folders[layout]
+
+    return of
+
+
 def logits(base, folder):
     model = PeftModel.from_pretrained(from_pretrained(base), folder).eval()
     with torch.no_grad():
@@ -91,10 +107,10 @@ def logits(base, folder):
     "layout", thinned([name for name in LAYOUTS if name != "one"], lambda layout: layout == "shards")
 )
 def test_a_stopped_run_goes_on_bit_for_bit_and_leaves_what_one_process_leaves(
-    layout, alone, base, tmp_path, record_property
+    layout, alone, base, stopped, tmp_path, record_property
 ):
     whole = run(tmp_path / "whole", base, layout)
-    run(tmp_path / "stopped", base, layout, stop=True)
+    shutil.copytree(stopped(layout), tmp_path / "stopped")
     assert whole == run(tmp_path / "stopped", base, layout)
     kept, found = (dict(whole_weights(tmp_path / name / "checkpoint-7")) for name in ("whole", "stopped"))
     assert largest_difference(kept, found) == 0
@@ -132,13 +148,13 @@ def refuse_unequal_merge(base, folder, into):
         lambda first, then: (first, then) == ("shards", "stages"),
     ),
 )
-def test_a_run_resumes_in_another_layout(first, then, alone, base, tmp_path, record_property):
-    run(tmp_path, base, first, stop=True)
-    run(tmp_path, base, then)
-    of_one, found = (dict(whole_weights(folder / "checkpoint-7")) for folder in (alone[0], tmp_path))
+def test_a_run_resumes_in_another_layout(first, then, alone, base, stopped, tmp_path, record_property):
+    shutil.copytree(stopped(first), tmp_path / "out")
+    run(tmp_path / "out", base, then)
+    of_one, found = (dict(whole_weights(folder / "checkpoint-7")) for folder in (alone[0], tmp_path / "out"))
     assert largest_difference(of_one, found) <= 1e-6
     record_property("difference", float(largest_difference(of_one, found)))
-    refuse_unequal_merge(base, tmp_path, tmp_path / "merged")
+    refuse_unequal_merge(base, tmp_path / "out", tmp_path / "merged")
 
 
 def loss_of_saved(folder, base, layout, adapter):

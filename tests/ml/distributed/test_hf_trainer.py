@@ -9,6 +9,7 @@ from transformers import TrainingArguments
 from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.trainer.hf import HFTrainer
 from tests.ml.distributed.gang import run_ranks
+from tests.ml.epoch_cases import DATA_SETS, EPOCHS, ROWS, STEP, read_by, readings
 from tests.ml.fixtures import largest_difference, rows, tiny_llama, weights
 from tests.ml.test_hf_loss import LOSSES, Classifier, class_rows, trained
 from tests.patience import patience
@@ -62,3 +63,14 @@ def test_a_loss_with_weights_is_that_of_one_process_in_training_and_evaluation(t
         assert losses == [] or expected == pytest.approx(losses, abs=1e-6)
         assert largest_difference(weights(alone), found) < 1e-6
         assert evaluated == pytest.approx(evaluation, abs=1e-6)
+
+
+def test_rows_of_each_epoch_are_those_of_one_process_also_after_a_resume(tmp_path):
+    known = readings("images")
+    given = ("transformers", str(tmp_path), DATA_SETS["images"], 0)
+    whole = run_ranks(2, read_by, *given, None, 2)
+    resumed = run_ranks(2, read_by, *given, str(tmp_path / f"checkpoint-{STEP}"), 2)
+    for epoch in range(EPOCHS):
+        read = [known[key] for trained, _ in whole for key in trained[epoch * ROWS // 2 : (epoch + 1) * ROWS // 2]]
+        assert [(epoch, row) for row in range(ROWS)] == sorted(read)
+    assert [trained[STEP:] for trained, _ in whole] == [trained for trained, _ in resumed]

@@ -420,7 +420,10 @@ def _refuse_loss_of_the_model(model: nn.Module, rule: LossRule) -> None:
         raise TrainingError(
             f"{kind} computes its loss itself, and no pipeline stage holds the whole model",
             code="FG762",
-            hint="return logits from the model, and give the trainer a loss_fn of (logits, labels)",
+            # A stage gets one input, and the decoder of such a model takes the output of the encoder and the labels.
+            hint="train it with trainers/trainer.yaml or trainers/accel_trainer.yaml"
+            if getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+            else "return logits from the model, and give the trainer a loss_fn of (logits, labels)",
         )
     if isinstance(model, GenericForSequenceClassification):
         # The last stage would take the last position of a padded batch instead, without a message.
