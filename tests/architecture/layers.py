@@ -18,7 +18,7 @@ foundation:
     planner.fit planner.model_shapes
     planner.formulas
     planner.selection
-    planner.benchmark
+    planner.benchmark planner.resources
     planner.storage
 graph:
     config config.builtin_names config.environment config.insight config.lint
