@@ -16,15 +16,29 @@ from forgather.launch.in_process import MAIN
 from forgather.planner.fit import fit_plan
 from forgather.planner.hardware import Hardware, hardware
 from forgather.planner.storage import disk_rows, host_rows
+from forgather.planner.work import RunWork
 from forgather.project.project import Project
 
 # Modules outside `forgather.ml` reach it only by name, so that commands without training never load torch.
-_PLAN = "forgather.ml.planner.memory:plan_memory"
+_PLAN = "forgather.ml.planner.memory:plan_run"
 _DEVICE = "forgather.ml.planner.devices_here:device_here"
 
 
 def plan_of(project: Project, *, gpus: int, nodes: int) -> dict[str, Any]:
-    """Returns the memory plan of a config, see `MemoryPlan`, with the rows of a machine's memory and of the disk.
+    """Returns the memory plan of a config, see `traced_plan`, whose arguments and errors it has.
+
+    Args:
+        project: the project, opened with the config.
+        gpus: the number of processes on each machine.
+        nodes: the number of machines.
+    """
+    return traced_plan(project, gpus=gpus, nodes=nodes)[0]
+
+
+def traced_plan(project: Project, *, gpus: int, nodes: int) -> tuple[dict[str, Any], RunWork]:
+    """Returns the memory plan of a config, and the work of its steps, from the same traces.
+
+    The plan is a `MemoryPlan` as data, with the rows of a machine's memory and of the disk.
 
     Args:
         project: the project, opened with the config.
@@ -41,11 +55,9 @@ def plan_of(project: Project, *, gpus: int, nodes: int) -> dict[str, Any]:
     module, function = _PLAN.split(":")
     plan = getattr(import_module(module), function)
     with project.located():
-        found: dict[str, Any] = plan(
-            lambda hook: project.build_with(hook, MAIN), world_size=gpus * nodes, local_world_size=gpus
-        )
+        found, work = plan(lambda hook: project.build_with(hook, MAIN), world_size=gpus * nodes, local_world_size=gpus)
     host, disk = host_rows(found, processes=gpus), disk_rows(found)
-    return {**found, "host": [asdict(row) for row in host], "disk": [asdict(row) for row in disk]}
+    return {**found, "host": [asdict(row) for row in host], "disk": [asdict(row) for row in disk]}, work
 
 
 class Device(NamedTuple):

@@ -33,6 +33,7 @@ _KEYS = (
     "memory_mib",
     "memory_gb_per_second",
     "links_gb_per_second",
+    "network_is_shared",
 )
 
 
@@ -51,6 +52,7 @@ class Hardware:
         sparse_flops: the same with structured sparsity, which training does not use; data sheets often give only these.
         links: the peak rate of each link in one direction: "nvlink" or "infinity fabric" between the devices of a
             machine, "pcie" to the host, "network" to other machines.
+        network_is_shared: whether all devices of a machine share one "network" link; otherwise each has its own.
         aliases: other names in the table.
         sources: the document and the date of each fact, by its name: "memory_mib", a type, a link, and so on.
     """
@@ -63,8 +65,14 @@ class Hardware:
     peak_flops: Mapping[str, float] = field(default_factory=dict)
     sparse_flops: Mapping[str, float] = field(default_factory=dict)
     links: Mapping[str, float] = field(default_factory=dict)
+    network_is_shared: bool = False
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def gives_times(self) -> bool:
+        """Whether the rates are known that the time of a step follows from."""
+        return bool(self.peak_flops and self.memory_bytes_per_second)
 
     def as_data(self) -> dict[str, Any]:
         """Returns the facts as plain data."""
@@ -120,7 +128,8 @@ def hardware_from_file(file: str) -> Hardware:
 
     Args:
         file: the path of the file. It holds a mapping with keys of `hardware.json`: `title`, `kind`, `source`,
-            `dense_tflops`, `sparse_tflops`, `memory_mib`, `memory_gb_per_second`, `links_gb_per_second`.
+            `dense_tflops`, `sparse_tflops`, `memory_mib`, `memory_gb_per_second`, `links_gb_per_second`,
+            `network_is_shared`.
 
     Raises:
         PlanError: FG995 if the file cannot be read, or with the line of the first value that is wrong.
@@ -158,6 +167,9 @@ def _fault(entry: Any) -> tuple[str, str] | None:
         elif key in ("memory_mib", "memory_gb_per_second"):
             if not _is_positive(value):
                 return key, f"{key} is {value!r}, and not a number above 0"
+        elif key == "network_is_shared":
+            if not isinstance(value, bool):
+                return key, f"{key} is {value!r}, and not true or false"
         elif not isinstance(value, dict):
             return key, f"{key} is {value!r}, and not a mapping of names to numbers"
         else:
@@ -204,6 +216,7 @@ def _from_entry(name: str, entry: Mapping[str, Any], titles: Mapping[str, str]) 
         peak_flops={dtype: number * 1e12 for dtype, number in entry["dense_tflops"].items()},
         sparse_flops={dtype: number * 1e12 for dtype, number in entry.get("sparse_tflops", {}).items()},
         links={link: number * 1e9 for link, number in links.items()},
+        network_is_shared=entry.get("network_is_shared", False),
         aliases=tuple(entry.get("names", ())),
         sources={cell: titles.get(source, source) for cell, source in sources.items()},
     )

@@ -15,10 +15,10 @@ foundation:
     quantized
     planner planner.memory_plan
     planner.hardware
-    planner.fit planner.model_shapes
-    planner.formulas
-    planner.selection
-    planner.benchmark
+    planner.fit planner.model_shapes planner.work
+    planner.efficiency planner.formulas
+    planner.device_count planner.selection planner.step_time
+    planner.benchmark planner.resources planner.run_time
     planner.storage
 graph:
     config config.builtin_names config.environment config.insight config.lint
@@ -107,11 +107,12 @@ launch:
     launch.export launch.trained_model
     launch launch.batch_scripts launch.dry_run launch.evaluation launch.harness launch.multi_process launch.planning
     launch.plan_check launch.restart
+    launch.time_planning
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.generation_options cli.harness_output cli.plan_output cli.plan_start cli.selection_output
+    cli.generation_options cli.harness_output cli.plan_output cli.plan_start cli.plan_time_output cli.selection_output
     cli.commands.benchmark cli.commands.export cli.commands.select
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
@@ -224,9 +225,10 @@ generation:
 dry run:
     dry_run
 planner:
-    planner planner.allocations planner.devices_here planner.model_builders planner.operations planner.real_integers planner.stage_metadata
+    planner planner.allocations planner.devices_here planner.model_builders planner.operations planner.pipeline_step planner.real_integers planner.stage_metadata
     planner.extrapolation planner.places planner.value_readings
     planner.engine_tensors planner.stored_state
+    planner.trace_facts
     planner.rank_trace
     planner.memory
 """

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from forgather.cli.main import main
+from forgather.cli.plan_time_output import device_count_lines, time_lines
 from tests.project.workbench import TINY_TRAINING, make_project
 
 OUT_OF_MEMORY = """\
@@ -30,6 +31,8 @@ def bench(tmp_path, monkeypatch):
     files["templates/configs/large.yaml"] = "main: !singleton:toy.py:Trainer\n"
     folder = make_project(tmp_path / "bench", files)
     (folder / "box.json").write_text('{"title": "our box", "memory_mib": 1}')
+    rates = {"memory_gb_per_second": 1, "dense_tflops": {"fp32": 0.01}, "links_gb_per_second": {"network": 1}}
+    (folder / "fast.json").write_text(json.dumps({"memory_mib": 4096, **rates}))
     monkeypatch.chdir(folder)
     return folder
 
@@ -45,6 +48,33 @@ def test_a_plan_says_whether_the_run_fits(bench, capsys):
     assert 4 * found["parameters"] == found["model_bytes"] == found["weights_bytes"]
     assert 8 * found["parameters"] == found["optimizer_bytes"]
     assert found["weights_bytes"] + found["optimizer_bytes"] == found["disk"][0]["least"]
+
+    assert found["time"] is None
+
+
+def test_a_plan_says_how_long_the_run_takes_and_on_how_many_devices(bench, capsys):
+    asked = ["--hardware", "fast.json", "--tokens", "1e6", "--price", "2", "--days", "1"]
+    assert 0 == main(["-t", "tiny", "plan", "--json", *asked])
+    found = json.loads(capsys.readouterr().out)
+    step, run, count = found["time"]["step"], found["time"]["run"], found["devices"]
+    assert 0 < step["seconds"]["low"] < step["seconds"]["high"]
+    assert {"matrix products", "elementwise", "optimizer"} <= set(step["rows"])
+    assert sum(row["high"] for row in step["rows"].values()) == pytest.approx(step["seconds"]["high"])
+    # A model of about 6 FLOPs a weight and token, and its attention.
+    tokens = found["rows_per_update"] * found["tokens_per_row"]
+    assert 5 < step["model_flops"] / tokens / found["parameters"] < 9
+    assert run["tokens"] >= 1e6
+    assert run["price"]["low"] == pytest.approx(2 * run["gpu_hours"]["low"])
+    assert (1, 1, "fits") == (count["planned"], count["by_memory"], count["verdict"])
+    assert {"low": 1, "high": 1} == count["by_time"]
+    lines = "\n".join([*time_lines(found["time"], 1), *device_count_lines(count, 1)])
+    assert f"{run['num_updates']} steps" in lines
+    assert "by memory  at least 1 machine (1 device)" in lines
+
+
+def test_a_time_that_was_asked_for_needs_rates(bench, capsys):
+    assert 1 == main(["-t", "tiny", "plan", "--hardware", "box.json", "--tokens", "1e6"])
+    assert "error[FG990]" in capsys.readouterr().err
 
 
 def test_unknown_hardware_is_refused_before_anything_is_built(bench, capsys):

@@ -10,20 +10,26 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set
 from forgather.cli.output import print_findings, write_json, write_text
 from forgather.cli.plan_output import fit_lines, plan_lines
+from forgather.cli.plan_time_output import device_count_lines, time_lines
 from forgather.cli.trusting import ask_trust
 from forgather.launch.in_process import MAIN, plan_run
-from forgather.launch.planning import device_of, fit_on, plan_of
+from forgather.launch.planning import device_of, fit_on, traced_plan
+from forgather.launch.time_planning import device_count_of, time_of
+from forgather.planner.run_time import check_amounts
 from forgather.project.world_size import processes_per_machine
 
 CONFIG_OPTIONS = True
 EXECUTES = True
-DESCRIPTION = """Plan the memory of a run on each device. The run is built with tensors that have shapes and no values,
+DESCRIPTION = """Plan the memory and the time of a run. The run is built with tensors that have shapes and no values,
 and its own strategy computes a step and an evaluation: no GPU, no weights and no other process are needed. A row
 is 'traced' if the code of the run allocated it, 'formula' if it follows from settings, and 'assumed' otherwise. With
---hardware, or with a GPU here, the plan says whether each process fits, and what would make it smaller if not."""
+--hardware, or with a GPU here, the plan says whether each process fits, what would make it smaller if not, and how long
+a step and the run take, as ranges with what is assumed. --tokens and --days ask how many devices a deadline needs."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml plan
   fgcli -t fsdp2.yaml plan --hardware h200 --gpus 8 --nodes 4
+  fgcli -t fsdp2.yaml plan --hardware h200 --gpus 8 --tokens 300e9 --price 3.5
+  fgcli -t fsdp2.yaml plan --hardware h200 --gpus 8 --tokens 1e12 --days 14
   fgcli -t tiny.yaml plan --set trainer_args.per_device_train_batch_size=64
   fgcli -t tiny.yaml plan --json"""
 
@@ -39,6 +45,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help="device of each process: a name of docs/reference/hardware.md, or a file (default: the GPUs here)",
     )
+    parser.add_argument(
+        "--tokens", type=float, metavar="N", help="tokens to train on, as 300e9 (default: the steps of the config)"
+    )
+    parser.add_argument("--days", type=float, metavar="D", help="with --tokens: how many devices finish in D days")
+    parser.add_argument("--price", type=float, metavar="P", help="price of one device for an hour")
     add_set(parser)
     add_json(parser)
     add_output(parser)
@@ -47,6 +58,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(invocation: Invocation) -> int:
     """Runs the command: plans the run, prints the plan, and returns the exit status."""
     options = invocation.options
+    amounts = {"tokens": options.tokens, "days": options.days, "price": options.price}
+    check_amounts(**amounts, has_device=options.hardware is not None)
     named = None if options.hardware is None else device_of(options.hardware, gpus=1)
     project = invocation.open_project()
     plan_run(project)
@@ -55,12 +68,23 @@ def run(invocation: Invocation) -> int:
     asked = processes_per_machine(project.graph)
     gpus = options.gpus if options.gpus is not None else asked if isinstance(asked, int) else 1
     # What constructors print must not be mixed with the result.
+    fit = time = count = None
     with redirect_stdout(sys.stderr):
-        found = plan_of(project, gpus=gpus, nodes=options.nodes)
+        found, work = traced_plan(project, gpus=gpus, nodes=options.nodes)
         device = named or device_of(None, gpus=gpus)
-    fit = None if device is None else fit_on(found, device)
+        if device is not None:
+            fit = fit_on(found, device)
+        # Of a device of which only the memory is known, the time is an error only if it was asked for.
+        if device is not None and (device.hardware.gives_times or any(amounts.values())):
+            time = time_of(work, device.hardware, tokens=options.tokens, price=options.price)
+            if options.days is not None:
+                deadline = {"tokens": options.tokens, "days": options.days}
+                count = device_count_of(project, found, work, device.hardware, **deadline)
     if options.json:
-        write_json({"config": project.config_name, **found, "fit": fit}, options.output)
+        result = {"config": project.config_name, **found, "fit": fit, "time": time, "devices": count}
+        write_json(result, options.output)
     else:
-        write_text("\n".join([*plan_lines(found), *fit_lines(fit, found["world_size"])]), options.output)
+        lines = [*plan_lines(found), *fit_lines(fit, found["world_size"])]
+        lines += [*time_lines(time, found["world_size"]), *device_count_lines(count, options.days)]
+        write_text("\n".join(lines), options.output)
     return 0

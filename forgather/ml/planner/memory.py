@@ -1,12 +1,13 @@
 """The memory plan of a run: traces of its ranks, and rows by formula for what no trace sees.
 
-`plan_memory` takes a function that makes the trainer and the number of processes, and gives a
-`forgather.planner.memory_plan.MemoryPlan` as plain data. Ranks that hold parts of the same size are traced once.
+`plan_run` takes a function that makes the trainer and the number of processes, and gives a
+`forgather.planner.memory_plan.MemoryPlan` as plain data, and the `RunWork` of the same traces. Ranks that hold parts of
+the same size are traced once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forgather.launcher_env import ProcessFacts
@@ -15,9 +16,12 @@ from forgather.ml.planner.extrapolation import DEEPER, SHALLOW, extrapolated, ex
 from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_rank
 from forgather.ml.planner.stage_metadata import Relay
 from forgather.ml.planner.stored_state import joined
+from forgather.ml.planner.trace_facts import TraceFacts
 from forgather.planner.memory_plan import MemoryPlan, MemoryRow, PhaseMemory, RankMemory, Source
+from forgather.planner.work import Message, RankWork, RunWork
 
 _PHASES = {"training step": ("forward", "backward", "update"), "evaluation": ("evaluation",)}
+_BUCKET_BYTES = 25 * 2**20  # the usual size of a bucket of DDP
 _WORDS = {
     "forward": "forward pass",
     "backward": "backward pass",
@@ -26,8 +30,8 @@ _WORDS = {
 }
 
 
-def plan_memory(make_trainer: MakeTrainer, *, world_size: int, local_world_size: int) -> dict[str, Any]:
-    """Returns the memory plan of a run as plain data, see `MemoryPlan`.
+def plan_run(make_trainer: MakeTrainer, *, world_size: int, local_world_size: int) -> tuple[dict[str, Any], RunWork]:
+    """Returns the memory plan of a run as plain data, see `MemoryPlan`, and the work of its steps.
 
     Args:
         make_trainer: a function that returns the trainer of the config, see `trace_rank`.
@@ -58,7 +62,7 @@ def plan_memory(make_trainer: MakeTrainer, *, world_size: int, local_world_size:
         for position, trace in enumerate(traces)
     ]
     stored = joined(trace.facts.stored for trace in traces)
-    return MemoryPlan(
+    plan = MemoryPlan(
         world_size=world_size,
         strategy=first.strategy,
         mesh=first.mesh,
@@ -72,7 +76,50 @@ def plan_memory(make_trainer: MakeTrainer, *, world_size: int, local_world_size:
         optimizer_bytes=sum(stored.optimizer.values()) if stored.is_known else None,
         settings=first.settings,
         notes=first.notes,
-    ).as_data()
+    )
+    return plan.as_data(), _work(traces, world_size, local)
+
+
+def _work(traces: Sequence[RankTrace], world_size: int, local_world_size: int) -> RunWork:
+    facts = traces[0].facts
+    width = world_size // len(traces)
+    return RunWork(
+        world_size=world_size,
+        local_world_size=local_world_size,
+        rows_per_update=facts.rows_per_update,
+        tokens_per_row=facts.tokens_per_row,
+        num_updates=facts.num_updates,
+        schedule=facts.schedule,
+        micro_batches=facts.micro_batches,
+        schedule_runs=facts.schedule_runs,
+        ranks=tuple(
+            RankWork(
+                ranks=(position * width, (position + 1) * width - 1),
+                stages=trace.facts.stages,
+                operations=trace.operations,
+                messages={**trace.messages, **_sums_of_ddp(trace.facts, world_size)},
+            )
+            for position, trace in enumerate(traces)
+        ),
+    )
+
+
+def _sums_of_ddp(facts: TraceFacts, world_size: int) -> dict[Message, int]:
+    if not facts.reduced_bytes:
+        return {}
+    count = -(-facts.reduced_bytes // _BUCKET_BYTES)
+    return {Message("backward", "c10d.allreduce_", facts.reduced_bytes // count, world_size): count}
+
+
+def plan_memory(make_trainer: MakeTrainer, *, world_size: int, local_world_size: int) -> dict[str, Any]:
+    """Returns the memory plan of a run as plain data; the arguments are those of `plan_run`.
+
+    Args:
+        make_trainer: a function that returns the trainer of the config, see `trace_rank`.
+        world_size: the number of processes.
+        local_world_size: the number of processes on one machine.
+    """
+    return plan_run(make_trainer, world_size=world_size, local_world_size=local_world_size)[0]
 
 
 def _deep_trace(make_trainer: MakeTrainer, facts: ProcessFacts, relay: Relay) -> RankTrace:

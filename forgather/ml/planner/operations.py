@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from forgather.planner.work import Message, Operation
 
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -30,49 +32,19 @@ _ATTENTIONS: Mapping[Any, tuple[slice, int, Callable[..., int]]] = {
 }
 
 
-class Operation(NamedTuple):
-    """Operators that do the same work.
-
-    Args:
-        phase: "forward", "backward", "recompute", "update" or "evaluation".
-        name: the name of the operator, such as "aten.mm".
-        dtype: the dtype of its first tensor, such as "bfloat16".
-        flops: the floating-point operations of one call.
-        num_bytes: the bytes that one call reads and writes.
-    """
-
-    phase: str
-    name: str
-    dtype: str
-    flops: int
-    num_bytes: int
-
-
-class Message(NamedTuple):
-    """Collectives and transfers that move the same bytes.
-
-    Args:
-        phase: as in `Operation`.
-        name: the name of the operator, such as "c10d._allgather_base_".
-        num_bytes: the bytes of the largest tensor that takes part, on this rank.
-        group_size: the number of ranks that take part.
-    """
-
-    phase: str
-    name: str
-    num_bytes: int
-    group_size: int
-
-
 class WorkCounter:
     """Counts operators and messages.
 
     Args:
         phase: a function that returns the current phase.
+
+    Attributes:
+        repeats: how often what is counted next happens in a step: a trace executes fewer micro-batches than the run.
     """
 
     def __init__(self, phase: Callable[[], str]) -> None:
         self._phase = phase
+        self.repeats = 1
         self.operations: Counter[Operation] = Counter()
         self.messages: Counter[Message] = Counter()
 
@@ -96,15 +68,18 @@ class WorkCounter:
             return
         moved = sum({id(one): one.numel() * one.element_size() for one in tensors}.values())
         dtype = str(tensors[0].dtype).removeprefix("torch.")
-        self.operations[Operation(self._phase(), str(packet), dtype, _flops(packet, args, kwargs, result), moved)] += 1
+        self.operations[Operation(self._phase(), str(packet), dtype, _flops(packet, args, kwargs, result), moved)] += (
+            self.repeats
+        )
 
     def _count_message(self, packet: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
-        size = _group_size((args, kwargs))
-        if size is None or packet is torch.ops._c10d_functional.wait_tensor:
+        members = _members((args, kwargs))
+        if not members or packet is torch.ops._c10d_functional.wait_tensor:
             return
         tensors = [item for item in tree_iter((args, kwargs, result)) if isinstance(item, Tensor)]
         largest = max((one.numel() * one.element_size() for one in tensors), default=0)
-        self.messages[Message(self._phase(), str(packet), largest, size)] += 1
+        stride = members[1] - members[0] if len(members) > 1 else 1
+        self.messages[Message(self._phase(), str(packet), largest, len(members), stride)] += self.repeats
 
 
 def _flops(packet: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> int:
@@ -118,17 +93,19 @@ def _flops(packet: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> in
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
 
 
-def _group_size(values: Any) -> int | None:
+def _members(values: Any) -> list[int]:
+    """Returns the ranks of the process group among the arguments of an operator; an empty list if there is none."""
     for item in tree_iter(values):
         if isinstance(item, torch.ScriptObject) and "ProcessGroup" in item._type().qualified_name():
-            return int(dist.ProcessGroup.unbox(item).size())
+            return list(dist.get_process_group_ranks(dist.ProcessGroup.unbox(item)))
         if isinstance(item, dist.ProcessGroup):
-            return item.size()
+            return list(dist.get_process_group_ranks(item))
     names = [item for item in tree_iter(values) if isinstance(item, str)]
     for name in reversed(names):
         try:
-            return int(torch._C._distributed_c10d._resolve_process_group(name).size())  # type: ignore[arg-type]
+            group = torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
         except (RuntimeError, ValueError, KeyError):
             # Another text among the arguments, such as "sum".
             continue
-    return None
+        return list(dist.get_process_group_ranks(group))
+    return []

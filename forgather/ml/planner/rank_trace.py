@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,13 +24,14 @@ from forgather.ml.activation_checkpointing import repeated_blocks
 from forgather.ml.distributed.env import fake_world
 from forgather.ml.planner.allocations import Allocation, AllocationRecorder, Peak, Region, peaks
 from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, is_engine_bucket, separate_engine
-from forgather.ml.planner.extrapolation import block_list, extrapolated_counts, line, shorten
+from forgather.ml.planner.extrapolation import block_list, shorten
 from forgather.ml.planner.model_builders import replacing_conversions, without_memory_for_models
-from forgather.ml.planner.operations import Message, Operation, WorkCounter
+from forgather.ml.planner.operations import WorkCounter
 from forgather.ml.planner.places import Places
 from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.planner.stage_metadata import Relay, relayed
-from forgather.ml.planner.stored_state import StoredState, state_of
+from forgather.ml.planner.stored_state import state_of
+from forgather.ml.planner.trace_facts import TraceFacts
 from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.data_parallel import DataParallel
@@ -38,8 +39,10 @@ from forgather.ml.strategy.describe import axes_of
 from forgather.ml.strategy.initial_weights import fill_with_fakes, shapes_only
 from forgather.ml.strategy.meta_model import move_to_meta
 from forgather.ml.trainer.loop import loss_divisor
+from forgather.ml.trainer.run_start import num_steps_and_epochs
 from forgather.ml.trainer.trainer import Trainer
 from forgather.ml.types import Window
+from forgather.planner.work import Message, Operation
 
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
 ACTIVATIONS, LOGITS, TEMPORARIES, BATCH = "activations", "logits", "temporaries", "batch"
@@ -65,49 +68,6 @@ _SENDS = ("fsdp.chunk_cat", "c10d._reduce_scatter_base_", "c10d.allreduce_", "_c
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceFacts:
-    """What a trace tells about the run besides its memory.
-
-    Args:
-        strategy: the name of the strategy class.
-        mesh: the size of each mesh axis, by name.
-        parameters: the number of elements of the model on this rank, as if nothing were sharded.
-        trainable: the number of those that are trained.
-        rows_per_update: the number of rows of one optimizer step, over all data-parallel ranks.
-        tokens_per_row: the number of tokens of a row of the traced batch; None if rows have no token ids.
-        num_pipeline_ranks: the number of ranks of one pipeline.
-        stages: the numbers of the pipeline stages on this rank; empty without a pipeline.
-        untraced: the bytes of what no operator allocates, by its use, such as the buckets of DDP.
-        stored: the weights and the optimizer state of this rank, as if nothing were sharded.
-        settings: the settings of `SETTINGS`, as the trainer has them.
-        notes: what the trace leaves out, one sentence each.
-    """
-
-    strategy: str
-    mesh: Mapping[str, int]
-    parameters: int
-    trainable: int
-    rows_per_update: int
-    tokens_per_row: int | None
-    num_pipeline_ranks: int
-    stages: tuple[int, ...]
-    untraced: Mapping[str, int]
-    stored: StoredState
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    def at_depth(self, deeper: TraceFacts, num_blocks: int) -> TraceFacts:
-        """Returns the facts of a model with more blocks, on the line through the two depths that are traced."""
-        return replace(
-            self,
-            parameters=line(self.parameters, deeper.parameters, num_blocks),
-            trainable=line(self.trainable, deeper.trainable, num_blocks),
-            untraced=extrapolated_counts(self.untraced, deeper.untraced, num_blocks),
-            stored=self.stored.at_depth(deeper.stored, num_blocks),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class RankTrace:
     """What a rank holds in a training step and an evaluation.
 
@@ -116,9 +76,9 @@ class RankTrace:
         peaks: the peak of each region of the step.
         largest: the largest allocations that are alive at the peak of the whole step, largest first.
         facts: the sizes of the run.
-        operations: the number of operators that do the same work, in one step (of at most two micro-batches) and an
+        operations: the number of operators that do the same work, in one step with all its micro-batches, and in one
             evaluation.
-        messages: the number of equal messages to other ranks.
+        messages: the number of equal messages to other ranks, in the same.
         whole: the number of blocks before the model was shortened; None if it was not.
     """
 
@@ -243,16 +203,19 @@ def _traced(trainer: Trainer, window: Window, fake: FakeTensorMode) -> RankTrace
     work = WorkCounter(places.work_phase)
     recorder = _Recorder(places.region, categorize, work)
     with places.followed(), _noting_width(local, widths), ReadingZeros(local):
-        _step(trainer, window, places)
+        _step(trainer, window, places, work)
         hold_engine(recorder, strategy, fake, buckets=BUCKETS, optimizer=OPTIMIZER, parameters=PARAMETERS)
         recorder.hold([*local.parameters(), *local.buffers()], PARAMETERS)
         recorder.hold(_state(strategy.optimizer), OPTIMIZER)
         recorder.hold([item for item in tree_iter(window.batches) if isinstance(item, Tensor)], BATCH)
         with recorder:
+            # The first of two micro-batches stands for all but the last one, which reduces the gradients.
+            work.repeats = trainer.args.gradient_accumulation_steps - 1 if len(window.batches) > 1 else 1
             _step(
                 trainer,
                 window,
                 places,
+                work,
                 after_backward=lambda: recorder.set_category(
                     (*_gradients(local), *engine_gradients(strategy)), GRADIENTS
                 ),
@@ -280,6 +243,7 @@ def _facts(trainer: Trainer, window: Window, local: nn.Module) -> TraceFacts:
     weights = list(local.parameters())
     ids = next((item for item in tree_iter(window.batches) if isinstance(item, Tensor) and item.dim() == 2), None)
     layout = strategy.layout
+    steps, _ = num_steps_and_epochs(args, trainer._train_batches())
     notes = []
     if args.torch_compile:
         notes.append("torch_compile is not modelled: compiled code keeps fewer temporaries")
@@ -292,6 +256,11 @@ def _facts(trainer: Trainer, window: Window, local: nn.Module) -> TraceFacts:
         tokens_per_row=None if ids is None else int(ids.shape[1]),
         num_pipeline_ranks=layout.pipeline_parallel_size,
         stages=_stages(strategy),
+        num_updates=steps,
+        schedule=getattr(strategy, "schedule", None),
+        micro_batches=getattr(strategy, "parts", 1),
+        schedule_runs=args.gradient_accumulation_steps,
+        reduced_bytes=_reduced_bytes(strategy),
         untraced=_untraced(strategy),
         stored=state_of(strategy),
         settings={name: getattr(args, name, None) for name in SETTINGS},
@@ -308,10 +277,15 @@ def _stages(strategy: Any) -> tuple[int, ...]:
 
 def _untraced(strategy: Any) -> dict[str, int]:
     """Returns the bytes of the buckets of DDP, in which it sums gradients: as many as the gradients."""
-    if not isinstance(strategy, DataParallel) or strategy.topology.world_size == 1 or strategy.gradients_are_views:
-        return {}
+    reduced = _reduced_bytes(strategy)
+    return {BUCKETS: reduced} if reduced and not strategy.gradients_are_views else {}
+
+
+def _reduced_bytes(strategy: Any) -> int:
+    if not isinstance(strategy, DataParallel) or strategy.topology.world_size == 1:
+        return 0
     trained = [weight for weight in strategy.model.parameters() if weight.requires_grad]
-    return {BUCKETS: sum(weight.numel() * weight.element_size() for weight in trained)}
+    return sum(weight.numel() * weight.element_size() for weight in trained)
 
 
 class _Recorder(AllocationRecorder):  # type: ignore[no-untyped-call]
@@ -334,14 +308,22 @@ class _Recorder(AllocationRecorder):  # type: ignore[no-untyped-call]
 
 
 def _step(
-    trainer: Trainer, window: Window, places: Places, *, after_backward: Callable[[], None] = lambda: None
+    trainer: Trainer,
+    window: Window,
+    places: Places,
+    work: WorkCounter,
+    *,
+    after_backward: Callable[[], None] = lambda: None,
 ) -> None:
     """Does one optimizer step as `train_window` does, without the checks of values."""
     strategy = trainer.strategy
+
+    def after_micro_batch() -> None:
+        places.begin_pass("forward")
+        work.repeats = 1
+
     places.begin_pass("forward")
-    share = strategy.forward_backward(
-        window, denom=loss_divisor(window.num_valid), after_micro_batch=lambda: places.begin_pass("forward")
-    )
+    share = strategy.forward_backward(window, denom=loss_divisor(window.num_valid), after_micro_batch=after_micro_batch)
     del share
     after_backward()
     places.begin_pass("update")

@@ -1,0 +1,80 @@
+"""How many machines a deadline needs, by time and by memory.
+
+Takes the fits of two plans of different sizes; gives the number of machines from which on every rank fits.
+
+Units:
+    machines, days, tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from forgather.planner.efficiency import Range
+from forgather.planner.fit import RankFit, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceCount:
+    """How many machines train on a number of tokens within some days.
+
+    Args:
+        devices_per_machine: the number of devices of one machine.
+        by_time: the number of machines that finish in time.
+        by_memory: the number of machines from which on every rank fits; None if more machines do not help, or if the
+            memory of the device is unknown.
+        planned: the number of machines for which the following was planned: enough even with the worse efficiency.
+        days: the days that these machines need.
+        tokens_per_update: the tokens of one optimizer step of these machines.
+        verdict: whether the ranks of these machines fit, see `forgather.planner.fit.Verdict`.
+    """
+
+    devices_per_machine: int
+    by_time: Range
+    by_memory: int | None
+    planned: int
+    days: Range
+    tokens_per_update: int
+    verdict: str
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns the values as plain data."""
+        return asdict(self)
+
+
+def worst(fits: Sequence[RankFit]) -> str:
+    """Returns the worst verdict of some ranks; "unknown" if there is none, as on a device whose memory is unknown.
+
+    Args:
+        fits: the fits of the ranks.
+    """
+    found = {fit.verdict for fit in fits}
+    return str(next((one for one in reversed(Verdict) if one in found), "unknown"))
+
+
+def fewest_machines(sizes: Sequence[tuple[int, Sequence[RankFit]]]) -> int | None:
+    """Returns the number of machines from which on every rank fits; None if more machines do not help.
+
+    What is sharded is divided by the number of machines, the rest stays: the need is a + b / machines, a line through
+    the two sizes that were planned.
+
+    Args:
+        sizes: two numbers of machines, each with the fits of its ranks.
+    """
+    (few, fits_few), (many, fits_many) = sorted(sizes, key=lambda item: item[0])
+    if not fits_few or not fits_many:
+        return None
+    memory = fits_few[0].available
+    need_few, need_many = (max(fit.most for fit in fits) for fits in (fits_few, fits_many))
+    if need_few <= memory and few == 1:
+        return 1
+    if few == many:
+        return few if need_few <= memory else None
+    sharded = (need_few - need_many) / (1 / few - 1 / many)
+    fixed = need_few - sharded / few
+    if need_few <= memory and sharded <= 0:
+        return 1
+    return None if fixed >= memory or sharded <= 0 else max(1, math.ceil(sharded / (memory - fixed)))

@@ -1,0 +1,132 @@
+"""The work of a step as counts: operators with FLOPs and bytes, messages between ranks, and the sizes of the run.
+
+`forgather/ml/planner` counts them in a trace; `step_time.py` turns them into seconds.
+
+Units:
+    FLOPs as multiplications and additions, two for each multiply-add; bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Operation(NamedTuple):
+    """Operators that do the same work.
+
+    Args:
+        phase: "forward", "backward", "recompute", "update" or "evaluation".
+        name: the name of the operator, such as "aten.mm".
+        dtype: the dtype of its first tensor, such as "bfloat16".
+        flops: the floating-point operations of one call.
+        num_bytes: the bytes that one call reads and writes.
+    """
+
+    phase: str
+    name: str
+    dtype: str
+    flops: int
+    num_bytes: int
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether the operator is a fused attention."""
+        return "attention" in self.name
+
+
+class Message(NamedTuple):
+    """Collectives and transfers that move the same bytes.
+
+    Args:
+        phase: as in `Operation`.
+        name: the name of the operator, such as "c10d._allgather_base_".
+        num_bytes: the bytes of the largest tensor that takes part, on this rank.
+        group_size: the number of ranks that take part.
+        stride: the difference between the first two ranks of the group: 1 for neighbors.
+    """
+
+    phase: str
+    name: str
+    num_bytes: int
+    group_size: int
+    stride: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankWork:
+    """The work of a range of ranks that do the same, in one optimizer step.
+
+    Args:
+        ranks: the first and the last rank of the range.
+        stages: the numbers of the pipeline stages on these ranks; empty without a pipeline.
+        operations: the number of equal operators.
+        messages: the number of equal messages.
+    """
+
+    ranks: tuple[int, int]
+    stages: tuple[int, ...]
+    operations: Mapping[Operation, int]
+    messages: Mapping[Message, int]
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks of the range."""
+        return self.ranks[1] - self.ranks[0] + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunWork:
+    """The work of a run.
+
+    Args:
+        world_size: the number of processes.
+        local_world_size: the number of processes on one machine.
+        rows_per_update: the number of rows of one optimizer step, over all data-parallel ranks.
+        tokens_per_row: the number of tokens of a row; None if rows have no token ids.
+        num_updates: the number of optimizer steps of the run; None if the config does not say.
+        schedule: the name of the pipeline schedule; None without a pipeline.
+        micro_batches: the number of micro-batches that one run of the schedule passes through the pipeline.
+        schedule_runs: the number of runs of the schedule in an optimizer step.
+        ranks: the work of all ranks.
+    """
+
+    world_size: int
+    local_world_size: int
+    rows_per_update: int
+    tokens_per_row: int | None
+    num_updates: int | None
+    schedule: str | None
+    micro_batches: int
+    schedule_runs: int
+    ranks: tuple[RankWork, ...]
+
+    @property
+    def model_flops(self) -> int:
+        """The FLOPs of the forward and the backward pass on all ranks, without anything that is computed twice.
+
+        Matrix products, convolutions and attention count. Of a causal attention, half of the scores count; an attention
+        that is given a mask, or that has dropout, counts in full, as it is computed. In its backward pass, a fused
+        attention computes the scores again: one of its five products is left out.
+        """
+        return sum(_model_flops(one.operations) * one.num_ranks for one in self.ranks)
+
+    @property
+    def executed_flops(self) -> int:
+        """The FLOPs that all ranks execute in a step, those of recomputed activations and scores included."""
+        return sum(
+            operation.flops * count * one.num_ranks
+            for one in self.ranks
+            for operation, count in one.operations.items()
+            if operation.phase != "evaluation"
+        )
+
+
+def _model_flops(operations: Mapping[Operation, int]) -> int:
+    total = 0
+    for operation, count in operations.items():
+        if operation.phase in ("forward", "backward"):
+            again = operation.is_attention and operation.name.endswith("_backward")
+            total += count * (operation.flops * 4 // 5 if again else operation.flops)
+    return total
