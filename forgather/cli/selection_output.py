@@ -1,4 +1,4 @@
-"""A selection of hardware and strategy, and a benchmark, as text."""
+"""A selection of hardware and strategy, and the cells of a benchmark, as text."""
 
 from __future__ import annotations
 
@@ -38,24 +38,20 @@ def _plural(count: int, noun: str, ending: str = "s") -> str:
 
 
 def benchmark_lines(cells: list[Mapping[str, Any]]) -> list[str]:
-    """Returns the cells of a benchmark, with what was measured, as lines of a table.
+    """Returns the cells of a benchmark as lines of a table.
 
     Args:
         cells: the cells, as `forgather.planner.benchmark` makes them.
     """
-    header = ("cell", "strategy", "rows", "planned GB", "measured GB", "rows/s")
+    header = ("cell", "rows", "planned GB", "strategy")
     table = [header, *(_benchmark_row(cell) for cell in cells)]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
     return ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in table]
 
 
 def _benchmark_row(cell: Mapping[str, Any]) -> tuple[str, ...]:
-    measured = cell.get("measured", {})
     config = cell.get("config")
     if config is None:
-        return cell["name"], f"not planned: {cell['reason']}", "", "", "", ""
+        return cell["name"], "", "", f"not planned: {cell['reason']}"
     planned = f"{config['estimated_memory']['per_gpu_gb']:.2f}"
-    peak = measured.get("peak_gb")
-    shown = "-" if peak is None else f"{peak:.2f}"
-    speed = f"{measured['rows_per_second']:.3g}" if measured else f"not measured: {cell.get('reason', 'run FILE')}"
-    return cell["name"], config["summary"], str(config["global_batch_size"]), planned, shown, speed
+    return cell["name"], str(config["global_batch_size"]), planned, config["summary"]

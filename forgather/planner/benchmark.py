@@ -1,16 +1,14 @@
 """Benchmarks as data: which cells of hardware, GPUs and strategy a model is measured in.
 
-Takes the name of a model; gives a mapping that `fgcli benchmark` writes as JSON, and that `fgcli benchmark run` reads,
-executes and completes.
+Takes the name of a model; gives a mapping that `fgcli benchmark` writes as JSON.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from forgather.errors import PlanError, first_line
+from forgather.errors import PlanError
 from forgather.planner.model_shapes import model_shape
 from forgather.planner.selection import HardwareSelector
 
@@ -72,32 +70,3 @@ def benchmark(
                     cell["reason"] = error.message
                 cells.append(cell)
     return {"format": FORMAT, "model": shape.name, "family": shape.family, "cells": cells}
-
-
-def read_benchmark(file: str) -> dict[str, Any]:
-    """Returns the benchmark that a file holds.
-
-    Raises:
-        PlanError: FG998 if the file cannot be read, or holds something else.
-    """
-    try:
-        with open(file, encoding="utf-8") as stream:
-            data = json.load(stream)
-    except (OSError, ValueError) as error:
-        raise PlanError(f"{file!r} cannot be read as a benchmark: {first_line(error)}", code="FG998") from error
-    cells = data.get("cells") if isinstance(data, Mapping) and data.get("format") == FORMAT else None
-    if not isinstance(cells, list) or not all(_is_cell(cell) for cell in cells):
-        raise PlanError(
-            f"{file!r} is not a benchmark of the format {FORMAT!r}",
-            code="FG998",
-            hint="'fgcli benchmark --model NAME --output FILE' writes one",
-        )
-    return dict(data)
-
-
-def _is_cell(cell: Any) -> bool:
-    if not isinstance(cell, Mapping) or not {"name", "hardware"} <= cell.keys():
-        return False
-    config = cell.get("config")
-    needed = {"distributed_strategy", "gpu_count", "per_gpu_batch_size", "gradient_accumulation_steps", "model_name"}
-    return "reason" in cell if config is None else isinstance(config, Mapping) and needed <= config.keys()
