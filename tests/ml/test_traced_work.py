@@ -25,6 +25,15 @@ def test_micro_batches_that_are_not_traced_count():
         assert 4 * plan["parameters"] in sums
 
 
+def test_recomputation_is_executed_and_no_work_of_the_model():
+    plain, again = (
+        traced_plan(Project("fsdp2.yaml", "projects/parallel", overrides=changes), gpus=2, nodes=1)[1]
+        for changes in ((), (("+trainer_args.gradient_checkpointing", "true"),))
+    )
+    assert plain.model_flops == again.model_flops
+    assert plain.executed_flops < again.executed_flops
+
+
 def test_stages_wait_for_one_another():
     _, work = work_of("pipeline_1f1b.yaml")
     assert ("Schedule1F1B", [(0,), (1,)]) == (work.schedule, [one.stages for one in work.ranks])

@@ -58,7 +58,8 @@ class Places:
         """Returns the current phase, with "recompute" for a forward pass inside of a backward pass."""
         if not _in_backward():
             return self.phase
-        return "recompute" if self._depth > 0 else "backward"
+        # A backward pass records no gradients; what is recomputed does. Hooks may be outside of what is recomputed.
+        return "recompute" if self._depth > 0 or torch.is_grad_enabled() else "backward"
 
     def _block_of(self, number: int) -> int:
         position = bisect.bisect_right(self._starts, number) - 1
