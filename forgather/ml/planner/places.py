@@ -116,5 +116,31 @@ class Places:
         self._block = BEFORE
 
 
+@contextlib.contextmanager
+def noting_width(local: nn.Module, blocks: Sequence[nn.Module], widths: list[int]) -> Iterator[None]:
+    """Context manager in which the size of the last dimension of the logits on this rank is set in a list.
+
+    The output layer is the last matrix outside of the blocks that runs in a forward pass. A stage of a pipeline has no
+    other name for it.
+
+    Args:
+        local: the model, or the part of it on this rank.
+        blocks: the repeated blocks.
+        widths: the list, which has one item after a forward pass with an output layer.
+    """
+    inner = {id(module) for block in blocks for module in block.modules()}
+
+    def note(module: nn.Module, inputs: Any, output: Any) -> None:
+        widths[:] = [output.shape[-1]]
+
+    outer = (module for module in local.modules() if id(module) not in inner)
+    handles = [module.register_forward_hook(note) for module in outer if isinstance(module, nn.Linear)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1

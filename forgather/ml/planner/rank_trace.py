@@ -27,7 +27,7 @@ from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, i
 from forgather.ml.planner.extrapolation import block_list, shorten
 from forgather.ml.planner.model_builders import replacing_conversions, without_memory_for_models
 from forgather.ml.planner.operations import WorkCounter
-from forgather.ml.planner.places import Places
+from forgather.ml.planner.places import Places, noting_width
 from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.planner.stage_metadata import Relay, relayed
 from forgather.ml.planner.stored_state import state_of
@@ -38,6 +38,7 @@ from forgather.ml.strategy.data_parallel import DataParallel
 from forgather.ml.strategy.describe import axes_of
 from forgather.ml.strategy.initial_weights import fill_with_fakes, shapes_only
 from forgather.ml.strategy.meta_model import move_to_meta
+from forgather.ml.strategy.pipeline.local_stages import LocalStages
 from forgather.ml.trainer.loop import loss_divisor
 from forgather.ml.trainer.run_start import num_steps_and_epochs
 from forgather.ml.trainer.trainer import Trainer
@@ -126,7 +127,8 @@ def trace_rank(
             _faked, recipe.make_model, strategy.topology.device, sizes, depth if is_whole else None
         )
         recipe = replace(recipe, make_model=make_fake, prepare=_without_compile(recipe))
-        with fake:
+        # The strategy also makes meshes, whose ranks are real.
+        with fake, RealIntegers():  # type: ignore[no-untyped-call]
             strategy.build(recipe)
 
     token = build_strategy.set(build)
@@ -193,7 +195,7 @@ def _traced(trainer: Trainer, window: Window, fake: FakeTensorMode) -> RankTrace
             return COMMUNICATION
         if is_engine_bucket(strategy, allocation):
             return BUCKETS
-        is_output = allocation.region.block == len(blocks) and allocation.shape[-1:] == tuple(widths[:1])
+        is_output = allocation.region.block == len(blocks) and allocation.shape[-1:] == tuple(widths)
         if is_output and allocation.region.phase in ("forward", "backward", "evaluation"):
             return LOGITS
         if allocation.region.phase in ("forward", "evaluation") or places.recomputes:
@@ -202,7 +204,7 @@ def _traced(trainer: Trainer, window: Window, fake: FakeTensorMode) -> RankTrace
 
     work = WorkCounter(places.work_phase)
     recorder = _Recorder(places.region, categorize, work)
-    with places.followed(), _noting_width(local, widths), ReadingZeros(local):
+    with places.followed(), noting_width(local, blocks, widths), ReadingZeros(local):
         _step(trainer, window, places, work)
         hold_engine(recorder, strategy, fake, buckets=BUCKETS, optimizer=OPTIMIZER, parameters=PARAMETERS)
         recorder.hold([*local.parameters(), *local.buffers()], PARAMETERS)
@@ -240,7 +242,7 @@ def _traced(trainer: Trainer, window: Window, fake: FakeTensorMode) -> RankTrace
 
 def _facts(trainer: Trainer, window: Window, local: nn.Module) -> TraceFacts:
     strategy, args = trainer.strategy, trainer.args
-    weights = list(local.parameters())
+    sizes = _sizes(local)
     ids = next((item for item in tree_iter(window.batches) if isinstance(item, Tensor) and item.dim() == 2), None)
     layout = strategy.layout
     steps, _ = num_steps_and_epochs(args, trainer._train_batches())
@@ -250,8 +252,8 @@ def _facts(trainer: Trainer, window: Window, local: nn.Module) -> TraceFacts:
     return TraceFacts(
         strategy=type(strategy).__name__,
         mesh=axes_of(strategy),
-        parameters=sum(weight.numel() for weight in weights),
-        trainable=sum(weight.numel() for weight in weights if weight.requires_grad),
+        parameters=sum(size for size, _ in sizes),
+        trainable=sum(size for size, trains in sizes if trains),
         rows_per_update=args.per_device_train_batch_size * args.gradient_accumulation_steps * layout.data_parallel_size,
         tokens_per_row=None if ids is None else int(ids.shape[1]),
         num_pipeline_ranks=layout.pipeline_parallel_size,
@@ -266,6 +268,15 @@ def _facts(trainer: Trainer, window: Window, local: nn.Module) -> TraceFacts:
         settings={name: getattr(args, name, None) for name in SETTINGS},
         notes=tuple(notes),
     )
+
+
+def _sizes(local: nn.Module) -> list[tuple[int, bool]]:
+    """Returns the number of elements of each weight, and whether it is trained. A tied weight counts once."""
+    aliases = getattr(local, "aliases", {})
+    parts = local.stages.children() if isinstance(local, LocalStages) else [local]
+    weights = {id(item): item for part in parts for name, item in part.named_parameters() if name not in aliases}
+    # At stage 3, DeepSpeed leaves weights empty while nothing computes with them.
+    return [(getattr(weight, "ds_numel", weight.numel()), weight.requires_grad) for weight in weights.values()]
 
 
 def _stages(strategy: Any) -> tuple[int, ...]:
@@ -337,21 +348,6 @@ def _blocks(local: nn.Module) -> list[nn.Module]:
     if isinstance(stages, nn.ModuleDict):
         return [block for stage in stages.values() for block in repeated_blocks(stage)]
     return repeated_blocks(local)
-
-
-@contextlib.contextmanager
-def _noting_width(local: nn.Module, widths: list[int]) -> Iterator[None]:
-    """Context manager in which the size of the last dimension of the logits on this rank is added to a list."""
-    find = getattr(local, "get_output_embeddings", None)
-    layer = find() if callable(find) else None
-    if layer is None:
-        yield
-        return
-    handle = layer.register_forward_hook(lambda module, inputs, output: widths.append(output.shape[-1]))
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _gradients(local: nn.Module) -> Iterator[Tensor]:
