@@ -64,6 +64,8 @@ def device_count_lines(count: Mapping[str, Any] | None, days: float | None) -> l
     )
     fewest, most = count["by_time"]["low"], count["by_time"]["high"]
     by_time = machines(fewest) if fewest == most else f"{machines(fewest)} to {machines(most)}"
+    fewer = count["planned"] < count["by_time"]["low"]
+    why = ["  more could not be planned: the data of the config has too few rows for them"] if fewer else []
     return [
         "",
         f"in {days:g} days",
@@ -71,6 +73,7 @@ def device_count_lines(count: Mapping[str, Any] | None, days: float | None) -> l
         f"  by memory  {by_memory}",
         f"  {machines(count['planned'])}: {_between(count['days'], '{:.3g}'.format)} days, "
         f"{_amount(count['tokens_per_update'])} tokens in a step; memory: {count['verdict']}",
+        *why,
     ]
 
 

@@ -70,6 +70,8 @@ def test_a_plan_says_how_long_the_run_takes_and_on_how_many_devices(bench, capsy
     lines = "\n".join([*time_lines(found["time"], 1), *device_count_lines(count, 1)])
     assert f"{run['num_updates']} steps" in lines
     assert "by memory  at least 1 machine (1 device)" in lines
+    assert "too few rows" not in lines
+    assert "too few rows" in device_count_lines({**count, "by_time": {"low": 2, "high": 3}}, 1)[-1]
 
 
 def test_a_time_that_was_asked_for_needs_rates(bench, capsys):
