@@ -24,7 +24,7 @@ OWN_NAMES = frozenset(
      "--verbose", "--all", "--strict", "--no-check", "--open", "--verify", "--force",
      "--nproc-per-node", "--nproc_per_node", "-d", "--devices", "--nnodes", "--node-rank", "--node_rank",
      "--master-addr", "--master_addr", "--master-port", "--master_port", "--print", "--world-size",
-     "--rows", "--html", "--no-collator", "--gpus", "--nodes", "--hardware", "--no-plan",
+     "--rows", "--html", "--no-collator", "--gpus", "--nodes", "--hardware", "--no-plan", "--memory",
      "--resume", "--allow-missing", "--allow_missing", "--allow-changed", "--allow_changed"}
 )  # fmt: skip
 
@@ -127,6 +127,22 @@ def path_and_value(text: str) -> tuple[str, str]:
         if path.strip("+"):
             return path, value
     raise argparse.ArgumentTypeError(f"{text!r} is not PATH=VALUE, as in trainer_args.max_steps=10")
+
+
+def memory_size(text: str) -> int:
+    """Converts a command-line argument such as 24GB or 22.5GiB to a number of bytes, as an argparse type.
+
+    Example:
+        >>> memory_size("24GB")
+        24000000000
+    """
+    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+    unit = next((unit for unit in units if text.endswith(unit)), "")
+    with suppress(ValueError, OverflowError):
+        size = int(float(text.removesuffix(unit)) * units.get(unit, 0))
+        if size > 0:
+            return size
+    raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0 with a unit ({', '.join(units)}), as in 24GB")
 
 
 def comma_separated(text: str) -> tuple[str, ...]:

@@ -69,6 +69,24 @@ def fit_lines(fit: Mapping[str, Any] | None, world_size: int) -> list[str]:
     return lines
 
 
+def row_lines(found: Mapping[str, Any] | None) -> list[str]:
+    """Returns the largest batch within a limit as lines of text.
+
+    Args:
+        found: the answer as data, see `forgather.launch.planning.rows_within`; None if nobody asked.
+    """
+    if not found:
+        return []
+    limit, need, size = found["limit"], found["num_bytes"], found["size"]
+    if size == 0:
+        over = format_size(need - limit)
+        return ["", f"no batch fits into {format_size(limit)}: one row needs {format_size(need)}, {over} too much"]
+    following = found["next_bytes"]
+    more = "" if following is None else f"; {size + 1} need {format_size(following)}"
+    least = "" if found["is_exact"] else "at least "
+    return ["", f"largest batch within {format_size(limit)}: {least}{size} rows, {format_size(need)}{more}"]
+
+
 def _rank_fit_lines(rank: Mapping[str, Any], world_size: int) -> list[str]:
     least, most, available = rank["least"], rank["most"], rank["available"]
     need = _between(least, most)

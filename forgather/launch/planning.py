@@ -20,7 +20,11 @@ from forgather.planner.work import RunWork
 from forgather.project.project import Project
 
 # Modules outside `forgather.ml` reach it only by name, so that commands without training never load torch.
+MOST_ROWS = 4096
+"""The largest batch that is searched for."""
+
 _PLAN = "forgather.ml.planner.memory:plan_run"
+_ROWS = "forgather.ml.planner.row_limit:largest_rows"
 _DEVICE = "forgather.ml.planner.devices_here:device_here"
 
 
@@ -58,6 +62,31 @@ def traced_plan(project: Project, *, gpus: int, nodes: int) -> tuple[dict[str, A
         found, work = plan(lambda hook: project.build_with(hook, MAIN), world_size=gpus * nodes, local_world_size=gpus)
     host, disk = host_rows(found, processes=gpus), disk_rows(found)
     return {**found, "host": [asdict(row) for row in host], "disk": [asdict(row) for row in disk]}, work
+
+
+def rows_within(project: Project, *, gpus: int, nodes: int, limit: int) -> dict[str, Any]:
+    """Returns the largest number of rows of a micro-batch with which each process stays below a limit.
+
+    Args:
+        project: the project, opened with the config.
+        gpus: the number of processes on each machine.
+        nodes: the number of machines.
+        limit: the limit of each process in bytes.
+
+    Returns:
+        See `forgather.planner.batch_size.LargestSize`.
+
+    Raises:
+        PlanError: FG997 for a pipeline, and for batches whose tensors have no common number of rows.
+    """
+    module, function = _ROWS.split(":")
+    largest = getattr(import_module(module), function)
+    sizes = {"world_size": gpus * nodes, "local_world_size": gpus}
+    with project.located():
+        found: dict[str, Any] = largest(
+            lambda hook: project.build_with(hook, MAIN), **sizes, limit=limit, most=MOST_ROWS
+        )
+    return {**found, "limit": limit}
 
 
 class Device(NamedTuple):

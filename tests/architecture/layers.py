@@ -13,7 +13,7 @@ foundation:
     interrupt requirements rules
     stored_model
     quantized
-    planner planner.memory_plan
+    planner planner.batch_size planner.memory_plan
     planner.hardware
     planner.fit planner.model_shapes planner.work
     planner.efficiency planner.formulas
@@ -226,11 +226,12 @@ dry run:
     dry_run
 planner:
     planner planner.allocations planner.devices_here planner.model_builders planner.operations planner.pipeline_step planner.real_integers planner.stage_metadata
-    planner.extrapolation planner.places planner.value_readings
+    planner.extrapolation planner.places planner.value_readings planner.window_shape
     planner.engine_tensors planner.stored_state
     planner.trace_facts
     planner.rank_trace
-    planner.memory
+    planner.deep_trace
+    planner.memory planner.row_limit
 """
 
 # Packages that look up the names in their `__all__` when they are asked for: they point upward by design, and import

@@ -79,6 +79,25 @@ def test_a_time_that_was_asked_for_needs_rates(bench, capsys):
     assert "error[FG990]" in capsys.readouterr().err
 
 
+def test_a_plan_finds_the_largest_batch_below_a_limit(bench, capsys):
+    assert 0 == main(["-t", "tiny", "plan", "--memory", "8MiB", "--json"])
+    found = json.loads(capsys.readouterr().out)["largest_batch"]
+    assert found["is_exact"]
+    assert found["num_bytes"] <= 8 * 2**20 < found["next_bytes"]
+
+
+def test_a_limit_below_one_row_says_what_is_missing(bench, capsys):
+    assert 0 == main(["-t", "tiny", "plan", "--memory", "1KB"])
+    assert "no batch fits into 1000 B: one row needs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["24", "-1GB", "0GB", "nanGB", "infGB", "24 apples"])
+def test_a_limit_is_a_number_with_a_unit(bench, capsys, text):
+    with pytest.raises(SystemExit):
+        main(["-t", "tiny", "plan", f"--memory={text}"])
+    assert "is not a size above 0 with a unit" in capsys.readouterr().err
+
+
 def test_unknown_hardware_is_refused_before_anything_is_built(bench, capsys):
     for command in ("plan", "train"):
         assert 1 == main(["-t", "large", command, "--hardware", "h200s"])

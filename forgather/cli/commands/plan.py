@@ -7,13 +7,13 @@ import sys
 from contextlib import redirect_stdout
 
 from forgather.cli.invocation import Invocation
-from forgather.cli.options import add_json, add_output, add_set
+from forgather.cli.options import add_json, add_output, add_set, memory_size
 from forgather.cli.output import print_findings, write_json, write_text
-from forgather.cli.plan_output import fit_lines, plan_lines
+from forgather.cli.plan_output import fit_lines, plan_lines, row_lines
 from forgather.cli.plan_time_output import device_count_lines, time_lines
 from forgather.cli.trusting import ask_trust
 from forgather.launch.in_process import MAIN, plan_run
-from forgather.launch.planning import device_of, fit_on, traced_plan
+from forgather.launch.planning import device_of, fit_on, rows_within, traced_plan
 from forgather.launch.time_planning import device_count_of, time_of
 from forgather.planner.run_time import check_amounts
 from forgather.project.world_size import processes_per_machine
@@ -31,6 +31,7 @@ EXAMPLES = """examples:
   fgcli -t fsdp2.yaml plan --hardware h200 --gpus 8 --tokens 300e9 --price 3.5
   fgcli -t fsdp2.yaml plan --hardware h200 --gpus 8 --tokens 1e12 --days 14
   fgcli -t tiny.yaml plan --set trainer_args.per_device_train_batch_size=64
+  fgcli -t tiny.yaml plan --memory 22GB
   fgcli -t tiny.yaml plan --json"""
 
 
@@ -50,6 +51,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--days", type=float, metavar="D", help="with --tokens: how many devices finish in D days")
     parser.add_argument("--price", type=float, metavar="P", help="price of one device for an hour")
+    parser.add_argument(
+        "--memory",
+        metavar="SIZE",
+        type=memory_size,
+        help="find the largest per_device_train_batch_size that needs at most SIZE, as 22GB or 20.5GiB",
+    )
     add_set(parser)
     add_json(parser)
     add_output(parser)
@@ -71,6 +78,7 @@ def run(invocation: Invocation) -> int:
     fit = time = count = None
     with redirect_stdout(sys.stderr):
         found, work = traced_plan(project, gpus=gpus, nodes=options.nodes)
+        rows = options.memory and rows_within(project, gpus=gpus, nodes=options.nodes, limit=options.memory)
         device = named or device_of(None, gpus=gpus)
         if device is not None:
             fit = fit_on(found, device)
@@ -82,9 +90,9 @@ def run(invocation: Invocation) -> int:
                 count = device_count_of(project, found, work, device.hardware, **deadline)
     if options.json:
         result = {"config": project.config_name, **found, "fit": fit, "time": time, "devices": count}
-        write_json(result, options.output)
+        write_json({**result, "largest_batch": rows or None}, options.output)
     else:
-        lines = [*plan_lines(found), *fit_lines(fit, found["world_size"])]
+        lines = [*plan_lines(found), *fit_lines(fit, found["world_size"]), *row_lines(rows)]
         lines += [*time_lines(time, found["world_size"]), *device_count_lines(count, options.days)]
         write_text("\n".join(lines), options.output)
     return 0

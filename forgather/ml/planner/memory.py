@@ -12,11 +12,12 @@ from typing import Any
 
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.allocations import Peak, Region
-from forgather.ml.planner.extrapolation import DEEPER, SHALLOW, extrapolated, extrapolated_work
+from forgather.ml.planner.deep_trace import deep_traces
 from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_rank
 from forgather.ml.planner.stage_metadata import Relay
 from forgather.ml.planner.stored_state import joined
 from forgather.ml.planner.trace_facts import TraceFacts
+from forgather.ml.planner.window_shape import WindowShape
 from forgather.planner.memory_plan import MemoryPlan, MemoryRow, PhaseMemory, RankMemory, Source
 from forgather.planner.work import Message, RankWork, RunWork
 
@@ -44,7 +45,7 @@ def plan_run(make_trainer: MakeTrainer, *, world_size: int, local_world_size: in
         return ProcessFacts(rank=rank, local_rank=rank % local, world_size=world_size, local_world_size=local)
 
     relay = Relay()
-    first_trace = _deep_trace(make_trainer, facts_of(0), relay)
+    (first_trace,) = deep_traces(make_trainer, facts_of(0), (WindowShape(),), relay)
     first = first_trace.facts
     # Without a pipeline all ranks hold parts of the same size, and rank 0 stands for them.
     width = world_size // first.num_pipeline_ranks
@@ -120,22 +121,6 @@ def plan_memory(make_trainer: MakeTrainer, *, world_size: int, local_world_size:
         local_world_size: the number of processes on one machine.
     """
     return plan_run(make_trainer, world_size=world_size, local_world_size=local_world_size)[0]
-
-
-def _deep_trace(make_trainer: MakeTrainer, facts: ProcessFacts, relay: Relay) -> RankTrace:
-    """Returns the trace of a rank, drawn from two shallow models if the blocks of the model are alike."""
-    shallow = trace_rank(make_trainer, facts, depth=SHALLOW, relay=relay)
-    if shallow.whole is None:
-        return shallow
-    deeper = trace_rank(make_trainer, facts, depth=DEEPER, relay=relay)
-    return RankTrace(
-        num_blocks=shallow.whole,
-        peaks=extrapolated(shallow.peaks, deeper.peaks, shallow.whole),
-        largest=deeper.largest,
-        facts=shallow.facts.at_depth(deeper.facts, shallow.whole),
-        operations=extrapolated_work(shallow.operations, deeper.operations, shallow.whole),
-        messages=extrapolated_work(shallow.messages, deeper.messages, shallow.whole),
-    )
 
 
 def _phases(trace: RankTrace) -> list[PhaseMemory]:

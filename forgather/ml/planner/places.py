@@ -32,7 +32,7 @@ class Places:
     """
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
-        self._blocks = blocks
+        self.blocks = blocks
         self._starts: list[int] = []
         self._ranges: list[tuple[int, int]] = []
         self._block = BEFORE
@@ -66,15 +66,15 @@ class Places:
         if position < 0:
             return BEFORE
         end, block = self._ranges[position]
-        if number < end or block + 1 < len(self._blocks):
+        if number < end or block + 1 < len(self.blocks):
             return block
-        return len(self._blocks)
+        return len(self.blocks)
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
         """Context manager in which the passes are followed."""
         handles: list[Any] = []
-        for index, block in enumerate(self._blocks):
+        for index, block in enumerate(self.blocks):
             handles.append(block.register_forward_pre_hook(self._entering(index)))
             handles.append(block.register_forward_hook(self._leaving(index), always_call=True))
         try:
@@ -102,7 +102,7 @@ class Places:
             if self._ranges:
                 self._ranges[-1] = (torch._C._autograd._get_sequence_nr(), index)
             # What follows the last block is the output layer; between two blocks there is hardly anything.
-            self._block = index + 1 if index + 1 == len(self._blocks) else index
+            self._block = index + 1 if index + 1 == len(self.blocks) else index
 
         return leave
 

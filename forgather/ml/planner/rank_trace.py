@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from forgather.ml.planner.stage_metadata import Relay, relayed
 from forgather.ml.planner.stored_state import state_of
 from forgather.ml.planner.trace_facts import TraceFacts
 from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale
+from forgather.ml.planner.window_shape import WindowShape, reshaped
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.data_parallel import DataParallel
 from forgather.ml.strategy.describe import axes_of
@@ -63,7 +64,6 @@ SETTINGS = (
     "dataloader_num_workers",
 )
 """The settings that a plan repeats: they decide what can make a run smaller, and what it stores."""
-_MOST_MICRO_BATCHES = 2  # from the second one on, gradients exist before the forward pass
 _GATHERS = ("fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy", "c10d._allgather_base_")
 _SENDS = ("fsdp.chunk_cat", "c10d._reduce_scatter_base_", "c10d.allreduce_", "_c10d_functional.all_reduce")
 
@@ -75,7 +75,7 @@ class RankTrace:
     Args:
         num_blocks: the number of repeated blocks of the model on this rank.
         peaks: the peak of each region of the step.
-        largest: the largest allocations that are alive at the peak of the whole step, largest first.
+        allocations: all allocations, in the order of their birth.
         facts: the sizes of the run.
         operations: the number of operators that do the same work, in one step with all its micro-batches, and in one
             evaluation.
@@ -85,7 +85,7 @@ class RankTrace:
 
     num_blocks: int
     peaks: Mapping[Region, Peak]
-    largest: tuple[Allocation, ...]
+    allocations: tuple[Allocation, ...]
     facts: TraceFacts
     operations: Mapping[Operation, int]
     messages: Mapping[Message, int]
@@ -104,17 +104,31 @@ MakeTrainer = Callable[[Callable[[Constructor], Constructor]], Any]
 def trace_rank(
     make_trainer: MakeTrainer, facts: ProcessFacts, *, depth: int | None = None, relay: Relay | None = None
 ) -> RankTrace:
-    """Returns the trace of one rank.
+    """Returns the trace of one rank, with the rows of the config. For the arguments and errors see `trace_shapes`."""
+    return trace_shapes(make_trainer, facts, (WindowShape(),), depth=depth, relay=relay)[0]
+
+
+def trace_shapes(
+    make_trainer: MakeTrainer,
+    facts: ProcessFacts,
+    shapes: Sequence[WindowShape],
+    *,
+    depth: int | None = None,
+    relay: Relay | None = None,
+) -> list[RankTrace]:
+    """Returns the traces of one rank for several numbers of rows, of one trainer that is built once.
 
     Args:
         make_trainer: a function that returns the trainer of the config. Its argument is a function that must be called
             with each constructor, and whose result is called in place of the constructor.
         facts: the position of the rank among the processes.
+        shapes: the sizes of the window of each trace.
         depth: the number of blocks to which the model is shortened; None traces all of them. A model without a single
             list of equal blocks is never shortened, nor one that is cut into pipeline stages.
         relay: the messages between pipeline stages about shapes; None without a pipeline.
 
     Raises:
+        PlanError: FG997 if `shapes` has other rows, and the tensors of a batch have no common number of rows.
         Exception: if the code of the model reads values of tensors, or does not fit its settings.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -136,12 +150,13 @@ def trace_rank(
         stages = contextlib.nullcontext() if relay is None else relayed(relay)
         with _world(facts), separate_engine(), shapes_only(), replacing_conversions(), stages:
             trainer = make_trainer(lambda function: without_memory_for_models(function, fake))
-            window = _first_window(trainer)
+            window = next(trainer._train_batches().windows(trainer.strategy.rule))
             with fake, RealIntegers():  # type: ignore[no-untyped-call]
                 with ReadingZeros(trainer.strategy.model):
                     trainer.strategy.build_optimizer()
                 keep_loss_scale(getattr(trainer.strategy, "precision", None))
-                return replace(_traced(trainer, window, fake), whole=sizes[0] if sizes else None)
+                whole = sizes[0] if sizes else None
+                return [replace(trace, whole=whole) for trace in _traces(trainer, window, shapes, fake)]
     finally:
         build_strategy.reset(token)
         # Accelerate keeps the state of this strategy until the Python process ends.
@@ -174,12 +189,9 @@ def _without_compile(recipe: Recipe) -> list[Callable[[nn.Module], None]]:
     return [step for step in recipe.prepare if getattr(getattr(step, "func", step), "__name__", "") != "compile_model"]
 
 
-def _first_window(trainer: Trainer) -> Window:
-    window = next(trainer._train_batches().windows(trainer.strategy.rule))
-    return replace(window, batches=window.batches[:_MOST_MICRO_BATCHES])
-
-
-def _traced(trainer: Trainer, window: Window, fake: FakeTensorMode) -> RankTrace:
+def _traces(
+    trainer: Trainer, window: Window, shapes: Iterable[WindowShape], fake: FakeTensorMode
+) -> Iterator[RankTrace]:
     strategy: Any = trainer.strategy
     local: nn.Module = getattr(strategy, "local", strategy.model)
     blocks = _blocks(local)
@@ -202,38 +214,46 @@ def _traced(trainer: Trainer, window: Window, fake: FakeTensorMode) -> RankTrace
             return ACTIVATIONS
         return TEMPORARIES
 
+    with places.followed(), noting_width(local, blocks, widths), ReadingZeros(local):
+        for shape in shapes:
+            sized = reshaped(window, shape)
+            # The first step makes the optimizer's state; the first one of a size also fills the caches of DTensor.
+            _step(trainer, sized, places, WorkCounter(places.work_phase))
+            yield _traced(trainer, sized, places, fake, categorize)
+
+
+def _traced(
+    trainer: Trainer,
+    window: Window,
+    places: Places,
+    fake: FakeTensorMode,
+    categorize: Callable[[Allocation], str | None],
+) -> RankTrace:
+    strategy: Any = trainer.strategy
+    local: nn.Module = getattr(strategy, "local", strategy.model)
     work = WorkCounter(places.work_phase)
     recorder = _Recorder(places.region, categorize, work)
-    with places.followed(), noting_width(local, blocks, widths), ReadingZeros(local):
-        _step(trainer, window, places, work)
-        hold_engine(recorder, strategy, fake, buckets=BUCKETS, optimizer=OPTIMIZER, parameters=PARAMETERS)
-        recorder.hold([*local.parameters(), *local.buffers()], PARAMETERS)
-        recorder.hold(_state(strategy.optimizer), OPTIMIZER)
-        recorder.hold([item for item in tree_iter(window.batches) if isinstance(item, Tensor)], BATCH)
-        with recorder:
-            # The first of two micro-batches stands for all but the last one, which reduces the gradients.
-            work.repeats = trainer.args.gradient_accumulation_steps - 1 if len(window.batches) > 1 else 1
-            _step(
-                trainer,
-                window,
-                places,
-                work,
-                after_backward=lambda: recorder.set_category(
-                    (*_gradients(local), *engine_gradients(strategy)), GRADIENTS
-                ),
-            )
-            recorder.set_category(_state(strategy.optimizer), OPTIMIZER)
-            if trainer.eval_dataset is not None:
-                places.begin_pass("evaluation")
-                strategy.evaluate(window.batches[0])
+    hold_engine(recorder, strategy, fake, buckets=BUCKETS, optimizer=OPTIMIZER, parameters=PARAMETERS)
+    recorder.hold([*local.parameters(), *local.buffers()], PARAMETERS)
+    recorder.hold(_state(strategy.optimizer), OPTIMIZER)
+    recorder.hold([item for item in tree_iter(window.batches) if isinstance(item, Tensor)], BATCH)
+
+    def keep_gradients() -> None:
+        recorder.set_category((*_gradients(local), *engine_gradients(strategy)), GRADIENTS)
+
+    with recorder:
+        # The first of two micro-batches stands for all but the last one, which reduces the gradients.
+        work.repeats = trainer.args.gradient_accumulation_steps - 1 if len(window.batches) > 1 else 1
+        _step(trainer, window, places, work, after_backward=keep_gradients)
+        recorder.set_category(_state(strategy.optimizer), OPTIMIZER)
+        if trainer.eval_dataset is not None:
+            places.begin_pass("evaluation")
+            strategy.evaluate(window.batches[0])
     found = peaks(recorder.allocations, lambda allocation: allocation.category or TEMPORARIES)
-    time = max(found.values(), key=lambda peak: peak.num_bytes).time
-    alive = [a for a in recorder.allocations if a.born <= time and (a.died is None or a.died > time)]
-    largest = sorted(alive, key=lambda allocation: -allocation.num_bytes)[:8]
     return RankTrace(
-        num_blocks=len(blocks),
+        num_blocks=len(places.blocks),
         peaks=found,
-        largest=tuple(largest),
+        allocations=tuple(recorder.allocations),
         facts=_facts(trainer, window, local),
         operations=dict(work.operations),
         messages=dict(work.messages),

@@ -1,0 +1,66 @@
+"""The largest batch that is found fits, and one more row does not, by traces of both."""
+
+import functools
+import random
+
+import pytest
+import torch
+
+from forgather.errors import PlanError
+from forgather.launcher_env import ProcessFacts
+from forgather.ml.planner.deep_trace import deep_traces
+from forgather.ml.planner.row_limit import largest_rows
+from forgather.ml.planner.window_shape import WindowShape, reshaped
+from forgather.ml.types import Window
+from tests.ml.planner.cells import Cell, make_trainer, pipeline
+
+MOST = 200
+QUICK = [(Cell("single"), 1), (Cell("FSDP2, accumulated", 2, "AccelTrainer",
+          {"fsdp": "full_shard", "gradient_accumulation_steps": 3}, layers=7), 1)]  # fmt: skip
+FULL = [
+    (Cell("recomputed, bf16", args={"gradient_checkpointing": True, "bf16": True}), 6),
+    (Cell("accumulated, deep", args={"gradient_accumulation_steps": 2}, layers=9), 6),
+    (Cell("LoRA", adapter=True), 6),
+    (Cell("DDP", 2, "AccelTrainer", layers=7), 4),
+    (Cell("FSDP2", 2, "AccelTrainer", {"fsdp": "full_shard"}), 4),
+    (Cell("tensor", 2, "AccelTrainer", {"tensor_parallel_size": 2}), 4),
+]
+
+
+def peak_of(cell, folder, rows):
+    facts = ProcessFacts(rank=0, local_rank=0, world_size=cell.world_size, local_world_size=cell.world_size)
+    make = functools.partial(make_trainer, cell, folder)
+    found = deep_traces(make, facts, [WindowShape(rows=one) for one in rows])
+    return [trace.peak[1].num_bytes + sum(trace.facts.untraced.values()) for trace in found]
+
+
+@pytest.mark.parametrize(
+    ("cell", "limits"), [*QUICK, *(pytest.param(*full, marks=pytest.mark.matrix) for full in FULL)], ids=str
+)
+def test_the_answer_fits_and_one_more_row_does_not(cell, limits, tmp_path):
+    smallest, largest = peak_of(cell, tmp_path, (1, MOST))
+    numbers = random.Random(str(cell))
+    for _ in range(limits):
+        limit = numbers.randint(smallest, largest - 1)
+        sizes = {"world_size": cell.world_size, "local_world_size": cell.world_size}
+        found = largest_rows(functools.partial(make_trainer, cell, tmp_path), **sizes, limit=limit, most=MOST)
+
+        fits, following = peak_of(cell, tmp_path, (found["size"], found["size"] + 1))
+        assert fits <= limit < following
+        assert (found["num_bytes"], found["next_bytes"], True) == (fits, following, found["is_exact"])
+        assert len(found["traced"]) <= 3
+
+
+def test_the_stages_of_a_pipeline_are_made_for_one_number_of_rows(tmp_path):
+    cell = pipeline("1F1B", "Schedule1F1B")
+    with pytest.raises(PlanError, match="pipeline") as caught:
+        largest_rows(
+            functools.partial(make_trainer, cell, tmp_path), world_size=2, local_world_size=2, limit=1, most=MOST
+        )
+    assert caught.value.code == "FG997"
+
+
+def test_tensors_without_a_common_number_of_rows_are_refused():
+    window = Window([{"input_ids": torch.ones(4, 2), "starts": torch.ones(3)}], 1.0, 8, 4)
+    with pytest.raises(PlanError, match="no common number of rows: 3, 4"):
+        reshaped(window, WindowShape(rows=2))
