@@ -116,7 +116,7 @@ COMMAND_LINES = {
     "set_of_a_malformed_value": ["-t", "unbound_var", "graph", "--set", "main.run_dir=[1"],
     "wrong_format": ["-t", "unbound_var", "graph", "--format", "xml"],
     "unwritable_output": ["-t", "unbound_var", "pp", "-o", "missing/out.yaml"],
-    "no_such_code": ["explain", "FG999"],
+    "no_such_code": ["explain", "FG099"],
     "config_of_a_command_about_none": ["-t", "unbound_var", "ls"],
     "two_folders": ["-p", ".", "ls", "templates"],
 }

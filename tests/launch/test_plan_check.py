@@ -11,6 +11,7 @@ from forgather.cli.plan_start import plan_words
 from forgather.launch.plan_check import PlanCheck, fit_line, note_largest_row
 from forgather.launch.planning import Device, fit_on
 from forgather.planner.hardware import Hardware
+from tests.patience import patience
 
 GIB = 2**30
 ROWS = [{"name": "logits", "num_bytes": 3 * GIB}, {"name": "parameters", "num_bytes": GIB}]
@@ -44,7 +45,7 @@ def test_the_line_and_the_file(tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     lines = []
     planned = check(PRINTS, tmp_path, lines)
-    assert planned.wait(60)
+    assert planned.wait(patience(60))
     planned.end()
     assert ["plan: fits, 4.0 GiB of the 16.0 GiB that are free on our device"] == lines
     written = json.loads((tmp_path / "plan.json").read_text())
@@ -70,7 +71,7 @@ def test_the_line_of_other_answers(memory, held_bytes, line):
 def test_a_plan_that_fails_is_skipped_with_its_reason(tmp_path):
     lines = []
     code = "import sys; print('error[FG300]: no such thing', file=sys.stderr); print('  --> x', file=sys.stderr); sys.exit(1)"
-    assert check(code, tmp_path, lines).wait(60)
+    assert check(code, tmp_path, lines).wait(patience(60))
     assert ["plan: skipped (error[FG300]: no such thing)"] == lines
     assert [] == list(tmp_path.iterdir())
 

@@ -15,9 +15,18 @@ from forgather.ml.types import Window
 from tests.ml.planner.cells import Cell, make_trainer, pipeline
 
 MOST = 200
-QUICK = [(Cell("single"), 1), (Cell("FSDP2, accumulated", 2, "AccelTrainer",
-          {"fsdp": "full_shard", "gradient_accumulation_steps": 3}, layers=7), 1)]  # fmt: skip
+QUICK = [(Cell("single"), 1)]
 FULL = [
+    (
+        Cell(
+            "FSDP2, accumulated",
+            2,
+            "AccelTrainer",
+            {"fsdp": "full_shard", "gradient_accumulation_steps": 3},
+            layers=7,
+        ),
+        4,
+    ),
     (Cell("recomputed, bf16", args={"gradient_checkpointing": True, "bf16": True}), 6),
     (Cell("accumulated, deep", args={"gradient_accumulation_steps": 2}, layers=9), 6),
     (Cell("LoRA", adapter=True), 6),
