@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -241,17 +242,41 @@ def refuse_unreadable(path: Path) -> None:
         path: the folder of the adapter.
 
     Raises:
-        AdapterError: FG902 if a file of the adapter is missing, or if its configuration is not a JSON object.
+        AdapterError: FG902 if a file of the adapter is missing, if its configuration is not a JSON object, or if a
+            value in it is of another kind than peft writes.
     """
     for name in (ADAPTER_CONFIG, ADAPTER):
         if not (path / name).is_file():
             raise _unusable(path, f"it has no {name}" if path.is_dir() else "there is no such folder")
     try:
-        is_object = isinstance(json.loads((path / ADAPTER_CONFIG).read_text(encoding="utf-8")), dict)
-    except ValueError:
-        is_object = False
-    if not is_object:
+        values = json.loads((path / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
         raise _unusable(path, f"{ADAPTER_CONFIG} is not a JSON object")
+    for name, (is_allowed, expected) in _CONFIG_VALUES.items():
+        if name in values and not is_allowed(values[name]):
+            found = repr(values[name])[:80]
+            raise _unusable(path, f"{name} is {found} in {ADAPTER_CONFIG}, where {expected} is needed")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_names(value: Any) -> bool:
+    return value is None or isinstance(value, str) or (isinstance(value, list) and all(type(v) is str for v in value))
+
+
+# What peft reads without looking at it: another kind fails within peft or, as an alpha of NaN, gives another model.
+_CONFIG_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "r": (lambda value: type(value) is int and value > 0, "an integer above 0"),
+    "lora_alpha": (_is_number, "a finite number"),
+    "lora_dropout": (lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
+    "base_model_name_or_path": (lambda value: value is None or isinstance(value, str), "a text"),
+    "target_modules": (_is_names, "a list of texts or one text"),
+    "modules_to_save": (_is_names, "a list of texts"),
+}
 
 
 def refuse_another_base(path: Path, name: str | None, base: BaseModel) -> None:

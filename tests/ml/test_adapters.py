@@ -343,6 +343,27 @@ class TestAnAdapterThatIsTrainedFurther:
             lora(path=str(folder)).apply(load(base), seed=0)
         assert refused.value.code == "FG902"
 
+    @pytest.mark.parametrize(
+        "name, value",
+        [
+            ("r", "big"),
+            ("r", True),
+            ("lora_alpha", None),
+            ("lora_alpha", float("nan")),
+            ("lora_dropout", 2),
+            ("base_model_name_or_path", 5),
+            ("target_modules", [1, 2]),
+            ("modules_to_save", {"a": 1}),
+        ],
+    )
+    def test_a_value_that_peft_would_not_have_written_is_named(self, earlier, name, value):
+        base, folder, _ = earlier
+        config = folder / "adapter_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {name: value}))
+        with pytest.raises(AdapterError, match=f"{name} is .* in adapter_config.json, where .* is needed") as refused:
+            lora(path=str(folder)).apply(load(base), seed=0)
+        assert "FG902" == refused.value.code
+
 
 def load(folder):
     from forgather.ml.models import from_pretrained

@@ -1,5 +1,6 @@
 """Rows of four forms become messages; a row that is not a conversation is an error that names its file and line."""
 
+import gzip
 import json
 
 import pytest
@@ -231,6 +232,30 @@ def test_a_file_that_is_not_json_is_named(text, told, tmp_path):
     with pytest.raises(DataFileError, match=r"chats\.jsonl(:\d)? cannot be read") as error:
         chats(file)
     assert told in error.value.message
+    assert "FG834" == error.value.code
+
+
+ROW = json.dumps({"messages": HELLO}).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    "content, told",
+    [
+        (gzip.compress(ROW * 20), "chats.jsonl cannot be read: it is compressed by gzip, and has to be unpacked first"),
+        (ROW.decode().encode("utf-16"), "chats.jsonl cannot be read: it is UTF-16 text, and has to be saved as UTF-8"),
+        # Further from the beginning than a block of the reader.
+        (
+            ROW * 500 + b'"\xff"\n',
+            "chats.jsonl:501 cannot be read: byte 2 of the line is not UTF-8 (invalid start byte)",
+        ),
+    ],
+)
+def test_a_file_that_is_not_utf8_is_told_by_what_it_is_or_by_its_line(content, told, tmp_path):
+    file = tmp_path / "chats.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(DataFileError) as error:
+        chats(file)
+    assert error.value.message.endswith(told)
     assert "FG834" == error.value.code
 
 

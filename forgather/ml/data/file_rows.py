@@ -18,7 +18,7 @@ from datasets import ClassLabel, Dataset, Features
 
 from forgather.errors import nearest
 from forgather.ml.data.data_errors import DataError, DataFileError, missing_column, row_place
-from forgather.ml.data.json_rows import is_utf8, json_rows, unreadable
+from forgather.ml.data.json_rows import is_utf8, json_rows, not_utf8, unreadable
 from forgather.ml.data.sources import Paths, find_files
 from forgather.ml.data.usual_columns import chosen_columns, column_value, other_names
 from forgather.ml.log import get_logger
@@ -111,7 +111,7 @@ def _csv_rows(file: str) -> Iterator[FileRow]:
     except DataFileError:
         raise
     except UnicodeDecodeError as error:
-        raise unreadable(file, f"{error.reason} at byte {error.start}", hint) from None
+        raise not_utf8(file, error, hint) from None
     except OSError as error:
         raise unreadable(file, str(error.strerror or error), hint) from None
     except csv.Error as error:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TextIO
 
 from forgather.ml.data.data_errors import DataFileError, row_place
+
+_JSON_LINES = "one JSON object per line, or one list of objects, in UTF-8"
 
 
 class JsonRow(NamedTuple):
@@ -76,6 +78,18 @@ def _begins_list(stream: TextIO) -> bool:
     return begin == "["
 
 
+_OTHER_FILES = {
+    b"\x1f\x8b": "it is compressed by gzip, and has to be unpacked first",
+    b"BZh": "it is compressed by bzip2, and has to be unpacked first",
+    b"\xfd7zXZ": "it is compressed by xz, and has to be unpacked first",
+    b"\x28\xb5\x2f\xfd": "it is compressed by zstd, and has to be unpacked first",
+    b"PK\x03\x04": "it is a zip archive, and has to be unpacked first",
+    b"PAR1": "it is a parquet file",
+    b"\xff\xfe": "it is UTF-16 text, and has to be saved as UTF-8",
+    b"\xfe\xff": "it is UTF-16 text, and has to be saved as UTF-8",
+}
+
+
 @contextmanager
 def _located(file: str) -> Iterator[None]:
     """Context manager that raises FG834 for an error of its body."""
@@ -84,7 +98,7 @@ def _located(file: str) -> Iterator[None]:
     except DataFileError:
         raise
     except UnicodeDecodeError as error:
-        raise unreadable(file, f"{error.reason} at byte {error.start}") from None
+        raise not_utf8(file, error) from None
     except OSError as error:
         raise unreadable(file, str(error.strerror or error)) from None
     except ValueError as error:
@@ -126,9 +140,7 @@ def _reason(error: ValueError) -> str:
     return str(error) if isinstance(error, _RepeatedKey) else "a number has more digits than can be read"
 
 
-def unreadable(
-    place: str, reason: str, hint: str = "one JSON object per line, or one list of objects, in UTF-8"
-) -> DataFileError:
+def unreadable(place: str, reason: str, hint: str = _JSON_LINES) -> DataFileError:
     """Returns the FG834 error for a file of rows, or a row of it, that cannot be read.
 
     Args:
@@ -139,6 +151,28 @@ def unreadable(
     error: DataFileError = DataFileError(f"{place} cannot be read: {reason}", code="FG834", hint=hint)
     error.argument = "paths"
     return error
+
+
+def not_utf8(file: str, error: UnicodeDecodeError, hint: str = _JSON_LINES) -> DataFileError:
+    """Returns the FG834 error for a file that is not UTF-8: what it begins like, or the first line that is wrong.
+
+    Args:
+        file: the path of the file.
+        error: the error of reading it. Its position is that in a block of the file, and not that in the file.
+        hint: what the file should be.
+    """
+    with suppress(OSError), open(file, "rb") as stream:
+        begin = stream.read(8)
+        if what := next((what for start, what in _OTHER_FILES.items() if begin.startswith(start)), None):
+            return unreadable(file, what, hint)
+        stream.seek(0)
+        for number, line in enumerate(stream, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as found:
+                reason = f"byte {found.start + 1} of the line is not UTF-8 ({found.reason})"
+                return unreadable(row_place(number, file, is_line=True), reason, hint)
+    return unreadable(file, f"it is not UTF-8 ({error.reason})", hint)
 
 
 def is_utf8(text: str) -> bool:
