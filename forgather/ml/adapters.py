@@ -14,7 +14,9 @@ import copy
 import json
 import math
 import os
+import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ from typing import Any
 
 from torch import nn
 
-from forgather.errors import first_line
+from forgather.errors import CheckpointError, first_line
 from forgather.ml.adapter_base import BaseModel, describe_base, note_base, read_base
 from forgather.ml.adapter_names import (
     NEW_ROWS,
@@ -33,6 +35,7 @@ from forgather.ml.adapter_names import (
     train_new_rows,
 )
 from forgather.ml.checkpoint.files import ADAPTER, ADAPTER_CONFIG
+from forgather.ml.checkpoint.state import read_tensors
 from forgather.ml.library_progress import without_peft_warnings
 from forgather.ml.losses import is_causal_lm
 from forgather.ml.model_class import class_name, new_weights_of
@@ -83,10 +86,9 @@ class Adapter:
                 if self.path is None:
                     adapted: nn.Module = peft.get_peft_model(model, config)
                 else:
-                    # Named, because peft would otherwise load the weights to an accelerator.
-                    adapted = peft.PeftModel.from_pretrained(
-                        model, str(self.path), is_trainable=True, config=config, torch_device="cpu"
-                    )
+                    adapted = _loaded(peft, model, self.path, config)
+        except AdapterError:
+            raise
         except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
             raise _refused(error) from error
         refuse_untrained(adapted, new_weights_of(model))
@@ -311,6 +313,36 @@ def _unusable(path: Path, why: str) -> AdapterError:
         code="FG902",
         hint=f"name a folder with {ADAPTER_CONFIG} and {ADAPTER}, such as the output_dir of a run with an adapter",
     ).about("adapter.path")
+
+
+def _loaded(peft: Any, model: nn.Module, path: Path, config: Any) -> nn.Module:
+    """Returns peft's model with the weights of a folder, which are all that the adapter needs, and finite."""
+    try:
+        weights = read_tensors(path / ADAPTER)
+    except CheckpointError as error:
+        raise _unusable(path, f"{ADAPTER} is damaged: {first_line(error.__context__ or error)}") from error
+    for name, value in weights.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise _unusable(path, f"{name!r} in {ADAPTER} has values that are not finite")
+    with warnings.catch_warnings():
+        # peft leaves weights that it does not find at their initial values, and warns.
+        warnings.filterwarnings("error", message=".*[Mm]issing adapter keys")
+        try:
+            # The device is named, because peft would otherwise load the weights to an accelerator.
+            loaded: nn.Module = peft.PeftModel.from_pretrained(
+                model, str(path), is_trainable=True, config=config, torch_device="cpu"
+            )
+        except UserWarning as warning:
+            names = re.findall(r"'([^']*\.[^']*)'", str(warning))
+            example = f", such as {names[0]!r}" if names else ""
+            raise _unusable(path, f"{ADAPTER} lacks weights that {ADAPTER_CONFIG} asks for{example}") from None
+        except RuntimeError as error:
+            # The first line of torch says only that there is an error.
+            shapes = next((line.strip() for line in str(error).splitlines() if "size mismatch" in line), None)
+            if shapes is None:
+                raise
+            raise _unusable(path, f"{ADAPTER} and {ADAPTER_CONFIG} are not of one adapter: {shapes}") from error
+    return loaded
 
 
 def _refused(error: Exception) -> AdapterError:

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -342,6 +343,38 @@ class TestAnAdapterThatIsTrainedFurther:
         with pytest.raises(AdapterError, match="cannot be loaded") as refused:
             lora(path=str(folder)).apply(load(base), seed=0)
         assert refused.value.code == "FG902"
+
+    @pytest.mark.parametrize(
+        "damage, told",
+        [
+            ("half", "adapter_model.safetensors is damaged: .*not fully covered"),
+            ("empty", "adapter_model.safetensors is damaged: .*too small"),
+            ("one", r"lacks weights that adapter_config.json asks for, such as '.*lora_A.*'"),
+            ("all", "lacks weights that adapter_config.json asks for"),
+            ("nan", r"'.*lora_A.weight' in adapter_model.safetensors has values that are not finite"),
+            ("rank", "are not of one adapter: size mismatch for .*lora_A"),
+        ],
+    )
+    def test_damaged_weights_are_refused(self, earlier, damage, told):
+        base, folder, _ = earlier
+        file = folder / "adapter_model.safetensors"
+        weights = load_file(file)
+        first = min(weights)
+        if damage in ("half", "empty"):
+            content = file.read_bytes()
+            file.write_bytes(content[: len(content) // 2] if damage == "half" else b"")
+        elif damage == "rank":
+            config = folder / "adapter_config.json"
+            config.write_text(json.dumps(json.loads(config.read_text()) | {"r": 2}))
+        else:
+            kept = {"one": {first}, "all": set(weights), "nan": set()}[damage]
+            changed = {name: value for name, value in weights.items() if name not in kept}
+            if damage == "nan":
+                changed[first][0, 0] = float("nan")
+            save_file(changed, file)
+        with pytest.raises(AdapterError, match=told) as refused:
+            lora(path=str(folder)).apply(load(base), seed=0)
+        assert "FG902" == refused.value.code
 
     @pytest.mark.parametrize(
         "name, value",
