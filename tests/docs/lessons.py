@@ -6,7 +6,8 @@ shows. What a page holds:
 * A fence with a file name after its language (```` ```yaml templates/configs/own.yaml ````) is a file, written before
   the commands after it; the line above the fence names it, because a reader does not see the fence's own words.
 * A fence `console` is a terminal. `$ ` begins a command, and the lines below it are all that it prints.
-* `...` in a line stands for any text, and a line `...` for any number of lines.
+* `...` in a line stands for any text, and a line `...` for any number of lines. A run folder that is shown as
+  `runs/...-NAME` may end with a number: on a fast machine, two runs begin in the same second.
 * `^C` is Ctrl-C, pressed when the lines above it have been printed; lines printed until it arrives are not compared.
 
 `fgcli train`, and a script that imports torch, run in a fork of this process, where the libraries are imported already;
@@ -43,6 +44,7 @@ PIPED = re.compile(r"printf '([^']*)' \| (fgcli chat\b.*)")
 SHELL = re.compile(r"[|;&<>*$]")
 TIMEOUT_SECONDS = 120
 INTERRUPT = "^C"
+RUN_FOLDER = re.compile(r"runs/\.\*[\w\\-]+")
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,8 @@ def pattern(shown: list[str] | tuple[str, ...]) -> str:
 
 
 def _line(line: str) -> str:
-    return ".*".join(re.escape(part) for part in line.rstrip().split("..."))
+    line = ".*".join(re.escape(part) for part in line.rstrip().split("..."))
+    return RUN_FOLDER.sub(lambda folder: folder[0] + r"(?:-\d+)?", line)
 
 
 class _Started:

@@ -19,6 +19,7 @@ def page(*lines):
         ("$ printf 'one\\ntwo\\nthree\\n'", "one", "...", "three"),
         ("$ mkdir a", "$ cd a", "$ pwd", ".../a"),
         ("$ echo ready; sleep 60", "ready", "^C"),
+        ("$ echo run a/runs/20260101T120000Z-own-config-2/x.json", "run a/runs/...-own-config/x.json"),
     ],
     ids=str,
 )
@@ -35,6 +36,7 @@ def test_what_a_page_shows_is_accepted(lines, tmp_path):
         ("$ true", "one"),
         ("$ printf 'one\\ntwo\\n'", "one"),
         ("$ exit 3",),
+        ("$ echo run a/runs/20260101T120000Z-default-long", "run a/runs/...-default"),
         ("$ echo too early", "ready", "^C"),
     ],
     ids=str,
