@@ -64,8 +64,7 @@ def device_count_lines(count: Mapping[str, Any] | None, days: float | None) -> l
     )
     fewest, most = count["by_time"]["low"], count["by_time"]["high"]
     by_time = machines(fewest) if fewest == most else f"{machines(fewest)} to {machines(most)}"
-    fewer = count["planned"] < count["by_time"]["low"]
-    why = ["  more could not be planned: the data of the config has too few rows for them"] if fewer else []
+    why = [f"  more could not be planned: {count['why_fewer']}"] if count["why_fewer"] else []
     return [
         "",
         f"in {days:g} days",

@@ -55,7 +55,7 @@ def device_count_of(
     gpus = work.local_world_size
     first = machines_for(work, _step(work, hardware), tokens=tokens, days=days)
     # Messages of another number of devices take another time, and each device holds another part of the model.
-    nodes, there, work_there = _plan_near(project, max(1, int(first.high)), found, work)
+    nodes, there, work_there, why_fewer = _plan_near(project, max(1, int(first.high)), found, work)
     step = _step(work_there, hardware)
     run = run_time(work_there, step, tokens=tokens, price=None)
     assert run is not None  # noqa: S101 - the number of tokens is given
@@ -65,27 +65,37 @@ def device_count_of(
         by_time=machines_for(work_there, step, tokens=tokens, days=days),
         by_memory=fewest_machines([(one.world_size // gpus, fits) for one, fits in sizes]),
         planned=nodes,
+        why_fewer=why_fewer,
         days=run.hours.times(1 / 24),
         tokens_per_update=work_there.rows_per_update * (work_there.tokens_per_row or 1),
         verdict=worst(sizes[1][1]),
     ).as_data()
 
 
+_WHY_FEWER = {
+    "FG703": "the trainer of the config runs in one process; trainers/accel_trainer.yaml runs in several",
+    "FG804": "the data of the config has too few rows for them",
+}
+"""Why more processes cannot be planned, by the code of the error."""
+
+
 def _plan_near(
     project: Project, nodes: int, found: dict[str, Any], work: RunWork
-) -> tuple[int, dict[str, Any], RunWork]:
-    """Returns the plan of a number of machines; of fewer if the data of the config has too few rows for them."""
+) -> tuple[int, dict[str, Any], RunWork, str | None]:
+    """Returns the plan of a number of machines, or of fewer if the config cannot run on so many, and the reason."""
     gpus = work.local_world_size
     asked = work.world_size // gpus
-    if nodes == asked:
-        return asked, found, work
+    why = None
     for number in dict.fromkeys((nodes, min(nodes, 2 * asked))):
+        if number == asked:
+            break
         try:
-            return number, *traced_plan(project, gpus=gpus, nodes=number)
+            return number, *traced_plan(project, gpus=gpus, nodes=number), why
         except ForgatherError as error:
-            if error.code != "FG804":
+            if error.code not in _WHY_FEWER:
                 raise
-    return asked, found, work
+            why = _WHY_FEWER[error.code]
+    return asked, found, work, why
 
 
 def _step(work: RunWork, hardware: Hardware) -> StepTime:

@@ -27,6 +27,7 @@ class DeviceCount:
         by_memory: the number of machines from which on every rank fits; None if more machines do not help, or if the
             memory of the device is unknown.
         planned: the number of machines for which the following was planned: enough even with the worse efficiency.
+        why_fewer: why fewer machines were planned than finish in time; None if they were not.
         days: the days that these machines need.
         tokens_per_update: the tokens of one optimizer step of these machines.
         verdict: whether the ranks of these machines fit, see `forgather.planner.fit.Verdict`.
@@ -36,6 +37,7 @@ class DeviceCount:
     by_time: Range
     by_memory: int | None
     planned: int
+    why_fewer: str | None
     days: Range
     tokens_per_update: int
     verdict: str

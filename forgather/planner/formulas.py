@@ -40,6 +40,9 @@ _BUCKET = 500_000_000
 _LIVE = 1_000_000_000
 """`stage3_max_live_parameters` of DeepSpeed, in elements."""
 _NF4_BYTES = 4.127 / 8
+_ACTIVATION_TENSORS = {"relu": 1, "gelu_new": 5}
+"""How many tensors of the inner width a function and the matrix after it keep: its input and its output, unless it is
+listed. relu keeps its output only. transformers computes "gelu_new" by several operators, which keep five."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +119,15 @@ def lora_parameters(shape: ModelShape, rank: int) -> int:
     return sum(rank * (i + o) * block.count for block in shape.blocks for i, o in block.linear_layers)
 
 
-def block_activations(block: BlockShape, tokens: int, *, wide: int = 2) -> int:
+def block_activations(block: BlockShape, tokens: int, *, wide: int = 2, stream: int | None = None) -> int:
     """Returns the bytes that one block keeps for the backward pass of one row.
 
     Args:
         block: the block.
         tokens: the tokens of the row.
-        wide: the bytes of an element.
+        wide: the bytes of an element that matrices read.
+        stream: the bytes of an element between the parts of a block; the same by default. Autocast leaves 4, and casts
+            the input of each matrix.
 
     Example:
         >>> gpt = BlockShape(count=1, hidden_size=64, query_size=64, kv_size=64, num_heads=4, intermediate_size=256,
@@ -131,28 +136,39 @@ def block_activations(block: BlockShape, tokens: int, *, wide: int = 2) -> int:
         34
     """
     hidden, inner = block.hidden_size, block.intermediate_size
+    between = stream or wide
+    casts = between > wide and not block.fused_inputs
     mask = hidden if block.dropout else 0
-    # Input of the norm; input of q, k and v; q, k, v; the output of attention, which is the input of o; a dropout mask.
-    attention = wide * (2 * hidden + 2 * block.query_size + 2 * block.kv_size) + 4 * block.num_heads + mask
-    # Input of the norm; of the first matrix; of the activation; of the last matrix; with a gate, both factors.
-    feed_forward = wide * (2 * hidden + (4 if block.gated else 2) * inner) + mask
-    return tokens * (block.attentions * attention + feed_forward)
+    # RMSNorm keeps its input in 32 bits, and the input that is divided by its root mean square.
+    norm = (between + 4 if block.rms_norm else between) * hidden
+    # Input of q, k and v; q, k, v; the output of attention, which is the input of o; a dropout mask.
+    attention = wide * ((3 if casts else 1) * hidden + 2 * block.query_size + 2 * block.kv_size) + mask
+    attention += 4 * block.num_heads + (4 + wide) * (block.query_size + block.kv_size) * block.norms_heads
+    # Input of the first matrices; what the activation and, with a gate, the product keep.
+    kept = _ACTIVATION_TENSORS.get(block.activation, 2) + (2 if block.gated else 0)
+    feed_forward = wide * ((2 if casts and block.gated else 1) * hidden + kept * inner) + mask
+    return tokens * (block.num_norms * norm + block.attentions * attention + feed_forward)
+
+
+def _stream(way: Way) -> int:
+    # Autocast leaves what is between the matrices in 32 bits; FSDP and DeepSpeed cast the whole model.
+    return 4 if way.dtype == "fp32" or way.strategy == "DDP" else 2
 
 
 def _activations(shape: ModelShape, way: Way) -> int:
-    wide = 4 if way.dtype == "fp32" else 2
+    wide, stream = 4 if way.dtype == "fp32" else 2, _stream(way)
     rows = way.micro_batch
-    kept = [(block, block_activations(block, way.tokens, wide=wide)) for block in shape.blocks]
+    kept = [(block, block_activations(block, way.tokens, wide=wide, stream=stream)) for block in shape.blocks]
     if not way.recompute:
         return rows * sum(block.count * size for block, size in kept)
-    inputs = sum(block.count * wide * block.hidden_size * way.tokens for block in shape.blocks)
+    inputs = sum(block.count * stream * block.hidden_size * way.tokens for block in shape.blocks)
     return rows * (inputs + max(size for _, size in kept))
 
 
 def _logits(shape: ModelShape, way: Way) -> int:
-    # The predictions, the log-softmax in 32 bits, and the gradient of it in 32 bits.
+    # In 32 bits: the predictions, their log-softmax, and its gradient.
     predictions = way.micro_batch * (shape.predictions_per_row or way.tokens)
-    return predictions * shape.vocab_size * ((4 if way.dtype == "fp32" else 2) + 4 + 4)
+    return predictions * shape.vocab_size * 12
 
 
 def memory(shape: ModelShape, way: Way) -> Memory:
@@ -169,7 +185,9 @@ def memory(shape: ModelShape, way: Way) -> Memory:
     activations, logits = _activations(shape, way), _logits(shape, way)
     lasting = parameters + optimizer + communication
     forward = activations + logits + (gradients if way.accumulation > 1 else 0)
-    used = lasting + max(forward, gradients)
+    # The copies that autocast makes die with the backward pass of their block.
+    copies = gathered if way.strategy == "DDP" else 0
+    used = lasting + max(forward, gradients - copies)
     overhead = CONTEXT_BYTES + FRAGMENTATION * used
     return Memory(
         parameters=parameters,

@@ -50,6 +50,11 @@ class BlockShape:
         attentions: 1, or 2 if the block also attends to an encoder.
         small_parameters: parameters that are not in a matrix: biases and norms.
         dropout: True if the model is trained with dropout, whose masks are kept.
+        activation: the function of the feed-forward part, as transformers calls it.
+        fused_inputs: True if one matrix gives queries, keys and values, and one the gate and its factor.
+        num_norms: the number of norms.
+        rms_norm: True for RMSNorm, which transformers computes by several operators.
+        norms_heads: True if queries and keys have norms of their own.
     """
 
     count: int
@@ -62,6 +67,11 @@ class BlockShape:
     attentions: int = 1
     small_parameters: int = 0
     dropout: bool = False
+    activation: str = "gelu"
+    fused_inputs: bool = False
+    num_norms: int = 2
+    rms_norm: bool = False
+    norms_heads: bool = False
 
     @property
     def linear_layers(self) -> tuple[tuple[int, int], ...]:
@@ -258,6 +268,11 @@ def _llama_like(config: Mapping[str, Any]) -> dict[str, Any]:
         intermediate_size=config["intermediate_size"],
         gated=True,
         small_parameters=small,
+        activation="gelu_pytorch_tanh" if kind.startswith("gemma") else "silu",
+        fused_inputs=kind == "phi3",
+        num_norms=norms,
+        rms_norm=True,
+        norms_heads=kind == "qwen3",
         **sizes,
     )
     tied = config.get("tie_word_embeddings", kind in ("gemma", "gemma2"))
@@ -266,10 +281,10 @@ def _llama_like(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_biases(
-    hidden: int, inner: int, heads: int, count: int, *, norms: int = 2, dropout: bool = True
+    hidden: int, inner: int, heads: int, count: int, *, num_norms: int = 2, dropout: bool = True, **rest: Any
 ) -> BlockShape:
     """A block of the first generation: LayerNorm, two matrices in the feed-forward part, biases everywhere."""
-    small = 4 * hidden + inner + hidden + norms * 2 * hidden
+    small = 4 * hidden + inner + hidden + num_norms * 2 * hidden
     sizes: dict[str, Any] = _attention(hidden, heads)
     return BlockShape(
         count=count,
@@ -277,26 +292,31 @@ def _with_biases(
         gated=False,
         small_parameters=small,
         dropout=dropout,
+        num_norms=num_norms,
         **sizes,
+        **rest,
     )
 
 
 def _opt(config: Mapping[str, Any]) -> dict[str, Any]:
     hidden, vocab, tokens = config["hidden_size"], 50272, 2048
-    block = _with_biases(hidden, config["ffn_dim"], config["num_attention_heads"], config["num_hidden_layers"])
+    heads, count = config["num_attention_heads"], config["num_hidden_layers"]
+    block = _with_biases(hidden, config["ffn_dim"], heads, count, activation="relu")
     return _sizes((block,), (vocab + tokens + 2 + 2) * hidden, vocab, tokens)
 
 
 def _gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
     hidden, vocab, tokens = config["n_embd"], 50257, 1024
-    block = _with_biases(hidden, 4 * hidden, config["n_head"], config["n_layer"])
+    heads, count = config["n_head"], config["n_layer"]
+    block = _with_biases(hidden, 4 * hidden, heads, count, activation="gelu_new", fused_inputs=True)
     return _sizes((block,), (vocab + tokens + 2) * hidden, vocab, tokens)
 
 
 def _phi(config: Mapping[str, Any]) -> dict[str, Any]:
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     heads, count = config["num_attention_heads"], config["num_hidden_layers"]
-    block = _with_biases(hidden, config["intermediate_size"], heads, count, norms=1, dropout=False)
+    rest: dict[str, Any] = {"num_norms": 1, "dropout": False, "activation": "gelu_new"}
+    block = _with_biases(hidden, config["intermediate_size"], heads, count, **rest)
     other = 2 * vocab * hidden + vocab + 2 * hidden
     return _sizes((block,), other, vocab, config["max_position_embeddings"])
 
@@ -320,11 +340,17 @@ def _distilbert(config: Mapping[str, Any]) -> dict[str, Any]:
 def _t5(config: Mapping[str, Any]) -> dict[str, Any]:
     hidden, heads, vocab = config["d_model"], config["num_heads"], config["vocab_size"]
     sizes: dict[str, Any] = _attention(hidden, heads, head_dim=config["d_kv"])
-    sizes |= {"intermediate_size": config["d_ff"], "gated": False, "dropout": True}
+    activation = config.get("feed_forward_proj", "relu")
+    sizes |= {"intermediate_size": config["d_ff"], "gated": activation.startswith("gated-"), "dropout": True}
+    # "gated-gelu" is what transformers calls the gate of version 1.1; its function is "gelu_new".
+    sizes |= {"activation": "relu" if activation == "relu" else "gelu_new", "rms_norm": True}
     encoder = BlockShape(count=config["num_layers"], small_parameters=2 * hidden, **sizes)
-    decoder = BlockShape(count=config["num_decoder_layers"], small_parameters=3 * hidden, attentions=2, **sizes)
-    # Both stacks have a table of 32 relative distances and a last norm; the head is the embedding.
-    other = vocab * hidden + 2 * 32 * heads + 2 * hidden
+    decoder = BlockShape(
+        count=config["num_decoder_layers"], small_parameters=3 * hidden, attentions=2, num_norms=3, **sizes
+    )
+    # Both stacks have a table of 32 relative distances and a last norm; the head is the embedding unless it is untied.
+    heads_of_model = 1 if config.get("tie_word_embeddings", True) else 2
+    other = heads_of_model * vocab * hidden + 2 * 32 * heads + 2 * hidden
     return _sizes((encoder, decoder), other, vocab, 512)
 
 

@@ -70,8 +70,14 @@ def test_a_plan_says_how_long_the_run_takes_and_on_how_many_devices(bench, capsy
     lines = "\n".join([*time_lines(found["time"], 1), *device_count_lines(count, 1)])
     assert f"{run['num_updates']} steps" in lines
     assert "by memory  at least 1 machine (1 device)" in lines
-    assert "too few rows" not in lines
-    assert "too few rows" in device_count_lines({**count, "by_time": {"low": 2, "high": 3}}, 1)[-1]
+    assert "more could not be planned" not in lines
+
+
+def test_a_deadline_of_a_config_of_one_process_says_why_no_more_were_planned(bench, capsys):
+    assert 0 == main(["-t", "tiny", "plan", "--hardware", "fast.json", "--tokens", "1e6", "--days", "1e-4"])
+    told = capsys.readouterr().out
+    assert "more could not be planned: the trainer of the config runs in one process" in told
+    assert "  1 machine (1 device): " in told
 
 
 def test_a_time_that_was_asked_for_needs_rates(bench, capsys):
