@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from forgather.ml.strategy.pipeline.split import get_split_spec
     from forgather.ml.trainer.accel import AccelTrainer
     from forgather.ml.trainer.arguments import TrainingArguments
     from forgather.ml.trainer.parallel_arguments import AccelTrainingArguments, PipelineTrainingArguments
@@ -23,6 +24,7 @@ __all__ = [
     "PipelineTrainingArguments",
     "Trainer",
     "TrainingArguments",
+    "get_split_spec",
 ]
 
 _LAZY = {
@@ -32,6 +34,7 @@ _LAZY = {
     "PipelineTrainingArguments": "forgather.ml.trainer.parallel_arguments",
     "Trainer": "forgather.ml.trainer.trainer",
     "TrainingArguments": "forgather.ml.trainer.arguments",
+    "get_split_spec": "forgather.ml.strategy.pipeline.split",
 }
 
 

@@ -15,7 +15,7 @@ foundation:
     quantized
     planner planner.batch_size planner.memory_plan
     planner.hardware
-    planner.fit planner.model_shapes planner.work
+    planner.fit planner.model_shapes planner.stage_cuts planner.work
     planner.efficiency planner.formulas
     planner.device_count planner.selection planner.step_time
     planner.benchmark planner.resources planner.run_time

@@ -1,5 +1,6 @@
 """`split_spec` in all its forms, its errors, and balance."""
 
+import dataclasses
 import functools
 import logging
 
@@ -9,9 +10,11 @@ from torch import nn
 from torch.distributed.pipelining import SplitPoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from forgather.errors import TrainingError
+from forgather.errors import PlanError, TrainingError
 from forgather.ml.strategy.pipeline.blocks import find_blocks
-from forgather.ml.strategy.pipeline.split import UnitCosts, balanced_cuts, plan_split, unit_costs
+from forgather.ml.strategy.pipeline.split import get_split_spec, plan_split, unit_costs
+from forgather.planner.hardware import hardware
+from forgather.planner.stage_cuts import UnitCosts, balanced_cuts
 from tests.ml.pipeline.models import chain
 
 
@@ -187,6 +190,30 @@ def test_measured_times_take_the_place_of_counted_operations():
     slow_first = unit_costs(model, blocks, seconds=[0.0, 9.0, 1.0, 1.0, 1.0, 1.0])
     assert (2,) == balanced_cuts(even, 2)
     assert (1,) == balanced_cuts(slow_first, 2)
+
+
+def test_get_split_spec_names_the_last_block_of_each_stage():
+    assert {"model.layers.5": "end", "model.layers.11": "end", "model.layers.17": "end"} == get_split_spec(llama(), 4)
+    for blocks, stages in ((24, 2), (24, 5), (3, 4), (3, 5)):
+        spec = get_split_spec(llama(blocks=blocks), stages)
+        assert plan_split(llama(blocks=blocks), "auto", stages).cuts == plan_split(llama(blocks=blocks), spec).cuts
+    with pytest.raises(TrainingError, match="30 stages are requested"):
+        get_split_spec(llama(), 30)
+
+
+def test_faster_devices_get_more_blocks_and_full_ones_fewer():
+    # The H100 computes 3.2 times as fast as the A100.
+    spec = get_split_spec(llama(), 2, devices=["a100-80gb", "h100-sxm"])
+    assert {"model.layers.4": "end"} == spec
+    state = 4 * sum(weight.numel() * weight.element_size() for weight in llama().parameters())
+    small = dataclasses.replace(hardware("h100-sxm"), memory_bytes=state // 2)
+    (cut,) = plan_split(llama(), get_split_spec(llama(), 2, devices=["a100-80gb", small])).cuts
+    assert cut > 5
+    with pytest.raises(PlanError) as caught:
+        get_split_spec(llama(), 2, devices=[small, dataclasses.replace(small, memory_bytes=state // 3)])
+    assert "FG947" == caught.value.code
+    with pytest.raises(ValueError, match="1 devices are given for 2 stages"):
+        get_split_spec(llama(), 2, devices=["a100"])
 
 
 def test_more_stages_than_blocks_put_the_ends_alone():

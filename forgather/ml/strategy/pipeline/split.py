@@ -1,7 +1,8 @@
 """The cuts of a model into stages: balanced by cost, or at the places that the settings name.
 
-`plan_split` takes a model and the setting `split_spec`, and returns a `SplitPlan`. Costs are counted on the meta device
-instead of being measured, and are summed in the same order on every rank, so every rank finds the same cuts.
+`plan_split` takes a model and the setting `split_spec`, and returns a `SplitPlan`. `get_split_spec` returns balanced
+cuts as such a setting. Costs are counted on the meta device instead of being measured, and are summed in the same order
+on every rank, so every rank finds the same cuts.
 
 The cost of a module is the mean of its share of the computation (the floating-point operations of a small batch) and
 its share of the parameters (which determines memory, optimizer time and gradient traffic). An embedding computes almost
@@ -10,8 +11,8 @@ nothing but has parameters, so it has a cost; a head has both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -20,33 +21,8 @@ from forgather.errors import TrainingError, nearest
 from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 from forgather.ml.strategy.pipeline.blocks import BlockList, find_blocks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitCosts:
-    """The costs of the parts of a model, as shares of the whole or in any other unit.
-
-    Args:
-        before: the cost of the modules before the blocks.
-        blocks: the cost of each block.
-        after: the cost of the modules after the blocks.
-    """
-
-    before: float
-    blocks: tuple[float, ...]
-    after: float
-
-    def of_stages(self, cuts: Sequence[int]) -> list[float]:
-        """Returns the cost of each stage.
-
-        Args:
-            cuts: for each stage except the last, the number of blocks up to its end.
-        """
-        edges = (0, *cuts, len(self.blocks))
-        costs = [sum(self.blocks[start:stop]) for start, stop in zip(edges, edges[1:], strict=False)]
-        costs[0] += self.before
-        costs[-1] += self.after
-        return costs
+from forgather.planner.hardware import Hardware, hardware
+from forgather.planner.stage_cuts import StageMemory, UnitCosts, balanced_cuts
 
 
 def unit_costs(model: nn.Module, blocks: BlockList, *, seconds: Sequence[float] | None = None) -> UnitCosts:
@@ -58,9 +34,9 @@ def unit_costs(model: nn.Module, blocks: BlockList, *, seconds: Sequence[float] 
         seconds: the measured times of the modules before the blocks, of each block, and of the modules after the
             blocks. They are used instead of counted operations. None to use counted operations.
     """
-    sizes = [_parameters(model, blocks.before)]
-    sizes += [_parameters(model, [name]) for name in blocks.names]
-    sizes += [_parameters(model, blocks.after)]
+    sizes = [_size(model, blocks.before)]
+    sizes += [_size(model, [name]) for name in blocks.names]
+    sizes += [_size(model, blocks.after)]
     work = list(seconds if seconds is not None else blocks.flops or sizes)
     if not any(work):
         # A model whose operations are not counted, such as one of element-wise modules, is balanced by its parameters.
@@ -69,81 +45,15 @@ def unit_costs(model: nn.Module, blocks: BlockList, *, seconds: Sequence[float] 
     return UnitCosts(before=shares[0], blocks=tuple(shares[1:-1]), after=shares[-1])
 
 
-def _parameters(model: nn.Module, names: Sequence[str]) -> int:
-    """Returns the number of parameters in the named modules. A tied parameter is counted once for each of its names."""
+def _size(model: nn.Module, names: Sequence[str]) -> int:
+    return sum(parameter.numel() for parameter in _parameters(model, names))
+
+
+def _parameters(model: nn.Module, names: Sequence[str]) -> Iterator[nn.Parameter]:
+    """Yields the parameters of the named modules. A tied parameter is yielded once for each of its names."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    total = 0
     for name in names:
-        held = modules[name].parameters() if name in modules else [model.get_parameter(name)]
-        total += sum(parameter.numel() for parameter in held)
-    return total
-
-
-def balanced_cuts(costs: UnitCosts, num_stages: int) -> tuple[int, ...]:
-    """Returns the cuts with the smallest maximal stage cost, and among those, the cuts with the most even stage costs.
-
-    Each stage has at least one block if there are enough blocks. Otherwise the modules before the blocks, and then also
-    the modules after the blocks, become a stage of their own.
-
-    Args:
-        costs: the costs of the parts of the model.
-        num_stages: the number of stages.
-
-    Example:
-        >>> balanced_cuts(UnitCosts(before=1.0, blocks=(1.0,) * 6, after=1.0), 4)
-        (1, 3, 5)
-    """
-    count = len(costs.blocks)
-    alone_first = num_stages > count
-    alone_last = num_stages > count + 1
-    first, last = (0 if alone_first else 1), (count if alone_last else count - 1)
-    # Many cuts have the same heaviest stage: the second search chooses the most even of them.
-    heaviest = _best_cuts(costs, num_stages, first, last, None)
-    return _best_cuts(costs, num_stages, first, last, heaviest[0])[1]
-
-
-def _best_cuts(
-    costs: UnitCosts, num_stages: int, first: int, last: int, limit: float | None
-) -> tuple[float, tuple[int, ...]]:
-    """Returns the best value and the cuts that have it.
-
-    Without a limit, the value is the largest stage cost. With a limit, which no stage cost may exceed, the value is the
-    sum of the squares of the stage costs.
-    """
-    count = len(costs.blocks)
-    total = [0.0]
-    for cost in costs.blocks:
-        total.append(total[-1] + cost)
-
-    def join(best: float, cost: float) -> float:
-        if limit is None:
-            return max(best, cost)
-        # The tolerance is for rounding: the limit is a difference of sums, and the cuts that it comes from must pass.
-        return best + cost * cost if cost <= limit * (1 + 1e-9) else float("inf")
-
-    if num_stages == 1:
-        return costs.of_stages(())[0], ()
-    # best[place] is the best value of the stages so far, the last of which ends at `place`.
-    best: dict[int, tuple[float, tuple[int, ...]]] = {
-        place: (join(0.0, total[place] + costs.before), (place,)) for place in range(first, last + 1)
-    }
-    for _ in range(num_stages - 2):
-        following: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for stop in range(first, last + 1):
-            options = [
-                (join(value, total[stop] - total[start]), cuts) for start, (value, cuts) in best.items() if start < stop
-            ]
-            if options:
-                value, cuts = min(options)
-                following[stop] = (value, (*cuts, stop))
-        best = following
-    # The last stage may have no block if it has modules after the blocks.
-    ends = [
-        (join(value, total[count] - total[start] + costs.after), cuts)
-        for start, (value, cuts) in best.items()
-        if start < count or costs.after
-    ]
-    return min(ends)
+        yield from modules[name].parameters() if name in modules else [model.get_parameter(name)]
 
 
 _log = get_logger(__name__)
@@ -192,6 +102,15 @@ class SplitPlan:
         """
         return any(fqn == name or fqn.startswith(name + ".") for name in self.held(index))
 
+    def as_spec(self) -> dict[str, str]:
+        """Returns the cuts as a mapping for `split_spec`: the last block of each stage but the last, to "end"."""
+        spec = {}
+        for place in self.cuts:
+            # A cut before the first block is after the embedding.
+            name = self.blocks.block_name(place - 1) if place else self.blocks.before[-1]
+            spec.update({self.blocks.after[0]: "beginning"} if name in spec else {name: "end"})
+        return spec
+
     def describe(self) -> list[str]:
         """Returns one line per stage, which names the stage's blocks and its other modules."""
         lines = []
@@ -231,6 +150,74 @@ def plan_split(
     except TrainingError as error:
         raise error.about("split_spec" if split_spec is not None else "stages_per_rank") from None
     return SplitPlan(blocks=blocks, cuts=balanced_cuts(unit_costs(model, blocks), count))
+
+
+def get_split_spec(
+    model: nn.Module, num_stages: int, *, devices: Sequence[str | Hardware] | None = None
+) -> dict[str, str]:
+    """Returns a `split_spec` that cuts a model into stages of similar cost.
+
+    The cost is that of `unit_costs`. If the devices are given, the stage of a faster one gets more, and what a stage
+    needs for its weights, their gradients and the state of Adam fits into the memory of its device. Activations depend
+    on the batch: `split_spec: auto` in a config counts them.
+
+    Args:
+        model: the whole model, preferably on the meta device.
+        num_stages: the number of stages.
+        devices: for each stage, the name of its device in the table of hardware or the facts of the device. None if all
+            are alike and have memory enough.
+
+    Raises:
+        TrainingError: FG750 or FG754 if the model cannot be cut, FG753 if it has fewer blocks than stages.
+        PlanError: FG947 if no cuts fit into the memory, FG994 if the table does not have a device.
+        ValueError: if the number of devices is not that of the stages.
+
+    Example:
+        >>> model = nn.Sequential(nn.Embedding(100, 8), *(nn.Linear(8, 8) for _ in range(6)), nn.Linear(8, 100))
+        >>> get_split_spec(model, 2)
+        {'4': 'end'}
+    """
+    plan = plan_split(model, "auto", num_stages)
+    if devices is None:
+        return plan.as_spec()
+    if len(devices) != num_stages:
+        raise ValueError(f"{len(devices)} devices are given for {num_stages} stages")
+    facts = [hardware(one) if isinstance(one, str) else one for one in devices]
+    cuts = balanced_cuts(
+        unit_costs(model, plan.blocks), num_stages, speeds=_speeds(facts), memory=_state_memory(model, plan, facts)
+    )
+    return replace(plan, cuts=cuts).as_spec()
+
+
+def _speeds(devices: Sequence[Hardware]) -> list[float] | None:
+    """Returns the peak rates of devices for the first type that all of them have; None if there is no such type."""
+    for dtype in ("bf16", "fp16", "fp32"):
+        if all(dtype in device.peak_flops for device in devices):
+            return [device.peak_flops[dtype] for device in devices]
+    return None
+
+
+def _state_memory(model: nn.Module, plan: SplitPlan, devices: Sequence[Hardware]) -> StageMemory:
+    """Returns the memory of stages that keep no activations."""
+    parts = [plan.blocks.before, *([name] for name in plan.blocks.names), plan.blocks.after]
+    sizes = [_state_bytes(model, names) for names in parts]
+    nothing = UnitCosts(before=0, blocks=(0,) * len(plan.blocks), after=0)
+    return StageMemory(
+        held=UnitCosts(before=sizes[0], blocks=tuple(sizes[1:-1]), after=sizes[-1]),
+        kept=nothing,
+        in_flight=(0,) * len(devices),
+        extra=(0,) * len(devices),
+        ranks=tuple(range(len(devices))),
+        limits=tuple(device.memory_bytes or float("inf") for device in devices),
+    )
+
+
+def _state_bytes(model: nn.Module, names: Sequence[str]) -> int:
+    """Returns the bytes of weights; four times that of trained ones, with a gradient and two moments of Adam."""
+    return sum(
+        parameter.numel() * parameter.element_size() * (4 if parameter.requires_grad else 1)
+        for parameter in _parameters(model, names)
+    )
 
 
 def _count_of(split_spec: Any, num_stages: int | None) -> int:
