@@ -8,6 +8,7 @@ from typing import Any
 from forgather.planner.memory_plan import format_size
 
 _BAR = 24
+_DEVICES = {"cpu": "CPUs (--hardware names a GPU)", "cuda": "GPUs"}
 
 
 def plan_lines(found: Mapping[str, Any]) -> list[str]:
@@ -21,7 +22,7 @@ def plan_lines(found: Mapping[str, Any]) -> list[str]:
     tokens = "" if found["tokens_per_row"] is None else f" of {found['tokens_per_row']} tokens"
     rows = found["rows_per_update"]
     lines = [
-        f"processes   {found['world_size']}: {mesh}  ({found['strategy']})",
+        f"processes   {found['world_size']}: {mesh}  ({found['strategy']}), on {_DEVICES[found['device_type']]}",
         f"model       {_count(found['parameters'])} parameters{trained}",
         f"update      {rows} row{'' if rows == 1 else 's'}{tokens}",
     ]

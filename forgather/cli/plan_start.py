@@ -38,13 +38,13 @@ def plan_checks(
     device = device_of(options.hardware, gpus=local)
     if device is None:
         return []
-    words = plan_words(invocation.arguments, configure, gpus=local, nodes=world // local)
+    words = plan_words(invocation.arguments, configure, gpus=local, nodes=world // local, device_type=device.type)
     check = begin_plan_check(words, device, run_dir, print_note)
     check.wait(PATIENCE_SECONDS if options.hardware is None else None)
     return [check]
 
 
-def plan_words(arguments: Sequence[str], configure: Configure, *, gpus: int, nodes: int) -> list[str]:
+def plan_words(arguments: Sequence[str], configure: Configure, *, gpus: int, nodes: int, device_type: str) -> list[str]:
     """Returns the words of the `fgcli plan` command for the run that a `fgcli train` command starts.
 
     Args:
@@ -52,11 +52,13 @@ def plan_words(arguments: Sequence[str], configure: Configure, *, gpus: int, nod
         configure: the function that declares the options of the train command.
         gpus: the number of processes on each machine.
         nodes: the number of machines.
+        device_type: the kind of device, which the planning process cannot see.
 
     Example:
         >>> from forgather.cli.commands.train import configure
-        >>> plan_words(["-t", "a.yaml", "train", "--resume", "auto", "--lr", "3"], configure, gpus=2, nodes=1)
-        ['-t', 'a.yaml', 'plan', '--lr', '3', '--json', '--gpus', '2', '--nodes', '1']
+        >>> words = ["-t", "a.yaml", "train", "--resume", "auto", "--lr", "3"]
+        >>> plan_words(words, configure, gpus=2, nodes=1, device_type="cuda")
+        ['-t', 'a.yaml', 'plan', '--lr', '3', '--json', '--gpus', '2', '--nodes', '1', '--device-type', 'cuda']
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-p", "--project")
@@ -67,4 +69,5 @@ def plan_words(arguments: Sequence[str], configure: Configure, *, gpus: int, nod
     known, declared = parser.parse_known_args(list(arguments[:end]))
     words = [word for option in (("-p", known.project), ("-t", known.config)) if option[1] for word in option]
     changes = [word for path, text in known.overrides or () for word in ("--set", f"{path}={text}")]
-    return [*words, "plan", *declared, *changes, "--json", "--gpus", str(gpus), "--nodes", str(nodes)]
+    sizes = ["--gpus", str(gpus), "--nodes", str(nodes), "--device-type", device_type]
+    return [*words, "plan", *declared, *changes, "--json", *sizes]

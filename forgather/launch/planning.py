@@ -19,27 +19,16 @@ from forgather.planner.storage import disk_rows, host_rows
 from forgather.planner.work import RunWork
 from forgather.project.project import Project
 
-# Modules outside `forgather.ml` reach it only by name, so that commands without training never load torch.
 MOST_ROWS = 4096
 """The largest batch that is searched for."""
 
+# Modules outside `forgather.ml` reach it only by name, so that commands without training never load torch.
 _PLAN = "forgather.ml.planner.memory:plan_run"
 _ROWS = "forgather.ml.planner.row_limit:largest_rows"
 _DEVICE = "forgather.ml.planner.devices_here:device_here"
 
 
-def plan_of(project: Project, *, gpus: int, nodes: int) -> dict[str, Any]:
-    """Returns the memory plan of a config, see `traced_plan`, whose arguments and errors it has.
-
-    Args:
-        project: the project, opened with the config.
-        gpus: the number of processes on each machine.
-        nodes: the number of machines.
-    """
-    return traced_plan(project, gpus=gpus, nodes=nodes)[0]
-
-
-def traced_plan(project: Project, *, gpus: int, nodes: int) -> tuple[dict[str, Any], RunWork]:
+def traced_plan(project: Project, *, gpus: int, nodes: int, device_type: str = "cpu") -> tuple[dict[str, Any], RunWork]:
     """Returns the memory plan of a config, and the work of its steps, from the same traces.
 
     The plan is a `MemoryPlan` as data, with the rows of a machine's memory and of the disk.
@@ -48,6 +37,7 @@ def traced_plan(project: Project, *, gpus: int, nodes: int) -> tuple[dict[str, A
         project: the project, opened with the config.
         gpus: the number of processes on each machine.
         nodes: the number of machines.
+        device_type: the kind of device, "cpu" or "cuda": optimizers take another path on a GPU.
 
     Raises:
         ProjectError: FG462 if a number is below 1.
@@ -59,12 +49,17 @@ def traced_plan(project: Project, *, gpus: int, nodes: int) -> tuple[dict[str, A
     module, function = _PLAN.split(":")
     plan = getattr(import_module(module), function)
     with project.located():
-        found, work = plan(lambda hook: project.build_with(hook, MAIN), world_size=gpus * nodes, local_world_size=gpus)
+        found, work = plan(
+            lambda hook: project.build_with(hook, MAIN),
+            world_size=gpus * nodes,
+            local_world_size=gpus,
+            device_type=device_type,
+        )
     host, disk = host_rows(found, processes=gpus), disk_rows(found)
     return {**found, "host": [asdict(row) for row in host], "disk": [asdict(row) for row in disk]}, work
 
 
-def rows_within(project: Project, *, gpus: int, nodes: int, limit: int) -> dict[str, Any]:
+def rows_within(project: Project, *, gpus: int, nodes: int, limit: int, device_type: str = "cpu") -> dict[str, Any]:
     """Returns the largest number of rows of a micro-batch with which each process stays below a limit.
 
     Args:
@@ -72,6 +67,7 @@ def rows_within(project: Project, *, gpus: int, nodes: int, limit: int) -> dict[
         gpus: the number of processes on each machine.
         nodes: the number of machines.
         limit: the limit of each process in bytes.
+        device_type: the kind of device, "cpu" or "cuda", see `traced_plan`.
 
     Returns:
         See `forgather.planner.batch_size.LargestSize`.
@@ -81,10 +77,14 @@ def rows_within(project: Project, *, gpus: int, nodes: int, limit: int) -> dict[
     """
     module, function = _ROWS.split(":")
     largest = getattr(import_module(module), function)
-    sizes = {"world_size": gpus * nodes, "local_world_size": gpus}
     with project.located():
         found: dict[str, Any] = largest(
-            lambda hook: project.build_with(hook, MAIN), **sizes, limit=limit, most=MOST_ROWS
+            lambda hook: project.build_with(hook, MAIN),
+            world_size=gpus * nodes,
+            local_world_size=gpus,
+            limit=limit,
+            most=MOST_ROWS,
+            device_type=device_type,
         )
     return {**found, "limit": limit}
 
@@ -99,6 +99,11 @@ class Device(NamedTuple):
 
     hardware: Hardware
     held_bytes: int = 0
+
+    @property
+    def type(self) -> str:
+        """Torch's name of this kind of device: "cpu" or "cuda", which AMD's GPUs have as well."""
+        return "cpu" if self.hardware.kind == "cpu" else "cuda"
 
 
 def device_of(name: str | None, *, gpus: int) -> Device | None:

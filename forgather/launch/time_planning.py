@@ -90,7 +90,8 @@ def _plan_near(
         if number == asked:
             break
         try:
-            return number, *traced_plan(project, gpus=gpus, nodes=number), why
+            there = traced_plan(project, gpus=gpus, nodes=number, device_type=found["device_type"])
+            return number, *there, why
         except ForgatherError as error:
             if error.code not in _WHY_FEWER:
                 raise

@@ -90,6 +90,7 @@ class MemoryPlan:
 
     Args:
         world_size: the number of processes.
+        device_type: the kind of device, "cpu" or "cuda": optimizers take another path on a GPU.
         strategy: the name of the strategy class.
         mesh: the size of each mesh axis, by name.
         parameters: the number of elements of the whole model.
@@ -105,6 +106,7 @@ class MemoryPlan:
     """
 
     world_size: int
+    device_type: str
     strategy: str
     mesh: Mapping[str, int]
     parameters: int

@@ -228,7 +228,7 @@ planner:
     planner planner.allocations planner.devices_here planner.model_builders planner.operations planner.pipeline_step planner.real_integers planner.stage_metadata
     planner.extrapolation planner.places planner.value_readings planner.window_shape
     planner.engine_tensors planner.stored_state
-    planner.trace_facts
+    planner.trace_facts planner.planned_batches
     planner.rank_trace
     planner.deep_trace
     planner.memory planner.row_limit

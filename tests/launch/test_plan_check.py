@@ -95,13 +95,15 @@ def test_the_end_of_a_run_ends_a_slow_plan_without_a_word(tmp_path):
     ],
 )
 def test_the_command_that_plans_the_same_config(typed, planned):
-    assert plan_words(typed.split(), configure, gpus=4, nodes=2) == [
+    assert plan_words(typed.split(), configure, gpus=4, nodes=2, device_type="cuda") == [
         *planned.split(),
         "--json",
         "--gpus",
         "4",
         "--nodes",
         "2",
+        "--device-type",
+        "cuda",
     ]
 
 

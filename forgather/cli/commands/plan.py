@@ -47,6 +47,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="device of each process: a name of docs/reference/hardware.md, or a file (default: the GPUs here)",
     )
     parser.add_argument(
+        "--device-type",
+        choices=("cpu", "cuda"),
+        help="kind of device where none is named or found (default: cuda with --memory, else cpu)",
+    )
+    parser.add_argument(
         "--tokens", type=float, metavar="N", help="tokens to train on, as 300e9 (default: the steps of the config)"
     )
     parser.add_argument("--days", type=float, metavar="D", help="with --tokens: how many devices finish in D days")
@@ -77,9 +82,12 @@ def run(invocation: Invocation) -> int:
     # What constructors print must not be mixed with the result.
     fit = time = count = None
     with redirect_stdout(sys.stderr):
-        found, work = traced_plan(project, gpus=gpus, nodes=options.nodes)
-        rows = options.memory and rows_within(project, gpus=gpus, nodes=options.nodes, limit=options.memory)
         device = named or device_of(None, gpus=gpus)
+        # Nobody limits the memory of a run on a CPU, so that a limit is that of a GPU somewhere else.
+        assumed = options.device_type or ("cuda" if options.memory else "cpu")
+        cluster = {"gpus": gpus, "nodes": options.nodes, "device_type": assumed if device is None else device.type}
+        found, work = traced_plan(project, **cluster)
+        rows = options.memory and rows_within(project, **cluster, limit=options.memory)
         if device is not None:
             fit = fit_on(found, device)
         # Of a device of which only the memory is known, the time is an error only if it was asked for.

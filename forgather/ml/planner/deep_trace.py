@@ -15,13 +15,18 @@ from forgather.ml.planner.window_shape import WindowShape
 
 
 def deep_traces(
-    make_trainer: MakeTrainer, facts: ProcessFacts, shapes: Sequence[WindowShape], relay: Relay | None = None
+    make_trainer: MakeTrainer,
+    facts: ProcessFacts,
+    shapes: Sequence[WindowShape],
+    *,
+    relay: Relay | None = None,
+    device_type: str = "cpu",
 ) -> list[RankTrace]:
     """Returns the traces of a rank, for several sizes of its window. For the arguments see `trace_shapes`."""
-    shallow = trace_shapes(make_trainer, facts, shapes, depth=SHALLOW, relay=relay)
+    shallow = trace_shapes(make_trainer, facts, shapes, depth=SHALLOW, relay=relay, device_type=device_type)
     if shallow[0].whole is None:
         return shallow
-    deeper = trace_shapes(make_trainer, facts, shapes, depth=DEEPER, relay=relay)
+    deeper = trace_shapes(make_trainer, facts, shapes, depth=DEEPER, relay=relay, device_type=device_type)
     return [_deep_trace(low, high) for low, high in zip(shallow, deeper, strict=True)]
 
 

@@ -28,7 +28,7 @@ def device_here(num_devices: int) -> tuple[Hardware, int] | None:
     if not torch.cuda.is_available():
         return None
     found = []
-    for index in range(min(num_devices, torch.cuda.device_count())):
+    for index in range(max(1, min(num_devices, torch.cuda.device_count()))):
         facts = torch.cuda.get_device_properties(index)
         kind = "rocm" if torch.version.hip else "cuda"
         known = hardware_of_device(facts.name) or Hardware(name=facts.name, title=facts.name, kind=kind)

@@ -7,6 +7,7 @@ the same size are traced once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,13 +32,19 @@ _WORDS = {
 }
 
 
-def plan_run(make_trainer: MakeTrainer, *, world_size: int, local_world_size: int) -> tuple[dict[str, Any], RunWork]:
+def plan_run(
+    make_trainer: MakeTrainer, *, world_size: int, local_world_size: int, device_type: str = "cpu"
+) -> tuple[dict[str, Any], RunWork]:
     """Returns the memory plan of a run as plain data, see `MemoryPlan`, and the work of its steps.
+
+    The memory is that of the longest rows, and the work that of the first rows of the run; of a pipeline, both are of
+    the longest rows.
 
     Args:
         make_trainer: a function that returns the trainer of the config, see `trace_rank`.
         world_size: the number of processes.
         local_world_size: the number of processes on one machine.
+        device_type: the kind of device, "cpu" or "cuda", see `trace_shapes`.
     """
     local = min(local_world_size, world_size)
 
@@ -45,15 +52,17 @@ def plan_run(make_trainer: MakeTrainer, *, world_size: int, local_world_size: in
         return ProcessFacts(rank=rank, local_rank=rank % local, world_size=world_size, local_world_size=local)
 
     relay = Relay()
-    (first_trace,) = deep_traces(make_trainer, facts_of(0), (WindowShape(),), relay)
+    shapes = (WindowShape(), WindowShape(longest=False))
+    first_trace, *usual = deep_traces(make_trainer, facts_of(0), shapes, relay=relay, device_type=device_type)
     first = first_trace.facts
     # Without a pipeline all ranks hold parts of the same size, and rank 0 stands for them.
     width = world_size // first.num_pipeline_ranks
     later = [facts_of(rank) for rank in range(width, world_size, width)]
-    traces = [first_trace, *(trace_rank(make_trainer, facts, relay=relay) for facts in later)]
+    trace = functools.partial(trace_rank, make_trainer, relay=relay, device_type=device_type)
+    traces = [first_trace, *map(trace, later)]
     if not relay.was_right:
         # Rarely, a stage passes on other shapes than the one before it. Now all of them are known.
-        traces = [trace_rank(make_trainer, facts, relay=relay) for facts in [facts_of(0), *later]]
+        traces = [*map(trace, [facts_of(0), *later])]
     ranks = [
         RankMemory(
             ranks=(position * width, (position + 1) * width - 1),
@@ -65,6 +74,7 @@ def plan_run(make_trainer: MakeTrainer, *, world_size: int, local_world_size: in
     stored = joined(trace.facts.stored for trace in traces)
     plan = MemoryPlan(
         world_size=world_size,
+        device_type=device_type,
         strategy=first.strategy,
         mesh=first.mesh,
         parameters=sum(trace.facts.parameters for trace in traces),
@@ -78,7 +88,7 @@ def plan_run(make_trainer: MakeTrainer, *, world_size: int, local_world_size: in
         settings=first.settings,
         notes=first.notes,
     )
-    return plan.as_data(), _work(traces, world_size, local)
+    return plan.as_data(), _work(usual or traces, world_size, local)
 
 
 def _work(traces: Sequence[RankTrace], world_size: int, local_world_size: int) -> RunWork:
@@ -110,17 +120,6 @@ def _sums_of_ddp(facts: TraceFacts, world_size: int) -> dict[Message, int]:
         return {}
     count = -(-facts.reduced_bytes // _BUCKET_BYTES)
     return {Message("backward", "c10d.allreduce_", facts.reduced_bytes // count, world_size): count}
-
-
-def plan_memory(make_trainer: MakeTrainer, *, world_size: int, local_world_size: int) -> dict[str, Any]:
-    """Returns the memory plan of a run as plain data; the arguments are those of `plan_run`.
-
-    Args:
-        make_trainer: a function that returns the trainer of the config, see `trace_rank`.
-        world_size: the number of processes.
-        local_world_size: the number of processes on one machine.
-    """
-    return plan_run(make_trainer, world_size=world_size, local_world_size=local_world_size)[0]
 
 
 def _phases(trace: RankTrace) -> list[PhaseMemory]:

@@ -28,20 +28,16 @@ from forgather.ml.planner.extrapolation import block_list, shorten
 from forgather.ml.planner.model_builders import replacing_conversions, without_memory_for_models
 from forgather.ml.planner.operations import WorkCounter
 from forgather.ml.planner.places import Places, noting_width
+from forgather.ml.planner.planned_batches import PlannedBatches, planned_batches
 from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.planner.stage_metadata import Relay, relayed
-from forgather.ml.planner.stored_state import state_of
-from forgather.ml.planner.trace_facts import TraceFacts
+from forgather.ml.planner.trace_facts import TraceFacts, facts_of
 from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale
 from forgather.ml.planner.window_shape import WindowShape, reshaped
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
-from forgather.ml.strategy.data_parallel import DataParallel
-from forgather.ml.strategy.describe import axes_of
 from forgather.ml.strategy.initial_weights import fill_with_fakes, shapes_only
 from forgather.ml.strategy.meta_model import move_to_meta
-from forgather.ml.strategy.pipeline.local_stages import LocalStages
 from forgather.ml.trainer.loop import loss_divisor
-from forgather.ml.trainer.run_start import num_steps_and_epochs
 from forgather.ml.trainer.trainer import Trainer
 from forgather.ml.types import Window
 from forgather.planner.work import Message, Operation
@@ -49,21 +45,6 @@ from forgather.planner.work import Message, Operation
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
 ACTIVATIONS, LOGITS, TEMPORARIES, BATCH = "activations", "logits", "temporaries", "batch"
 GATHERED, COMMUNICATION, BUCKETS = "gathered weights", "communication", "buckets"
-SETTINGS = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "gradient_checkpointing",
-    "bf16",
-    "fp16",
-    "async_save",
-    "save_strategy",
-    "save_steps",
-    "save_total_limit",
-    "save_only_model",
-    "max_steps",
-    "dataloader_num_workers",
-)
-"""The settings that a plan repeats: they decide what can make a run smaller, and what it stores."""
 _GATHERS = ("fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy", "c10d._allgather_base_")
 _SENDS = ("fsdp.chunk_cat", "c10d._reduce_scatter_base_", "c10d.allreduce_", "_c10d_functional.all_reduce")
 
@@ -102,10 +83,15 @@ MakeTrainer = Callable[[Callable[[Constructor], Constructor]], Any]
 
 
 def trace_rank(
-    make_trainer: MakeTrainer, facts: ProcessFacts, *, depth: int | None = None, relay: Relay | None = None
+    make_trainer: MakeTrainer,
+    facts: ProcessFacts,
+    *,
+    depth: int | None = None,
+    relay: Relay | None = None,
+    device_type: str = "cpu",
 ) -> RankTrace:
-    """Returns the trace of one rank, with the rows of the config. For the arguments and errors see `trace_shapes`."""
-    return trace_shapes(make_trainer, facts, (WindowShape(),), depth=depth, relay=relay)[0]
+    """Returns the trace of one rank, with the longest rows. For the arguments and errors see `trace_shapes`."""
+    return trace_shapes(make_trainer, facts, (WindowShape(),), depth=depth, relay=relay, device_type=device_type)[0]
 
 
 def trace_shapes(
@@ -115,8 +101,9 @@ def trace_shapes(
     *,
     depth: int | None = None,
     relay: Relay | None = None,
+    device_type: str = "cpu",
 ) -> list[RankTrace]:
-    """Returns the traces of one rank for several numbers of rows, of one trainer that is built once.
+    """Returns the traces of one rank for several sizes of its window, of one trainer that is built once.
 
     Args:
         make_trainer: a function that returns the trainer of the config. Its argument is a function that must be called
@@ -126,6 +113,11 @@ def trace_shapes(
         depth: the number of blocks to which the model is shortened; None traces all of them. A model without a single
             list of equal blocks is never shortened, nor one that is cut into pipeline stages.
         relay: the messages between pipeline stages about shapes; None without a pipeline.
+        device_type: the kind of device that is planned for, "cpu" or "cuda". Tensors of a trace are on the CPU in any
+            case; optimizers of torch take another path on a GPU.
+
+    Returns:
+        A trace for each size; for a pipeline only the first one, because its stages are made for one size.
 
     Raises:
         PlanError: FG997 if `shapes` has other rows, and the tensors of a batch have no common number of rows.
@@ -134,33 +126,38 @@ def trace_shapes(
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     sizes: list[int] = []
 
-    def build(strategy: Strategy, recipe: Recipe) -> None:
-        # The stages of a pipeline are cut at the names of blocks.
-        is_whole = strategy.layout.pipeline_parallel_size == 1
-        make_fake = functools.partial(
-            _faked, recipe.make_model, strategy.topology.device, sizes, depth if is_whole else None
-        )
-        recipe = replace(recipe, make_model=make_fake, prepare=_without_compile(recipe))
-        # The strategy also makes meshes, whose ranks are real.
-        with fake, RealIntegers():  # type: ignore[no-untyped-call]
-            strategy.build(recipe)
-
-    token = build_strategy.set(build)
+    token = build_strategy.set(functools.partial(_build, fake=fake, depth=depth, sizes=sizes))
     try:
         stages = contextlib.nullcontext() if relay is None else relayed(relay)
         with _world(facts), separate_engine(), shapes_only(), replacing_conversions(), stages:
             trainer = make_trainer(lambda function: without_memory_for_models(function, fake))
-            window = next(trainer._train_batches().windows(trainer.strategy.rule))
+            batches = planned_batches(trainer)
             with fake, RealIntegers():  # type: ignore[no-untyped-call]
                 with ReadingZeros(trainer.strategy.model):
                     trainer.strategy.build_optimizer()
+                if device_type != "cpu":
+                    choose_foreach(trainer.strategy.optimizer)
                 keep_loss_scale(getattr(trainer.strategy, "precision", None))
                 whole = sizes[0] if sizes else None
-                return [replace(trace, whole=whole) for trace in _traces(trainer, window, shapes, fake)]
+                if trainer.strategy.layout.pipeline_parallel_size > 1:
+                    shapes = shapes[:1]
+                return [replace(trace, whole=whole) for trace in _traces(trainer, batches, shapes, fake)]
     finally:
         build_strategy.reset(token)
         # Accelerate keeps the state of this strategy until the Python process ends.
         AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def _build(strategy: Strategy, recipe: Recipe, *, fake: FakeTensorMode, depth: int | None, sizes: list[int]) -> None:
+    """Builds a strategy whose model is fake and shortened to a depth; for `sizes` see `_faked`."""
+    # The stages of a pipeline are cut at the names of blocks.
+    is_whole = strategy.layout.pipeline_parallel_size == 1
+    make_fake = functools.partial(
+        _faked, recipe.make_model, strategy.topology.device, sizes, depth if is_whole else None
+    )
+    # The strategy also makes meshes, whose ranks are real.
+    with fake, RealIntegers():  # type: ignore[no-untyped-call]
+        strategy.build(replace(recipe, make_model=make_fake, prepare=_without_compile(recipe)))
 
 
 @contextlib.contextmanager
@@ -189,8 +186,22 @@ def _without_compile(recipe: Recipe) -> list[Callable[[nn.Module], None]]:
     return [step for step in recipe.prepare if getattr(getattr(step, "func", step), "__name__", "") != "compile_model"]
 
 
+def choose_foreach(optimizer: Any) -> None:
+    """Makes an optimizer of torch compute as it does on a GPU: all weights at once, unless it was told otherwise.
+
+    Args:
+        optimizer: the optimizer, or a wrapper with its parameter groups.
+
+    Source:
+        `torch.optim.optimizer._default_to_fused_or_foreach`, which is false for tensors on a CPU and for fake ones.
+    """
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused") and not group["differentiable"]:
+            group["foreach"] = True
+
+
 def _traces(
-    trainer: Trainer, window: Window, shapes: Iterable[WindowShape], fake: FakeTensorMode
+    trainer: Trainer, planned: PlannedBatches, shapes: Iterable[WindowShape], fake: FakeTensorMode
 ) -> Iterator[RankTrace]:
     strategy: Any = trainer.strategy
     local: nn.Module = getattr(strategy, "local", strategy.model)
@@ -215,16 +226,21 @@ def _traces(
         return TEMPORARIES
 
     with places.followed(), noting_width(local, blocks, widths), ReadingZeros(local):
+        traced: dict[Any, RankTrace] = {}
         for shape in shapes:
-            sized = reshaped(window, shape)
-            # The first step makes the optimizer's state; the first one of a size also fills the caches of DTensor.
-            _step(trainer, sized, places, WorkCounter(places.work_phase))
-            yield _traced(trainer, sized, places, fake, categorize)
+            sized = reshaped(planned.longest if shape.longest else planned.first, shape)
+            sizes = tuple(item.shape for item in tree_iter(sized.batches) if isinstance(item, Tensor))
+            if sizes not in traced:
+                # The first step makes the optimizer's state; the first one of a size also fills the caches of DTensor.
+                _step(trainer, sized, places, WorkCounter(places.work_phase))
+                traced[sizes] = _traced(trainer, sized, planned, places, fake, categorize)
+            yield traced[sizes]
 
 
 def _traced(
     trainer: Trainer,
     window: Window,
+    planned: PlannedBatches,
     places: Places,
     fake: FakeTensorMode,
     categorize: Callable[[Allocation], str | None],
@@ -246,77 +262,18 @@ def _traced(
         work.repeats = trainer.args.gradient_accumulation_steps - 1 if len(window.batches) > 1 else 1
         _step(trainer, window, places, work, after_backward=keep_gradients)
         recorder.set_category(_state(strategy.optimizer), OPTIMIZER)
-        if trainer.eval_dataset is not None:
+        for batch in planned.evaluation:
             places.begin_pass("evaluation")
-            strategy.evaluate(window.batches[0])
+            strategy.evaluate(batch)
     found = peaks(recorder.allocations, lambda allocation: allocation.category or TEMPORARIES)
     return RankTrace(
         num_blocks=len(places.blocks),
         peaks=found,
         allocations=tuple(recorder.allocations),
-        facts=_facts(trainer, window, local),
+        facts=facts_of(trainer, window, local, planned.notes),
         operations=dict(work.operations),
         messages=dict(work.messages),
     )
-
-
-def _facts(trainer: Trainer, window: Window, local: nn.Module) -> TraceFacts:
-    strategy, args = trainer.strategy, trainer.args
-    sizes = _sizes(local)
-    ids = next((item for item in tree_iter(window.batches) if isinstance(item, Tensor) and item.dim() == 2), None)
-    layout = strategy.layout
-    steps, _ = num_steps_and_epochs(args, trainer._train_batches())
-    notes = []
-    if args.torch_compile:
-        notes.append("torch_compile is not modelled: compiled code keeps fewer temporaries")
-    return TraceFacts(
-        strategy=type(strategy).__name__,
-        mesh=axes_of(strategy),
-        parameters=sum(size for size, _ in sizes),
-        trainable=sum(size for size, trains in sizes if trains),
-        rows_per_update=args.per_device_train_batch_size * args.gradient_accumulation_steps * layout.data_parallel_size,
-        tokens_per_row=None if ids is None else int(ids.shape[1]),
-        num_pipeline_ranks=layout.pipeline_parallel_size,
-        stages=_stages(strategy),
-        num_updates=steps,
-        schedule=getattr(strategy, "schedule", None),
-        micro_batches=getattr(strategy, "parts", 1),
-        schedule_runs=args.gradient_accumulation_steps,
-        reduced_bytes=_reduced_bytes(strategy),
-        untraced=_untraced(strategy),
-        stored=state_of(strategy),
-        settings={name: getattr(args, name, None) for name in SETTINGS},
-        notes=tuple(notes),
-    )
-
-
-def _sizes(local: nn.Module) -> list[tuple[int, bool]]:
-    """Returns the number of elements of each weight, and whether it is trained. A tied weight counts once."""
-    aliases = getattr(local, "aliases", {})
-    parts = local.stages.children() if isinstance(local, LocalStages) else [local]
-    weights = {id(item): item for part in parts for name, item in part.named_parameters() if name not in aliases}
-    # At stage 3, DeepSpeed leaves weights empty while nothing computes with them.
-    return [(getattr(weight, "ds_numel", weight.numel()), weight.requires_grad) for weight in weights.values()]
-
-
-def _stages(strategy: Any) -> tuple[int, ...]:
-    placement = getattr(strategy, "placement", None)
-    if placement is None:
-        return ()
-    return tuple(placement.stages_of(strategy.layout.position(strategy.topology.rank).pipeline))
-
-
-def _untraced(strategy: Any) -> dict[str, int]:
-    """Returns the bytes of the buckets of DDP, in which it sums gradients: as many as the gradients."""
-    reduced = _reduced_bytes(strategy)
-    return {BUCKETS: reduced} if reduced and not strategy.gradients_are_views else {}
-
-
-def _reduced_bytes(strategy: Any) -> int:
-    if not isinstance(strategy, DataParallel) or strategy.topology.world_size == 1:
-        return 0
-    trained = [weight for weight in strategy.model.parameters() if weight.requires_grad]
-    return sum(weight.numel() * weight.element_size() for weight in trained)
 
 
 class _Recorder(AllocationRecorder):  # type: ignore[no-untyped-call]

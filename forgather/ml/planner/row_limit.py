@@ -28,7 +28,13 @@ class _Depths(NamedTuple):
 
 
 def largest_rows(
-    make_trainer: MakeTrainer, *, world_size: int, local_world_size: int, limit: int, most: int
+    make_trainer: MakeTrainer,
+    *,
+    world_size: int,
+    local_world_size: int,
+    limit: int,
+    most: int,
+    device_type: str = "cpu",
 ) -> dict[str, Any]:
     """Returns the largest number of rows of a micro-batch that fits, see `LargestSize`, as plain data.
 
@@ -38,6 +44,7 @@ def largest_rows(
         local_world_size: the number of processes on one machine.
         limit: the limit of one rank in bytes.
         most: the largest number of rows to try.
+        device_type: the kind of device, "cpu" or "cuda", see `trace_shapes`.
 
     Raises:
         PlanError: FG997 for a pipeline, whose stages are made for one number of rows, and for batches whose tensors
@@ -51,6 +58,7 @@ def largest_rows(
     )
 
     def without_pipeline(hook: Any) -> Any:
+        """Returns the trainer, unless it is one of a pipeline."""
         trainer = make_trainer(hook)
         if trainer.strategy.layout.pipeline_parallel_size > 1:
             raise PlanError(
@@ -62,10 +70,10 @@ def largest_rows(
 
     def measure(sizes: Sequence[int]) -> list[_Depths]:
         shapes = [WindowShape(rows=size) for size in sizes]
-        shallow = trace_shapes(without_pipeline, facts, shapes, depth=SHALLOW)
+        shallow = trace_shapes(without_pipeline, facts, shapes, depth=SHALLOW, device_type=device_type)
         if shallow[0].whole is None:
             return [_Depths(trace, None) for trace in shallow]
-        deeper = trace_shapes(without_pipeline, facts, shapes, depth=DEEPER)
+        deeper = trace_shapes(without_pipeline, facts, shapes, depth=DEEPER, device_type=device_type)
         return [_Depths(*pair) for pair in zip(shallow, deeper, strict=True)]
 
     return asdict(largest_size(measure, _predicted, limit, most=most))

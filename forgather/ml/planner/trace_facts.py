@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor, nn
+from torch.utils._pytree import tree_iter
+
 from forgather.ml.planner.extrapolation import extrapolated_counts, line
-from forgather.ml.planner.stored_state import StoredState
+from forgather.ml.planner.stored_state import StoredState, state_of
+from forgather.ml.strategy.data_parallel import DataParallel
+from forgather.ml.strategy.describe import axes_of
+from forgather.ml.strategy.pipeline.local_stages import LocalStages
+from forgather.ml.trainer.run_start import num_steps_and_epochs
+from forgather.ml.trainer.trainer import Trainer
+from forgather.ml.types import Window
+
+SETTINGS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+    "bf16",
+    "fp16",
+    "async_save",
+    "save_strategy",
+    "save_steps",
+    "save_total_limit",
+    "save_only_model",
+    "max_steps",
+    "dataloader_num_workers",
+)
+"""The settings that a plan repeats: they decide what can make a run smaller, and what it stores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,3 +87,69 @@ class TraceFacts:
             untraced=extrapolated_counts(self.untraced, deeper.untraced, num_blocks),
             stored=self.stored.at_depth(deeper.stored, num_blocks),
         )
+
+
+def facts_of(trainer: Trainer, window: Window, local: nn.Module, notes: Iterable[str]) -> TraceFacts:
+    """Returns the facts of a trace.
+
+    Args:
+        trainer: the trainer, after a step.
+        window: the window that was traced.
+        local: the part of the model on this rank.
+        notes: what the trace leaves out, one sentence each; what follows from the trainer is added.
+    """
+    strategy, args = trainer.strategy, trainer.args
+    sizes = _sizes(local)
+    ids = next((item for item in tree_iter(window.batches) if isinstance(item, Tensor) and item.dim() == 2), None)
+    layout = strategy.layout
+    steps, _ = num_steps_and_epochs(args, trainer._train_batches())
+    if args.torch_compile:
+        notes = [*notes, "torch_compile is not modelled: compiled code keeps fewer temporaries"]
+    return TraceFacts(
+        strategy=type(strategy).__name__,
+        mesh=axes_of(strategy),
+        parameters=sum(size for size, _ in sizes),
+        trainable=sum(size for size, trains in sizes if trains),
+        rows_per_update=args.per_device_train_batch_size * args.gradient_accumulation_steps * layout.data_parallel_size,
+        tokens_per_row=None if ids is None else int(ids.shape[1]),
+        num_pipeline_ranks=layout.pipeline_parallel_size,
+        stages=_stages(strategy),
+        num_updates=steps,
+        schedule=getattr(strategy, "schedule", None),
+        micro_batches=getattr(strategy, "parts", 1),
+        schedule_runs=args.gradient_accumulation_steps,
+        reduced_bytes=_reduced_bytes(strategy),
+        untraced=_untraced(strategy),
+        stored=state_of(strategy),
+        settings={name: getattr(args, name, None) for name in SETTINGS},
+        notes=tuple(notes),
+    )
+
+
+def _sizes(local: nn.Module) -> list[tuple[int, bool]]:
+    """Returns the number of elements of each weight, and whether it is trained. A tied weight counts once."""
+    aliases = getattr(local, "aliases", {})
+    parts = local.stages.children() if isinstance(local, LocalStages) else [local]
+    weights = {id(item): item for part in parts for name, item in part.named_parameters() if name not in aliases}
+    # At stage 3, DeepSpeed leaves weights empty while nothing computes with them.
+    return [(getattr(weight, "ds_numel", weight.numel()), weight.requires_grad) for weight in weights.values()]
+
+
+def _stages(strategy: Any) -> tuple[int, ...]:
+    placement = getattr(strategy, "placement", None)
+    if placement is None:
+        return ()
+    return tuple(placement.stages_of(strategy.layout.position(strategy.topology.rank).pipeline))
+
+
+def _untraced(strategy: Any) -> dict[str, int]:
+    """Returns the bytes of the buckets of DDP, in which it sums gradients: as many as the gradients."""
+    reduced = _reduced_bytes(strategy)
+    return {"buckets": reduced} if reduced and not strategy.gradients_are_views else {}
+
+
+def _reduced_bytes(strategy: Any) -> int:
+    if not isinstance(strategy, DataParallel) or strategy.topology.world_size == 1:
+        return 0
+    trained = [weight for weight in strategy.model.parameters() if weight.requires_grad]
+    return sum(weight.numel() * weight.element_size() for weight in trained)

@@ -1,4 +1,4 @@
-"""Windows of other sizes: the first window of a run, with more or fewer rows.
+"""Windows of other sizes: a window of the run, with more or fewer rows.
 
 A trace needs shapes, not rows. `reshaped` repeats the rows of a window, or leaves some of them out, so that one trainer
 can be traced with many sizes.
@@ -26,9 +26,12 @@ class WindowShape:
 
     Args:
         rows: the number of rows of a micro-batch; None keeps those of the run.
+        longest: whether all rows are as long as the longest row of the data, which memory is planned for; otherwise
+            they are the first rows of the run, which time is planned for.
     """
 
     rows: int | None = None
+    longest: bool = True
 
 
 def reshaped(window: Window, shape: WindowShape) -> Window:

@@ -6,7 +6,7 @@ the state of a generator alone, so it is the same on all processes and after a r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Collection, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -54,15 +54,8 @@ def row_lengths(dataset: Any) -> list[int]:
     Raises:
         TrainingError: FG946 if a row has no list of tokens in `input_ids`.
     """
-    # Here: a run that groups no rows, and has no rows of `datasets`, does not wait for these imports.
-    import pyarrow.compute as pc
-    from datasets import Dataset
-
-    if isinstance(dataset, Dataset) and _IDS in dataset.column_names:
-        tokens, found = dataset.select_columns([_IDS]).with_format("arrow"), []
-        for batch in tokens.iter(batch_size=_READ_ROWS):
-            found += pc.list_value_length(batch[_IDS]).to_pylist()
-        return found
+    if stored := stored_lengths(dataset, [_IDS]):
+        return stored[_IDS]
     found = []
     with IsolatedRNG().seeded(0):
         for number in range(len(dataset)):
@@ -71,6 +64,34 @@ def row_lengths(dataset: Any) -> list[int]:
             if not isinstance(ids, Sized):
                 raise no_lengths(f"row {number} has no tokens in {_IDS!r}")
             found.append(len(ids))
+    return found
+
+
+def stored_lengths(dataset: Any, columns: Collection[str] | None = None) -> dict[str, list[int]] | None:
+    """Returns the lengths of all rows in columns of lists, without reading the rows.
+
+    Args:
+        dataset: the data set.
+        columns: the names of the columns; by default all of them. Those that hold no lists are left out.
+
+    Returns:
+        The lengths by the name of the column; None if the data set is not of `datasets`, or transforms its rows.
+    """
+    # Here: a run that groups no rows, and has no rows of `datasets`, does not wait for these imports.
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from datasets import Dataset
+
+    if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":
+        return None
+    kinds = dataset.features.arrow_schema
+    lists = [one.name for one in kinds if pa.types.is_list(one.type) or pa.types.is_large_list(one.type)]
+    names = [name for name in lists if columns is None or name in columns]
+    found: dict[str, list[int]] = {name: [] for name in names}
+    if names:
+        for batch in dataset.select_columns(names).with_format("arrow").iter(batch_size=_READ_ROWS):
+            for name in names:
+                found[name] += pc.list_value_length(batch[name]).to_pylist()
     return found
 
 

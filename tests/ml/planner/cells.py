@@ -30,6 +30,7 @@ class Cell:
     args: dict = field(default_factory=dict)
     layers: int = 4
     adapter: bool = False
+    device_type: str = "cpu"
     above: float = 0.03
     below: float = 0.02
 
@@ -52,7 +53,11 @@ QUICK = [
     Cell("FSDP2", 2, "AccelTrainer", SHARDED, above=0.05),
     pipeline("1F1B", "Schedule1F1B"),
 ]
+ALL_AT_ONCE = {"device_type": "cuda", "layers": 8}
+ONE_ROW = {"optim": "adamw_torch", "per_device_train_batch_size": 1}
 FULL = [
+    Cell("DDP, all weights at once", 2, "AccelTrainer", ONE_ROW, **ALL_AT_ONCE, above=0.1, below=0.03),
+    Cell("FSDP2, all weights at once", 2, "AccelTrainer", {**SHARDED, **ONE_ROW}, **ALL_AT_ONCE, above=0.05),
     Cell("single, accumulated", args={"gradient_accumulation_steps": 3}),
     Cell("single, bf16", args={"bf16": True}),
     Cell("FSDP2 on 4", 4, "AccelTrainer", SHARDED, above=0.05),
@@ -93,10 +98,16 @@ def make_trainer(cell, output_dir, hook=None):
     return getattr(ml, cell.kind)(model_init=model, args=args, train_dataset=rows(), adapter=adapter)
 
 
-def measured_peak(trainer):
-    """Returns the peak of the bytes that torch's CPU allocator gave to the second step, with what was there before."""
+def measured_peak(trainer, device_type="cpu"):
+    """Returns the peak of the bytes that torch's CPU allocator gave to the second step, with what was there before.
+
+    Optimizers take the path that they take by default on the type of device.
+    """
     strategy = trainer.strategy
     optimizer = strategy.build_optimizer()
+    if device_type == "cuda":
+        for group in optimizer.param_groups:
+            group["foreach"] = True
     window = next(trainer._train_batches().windows(strategy.rule))
 
     def step():
@@ -118,7 +129,7 @@ def measured_peak(trainer):
 
 
 def _rank(cell, output_dir):
-    return measured_peak(make_trainer(cell, output_dir))
+    return measured_peak(make_trainer(cell, output_dir), cell.device_type)
 
 
 def measured(cell, output_dir):
@@ -134,7 +145,8 @@ def traced(cell, output_dir, *, depth=None):
 
     def trace(rank):
         facts = ProcessFacts(rank=rank, local_rank=rank, world_size=cell.world_size, local_world_size=cell.world_size)
-        return trace_rank(functools.partial(make_trainer, cell, output_dir), facts, depth=depth, relay=relay)
+        make = functools.partial(make_trainer, cell, output_dir)
+        return trace_rank(make, facts, depth=depth, relay=relay, device_type=cell.device_type)
 
     ranks = range(cell.world_size) if cell.kind == "PipelineTrainer" else [0]
     found = [trace(rank) for rank in ranks]

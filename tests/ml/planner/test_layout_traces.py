@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from forgather.launcher_env import ProcessFacts
-from forgather.ml.planner.memory import plan_memory
+from forgather.ml.planner.memory import plan_run
 from forgather.ml.planner.rank_trace import trace_rank
 from forgather.project import Project
 
@@ -18,7 +18,7 @@ def maker(config, *overrides):
 
 @pytest.mark.matrix
 def test_pipeline_counts_a_tied_weight_once_and_has_a_row_of_logits():
-    plan = plan_memory(maker("pipeline_1f1b.yaml"), world_size=2, local_world_size=2)
+    plan, _ = plan_run(maker("pipeline_1f1b.yaml"), world_size=2, local_world_size=2)
 
     # Both ends hold the embeddings of 1024 tokens.
     assert plan["parameters"] == plan["trainable"] == 492_608

@@ -3,7 +3,7 @@
 import pytest
 
 from forgather.ml.planner.extrapolation import DEEPER, SHALLOW, extrapolated, extrapolated_work
-from tests.ml.planner.cells import FULL, QUICK, Cell, measured, traced
+from tests.ml.planner.cells import ALL_AT_ONCE, FULL, ONE_ROW, QUICK, Cell, measured, traced
 
 
 def planned(trace):
@@ -26,6 +26,16 @@ def test_a_plan_of_another_batch_misses_the_peak(tmp_path):
     plan = planned(traced(Cell("single"), tmp_path)[0])
 
     assert plan / real - 1 < -0.02
+
+
+def test_weights_that_a_gpu_updates_all_at_once_need_temporaries(tmp_path):
+    at_once, one_by_one = Cell("at once", args=ONE_ROW, **ALL_AT_ONCE), Cell("one by one", args=ONE_ROW, layers=8)
+    fused = Cell("fused", args={**ONE_ROW, "optim": "adamw_torch_fused"}, **ALL_AT_ONCE)
+    needed, less, least = (planned(traced(cell, tmp_path)[0]) for cell in (at_once, one_by_one, fused))
+
+    (real,) = measured(at_once, tmp_path)
+    assert -0.02 <= needed / real - 1 <= 0.03
+    assert max(less, least) < 0.96 * needed
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,117 @@
+"""The batches that a plan is made for: the first ones of the run, and those that need most memory.
+
+Rows of different lengths are padded to the longest row of their micro-batch, so that no micro-batch is larger than one
+of the longest row alone. Takes a trainer; gives windows and evaluation batches that its strategy can compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import Subset
+
+from forgather.ml.trainer.batch_sampler import RankShare
+from forgather.ml.trainer.data_loader import TrainBatches, is_iterable
+from forgather.ml.trainer.data_rng import IsolatedRNG
+from forgather.ml.trainer.evaluation import eval_batches
+from forgather.ml.trainer.length_groups import stored_lengths
+from forgather.ml.trainer.trainer import Trainer
+from forgather.ml.types import Window
+
+MOST_READ = 1000
+"""The number of rows that are read for their length, of a data set that does not store lengths."""
+_MOST_MICRO_BATCHES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedBatches:
+    """The batches that a plan is made for.
+
+    Args:
+        first: the first window of the run.
+        longest: a window of the longest rows, as large as any window of the run.
+        evaluation: a batch of each evaluation set, of its longest rows.
+        notes: what is not known about longer rows, one sentence each.
+    """
+
+    first: Window
+    longest: Window
+    evaluation: tuple[Any, ...]
+    notes: tuple[str, ...]
+
+
+def planned_batches(trainer: Trainer) -> PlannedBatches:
+    """Returns the batches of a trainer that a plan is made for.
+
+    Args:
+        trainer: the trainer of the config. Its strategy was built.
+    """
+    notes: list[str] = []
+    rule, args, topology = trainer.strategy.rule, trainer.args, trainer.strategy.topology
+    first = longest = next(trainer._train_batches().windows(rule))
+    dataset, collate = trainer._inputs(trainer.train_dataset)
+    if (rows := _longest(dataset, "training", notes)) is not None:
+        share = RankShare.for_topology(topology, args.per_device_train_batch_size)
+        copies = _copies(dataset, rows, share.all_rows * min(len(first.batches), _MOST_MICRO_BATCHES))
+        longest = next(TrainBatches(copies, args, collate, topology=topology).windows(rule))
+    evaluation = []
+    sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, Mapping) else {"": trainer.eval_dataset}
+    for name, given in sets.items():
+        if given is None:
+            continue
+        dataset, collate = trainer._inputs(given)
+        if (rows := _longest(dataset, f"evaluation ({name})" if name else "evaluation", notes)) is not None:
+            all_rows = args.per_device_eval_batch_size * topology.dp_size
+            dataset = _copies(dataset, rows, min(len(dataset), all_rows))
+        read = eval_batches(dataset, args, collate, topology).read(rule)
+        evaluation.append(next(read).batch)
+    if trainer.answer_generator is not None:
+        notes.append("generated answers are not planned: their cache of keys and values needs memory as well")
+    return PlannedBatches(first=first, longest=longest, evaluation=tuple(evaluation), notes=tuple(notes))
+
+
+def _longest(dataset: Any, name: str, notes: list[str]) -> list[int] | None:
+    """Returns the numbers of the rows that are longest in some column, the longest in all columns together first.
+
+    None if all rows are of equal length, or their lengths are unknown; adds to `notes` what is not known.
+    """
+    if is_iterable(dataset):
+        notes.append(f"the {name} rows are streamed: the plan is for the first ones, and longer ones need more")
+        return None
+    lengths = stored_lengths(dataset)
+    if lengths is None:
+        lengths = _read_lengths(dataset)
+        if lengths and len(dataset) > MOST_READ:
+            notes.append(f"the plan is for the longest of the first {MOST_READ:,} {name} rows: longer ones need more")
+    uneven = [column for column in lengths.values() if len(set(column)) > 1]
+    if not uneven:
+        return None
+    longest = {max(range(len(column)), key=column.__getitem__) for column in uneven}
+    return sorted(longest, key=lambda row: -sum(column[row] for column in uneven))
+
+
+def _read_lengths(dataset: Any) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    with IsolatedRNG().seeded(0):
+        for number in range(min(len(dataset), MOST_READ)):
+            row = dataset[number]
+            sizes = (
+                {name: len(item) for name, item in row.items() if _is_list(item)} if isinstance(row, Mapping) else {}
+            )
+            if number == 0:
+                found = {name: [] for name in sizes}
+            # Columns that only some rows have are padded by nobody.
+            found = {name: [*column, sizes[name]] for name, column in found.items() if name in sizes}
+    return found
+
+
+def _is_list(item: Any) -> bool:
+    is_number = getattr(item, "shape", None) == ()
+    return isinstance(item, Sized) and not isinstance(item, str | bytes | Mapping) and not is_number
+
+
+def _copies(dataset: Any, rows: list[int], count: int) -> Any:
+    numbers = [rows[number % len(rows)] for number in range(count)]
+    return dataset.select(numbers) if hasattr(dataset, "select") else Subset(dataset, numbers)
