@@ -8,7 +8,7 @@ from datasets import Dataset
 
 from forgather.ml.data import DataError, DataFileError, as_chats, chats, json_lines
 from forgather.ml.data.chat_rows import Conversation
-from forgather.ml.generation.prompt import questions_of
+from forgather.ml.generation.prompt import PromptError, questions_of
 from tests.ml.chat_cases import CONVERSATIONS, SUM_TOOL, dialogue, said
 
 
@@ -289,3 +289,23 @@ def test_a_conversation_with_a_column_that_says_where_it_is_from_is_asked():
 
     assert [((question,), "one")] * 2 == [(one.messages, one.expected) for one in conversations]
     assert ("1?", (), "one") == (text.text, text.messages, text.expected)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"article": "Long.", "highlights": "Short."}, ("Long.", "Short.")),
+        ({"source": "Long."}, ("Long.", None)),
+        ({"translation.de": "Kurz.", "source": "Long.", "target": 3}, ("Long.", None)),
+    ],
+)
+def test_pairs_are_asked_in_the_columns_that_training_finds(row, expected):
+    (question,) = questions_of([json.dumps(row)], "rows.jsonl", is_json=True)
+
+    assert (question.text, question.expected) == expected
+
+
+@pytest.mark.parametrize("row", [{"text": "Which?"}, {"translation": {"de": "Kurz.", "en": "Short."}}, {"source": 4}])
+def test_rows_in_which_nobody_can_see_the_question_are_refused(row):
+    with pytest.raises(PromptError, match="known forms"):
+        questions_of([json.dumps(row)], "rows.jsonl", is_json=True)

@@ -18,8 +18,9 @@ from transformers import PreTrainedTokenizerBase
 from forgather.errors import TrainingError
 from forgather.ml.data.chat_rows import BadRow, check_order, form_of, read_row, recognized_form
 from forgather.ml.data.chat_template import control_tokens, render, template_names
-from forgather.ml.data.data_errors import example_columns
+from forgather.ml.data.data_errors import DataError, example_columns
 from forgather.ml.data.json_rows import is_utf8
+from forgather.ml.data.usual_columns import chosen_columns, column_value
 
 CHAT, RAW, SOURCE = "chat", "raw", "source"
 
@@ -212,9 +213,9 @@ def read_questions(file: Path) -> list[Question]:
     """Returns the questions in a file.
 
     A line of a `.jsonl` file is `{"prompt": "..."}` or a conversation in one of the forms that training reads; if it
-    ends with an answer, that answer is the expected one. `{"source": ..., "target": ...}` is a text and its expected
-    answer. In any other file, each line is a text. Empty lines are left
-    out.
+    ends with an answer, that answer is the expected one. `{"source": ..., "target": ...}`, or columns with other names
+    that training finds, such as `article` and `summary`, are a text and its expected answer. In any other file, each
+    line is a text. Empty lines are left out.
 
     Args:
         file: the file, in UTF-8.
@@ -263,13 +264,22 @@ def _questions(lines: Iterable[str], source: str, is_json: bool) -> Iterator[Que
                 raise PromptError(f"{place}: {reason}", hint=hint) from None
 
 
+def _pair(row: Mapping[str, Any]) -> tuple[str, str | None] | None:
+    """Returns the source of a row and its target, if it has one, in the columns that training finds; None without."""
+    try:
+        names = chosen_columns(row, {"source_column": None, "target_column": None})
+    except DataError:
+        names = {"source_column": "source", "target_column": "target"}
+    source, target = (column_value(row, name) if name in row or "." in name else None for name in names.values())
+    return (source, target if isinstance(target, str) else None) if isinstance(source, str) else None
+
+
 def _question(row: Any, place: str) -> Question:
     if isinstance(row, Mapping) and isinstance(row.get("prompt"), str) and example_columns(list(row)) is None:
         return Question(text=row["prompt"], source=place)
     # A conversation may have a column `source`, too, that says where it is from.
-    if isinstance(row, Mapping) and isinstance(row.get("source"), str) and recognized_form(row) is None:
-        target = row.get("target")
-        return Question(text=row["source"], expected=target if isinstance(target, str) else None, source=place)
+    if isinstance(row, Mapping) and recognized_form(row) is None and (pair := _pair(row)) is not None:
+        return Question(text=pair[0], expected=pair[1], source=place)
     conversation = read_row(row, form_of(row))
     messages, expected = list(conversation.messages), None
     if messages[-1]["role"] == "assistant":
