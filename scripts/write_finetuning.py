@@ -78,6 +78,11 @@ REACH = (
         ("tests/reliability/test_adapter_kills.py",),
     ),
     (
+        "Killed runs on prepared rows",
+        "packed, mixed and grouped rows; killed at 12 moments each and resumed in another epoch: the same bits",
+        ("tests/reliability/test_data_kills.py",),
+    ),
+    (
         "LoRA+ and optimizers of bitsandbytes",
         "groups equal to peft's; recorded: weights equal to a plain loop, resume bit for bit, or refused",
         ("tests/ml/test_adapter_optimizers.py",),
