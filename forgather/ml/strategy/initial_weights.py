@@ -420,6 +420,9 @@ def fill_with_fakes(module: nn.Module, device: torch.device | str = "cpu") -> No
         if id(old) not in done:
             local = old.to_local() if isinstance(old, DTensor) else old
             new = torch.empty_strided(local.shape, local.stride(), dtype=old.dtype, device=device)
+            if not (isinstance(old, nn.Parameter) or new.is_floating_point() or new.is_complex()):
+                # A trace computes integers for real: positions and kinds of tokens are looked up in tables.
+                new.zero_()
             if isinstance(old, DTensor):
                 new = DTensor.from_local(
                     new, old.device_mesh, old.placements, run_check=False, shape=old.shape, stride=old.stride()

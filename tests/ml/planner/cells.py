@@ -3,36 +3,41 @@
 import functools
 from dataclasses import dataclass, field
 
-import torch
-from torch.profiler import ProfilerActivity, profile
-from torch.utils._pytree import tree_iter
+from torch import nn
+from torch.profiler import record_function
 
 import forgather.ml as ml
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.adapters import lora
-from forgather.ml.planner.allocations import storages
 from forgather.ml.planner.rank_trace import trace_rank
 from forgather.ml.planner.stage_metadata import Relay
 from forgather.ml.trainer.loop import loss_divisor
-from tests.ml.distributed.gang import run_ranks
-from tests.ml.fixtures import tiny_llama
-
-LENGTH, VOCABULARY = 64, 512
+from tests.ml.distributed.gang import import_engine, run_ranks
+from tests.ml.planner import cell_models
+from tests.ml.planner.live_bytes import profiled
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A run, and how far its plan may be off, as a share of what was measured."""
+    """A run, and how far its plan may be off, as a share of what was measured.
+
+    Args:
+        missed: why the plan of this run is known to be further off; empty for all others.
+    """
 
     name: str
     world_size: int = 1
     kind: str = "Trainer"
     args: dict = field(default_factory=dict)
     layers: int = 4
+    model: str = "llama"
+    sizes: dict = field(default_factory=dict)
+    length: int = cell_models.LENGTH
     adapter: bool = False
     device_type: str = "cpu"
     above: float = 0.03
     below: float = 0.02
+    missed: str = ""
 
     def __str__(self):
         return self.name
@@ -40,8 +45,9 @@ class Cell:
 
 def pipeline(name, schedule, **args):
     world_size = args.pop("world_size", 2)
+    fields = {field: args.pop(field) for field in ("model", "sizes", "length", "layers", "missed") if field in args}
     given = {"schedule_class": schedule, "pipeline_chunks": 4, **args}
-    return Cell(name, world_size, "PipelineTrainer", given, layers=8, above=0.1, below=0.03)
+    return Cell(name, world_size, "PipelineTrainer", given, **{"layers": 8, "above": 0.1, "below": 0.03, **fields})
 
 
 SHARDED = {"fsdp": "full_shard"}
@@ -51,7 +57,7 @@ QUICK = [
     Cell("LoRA, accumulated", args={"gradient_accumulation_steps": 3}, adapter=True, above=0.05),
     Cell("DDP", 2, "AccelTrainer", above=0.1, below=0.03),
     Cell("FSDP2", 2, "AccelTrainer", SHARDED, above=0.05),
-    pipeline("1F1B", "Schedule1F1B"),
+    pipeline("1F1B", "Schedule1F1B", layers=4, pipeline_chunks=2),
 ]
 ALL_AT_ONCE = {"device_type": "cuda", "layers": 8}
 ONE_ROW = {"optim": "adamw_torch", "per_device_train_batch_size": 1}
@@ -71,6 +77,7 @@ FULL = [
     Cell("DDP on 4", 4, "AccelTrainer", above=0.1, below=0.03),
     Cell("tensor", 2, "AccelTrainer", {"tensor_parallel_size": 2}, above=0.1, below=0.03),
     Cell("tensor, FSDP2", 4, "AccelTrainer", {**SHARDED, "tensor_parallel_size": 2}, above=0.1, below=0.03),
+    pipeline("1F1B of 8 blocks", "Schedule1F1B"),
     pipeline("GPipe", "ScheduleGPipe"),
     pipeline("interleaved 1F1B", "ScheduleInterleaved1F1B", stages_per_rank=2),
     pipeline("looped BFS", "ScheduleLoopedBFS", stages_per_rank=2),
@@ -82,61 +89,45 @@ FULL = [
 ]
 
 
-def rows():
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, VOCABULARY, (256, LENGTH), generator=generator)
-    return [{"input_ids": one, "labels": one.clone()} for one in ids]
-
-
-def make_trainer(cell, output_dir, hook=None):
+def make_trainer(cell, output_dir, hook=lambda function: function):
     settings = {"use_cpu": True, "per_device_train_batch_size": 8, "max_steps": 4, "save_strategy": "no"}
     args = getattr(ml, cell.kind.replace("Trainer", "TrainingArguments"))(output_dir, **{**settings, **cell.args})
-    model = functools.partial(
-        tiny_llama, vocab_size=VOCABULARY, hidden_size=64, intermediate_size=160, num_hidden_layers=cell.layers
+    return getattr(ml, cell.kind)(
+        model_init=functools.partial(hook(cell_models.model), cell.model, cell.layers, **cell.sizes),
+        args=args,
+        train_dataset=cell_models.rows(cell.model, cell.length),
+        adapter=lora(r=4) if cell.adapter else None,
+        loss_fn=nn.CrossEntropyLoss() if cell.model == "own" else None,
     )
-    adapter = lora(r=4) if cell.adapter else None
-    return getattr(ml, cell.kind)(model_init=model, args=args, train_dataset=rows(), adapter=adapter)
 
 
-def measured_peak(trainer, device_type="cpu"):
-    """Returns the peak of the bytes that torch's CPU allocator gave to the second step, with what was there before.
+def measured_peak(make, device_type="cpu"):
+    """Returns the peak of the second step of a new trainer in bytes, with all that was allocated before.
 
-    Optimizers take the path that they take by default on the type of device.
+    Optimizers take the path that they take by default on the type of device. The process must be new.
     """
-    strategy = trainer.strategy
-    optimizer = strategy.build_optimizer()
-    if device_type == "cuda":
-        for group in optimizer.param_groups:
-            group["foreach"] = True
-    window = next(trainer._train_batches().windows(strategy.rule))
-
-    def step():
-        strategy.forward_backward(window, denom=loss_divisor(window.num_valid))
-        strategy.update(max_norm=1.0, want_norm=True, before_step=lambda norm: False, after_step=lambda: None)
-
-    step()
-    local = getattr(strategy, "local", strategy.model)
-    kept = [*local.parameters(), *local.buffers(), *tree_iter((optimizer.state, window.batches))]
-    found = {one.data_ptr(): one.nbytes() for item in kept if isinstance(item, torch.Tensor) for one in storages(item)}
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        step()
-    events = (event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]")
-    total = peak = sum(found.values())
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        total += event.nbytes()
-        peak = max(peak, total)
-    return peak
-
-
-def _rank(cell, output_dir):
-    return measured_peak(make_trainer(cell, output_dir), cell.device_type)
+    with profiled("second step") as found:
+        trainer = make()
+        strategy = trainer.strategy
+        optimizer = strategy.build_optimizer()
+        if device_type == "cuda":
+            for group in optimizer.param_groups:
+                group["foreach"] = True
+        window = next(trainer._train_batches().windows(strategy.rule))
+        for name in ("first step", "second step"):
+            with record_function(name):
+                strategy.forward_backward(window, denom=loss_divisor(window.num_valid))
+                strategy.update(max_norm=1.0, want_norm=True, before_step=lambda norm: False, after_step=lambda: None)
+    return found.num_bytes
 
 
 def measured(cell, output_dir):
     """Returns the measured peak of each rank."""
-    if cell.world_size == 1:
-        return [_rank(cell, output_dir)]
-    return run_ranks(cell.world_size, _rank, cell, output_dir)
+    if "deepspeed" in cell.args:
+        import_engine()
+    cell_models.rows(cell.model, cell.length)
+    make = functools.partial(make_trainer, cell, output_dir)
+    return run_ranks(cell.world_size, measured_peak, make, cell.device_type)
 
 
 def traced(cell, output_dir, *, depth=None):

@@ -3,10 +3,15 @@
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.memory import plan_run
 from forgather.ml.planner.rank_trace import trace_rank
+from forgather.ml.planner.real_integers import RealIntegers
+from forgather.ml.strategy.initial_weights import fill_with_fakes
 from forgather.project import Project
 
 PARALLEL = Path(__file__).parents[3] / "projects" / "parallel"
@@ -47,3 +52,18 @@ def test_float16_with_a_loss_scale_is_traced_to_the_end_of_the_step():
     # Two moments for each weight: the step is not skipped.
     _, peak = trace.peak
     assert pytest.approx(2 * peak.categories["parameters"], rel=0.01) == peak.categories["optimizer"]
+
+
+def test_integers_of_a_model_without_values_are_zero():
+    model = nn.Module()
+    with torch.device("meta"):
+        model.register_buffer("kinds", torch.zeros(8, dtype=torch.long))
+
+    torch.use_deterministic_algorithms(True)  # what is not initialized is the largest number, no chance zero
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), RealIntegers():
+            fill_with_fakes(model)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+    assert [0] * 8 == model.kinds.tolist()

@@ -14,6 +14,7 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.memory import plan_run
 from forgather.ml.planner.planned_batches import MOST_READ, planned_batches
 from forgather.ml.planner.rank_trace import trace_rank
+from tests.ml.distributed.gang import run_ranks
 from tests.ml.fixtures import tiny_llama
 from tests.ml.planner.cells import measured_peak
 
@@ -90,7 +91,7 @@ def test_what_is_not_known_about_longer_rows_is_said(tmp_path):
 
 def test_the_memory_is_that_of_the_longest_rows_and_the_work_that_of_the_first(tmp_path):
     rows = [row(length) for length in LENGTHS]
-    real = measured_peak(trainer(tmp_path, [row(64) for _ in LENGTHS]))
+    (real,) = run_ranks(1, measured_peak, functools.partial(trainer, tmp_path, [row(64) for _ in LENGTHS]))
 
     plan, work = plan_run(lambda hook: trainer(tmp_path, rows, hook), world_size=1, local_world_size=1)
 

@@ -1,9 +1,12 @@
 """A traced step needs the memory that a real one needs, on every rank."""
 
+import json
+
 import pytest
 
 from forgather.ml.planner.extrapolation import DEEPER, SHALLOW, extrapolated, extrapolated_work
 from tests.ml.planner.cells import ALL_AT_ONCE, FULL, ONE_ROW, QUICK, Cell, measured, traced
+from tests.ml.planner.model_cells import CELLS
 
 
 def planned(trace):
@@ -12,12 +15,21 @@ def planned(trace):
     )
 
 
-@pytest.mark.parametrize("cell", [*QUICK, *(pytest.param(cell, marks=pytest.mark.matrix) for cell in FULL)], ids=str)
-def test_the_traced_peak_is_the_measured_one(cell, tmp_path):
+def parameter(cell):
+    marks = [] if cell in QUICK else [pytest.mark.matrix]
+    if cell.missed:
+        marks.append(pytest.mark.xfail(reason=cell.missed, strict=True))
+    return pytest.param(cell, marks=marks)
+
+
+@pytest.mark.parametrize("cell", list(map(parameter, (*QUICK, *FULL, *CELLS))), ids=str)
+def test_the_traced_peak_is_the_measured_one(cell, tmp_path, record_property):
     found = measured(cell, tmp_path)
     plans = [planned(trace) for trace in traced(cell, tmp_path)]
+    pairs = list(zip(found, plans if len(plans) > 1 else plans * cell.world_size, strict=True))
 
-    for real, plan in zip(found, plans if len(plans) > 1 else plans * cell.world_size, strict=True):
+    record_property("peaks", json.dumps(pairs))
+    for real, plan in pairs:
         assert -cell.below <= plan / real - 1 <= cell.above, (real, plan)
 
 
