@@ -19,6 +19,7 @@ foundation:
     planner.efficiency planner.formulas
     planner.device_count planner.selection planner.step_time
     planner.benchmark planner.resources planner.run_time
+    planner.benchmark_results
     planner.storage
 graph:
     config config.builtin_names config.environment config.insight config.lint
@@ -106,7 +107,7 @@ launch:
     launch.recorded_graph launch.saved_weights
     launch.export launch.trained_model
     launch launch.batch_scripts launch.dry_run launch.evaluation launch.harness launch.multi_process launch.planning
-    launch.plan_check launch.restart
+    launch.benchmark_run launch.plan_check launch.restart
     launch.time_planning
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
@@ -232,6 +233,8 @@ planner:
     planner.rank_trace
     planner.deep_trace
     planner.memory planner.row_limit
+benchmark:
+    benchmark_cell
 """
 
 # Packages that look up the names in their `__all__` when they are asked for: they point upward by design, and import
