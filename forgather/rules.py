@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from forgather.aliases import alias_of, suggest, suggest_inside
+from forgather.batch_triangle import batch_facts
 from forgather.compatibility import combination_facts, read_matrix
 from forgather.errors import Severity, nearest
 from forgather.parallel_sizes import layout_facts
@@ -71,7 +72,7 @@ class Rules(NamedTuple):
         elsewhere: another constructor, whose further settings are accepted with their default values only.
         instead: the hints on what to do in place of a setting that is not accepted, by name.
         facts: further names that conditions may read, with their values.
-        computed: the functions whose results conditions may also read: "layout" or "combination".
+        computed: the functions whose results conditions may also read: "batch", "layout" or "combination".
         arguments: the requirements on arguments, by name: `called_with` (how many by `positional`, further `keywords`,
             and the text `as` for messages), `object` (an object is called, so that a class would only be instantiated),
             `items` (what a list must contain), `files` (the suffixes that count in a folder), `folder` (texts that are
@@ -186,12 +187,13 @@ class Rules(NamedTuple):
         for name, rule in self.settings.items():
             yield from _values(name, settings.get(name, UNKNOWN), rule, self)
 
-    def complete(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def complete(self, settings: Mapping[str, Any], given: Collection[str] | None = None) -> dict[str, Any]:
         """Returns the settings, completed by defaults, derived settings and further facts.
 
         A setting inside a mapping gets the name `outer.inner`; its value is None if the mapping does not contain it.
+        `given` are the names of the settings that the user gave; by default, all of them.
         """
-        whole = {**self.facts, **self.defaults, **settings}
+        whole = {**self.facts, **self.defaults, **settings, "given": tuple(settings if given is None else given)}
         for name, rule in self.derived.items():
             # None means "not set"; the trainer then uses another setting, as it does for eval_steps.
             if whole.get(name) is None and holds(rule["when"], whole) is True:
@@ -379,10 +381,8 @@ def _inside(name: str, value: Any, outer: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-_COMPUTED: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "layout": layout_facts,
-    "combination": combination_facts,
-}
+_COMPUTED: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]
+_COMPUTED = {"batch": batch_facts, "layout": layout_facts, "combination": combination_facts}
 
 
 def _pointed_at(argument: str | Collection[str], facts: Mapping[str, Any]) -> str:

@@ -63,7 +63,7 @@ class DryRun:
         strategy: the name of the strategy class.
         mesh: the size of each mesh axis, by name.
         parameters: the number of elements of the whole model.
-        rows_per_update: the number of rows in one optimizer step, over all data-parallel ranks.
+        rows_per_update: the number of rows in the first optimizer step, over all data-parallel ranks.
         holdings: the part of the model on each range of ranks, in the order of the ranks.
         step: the shapes in one micro-batch of one data-parallel rank: the inputs, the hidden states after each block,
             and the output.
@@ -130,7 +130,8 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
         # Accelerate keeps the state of the first strategy until the Python process ends.
         AcceleratorState._reset_state(reset_partial_state=True)
     args = trainer.args
-    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * layout.data_parallel_size
+    accumulated = args.accumulation.at(epoch=0, step=0)
+    rows = args.per_device_train_batch_size * accumulated * layout.data_parallel_size
     return DryRun(
         world_size=world_size,
         strategy=type(trainer.strategy).__name__,

@@ -28,6 +28,8 @@ def test_every_default_is_that_of_transformers():
     assert plain == {name: value for name, value in OURS.items() if name in expected}
     own = {
         "logging_dir",
+        "global_batch_size",
+        "accumulate_grad_batches",
         "torch_compile_regions",
         "allow_missing",
         "allow_changed",

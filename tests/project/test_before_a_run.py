@@ -52,6 +52,21 @@ def test_a_whole_batch_is_not_judged_where_the_machine_says_how_many_processes_t
     assert [] == found(tmp_path, config)
 
 
+@pytest.mark.parametrize(
+    ("settings", "zero", "code"),
+    [
+        (["accumulate_grad_batches: {0: 8, 5: 4}"], "gradient_accumulation_steps: 8", None),
+        (["accumulate_grad_batches: {0: 8, 5: 4}"], "gradient_accumulation_steps: 4", "FG742"),
+        (["global_batch_size: 64", "gradient_accumulation_steps: ~"], "train_batch_size: 64", None),
+        (["global_batch_size: 64", "gradient_accumulation_steps: ~"], "gradient_accumulation_steps: 3", "FG742"),
+    ],
+)
+def test_deepspeed_has_the_batch_that_the_arguments_give(tmp_path, settings, zero, code):
+    config = ACCEL + "".join(f"    {line}\n" for line in [*settings, "num_train_epochs: 9", f"deepspeed: {{{zero}}}"])
+    config += "\n[meta]\n    == super()\n    nproc_per_node: 2\n"
+    assert [code] * bool(code) == [one for one, *_ in found(tmp_path, config)]
+
+
 def test_the_check_of_deepspeed_needs_no_torch(tmp_path):
     torch = sys.modules.get("torch")
     found(tmp_path, ACCEL + "    deepspeed: auto\n")

@@ -153,6 +153,60 @@ def test_sizes_are_compared_with_the_processes_of_a_machine(project, constructor
     assert found == [(str(one.severity), one.message) for one in findings if one.code == "FG774"]
 
 
+TRIANGLE = ["per_device_train_batch_size: 8", "gradient_accumulation_steps: 4"]
+
+
+@pytest.mark.parametrize(
+    ("constructor", "settings", "processes", "found"),
+    [
+        (ACCEL, ["global_batch_size: 64", *TRIANGLE], 2, None),
+        (ACCEL, ["global_batch_size: 64", *TRIANGLE], "gpu", None),
+        (ACCEL, ["global_batch_size: 64", *TRIANGLE], 4, "= 128"),
+        (ACCEL, ["global_batch_size: 64", "per_device_train_batch_size: 8"], 3, "not a multiple of 8 rows"),
+        (ACCEL, ["global_batch_size: 64", "gradient_accumulation_steps: ~", "data_parallel_size: 3"], "auto", "= 24"),
+        (
+            PIPELINE,
+            ["global_batch_size: 64", *TRIANGLE, "split_spec: 2"],
+            2,
+            "micro-batches (gradient_accumulation_steps) = 32",
+        ),
+    ],
+)
+def test_the_rows_of_a_step_are_compared_with_the_processes(project, constructor, settings, processes, found):
+    findings = check_project(project(config(constructor, *settings, processes=processes))).findings
+    (one,) = [one for one in findings if one.severity is Severity.ERROR] or [None]
+    if found is None:
+        assert one is None
+    else:
+        assert (one.code, one.path) == ("FG949", "args.global_batch_size")
+        assert found in one.message
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "words"),
+    [
+        (["accumulate_grad_batches: {5: 4}"], "FG889", "begins with epoch 5"),
+        (["accumulate_grad_batches: {0: 8, 5: 4}", "global_batch_size: 64"], "FG888", "global_batch_size is 64"),
+        (["accumulate_grad_batches: {0: 8, 5: 4}", "gradient_accumulation_steps: 2"], "FG888", "_steps is 2"),
+        (
+            ["accumulate_grad_batches: {0: 8, 3: 4}", "num_train_epochs: 3"],
+            "FG457",
+            "epoch 3, and the run ends after 3",
+        ),
+        (
+            ["accumulate_grad_batches: {steps: {0: 8, 9: 4}}", "max_steps: 9"],
+            "FG457",
+            "step 9, and the run ends after 9",
+        ),
+        (["accumulate_grad_batches: {0: 8, 2: 4}", "num_train_epochs: 3"], None, ""),
+        (["accumulate_grad_batches: {0: 8, 5: 4}", "max_steps: 9"], None, ""),
+    ],
+)
+def test_a_schedule_of_accumulation_is_checked(project, settings, code, words):
+    findings = check_project(project(config(ACCEL, *settings))).findings
+    assert [code] * bool(code) == [one.code for one in findings if words in one.message and "accum" in one.message]
+
+
 def test_a_run_is_compared_by_who_starts_it(project):
     one = project(config(PIPELINE, "pipeline_parallel_size: 2", "data_parallel_size: 2", processes=3))
     assert [] == [found for found in check_project(one, for_run=True).findings if found.severity is Severity.ERROR]

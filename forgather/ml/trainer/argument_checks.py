@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -95,3 +96,20 @@ def errors_under_args(args: Any) -> Iterator[None]:
         if name != "args" and name in {field.name for field in dataclasses.fields(args)}:
             error.argument = f"args.{error.argument}"
         raise
+
+
+def signature_of(arguments: type[Any]) -> inspect.Signature:
+    """Returns the signature that `help()` and editors show for a class of training arguments.
+
+    The signature lists every setting by name, and `**older_names` for settings that were renamed.
+    """
+    named = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD if field.name == "output_dir" else inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=field.type,
+        )
+        for field in dataclasses.fields(arguments)
+    ]
+    return inspect.Signature([*named, inspect.Parameter("older_names", inspect.Parameter.VAR_KEYWORD)])

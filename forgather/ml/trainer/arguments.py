@@ -9,7 +9,6 @@ transformers.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import logging
 import math
@@ -20,9 +19,12 @@ from typing import Any, ClassVar, Self
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 
+from forgather.accumulation import Accumulation, read_accumulation
+from forgather.batch_triangle import SOLVED
 from forgather.ml.distributed.env import process_facts
 from forgather.ml.run_dir import own_run_folder
 from forgather.ml.trainer import argument_checks
+from forgather.rule_conditions import UNKNOWN
 from forgather.rules import Rules
 
 
@@ -35,10 +37,17 @@ class TrainingArguments:
         logging_dir: the folder to which callbacks write metrics; by default a new `<output_dir>/runs/<utc time>-<n>`
             for each run.
         run_name: the name of the run in trackers; `output_dir` by default.
-        per_device_train_batch_size: the number of rows of one micro-batch on one data-parallel rank.
+        per_device_train_batch_size: the number of rows of one micro-batch on one data-parallel rank; None takes what
+            follows from `global_batch_size`, or 8.
         per_device_eval_batch_size: the number of rows of one evaluation batch on one data-parallel rank; metrics do not
             depend on this number.
-        gradient_accumulation_steps: the number of micro-batches of one optimizer step.
+        gradient_accumulation_steps: the number of micro-batches of one optimizer step; None takes what follows from
+            `global_batch_size`, or 1.
+        global_batch_size: the number of rows of one optimizer step: `per_device_train_batch_size` x
+            `gradient_accumulation_steps` x data-parallel ranks. If one of the first two is missing, it is computed.
+        accumulate_grad_batches: the number of micro-batches of one optimizer step where it changes: a mapping from the
+            number of an epoch, counted from 0, to the number that applies from then on, as {0: 8, 5: 4}; or, with steps
+            in place of epochs, {"steps": {0: 8, 1000: 4}}. `gradient_accumulation_steps` is then the largest number.
         num_train_epochs: the number of passes over the training data; may be a fraction.
         max_steps: the number of optimizer steps; a positive value overrides `num_train_epochs`.
         learning_rate: the learning rate of the default optimizer, and of an `optimizer_factory` that does not set one.
@@ -144,6 +153,8 @@ class TrainingArguments:
     per_device_train_batch_size: int = 8
     per_device_eval_batch_size: int = 8
     gradient_accumulation_steps: int = 1
+    global_batch_size: int | None = None
+    accumulate_grad_batches: Mapping[Any, Any] | None = None
     num_train_epochs: float = 3.0
     max_steps: int = -1
     learning_rate: float = 5e-5
@@ -221,13 +232,16 @@ class TrainingArguments:
             settings["output_dir"] = os.path.expanduser(os.fspath(output_dir)) if is_path else output_dir
         fields = dataclasses.fields(self)
         settings = argument_checks.current_names(self.RULES, settings)
-        # Set before defaults are filled in: later code has to tell a setting that the user wrote from its default.
-        object.__setattr__(self, "explicit", frozenset(settings))
         given = {name: _as_plain(value) for name, value in settings.items()}
         argument_checks.raise_first_error(self.RULES.values(given))
         # After the check of single values, so that a subclass reads nested settings of a known type.
         given = self._with_nested_settings(given)
-        whole = self.RULES.complete(given)
+        whole = self.RULES.complete({**given, "world_size": self.world_size}, given)
+        # Later code has to tell a setting that the user wrote from a default, and from a number that was solved.
+        solved = {name for name in SOLVED if name in given and whole[name] != given[name]}
+        object.__setattr__(self, "explicit", frozenset(settings) - solved)
+        # Left open by parallel sizes that do not fit the number of processes, which the strategy reports.
+        whole |= {name: self.RULES.defaults[name] for name in SOLVED if whole[name] is UNKNOWN}
         for field in fields:
             object.__setattr__(self, field.name, whole[field.name])
         self._derive()
@@ -260,6 +274,13 @@ class TrainingArguments:
             value = getattr(self, name)
             if value is not None and value >= 1:
                 object.__setattr__(self, name, int(value))
+
+    @property
+    def accumulation(self) -> Accumulation:
+        """The number of micro-batches of each optimizer step."""
+        if self.accumulate_grad_batches is None:
+            return Accumulation.constant(self.gradient_accumulation_steps)
+        return read_accumulation(self.accumulate_grad_batches)
 
     @property
     def schedule_follows_metric(self) -> bool:
@@ -366,22 +387,5 @@ def _as_plain(value: Any) -> Any:
     return value.value if isinstance(value, IntervalStrategy | SaveStrategy | SchedulerType) else value
 
 
-def signature_of(arguments: type[TrainingArguments]) -> inspect.Signature:
-    """Returns the signature that `help()` and editors show for a class of training arguments.
-
-    The signature lists every setting by name, and `**older_names` for settings that were renamed.
-    """
-    named = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD if field.name == "output_dir" else inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=field.type,
-        )
-        for field in dataclasses.fields(arguments)
-    ]
-    return inspect.Signature([*named, inspect.Parameter("older_names", inspect.Parameter.VAR_KEYWORD)])
-
-
 # `__init__` takes `**settings`; without this, help() and editors would list no setting.
-TrainingArguments.__signature__ = signature_of(TrainingArguments)  # type: ignore[attr-defined]
+TrainingArguments.__signature__ = argument_checks.signature_of(TrainingArguments)  # type: ignore[attr-defined]

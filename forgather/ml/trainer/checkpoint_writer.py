@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
+import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -355,7 +355,7 @@ def _make_room(need: SpaceNeeded, retention: Retention, free: int) -> str:
     return f"free {format_bytes(need.bytes(retention) - free)} more, or give another output_dir"
 
 
-def planned_steps(args: TrainingArguments, state: TrainerState, updates_per_epoch: int | None) -> list[int]:
+def planned_steps(args: TrainingArguments, state: TrainerState, epoch_ends: Iterator[int] | None) -> list[int]:
     """Returns the optimizer steps at which checkpoints are certain to be written.
 
     Saves that depend on elapsed time or on a metric are not known in advance and are not included.
@@ -363,15 +363,15 @@ def planned_steps(args: TrainingArguments, state: TrainerState, updates_per_epoc
     Args:
         args: the training arguments, whose save settings are read.
         state: the trainer state, whose current and last step are read.
-        updates_per_epoch: the number of optimizer steps per epoch; None if it is unknown.
+        epoch_ends: the number of optimizer steps that are done after each epoch; None if it is unknown.
     """
     first, last = state.global_step + 1, state.max_steps
     if args.save_strategy == "no" or first > last:
         return []
-    every = math.inf
+    found: list[int] = []
     if args.save_strategy == "steps":
         every = int(state.save_steps)
-    elif args.save_strategy == "epoch" and updates_per_epoch:
-        every = updates_per_epoch
-    found = [] if every is math.inf else list(range(-(-first // int(every)) * int(every), last + 1, int(every)))
+        found = list(range(-(-first // every) * every, last + 1, every))
+    elif args.save_strategy == "epoch" and epoch_ends is not None:
+        found = [step for step in itertools.takewhile(lambda step: step <= last, epoch_ends) if step >= first]
     return found if found[-1:] == [last] else [*found, last]

@@ -224,7 +224,7 @@ class TrainBatches:
     """
 
     def __init__(self, dataset: Any, args: TrainingArguments, collate: Collate, *, topology: Topology) -> None:
-        self.accumulation = args.gradient_accumulation_steps
+        self.accumulation = args.accumulation
         self.seed = args.seed if args.data_seed is None else args.data_seed
         self.epoch = 0
         self.row = 0
@@ -234,7 +234,8 @@ class TrainBatches:
         self._may_change = "data" in (args.allow_changed or ())
         share = RankShare.for_topology(topology, args.per_device_train_batch_size)
         is_grouped = args.train_sampling_strategy == "group_by_length"
-        self._group_rows = share.all_rows * self.accumulation if is_grouped else 0
+        # Of the largest step: the order of the rows of an epoch does not depend on the step that reads them.
+        self._group_rows = share.all_rows * self.accumulation.largest if is_grouped else 0
         if not is_iterable(dataset):
             check_size(len(dataset), share)
         elif args.max_steps <= 0:
@@ -291,35 +292,41 @@ class TrainBatches:
         """
         return math.ceil(self.row / self._own.share.all_rows)
 
-    @property
-    def updates_per_epoch(self) -> int | None:
-        """The number of optimizer steps of an epoch; None if it is unknown."""
-        return None if self.num_batches is None else math.ceil(self.num_batches / self.accumulation)
+    def epoch_ends(self) -> Iterator[int] | None:
+        """Yields, for each epoch without end, the number of optimizer steps that are done after it.
+
+        Returns None if the number of rows of an epoch is unknown.
+        """
+        return None if self.num_batches is None else self.accumulation.epoch_ends(self.num_batches)
 
     @property
     def at_end_of_epoch(self) -> bool:
         """True if no micro-batch of the epoch is left; always False if the length of the data is unknown."""
         return self._own.batches_left(self.row) == 0
 
-    def windows(self, rule: LossRule) -> Iterator[Window]:
+    def windows(self, rule: LossRule, *, step: int = 0) -> Iterator[Window]:
         """Returns the windows (the micro-batches of each optimizer step) of the epoch, from the current position on.
 
         Earlier rows are skipped when the data is opened. Skipping does not draw from the run's global random state.
 
         Args:
             rule: the loss rule, which determines how labels are shifted and which label value is ignored.
+            step: the number of optimizer steps that are done, on which the number of micro-batches may depend.
         """
         last, self._last = self._last, None
         batches = self._own.read(rule, start=self.row, epoch=self.epoch, seed=self.seed, last=last)
         expected, self._expected = self._expected, None
-        windows = self._windows(batches, rule)
+        windows = self._windows(batches, rule, step)
         return windows if expected is None else after_first(windows, functools.partial(self._compare, expected))
 
     def _compare(self, expected: Fingerprint) -> None:
         report_data_changes(expected.differences(self.fingerprint), may_change=self._may_change)
 
-    def _windows(self, batches: Iterator[PreparedBatch], rule: LossRule) -> Iterator[Window]:
-        while ready := list(itertools.islice(batches, self.accumulation)):
+    def _windows(self, batches: Iterator[PreparedBatch], rule: LossRule, first: int) -> Iterator[Window]:
+        for step in itertools.count(first):
+            ready = list(itertools.islice(batches, self.accumulation.at(epoch=self.epoch, step=step)))
+            if not ready:
+                return
             yield Window(
                 batches=[item.batch for item in ready],
                 num_valid=_total([rule.count(item.batch) for item in ready]),
@@ -379,8 +386,10 @@ class TrainBatches:
 
     def _facts(self) -> dict[str, Any]:
         own = self._own
-        facts = {"num_rows": own.num_rows, "seed": self.seed, "batch_rows": own.share.all_rows}
-        facts["update_rows"] = own.share.all_rows * self.accumulation
+        facts: dict[str, Any] = {"num_rows": own.num_rows, "seed": self.seed, "batch_rows": own.share.all_rows}
+        facts["update_rows"] = own.share.all_rows * self.accumulation.largest
+        if self.accumulation.changes:
+            facts["accumulation"] = str(self.accumulation)
         facts["group_rows"] = self._group_rows
         return facts | ({"workers": own.workers} if own.num_rows is None else {"shuffled": own.is_shuffled})
 
@@ -396,7 +405,7 @@ class TrainBatches:
         """
         now = self._facts()
         # Facts that an earlier release did not store count as unchanged.
-        before = {**now, "group_rows": 0, **state}
+        before = {**now, "group_rows": 0, "accumulation": None, **state}
         self.epoch, self.row = state["epoch"], state.get("row", state["batch"] * before["batch_rows"])
         self.row = min(self.row, self.num_rows or self.row)
         last = dict(state.get("last", {}))
@@ -413,7 +422,14 @@ class TrainBatches:
         elif before["num_rows"] == now["num_rows"]:
             changed += known.differences(self.fingerprint)
         report_data_changes(changed, may_change=self._may_change)
-        if not changed and before["update_rows"] != now["update_rows"]:
+        if not changed and before["accumulation"] != now.get("accumulation"):
+            _log.warning(
+                "accumulate_grad_batches is %s, and was %s before the checkpoint: the order of the rows is the same, "
+                "but other rows make a step",
+                now.get("accumulation", "not given"),
+                before["accumulation"] or "not given",
+            )
+        elif not changed and before["update_rows"] != now["update_rows"]:
             _log.warning(
                 "an optimizer step uses %s, and used %d before the checkpoint: the order of the rows is the same, "
                 "but the steps are the same only if the product of replicas, per_device_train_batch_size and "

@@ -17,7 +17,7 @@ from forgather.errors import nearest
 from forgather.ml.log import get_logger
 from forgather.ml.trainer import argument_checks
 from forgather.ml.trainer.argument_checks import SettingError
-from forgather.ml.trainer.arguments import TrainingArguments, signature_of
+from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.rules import Rules
 
 
@@ -116,7 +116,7 @@ class PipelineTrainingArguments(ParallelArguments):
 
 # Each class again: a signature that is set on the base class would be inherited and lack the fields of the subclass.
 for _arguments in (ParallelArguments, AccelTrainingArguments, PipelineTrainingArguments):
-    _arguments.__signature__ = signature_of(_arguments)  # type: ignore[attr-defined]
+    _arguments.__signature__ = argument_checks.signature_of(_arguments)  # type: ignore[attr-defined]
 
 
 _log = get_logger(__name__)
@@ -192,7 +192,7 @@ def with_accelerator_settings(given: Mapping[str, Any], defaults: Mapping[str, A
             continue
         for target, moved in _equivalent_settings(name, value):
             # A default counts as not written, because templates write every default.
-            if settings.get(target, defaults.get(target)) == defaults.get(target):
+            if settings.get(target) in (None, defaults.get(target)):
                 settings[target] = moved
                 _log.warning("accelerator_args.%s was taken as %s: %s", name, target, _shown(moved))
     return settings

@@ -100,7 +100,7 @@ class Run:
         self._rng: dict[str, Any] | None = None
         self._pending: list[str] = []
         self._follows_metric = isinstance(schedule, ReduceLROnPlateau)
-        self._num_batches = data.num_batches or session.state.max_steps * self.args.gradient_accumulation_steps
+        self._num_batches = data.num_batches or data.accumulation.num_micro_batches(session.state.max_steps)
         # `BadSteps` checks the norm of every step; `FiniteGuard` checks it only if a log line or clipping needs it.
         self.want_norm = self.args.logging_strategy != "no" or isinstance(self.guard, BadSteps)
 
@@ -164,7 +164,7 @@ class Run:
 
     def _read(self) -> Iterator[Window]:
         self._set_phase("reading data")
-        windows = self.data.windows(self.strategy.rule)
+        windows = self.data.windows(self.strategy.rule, step=self.session.state.global_step)
         self._restore_rng()
         has_length = self.data.num_batches is not None
         agreed = self.sync.windows(windows, has_length=has_length)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -194,13 +194,20 @@ def rows_line(data: TrainBatches, eval_dataset: Any) -> str:
     known = [size for size in sizes if size is not None]
     evaluated = f"{sum(known):,}" if len(known) == len(sizes) else "an unknown number"
     trained = "an unknown number" if data.num_rows is None else f"{data.num_rows:,}"
-    parts = {"": data.share.rows, "processes": data.share.size, "accumulated": data.accumulation}
-    shown = " x ".join(f"{count} {name}".strip() for name, count in parts.items() if not name or count > 1)
-    per_step = f"{math.prod(parts.values()):,} per step{f' ({shown})' if ' x ' in shown else ''}"
-    per_epoch = [] if data.updates_per_epoch is None else [f"{plural(data.updates_per_epoch, 'step')} per epoch"]
+    ends, changes = data.epoch_ends(), data.accumulation.changes
+    per_epoch = [f"{plural(next(ends), 'step')} {'in the first' if changes else 'per'} epoch"] if ends else []
     left_out = [f"the last {data.rows_left_out} of an epoch left out"] if data.rows_left_out else []
     what = f"{trained} to train on, {evaluated if sizes else 'none'} to evaluate"
-    return f"rows       {what}; {', '.join([per_step, *per_epoch, *left_out])}"
+    return f"rows       {what}; {', '.join([*_rows_per_step(data), *per_epoch, *left_out])}"
+
+
+def _rows_per_step(data: TrainBatches) -> Iterator[str]:
+    """Yields the number of rows of an optimizer step, for each part of a schedule of accumulation."""
+    for start, accumulated in data.accumulation.entries:
+        parts = {"": data.share.rows, "processes": data.share.size, "accumulated": accumulated}
+        shown = " x ".join(f"{count} {name}".strip() for name, count in parts.items() if not name or count > 1)
+        since = f" from {data.accumulation.unit.removesuffix('s')} {start} on" if start else " per step"
+        yield f"{math.prod(parts.values()):,}{since}{f' ({shown})' if ' x ' in shown else ''}"
 
 
 def trackers(args: TrainingArguments) -> list[Any]:
@@ -217,12 +224,12 @@ def num_steps_and_epochs(args: TrainingArguments, data: TrainBatches) -> tuple[i
 
     Args:
         args: the training arguments, whose `max_steps` and `num_train_epochs` are read.
-        data: the training data, whose number of optimizer steps per epoch is read.
+        data: the training data, whose number of micro-batches per epoch and accumulation are read.
     """
-    per_epoch = data.updates_per_epoch
+    batches = data.num_batches
     # A stream has no known end: `TrainBatches` required `max_steps`.
-    if per_epoch is None:
+    if batches is None:
         return args.max_steps, 1
     if args.max_steps > 0:
-        return args.max_steps, math.ceil(args.max_steps / per_epoch)
-    return math.ceil(args.num_train_epochs * per_epoch), math.ceil(args.num_train_epochs)
+        return args.max_steps, data.accumulation.num_epochs(batches, args.max_steps)
+    return data.accumulation.num_steps(batches, args.num_train_epochs), math.ceil(args.num_train_epochs)

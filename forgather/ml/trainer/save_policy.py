@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -212,15 +212,15 @@ class CheckpointSaver:
         """Returns the files that describe the model and the tokenizer, see `SnapshotBuilder.description_files`."""
         return self._snapshots.description_files()
 
-    def need(self, updates_per_epoch: int | None) -> SpaceNeeded | None:
+    def need(self, epoch_ends: Iterator[int] | None) -> SpaceNeeded | None:
         """Returns the sizes and steps of the checkpoints that the run will write; None if it writes none.
 
         Collective: every process must call it.
 
         Args:
-            updates_per_epoch: the number of optimizer steps per epoch; None if it is unknown.
+            epoch_ends: the number of optimizer steps that are done after each epoch; None if it is unknown.
         """
-        steps = planned_steps(self._session.args, self._session.state, updates_per_epoch)
+        steps = planned_steps(self._session.args, self._session.state, epoch_ends)
         if not steps:
             return None
         # Sizes of a real snapshot: types, tied weights and sharding are those of the files that will be written.
@@ -237,18 +237,18 @@ class CheckpointSaver:
             ],
         )
 
-    def refuse_too_little_space(self, updates_per_epoch: int | None) -> None:
+    def refuse_too_little_space(self, epoch_ends: Iterator[int] | None) -> None:
         """Raises an error if the free disk space is too small for the checkpoints that the run will write.
 
         Collective: every process must call it, before the first step.
 
         Args:
-            updates_per_epoch: the number of optimizer steps per epoch; None if it is unknown.
+            epoch_ends: the number of optimizer steps that are done after each epoch; None if it is unknown.
 
         Raises:
             CheckpointError: FG630, on every process, if the free space is too small.
         """
-        need, storage = self.need(updates_per_epoch), self.writer.storage
+        need, storage = self.need(epoch_ends), self.writer.storage
         if need is not None:
             retention = retention_of(self._session.args)
             # Without a metric there is no best checkpoint; the estimate would count one that is never kept.

@@ -292,7 +292,7 @@ class Trainer(WithOwnLoss):
                 run.load(folder)
             # A second call of `train` would otherwise end at once by the flag of the first.
             session.control.should_training_stop = False
-            run.saver.refuse_too_little_space(run.data.updates_per_epoch)
+            run.saver.refuse_too_little_space(run.data.epoch_ends())
             try:
                 session.send("on_train_begin")
                 if args.eval_on_start:

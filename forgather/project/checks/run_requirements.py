@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from forgather.batch_triangle import SCHEDULE
 from forgather.config.graph import Call, CallKind, Entry, Graph, Mapped, Node, Scalar, Sequence
 from forgather.config.lint.call_check import Called
 from forgather.config.path import GraphPath, Key, format_path
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from forgather.signatures.reader import Reader
 
 _DEEPSPEED = "forgather.ml.strategy.deepspeed_config"
+_BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _WRAP = "transformer_layer_cls_to_wrap"
 
 
@@ -59,17 +61,18 @@ def _check_deepspeed(graph: Graph, arguments: TrainerArguments, calls: Mapping[i
         for one in judge.unknown_settings(asked):
             yield replace(one, span=one.span or _place_in(entry, one.message))
         return
-    given = _settings(arguments, calls)
+    known = known_processes(graph)
+    given = _settings(arguments, calls, known or 1)
     if given is None:
         return
-    known = known_processes(graph)
+    # With the number of processes, these may be known only at the start.
+    open_before_a_run = ("train_batch_size",) if given.global_batch_size is None else _BATCH_KEYS
     try:
         # The config is checked as for GPUs, even if this machine has none.
         judge.zero_config(asked, given, processes=known or 1, on_cpu=False)
     except ForgatherError as error:
         for one in (error.diagnostic, *error.others):
-            # The number of processes may be known only at the start, and train_batch_size depends on it.
-            if known is not None or not one.message.startswith("train_batch_size"):
+            if known is not None or not one.message.startswith(open_before_a_run):
                 span = one.span or _place_in(entry, one.message)
                 yield replace(one, span=span)
 
@@ -81,15 +84,22 @@ def _is_ours(arguments: TrainerArguments, calls: Mapping[int, Called]) -> bool:
     )
 
 
-def _settings(arguments: TrainerArguments, calls: Mapping[int, Called]) -> SimpleNamespace | None:
+def _settings(arguments: TrainerArguments, calls: Mapping[int, Called], processes: int) -> SimpleNamespace | None:
     """Returns the trainer arguments that DeepSpeed's config must agree with; None if one of them is not plain data."""
     called = calls.get(id(arguments.call))
     rules = rules_about(called) if called else ()
     if not rules:
         return None
     written = {str(entry.key): entry.value for entry in arguments.call.kwargs}
-    values = {name: node.value if isinstance(node, Scalar) else None for name, node in written.items()}
-    whole = rules[0].complete({rules[0].renamed.get(name, name): value for name, value in values.items()})
+    values: dict[str, object] = {
+        name: node.value if isinstance(node, Scalar) else None for name, node in written.items()
+    }
+    try:
+        values |= {SCHEDULE: plain_value(written[SCHEDULE], SCHEDULE)} if SCHEDULE in written else {}
+    except ProjectError:
+        return None
+    given = {rules[0].renamed.get(name, name): value for name, value in values.items()}
+    whole = rules[0].complete({**given, "nproc_per_node": processes}, given)
     numbers = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm")
     if not all(isinstance(whole.get(name), int | float) for name in numbers):
         return None

@@ -123,7 +123,7 @@ class _Settings:
         given, found = written, list[Violation]()
         if rules.closed:
             given, found = rules.names(written, self._elsewhere(called, rules, written))
-        whole = rules.complete({**self._around, **_defaults(called.callee), **given})
+        whole = rules.complete({**self._around, **_defaults(called.callee), **given}, given)
         return frozenset(given), whole, found
 
     def _inner(self, called: Called, rules: Rules) -> dict[str, Any]:

@@ -75,6 +75,8 @@ OPTIONS = {
     "DoRA": {"adapter": {"r": 4, "lora_alpha": 8, "use_dora": True}},
     "PiSSA": {"adapter": {"r": 4, "lora_alpha": 4, "init_lora_weights": "pissa"}},
     "LoRA and a head": {"adapter": {"r": 4, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]}},
+    "fewer from epoch 1": {"settings": {"accumulate_grad_batches": {0: 3, 1: 2}}},
+    "more from step 2": {"settings": {"accumulate_grad_batches": {"steps": {0: 1, 2: 3}}}},
     "LoRA and tokens": {"adapter": {"r": 4, "trainable_token_indices": [1, 3]}},
 }
 """What a training has beside its strategy, in one process as well; "as" names the option of the one to compare with."""
@@ -127,6 +129,11 @@ class Cell:
     def small(self):
         """Returns the cell with as few blocks as its stages allow, and an epoch of one whole update and a short one."""
         return dataclasses.replace(self, layers=least_layers(self.settings), updates=2)
+
+    @property
+    def written_accumulation(self):
+        """What the arguments say; None where a schedule decides, whose largest number is `accumulation`."""
+        return None if "accumulate_grad_batches" in OPTIONS[self.option].get("settings", {}) else self.accumulation
 
     @property
     def limits(self):
@@ -272,7 +279,7 @@ def train(cell, sabotage=None):
             output_dir=folder,
             use_cpu=True,
             per_device_train_batch_size=GLOBAL_ROWS // cell.dp_size,
-            gradient_accumulation_steps=cell.accumulation,
+            gradient_accumulation_steps=cell.written_accumulation,
             num_train_epochs=2,
             lr_scheduler_type="constant",
             logging_steps=1,

@@ -92,6 +92,14 @@ _QUICK = {
 """What every run of the suite trains, in fp64; products of strategies are in test_sharded.py and test_pipeline.py."""
 
 
+_QUICK_OPTIONS = {
+    ("LoRA", "FSDP2"),
+    ("DoRA", "1F1B"),
+    ("fewer from epoch 1", "FSDP2"),
+    ("more from step 2", "1F1B"),
+}
+
+
 def all_cells():
     """Yields every cell."""
     for kind in _kinds():
@@ -137,6 +145,8 @@ def _with_options():
         "compiled": [ddp, fsdp2, hybrid, *pipelines.values()],
         "recomputed": [*copies, *zeros, *pipelines.values()],
         "re-entrant": [fsdp2, hybrid, tensor, both, *zeros],
+        "fewer from epoch 1": [*copies, *zeros, *pipelines.values()],
+        "more from step 2": [*copies, *zeros, *pipelines.values(), sharded_stages[1]],
         "flattened": [*copies, *zeros],
         "frozen stage": [fsdp2, *whole_backward],
         "frozen stage, recomputed": [fsdp2],
@@ -157,7 +167,7 @@ def _with_options():
             in_double = not option.startswith(("bf16", "fp16", "PiSSA")) and kind not in (*zeros, partitioned)
             precision = "fp64" if in_double else "fp32 sgd"
             is_quick = option == "bf16, frozen stage, recomputed"
-            is_quick |= (option, kind["strategy"]) in (("LoRA", "FSDP2"), ("DoRA", "1F1B"))
+            is_quick |= (option, kind["strategy"]) in _QUICK_OPTIONS
             yield Cell(**kind, accumulation=3, precision=precision, option=option, quick=is_quick)
     for schedule in SCHEDULES:
         sliced = _pipeline(schedule, 4, label=", PP2 x TP2", tensor_parallel_size=2)

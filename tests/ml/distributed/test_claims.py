@@ -19,7 +19,7 @@ def facts_of(cell):
     given = {name: value for name, value in given.items() if not isinstance(value, torch.dtype)}
     arguments = getattr(forgather.ml, f"{cell.trainer.removesuffix('Trainer')}TrainingArguments")
     rows = GLOBAL_ROWS // cell.dp_size
-    args = arguments(per_device_train_batch_size=rows, gradient_accumulation_steps=cell.accumulation, **given)
+    args = arguments(per_device_train_batch_size=rows, gradient_accumulation_steps=cell.written_accumulation, **given)
     return combination_facts(args.RULES.complete(args.to_dict())) | {
         "packing": "flattened" if cell.option == "flattened" else "fixed",
         "optimizer": {"Adafactor": "adafactor", "Muon": "matrix"}.get(cell.option, "elementwise"),

@@ -123,6 +123,56 @@ def test_the_short_tail_of_an_epoch_is_exact(settings):
     assert largest_difference(weights(expected), weights(actual)) < 1e-9
 
 
+def scheduled_loop(model, windows, lr):
+    """Trains on given windows, each a list of batches of rows; the schedule of the rate ends with the last of them."""
+    torch.manual_seed(7)
+    optimizer, count = adamw(model.train().parameters(), lr), len(windows)
+    rate = [0.0, 0.5, *((count - step) / (count - 2) for step in range(2, count + 1))]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate[step])
+    for window in windows:
+        targets = sum(int((row["labels"][1:] != -100).sum()) for batch in window for row in batch)
+        for batch in map(stack, window):
+            logits = model(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1]
+            labels = batch["labels"][:, 1:].reshape(-1)
+            (F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels, reduction="sum") / targets).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+
+# Micro-batches of each step, by hand: an epoch of 13 rows has seven micro-batches of two rows.
+SCHEDULES = [
+    ({0: 4, 1: 3, 2: 1}, [[4, 3], [3, 3, 1], [1] * 7]),
+    ({"steps": {0: 1, 3: 2, 6: 5}}, [[1, 1, 1, 2, 2], [2, 5], [5, 2]]),
+]
+
+
+def windows_of(data, sizes):
+    for epoch, counts in enumerate(sizes):
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(epoch_seed(7, epoch))).tolist()
+        batches = iter([[data[i] for i in order[at : at + 2]] for at in range(0, len(data), 2)])
+        yield from ([next(batches) for _ in range(count)] for count in counts)
+
+
+@pytest.mark.parametrize(("schedule", "sizes"), SCHEDULES)
+def test_scheduled_accumulation_equals_a_plain_loop_bit_for_bit(settings, schedule, sizes):
+    expected, actual, data = tiny_llama(), tiny_llama(), rows(13)
+    windows = list(windows_of(data, sizes))
+    scheduled_loop(expected, windows, 1e-2)
+    given = {"accumulate_grad_batches": schedule, "num_train_epochs": 3, "seed": 7, "warmup_steps": 2}
+    output = train(settings, actual, data, **given)
+    assert len(windows) == output.global_step
+    assert_same_weights(weights(expected), weights(actual))
+
+
+def test_a_constant_accumulation_is_told_apart_from_a_schedule(settings):
+    expected, actual, data = tiny_llama(), tiny_llama(), rows(13)
+    scheduled_loop(expected, list(windows_of(data, SCHEDULES[0][1])), 1e-2)
+    train(settings, actual, data, gradient_accumulation_steps=4, num_train_epochs=3, seed=7)
+    assert largest_difference(weights(expected), weights(actual)) > 1e-6
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 5, 8])
 def test_the_evaluation_loss_does_not_depend_on_the_batch_size(settings, batch_size):
     model, data = tiny_llama(), rows()

@@ -149,3 +149,38 @@ def test_a_run_made_longer_takes_the_rate_of_its_new_plan_and_says_so(settings, 
     make(settings, max_steps=9, warmup_steps=0, lr_scheduler_type="linear").train()
     make(settings, max_steps=9, warmup_steps=0, lr_scheduler_type="linear").train("auto")
     assert "is of a run of" not in caplog.text
+
+
+# By epochs, the change is at the end of the first epoch, step 3; by steps, one at step 2 and one at its end, step 4.
+@pytest.mark.parametrize(
+    ("schedule", "stop"),
+    thinned(
+        [({0: 3, 1: 2}, stop) for stop in (2, 3, 4)]
+        + [({"steps": {0: 1, 2: 3, 4: 2}}, stop) for stop in (1, 2, 3, 4, 5)],
+        lambda schedule, stop: stop == (2 if "steps" in schedule else 3),
+    ),
+)
+def test_a_run_with_scheduled_accumulation_resumes_bit_for_bit(settings, schedule, stop):
+    given = {"accumulate_grad_batches": schedule, "data": Noisy(14), "max_steps": 7}
+    whole = make(settings, **given)
+    whole.train()
+    shutil.rmtree(whole.args.output_dir)
+    make(settings, StopAt(stop), **given).train()
+    torch.manual_seed(999)
+    resumed = make(settings, **given)
+    resumed.train(resume_from_checkpoint=True)
+    assert_same_weights(everything(whole), everything(resumed))
+    assert whole.lr_scheduler.state_dict() == resumed.lr_scheduler.state_dict()
+    assert whole.state.num_input_tokens_seen == resumed.state.num_input_tokens_seen
+    assert numbers(whole.state.log_history[:-1]) == numbers(
+        [line for line in resumed.state.log_history if "train_runtime" not in line]
+    )
+
+
+def test_another_schedule_of_accumulation_is_told_on_resume(settings, caplog):
+    given = {"data": Noisy(14), "max_steps": 4, "gradient_accumulation_steps": None}
+    make(settings, StopAt(2), accumulate_grad_batches={0: 3, 1: 2}, **given).train()
+    resumed = make(settings, accumulate_grad_batches={0: 3, 1: 1}, **given)
+    caplog.clear()
+    resumed.train(resume_from_checkpoint=True)
+    assert "accumulate_grad_batches is {0: 3, 1: 1}, and was {0: 3, 1: 2} before" in caplog.text
