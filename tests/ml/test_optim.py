@@ -6,10 +6,14 @@ import functools
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.optim import AdamW, Muon
 
 from forgather.errors import CheckpointError, TrainingError
+from forgather.launcher_env import ProcessFacts
 from forgather.ml import Trainer
+from forgather.ml.distributed.env import fake_world
 from forgather.ml.optim import MuonWithAdamW, adafactor, adamw, decay_groups, sgd
 from forgather.ml.strategy import SingleDevice
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
@@ -21,6 +25,37 @@ def test_an_optimizer_that_wants_a_closure_is_refused(settings):
     with pytest.raises(TrainingError, match="needs a closure") as caught:
         make_optimizer(Regression(), settings(), torch.optim.LBFGS)
     assert "FG819" == caught.value.code
+
+
+class PartlySliced(nn.Module):
+    """A weight that is sliced over two processes, and one that is whole on each."""
+
+    def __init__(self):
+        super().__init__()
+        mesh = init_device_mesh("cpu", (2,))
+        self.sliced = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]))
+        self.whole = nn.Parameter(torch.ones(4))
+
+
+@pytest.mark.parametrize("factory", [None, AdamW, torch.optim.SGD])
+def test_sliced_and_whole_weights_are_never_updated_by_one_operator(factory, settings):
+    args = settings(optim="adamw_torch", weight_decay=0.0)
+    with fake_world(ProcessFacts(rank=0, local_rank=0, world_size=2, local_world_size=2)):
+        model = PartlySliced()
+        optimizer = make_optimizer(model, args, factory)
+        # What torch would do on a GPU, where it takes `foreach` by default.
+        by_default = AdamW(model.parameters(), foreach=True)
+        for weight in model.parameters():
+            weight.grad = torch.ones_like(weight)
+        with pytest.raises(RuntimeError, match="mixed torch.Tensor and DTensor"):
+            by_default.step()
+        optimizer.step()
+    assert [False] * len(optimizer.param_groups) == [group["foreach"] for group in optimizer.param_groups]
+
+
+def test_weights_of_one_kind_are_updated_as_torch_does_by_default(settings):
+    optimizer = make_optimizer(tiny_llama(), settings(optim="adamw_torch"))
+    assert {None} == {group["foreach"] for group in optimizer.param_groups}
 
 
 def backward(model):

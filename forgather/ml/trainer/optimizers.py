@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -90,7 +90,20 @@ def _prepared(optimizer: Optimizer, named: list[tuple[str, nn.Parameter]], args:
                 hint="use AdamW, or leave loraplus_lr_ratio out",
             ).about("loraplus_lr_ratio")
         split_for_loraplus(optimizer, named, ratio=ratio, embedding_lr=args.loraplus_lr_embedding)
+    for one in _inner_optimizers(optimizer):
+        _update_meshes_apart(one)
     return optimizer
+
+
+def _update_meshes_apart(optimizer: Optimizer) -> None:
+    """Switches off `foreach` for groups whose weights cannot be updated by one operator.
+
+    On a GPU, torch takes it by default even for a group with DTensors and plain tensors, and then fails at the first
+    step.
+    """
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not _is_of_one_mesh(group["params"]):
+            group["foreach"] = False
 
 
 def _refuse_closure(optimizer: Optimizer) -> None:
@@ -121,7 +134,13 @@ def _default_optimizer(model: nn.Module, args: TrainingArguments) -> Optimizer:
     groups = decay_groups(model, args.weight_decay)
     lr, betas = args.learning_rate, (args.adam_beta1, args.adam_beta2)
     if args.optim == "adamw_torch_fused":
-        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=args.adam_epsilon, fused=_can_fuse(groups))
+        return torch.optim.AdamW(
+            groups,
+            lr=lr,
+            betas=betas,
+            eps=args.adam_epsilon,
+            fused=_is_of_one_mesh([one for group in groups for one in group["params"]]),
+        )
     if args.optim == "adamw_torch":
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=args.adam_epsilon)
     if args.optim == "adafactor":
@@ -146,12 +165,11 @@ def _bitsandbytes_optimizer(model: nn.Module, groups: list[dict[str, Any]], args
     return optimizer
 
 
-def _can_fuse(groups: list[dict[str, Any]]) -> bool:
-    """Returns whether one fused step can update all parameters.
+def _is_of_one_mesh(parameters: Iterable[nn.Parameter]) -> bool:
+    """Returns whether one operator can update all parameters.
 
-    torch cannot mix DTensors and plain tensors, or DTensors of different meshes, in one fused step.
+    torch cannot mix DTensors and plain tensors, or DTensors of different meshes, in one operator.
     """
-    parameters = [parameter for group in groups for parameter in group["params"]]
     return len({getattr(parameter, "device_mesh", None) for parameter in parameters}) == 1
 
 
