@@ -98,11 +98,26 @@ def _rank_fit_lines(rank: Mapping[str, Any], world_size: int) -> list[str]:
     else:
         margin = f"at least {format_size(least - available)} too much"
     lines = [f"  {_who(rank['ranks'], world_size)}: {rank['verdict']}. It needs {need}; {margin}"]
-    lines += [f"  {line}" for line in _bounded_lines(rank["overheads"])]
+    lines += [f"    {_fit_bar(rank)}", *(f"  {line}" for line in _bounded_lines(rank["overheads"]))]
     if rank["verdict"] != "fits":
         lines.append(f"    the largest row is {rank['largest']}; ways to a smaller run:")
         lines += [f"      {way}" for way in rank["ways_out"]]
     return lines
+
+
+def _fit_bar(rank: Mapping[str, Any]) -> str:
+    """Returns a bar: tensors as '#', what is assumed on top of them as '+' and at most as '-', the device as '|'.
+
+    Example:
+        >>> _fit_bar({"peak_bytes": 6, "least": 8, "most": 9, "available": 12})
+        '|########################++++++++----            |'
+    """
+    whole = max(rank["most"], rank["available"], 1)
+    ends = [round(rank[name] / whole * 2 * _BAR) for name in ("peak_bytes", "least", "most")]
+    bar = "".join(mark * (end - start) for mark, start, end in zip("#+-", [0, *ends], ends, strict=False))
+    place = round(rank["available"] / whole * 2 * _BAR)
+    bar = bar.ljust(place)
+    return f"|{bar[:place]}|{bar[place:]}"
 
 
 def _bounded_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -25,6 +25,7 @@ MOST_ROWS = 4096
 # Modules outside `forgather.ml` reach it only by name, so that commands without training never load torch.
 _PLAN = "forgather.ml.planner.memory:plan_run"
 _ROWS = "forgather.ml.planner.row_limit:largest_rows"
+_PAGE = "forgather.ml.report.plan_page:plan_page"
 _DEVICE = "forgather.ml.planner.devices_here:device_here"
 
 
@@ -132,3 +133,14 @@ def fit_on(found: Mapping[str, Any], device: Device) -> dict[str, Any]:
     """
     ranks = [fit.as_data() for fit in fit_plan(found, device.hardware, held_bytes=device.held_bytes)]
     return {"hardware": device.hardware.as_data(), "held_bytes": device.held_bytes, "ranks": ranks}
+
+
+def page_of(found: Mapping[str, Any]) -> str:
+    """Returns a plan as an HTML document.
+
+    Args:
+        found: the plan as data, with `config`, `fit` and `time`.
+    """
+    module, function = _PAGE.split(":")
+    page: str = getattr(import_module(module), function)(found)
+    return page

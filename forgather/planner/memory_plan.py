@@ -51,17 +51,39 @@ class PhaseMemory:
     Args:
         phase: "training step" or "evaluation".
         at: where in the phase the peak is, such as "backward pass of block 30 of 32".
+        made_by: the operator that allocated last before the peak, and the tensor that it returned.
         rows: the uses of memory, largest first.
     """
 
     phase: str
     at: str
+    made_by: str
     rows: tuple[MemoryRow, ...]
 
     @property
     def num_bytes(self) -> int:
         """The sum of all rows."""
         return sum(row.num_bytes for row in self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceMemory:
+    """The memory of one rank at the peak of one part of a step.
+
+    Between two places that follow each other, blocks may be left out: the sums are on a line between them.
+
+    Args:
+        phase: "forward", "backward", "update" or "evaluation".
+        block: the index of the block; -1 before the first block and outside of passes, and the number of blocks after
+            the last one.
+        at: the place in words.
+        uses: the uses of memory.
+    """
+
+    phase: str
+    block: int
+    at: str
+    uses: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +94,13 @@ class RankMemory:
         ranks: the first and the last rank of the range.
         stages: the numbers of the pipeline stages on these ranks; empty without a pipeline.
         phases: the phases of the run.
+        timeline: the parts of the step, in the order in which the first micro-batch passes them.
     """
 
     ranks: tuple[int, int]
     stages: tuple[int, ...]
     phases: tuple[PhaseMemory, ...]
+    timeline: tuple[PlaceMemory, ...] = ()
 
     @property
     def peak(self) -> PhaseMemory:

@@ -178,7 +178,7 @@ report:
     report.html_text report.pictures report.run_data
     report.chart report.samples
     report.page
-    report.data_page
+    report.data_page report.plan_page
     report
 callbacks:
     callbacks.effective_settings callbacks.output_target

@@ -1,6 +1,7 @@
 """`fgcli plan --hardware` and the note of an out-of-memory error, on configs that are built."""
 
 import json
+import re
 
 import pytest
 
@@ -43,6 +44,15 @@ def test_a_plan_says_whether_the_run_fits(bench, capsys):
     (rank,) = found["fit"]["ranks"]
     assert (2**20, "does not fit") == (rank["memory_bytes"], rank["verdict"])
     assert rank["peak_bytes"] == max(phase["num_bytes"] for phase in found["ranks"][0]["phases"])
+    (planned,) = found["ranks"]
+    sums = [sum(place["uses"].values()) for place in planned["timeline"]]
+    assert rank["peak_bytes"] == max(sums)
+    peak = max(planned["phases"], key=lambda phase: phase["num_bytes"])
+    assert peak["at"] == planned["timeline"][sums.index(max(sums))]["at"]
+    assert re.match(r"\w+(\.\w+)+: \d+ x ", peak["made_by"])
+    passes = [(place["phase"], place["block"]) for place in planned["timeline"]]
+    assert [("forward", block) for block in range(-1, 3)] == passes[:4]
+    assert [("backward", block) for block in (2, 1, 0)] == [one for one in passes if one[0] == "backward"][:3]
     assert 2 == found["settings"]["per_device_train_batch_size"]
     # AdamW in 32 bits: two values for each weight.
     assert 4 * found["parameters"] == found["model_bytes"] == found["weights_bytes"]
@@ -115,6 +125,14 @@ def test_an_out_of_memory_error_says_how_to_go_on(bench, capsys):
     told = capsys.readouterr().err
     assert "CUDA out of memory" in told
     assert "`fgcli plan` shows" in told
+
+
+@pytest.mark.matrix
+def test_a_plan_is_written_as_a_page(bench, capsys):
+    assert 0 == main(["-t", "tiny", "plan", "--hardware", "box.json", "-o", "plan.html"])
+    page = (bench / "plan.html").read_text()
+    assert "<h1>tiny.yaml</h1>" in page
+    assert '<b class="bad">does not fit</b>' in page
 
 
 @pytest.mark.matrix

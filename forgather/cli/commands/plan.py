@@ -13,7 +13,7 @@ from forgather.cli.plan_output import fit_lines, plan_lines, row_lines
 from forgather.cli.plan_time_output import device_count_lines, time_lines
 from forgather.cli.trusting import ask_trust
 from forgather.launch.in_process import MAIN, plan_run
-from forgather.launch.planning import device_of, fit_on, rows_within, traced_plan
+from forgather.launch.planning import device_of, fit_on, page_of, rows_within, traced_plan
 from forgather.launch.time_planning import device_count_of, time_of
 from forgather.planner.run_time import check_amounts
 from forgather.project.world_size import processes_per_machine
@@ -24,7 +24,8 @@ DESCRIPTION = """Plan the memory and the time of a run. The run is built with te
 and its own strategy computes a step and an evaluation: no GPU, no weights and no other process are needed. A row
 is 'traced' if the code of the run allocated it, 'formula' if it follows from settings, and 'assumed' otherwise. With
 --hardware, or with a GPU here, the plan says whether each process fits, what would make it smaller if not, and how long
-a step and the run take, as ranges with what is assumed. --tokens and --days ask how many devices a deadline needs."""
+a step and the run take, as ranges with what is assumed. --tokens and --days ask how many devices a deadline needs.
+-o plan.html writes a page with bars of the memory of each process, its course over a step, and the time by kind."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml plan
   fgcli -t fsdp2.yaml plan --hardware h200 --gpus 8 --nodes 4
@@ -32,7 +33,8 @@ EXAMPLES = """examples:
   fgcli -t fsdp2.yaml plan --hardware h200 --gpus 8 --tokens 1e12 --days 14
   fgcli -t tiny.yaml plan --set trainer_args.per_device_train_batch_size=64
   fgcli -t tiny.yaml plan --memory 22GB
-  fgcli -t tiny.yaml plan --json"""
+  fgcli -t tiny.yaml plan --json
+  fgcli -t tiny.yaml plan --hardware h200 -o plan.html"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -96,9 +98,11 @@ def run(invocation: Invocation) -> int:
             if options.days is not None:
                 deadline = {"tokens": options.tokens, "days": options.days}
                 count = device_count_of(project, found, work, device.hardware, **deadline)
+    result = {"config": project.config_name, **found, "fit": fit, "time": time, "devices": count}
     if options.json:
-        result = {"config": project.config_name, **found, "fit": fit, "time": time, "devices": count}
         write_json({**result, "largest_batch": rows or None}, options.output)
+    elif options.output and options.output.endswith(".html"):
+        write_text(page_of(result), options.output)
     else:
         lines = [*plan_lines(found), *fit_lines(fit, found["world_size"]), *row_lines(rows)]
         lines += [*time_lines(time, found["world_size"]), *device_count_lines(count, options.days)]

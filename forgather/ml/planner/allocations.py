@@ -60,6 +60,10 @@ class Allocation:
     category: str | None = None
     died: int | None = None
 
+    def __str__(self) -> str:
+        sizes = " x ".join(map(str, self.shape)) or "1"
+        return f"{self.operation or 'before the step'}: {sizes} {str(self.dtype).removeprefix('torch.')}"
+
 
 @dataclass(slots=True)
 class Peak:
@@ -69,11 +73,13 @@ class Peak:
         num_bytes: the sum in bytes.
         categories: its parts by category, in bytes.
         time: the time of the peak, in events since the start of the recording.
+        made_by: the allocation that made the sum so large, such as "aten.mm: 2 x 1024 x 50257 float32".
     """
 
     num_bytes: int
     categories: dict[str, int] = field(default_factory=dict)
     time: int = 0
+    made_by: str = ""
 
 
 class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -254,6 +260,7 @@ def peaks(allocations: Iterable[Allocation], category_of: Callable[[Allocation],
             events.append((allocation.died, -1, allocation))
     total, sums = 0, dict[str, int]()
     found: dict[Region, Peak] = {}
+    makers: dict[Region, Allocation] = {}
     for time, sign, allocation in sorted(events, key=lambda event: event[0]):
         category = category_of(allocation)
         total += sign * allocation.num_bytes
@@ -263,4 +270,7 @@ def peaks(allocations: Iterable[Allocation], category_of: Callable[[Allocation],
         peak = found.get(allocation.region)
         if peak is None or total > peak.num_bytes:
             found[allocation.region] = Peak(total, {name: size for name, size in sums.items() if size}, time)
+            makers[allocation.region] = allocation
+    for region, maker in makers.items():
+        found[region].made_by = str(maker)
     return found

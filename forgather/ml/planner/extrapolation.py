@@ -158,4 +158,5 @@ def _line(low: Peak, high: Peak, num_blocks: int) -> Peak:
     return Peak(
         line(low.num_bytes, high.num_bytes, num_blocks),
         extrapolated_counts(low.categories, high.categories, num_blocks),
+        made_by=high.made_by,
     )

@@ -19,7 +19,7 @@ from forgather.ml.planner.stage_metadata import Relay
 from forgather.ml.planner.stored_state import joined
 from forgather.ml.planner.trace_facts import TraceFacts
 from forgather.ml.planner.window_shape import WindowShape
-from forgather.planner.memory_plan import MemoryPlan, MemoryRow, PhaseMemory, RankMemory, Source
+from forgather.planner.memory_plan import MemoryPlan, MemoryRow, PhaseMemory, PlaceMemory, RankMemory, Source
 from forgather.planner.work import Message, RankWork, RunWork
 
 _PHASES = {"training step": ("forward", "backward", "update"), "evaluation": ("evaluation",)}
@@ -68,6 +68,7 @@ def plan_run(
             ranks=(position * width, (position + 1) * width - 1),
             stages=trace.facts.stages,
             phases=tuple(_phases(trace)),
+            timeline=tuple(_timeline(trace)),
         )
         for position, trace in enumerate(traces)
     ]
@@ -137,10 +138,32 @@ def _phases(trace: RankTrace) -> list[PhaseMemory]:
             PhaseMemory(
                 phase=name,
                 at=_words(at, trace.num_blocks),
+                made_by=peak.made_by,
                 rows=tuple(sorted(rows, key=lambda row: -row.num_bytes)),
             )
         )
     return found
+
+
+def _timeline(trace: RankTrace) -> list[PlaceMemory]:
+    """Returns the parts of a step in their order: a backward pass begins with the last block."""
+    first, after_last = -1, trace.num_blocks
+
+    def order(at: Region) -> tuple[int, int]:
+        number = list(_WORDS).index(at.phase)
+        if at.phase == "backward":
+            return number, after_last + 1 if at.block == first else -at.block
+        return number, at.block
+
+    return [
+        PlaceMemory(
+            phase=at.phase,
+            block=at.block,
+            at=_words(at, trace.num_blocks),
+            uses={**trace.peaks[at].categories, **trace.facts.untraced},
+        )
+        for at in sorted(trace.peaks, key=order)
+    ]
 
 
 def _words(at: Region, num_blocks: int) -> str:

@@ -1,0 +1,113 @@
+"""The page of a plan: bars, course and rows say what the plan says, and no text can be code."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from forgather.cli.plan_output import fit_lines
+from forgather.ml.report.plan_page import plan_page
+
+GIB = 2**30
+
+
+def place(phase, block, **uses):
+    return {"phase": phase, "block": block, "at": f"{phase} {block}", "uses": {k: v * GIB for k, v in uses.items()}}
+
+
+def row(name, size, source="traced"):
+    return {"name": name, "num_bytes": size * GIB, "source": source}
+
+
+@pytest.fixture
+def found():
+    rows = [row("activations", 4), row("parameters", 2), row("buckets", 1, "formula"), row("<b>own</b>", 1)]
+    peak = {"phase": "training step", "at": "backward 1", "made_by": "aten.mm: 2 x 3 <i>", "rows": rows}
+    timeline = [
+        place("forward", -1, parameters=2),
+        place("forward", 0, parameters=2, activations=2),
+        place("forward", 2, parameters=2, activations=4),
+        place("backward", 1, parameters=2, activations=4, buckets=1, **{"<b>own</b>": 1}),
+        place("update", -1, parameters=2, gradients=3),
+    ]
+    rank = {"ranks": [0, 3], "stages": [], "phases": [{**peak, "num_bytes": 8 * GIB}], "timeline": timeline}
+    overhead = {"name": "context", "least": GIB, "most": 2 * GIB, "basis": "reports", "source": "assumed"}
+    fit = {"peak_bytes": 8 * GIB, "least": 9 * GIB, "most": 10 * GIB, "available": 16 * GIB, "verdict": "fits"}
+    fit |= {"ranks": (0, 3), "overheads": [overhead], "ways_out": [], "largest": "activations"}
+    step = {"seconds": {"low": 0.5, "high": 2.0}, "assumptions": ["0.4 to <0.75"], "rows": {}}
+    step["rows"] = {"matrix products": {"low": 0.4, "high": 1.5}, "bubble": {"low": 0.1, "high": 0.5}}
+    return {
+        "config": "<script>", "world_size": 4, "strategy": "Replicated", "mesh": {"dp": 4}, "parameters": 10**9,
+        "trainable": 10**9, "rows_per_update": 8, "tokens_per_row": 128, "ranks": [rank], "host": [], "notes": [],
+        "disk": [], "time": {"step": step, "run": None},
+        "fit": {"hardware": {"title": "a card", "memory_bytes": 16 * GIB}, "held_bytes": 0, "ranks": [fit]},
+    }  # fmt: skip
+
+
+class Balanced(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert tag == self.open.pop()
+
+
+def shares(page, key):
+    return [float(share) for share in re.findall(rf'<i class="{key}" style="--share:([\d.]+)%', page)]
+
+
+def test_bars_are_in_proportion_to_the_device(found):
+    found["time"] = None
+    page, whole = plan_page(found), 16 * 1.06
+    sizes = {"u0": 2, "u7": 4, "u4": 1, "u10": 1, "least": 1, "most": 1}
+    for key, size in sizes.items():
+        assert [pytest.approx(100 * size / whole, abs=1e-3)] == shares(page, key)
+    assert f'--at:{16 / whole:.3%}" title="memory of the device"' in page
+
+
+def test_the_course_of_a_step_has_its_peak_where_the_plan_has_it(found):
+    page = plan_page(found)
+    (top, left) = re.search(
+        r'class="peak[ a-z]*" style="--x:([\d.]+)%;--y:([\d.]+)%"><span>peak 8.0 GiB', page
+    ).groups()[::-1]
+    assert float(top) == pytest.approx(100 * 8 / (16 * 1.06), abs=0.01)
+    # Blocks 1 and 2 of the forward pass are twice as far from each other as 0 is from what is before it.
+    xs = [
+        float(point.split(",")[0]) for point in re.search(r'<polygon class="u0" points="([^"]+)"', page)[1].split()[:5]
+    ]
+    assert xs[2] - xs[1] == pytest.approx(2 * (xs[1] - xs[0]), abs=0.2)
+    assert float(left) == pytest.approx(xs[3] / 10, abs=0.1)
+    assert "The peak is in the backward 1, when aten.mm: 2 x 3 &lt;i&gt; was allocated." in page
+
+
+def test_each_row_says_how_it_was_found_and_texts_are_escaped(found):
+    page = plan_page(found)
+    for name, source in (("activations", "traced"), ("buckets", "formula"), ("context", "assumed")):
+        assert re.search(rf'{name}</td>.*?<b class="{source}">{source}</b></td></tr>', page)
+    assert "&lt;b&gt;own&lt;/b&gt;" in page
+    reader = Balanced()
+    reader.feed(page)
+    assert [] == reader.open
+    assert "script" not in reader.seen
+    assert "default-src 'none'" in page
+
+
+def test_a_plan_without_a_device_has_no_line_and_no_time(found):
+    page = plan_page({**found, "fit": None, "time": None})
+    assert "memory of the device" not in page
+    assert "Time of a step" not in page
+
+
+def test_the_terminal_shows_a_bar_with_the_device(found):
+    (bar,) = [line.strip() for line in fit_lines(found["fit"], 4) if "#" in line]
+    # 16 GiB are 48 characters.
+    assert "|" + "#" * 24 + "+" * 3 + "-" * 3 + " " * 18 + "|" == bar
+    found["fit"]["ranks"][0]["available"] = 5 * GIB
+    (bar,) = [line.strip() for line in fit_lines(found["fit"], 4) if "#" in line]
+    assert "|" + "#" * 24 + "|" + "#" * 14 + "+" * 5 + "-" * 5 == bar
