@@ -1,8 +1,8 @@
 """Shapes of well-known models: what a formula has to know about a model, without downloading or building it.
 
 Takes the name of a model; gives a `ModelShape`. The folder `shapes` has a file for each family of models, with the
-configuration of each model as transformers spells it, the published number of parameters and its source. The number of
-parameters that `ModelShape` computes, the published number and the model that transformers builds are the same, which
+configuration of each model as transformers spells it, the number of parameters of the checkpoint and its source. The
+number that `ModelShape` computes, this number and the model that transformers builds are the same, which
 `tests/planner/test_model_shapes.py` shows for every model.
 
 Units:
@@ -100,7 +100,7 @@ class ModelShape:
         family: the family of models, such as "text_generation".
         model_class: the class of transformers that builds it.
         config: the configuration, as transformers spells it.
-        published_parameters: the number that its publisher gives.
+        published_parameters: the number of parameters of the checkpoint.
         blocks: the kinds of blocks.
         other_parameters: parameters outside of the blocks: embeddings, head, last norm.
         vocab_size: the number of classes of each prediction.
@@ -302,7 +302,10 @@ def _opt(config: Mapping[str, Any]) -> dict[str, Any]:
     hidden, vocab, tokens = config["hidden_size"], 50272, 2048
     heads, count = config["num_attention_heads"], config["num_hidden_layers"]
     block = _with_biases(hidden, config["ffn_dim"], heads, count, activation="relu")
-    return _sizes((block,), (vocab + tokens + 2 + 2) * hidden, vocab, tokens)
+    # opt-350m has narrower embeddings, with a matrix on each side, and no last norm.
+    width, last_norm = config["word_embed_proj_dim"], 2 * hidden * config.get("do_layer_norm_before", True)
+    projections = 2 * width * hidden if width != hidden else 0
+    return _sizes((block,), vocab * width + projections + (tokens + 2) * hidden + last_norm, vocab, tokens)
 
 
 def _gpt2(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from forgather.cli.main import main
 from forgather.cli.plan_time_output import device_count_lines, time_lines
 from tests.project.workbench import TINY_TRAINING, make_project
 
+PASSES = ["forward", "backward", "update", "evaluation"]
 OUT_OF_MEMORY = """\
 import torch
 
@@ -50,9 +51,13 @@ def test_a_plan_says_whether_the_run_fits(bench, capsys):
     peak = max(planned["phases"], key=lambda phase: phase["num_bytes"])
     assert peak["at"] == planned["timeline"][sums.index(max(sums))]["at"]
     assert re.match(r"\w+(\.\w+)+: \d+ x ", peak["made_by"])
-    passes = [(place["phase"], place["block"]) for place in planned["timeline"]]
-    assert [("forward", block) for block in range(-1, 3)] == passes[:4]
-    assert [("backward", block) for block in (2, 1, 0)] == [one for one in passes if one[0] == "backward"][:3]
+    course = {name: [place["block"] for place in planned["timeline"] if place["phase"] == name] for name in PASSES}
+    assert [-1, 0, 1] == course["forward"] == course["evaluation"][:3]
+    # The end of a backward pass is outside of the blocks.
+    assert [1, 0] == course["backward"][:2]
+    assert [PASSES.index(place["phase"]) for place in planned["timeline"]] == sorted(
+        PASSES.index(place["phase"]) for place in planned["timeline"]
+    )
     assert 2 == found["settings"]["per_device_train_batch_size"]
     # AdamW in 32 bits: two values for each weight.
     assert 4 * found["parameters"] == found["model_bytes"] == found["weights_bytes"]
