@@ -65,6 +65,12 @@ class Accumulation:
         """The largest number of micro-batches of a step."""
         return max(count for _, count in self.entries)
 
+    @property
+    def largest_from(self) -> tuple[int, int]:
+        """An epoch, and a number of steps that are done, at which a step has the largest number of micro-batches."""
+        start = next(start for start, count in self.entries if count == self.largest)
+        return (start, 0) if self.unit == EPOCHS else (0, start)
+
     def at(self, *, epoch: int, step: int) -> int:
         """Returns the number of micro-batches of an optimizer step.
 
@@ -118,12 +124,23 @@ class Accumulation:
             epochs, steps = epochs + int(number), steps - int(number) * each
         raise AssertionError("the last run of epochs has no end")
 
-    def num_micro_batches(self, steps: int) -> int:
-        """Returns the number of micro-batches of a number of optimizer steps, if all of them are in the first epoch."""
+    def num_micro_batches(self, steps: int, batches: int | None = None) -> int:
+        """Returns the number of micro-batches of a number of optimizer steps.
+
+        Args:
+            steps: the number of optimizer steps.
+            batches: the number of micro-batches of an epoch, from 1; None if the first epoch has no end.
+        """
+        total, epoch, done = 0, 0, 0
+        for number, each in self._equal_epochs(batches) if batches is not None else ():
+            whole = int(min(number, (steps - done) // each))
+            total, epoch, done = total + whole * (batches or 0), epoch + whole, done + whole * each
+            if whole < number:
+                break
         if self.unit == EPOCHS:
-            return steps * self.entries[0][1]
-        starts = [min(start, steps) for start, _ in self.entries]
-        return sum(
+            return total + (steps - done) * self.at(epoch=epoch, step=done)
+        starts = [min(max(start, done), steps) for start, _ in self.entries]
+        return total + sum(
             (end - start) * count
             for start, end, (_, count) in zip(starts, [*starts[1:], steps], self.entries, strict=True)
         )

@@ -21,15 +21,16 @@ def schedules(draw):
 
 
 def walked(schedule, batches):
-    """Returns the number of steps after each epoch, counted one by one."""
-    step, ends = 0, []
+    """Returns the number of steps after each epoch, and the micro-batches after each step, counted one by one."""
+    step, ends, read = 0, [], [0]
     for epoch in range(EPOCHS_WALKED):
         left = batches
         while left > 0:
-            left -= schedule.at(epoch=epoch, step=step)
-            step += 1
+            taken = min(left, schedule.at(epoch=epoch, step=step))
+            left, step = left - taken, step + 1
+            read.append(read[-1] + taken)
         ends.append(step)
-    return ends
+    return ends, read
 
 
 @settings(max_examples=60, deadline=None)
@@ -40,13 +41,16 @@ def walked(schedule, batches):
     share=st.sampled_from([0, 0.125, 0.5, 0.75]),
 )
 def test_counts_are_those_of_a_walk(schedule, batches, epochs, share):
-    ends = walked(schedule, batches)
+    ends, read = walked(schedule, batches)
     assert ends == list(itertools.islice(schedule.epoch_ends(batches), EPOCHS_WALKED))
     before = ends[epochs - 1] if epochs else 0
     total = epochs + share
     assert before + math.ceil((total - epochs) * (ends[epochs] - before)) == schedule.num_steps(batches, total)
     for steps in (before + 1, ends[epochs]):
         assert epochs + 1 == schedule.num_epochs(batches, steps)
+        assert read[steps] == schedule.num_micro_batches(steps, batches)
+    epoch, step = schedule.largest_from
+    assert schedule.largest == schedule.at(epoch=epoch, step=step) == max(count for _, count in schedule.entries)
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(2.3, 23), (1.1, 11), (0.07, 1), (3.0, 30)])

@@ -67,7 +67,7 @@ def device_count_of(
         planned=nodes,
         why_fewer=why_fewer,
         days=run.hours.times(1 / 24),
-        tokens_per_update=work_there.rows_per_update * (work_there.tokens_per_row or 1),
+        tokens_per_update=round(work_there.rows_per_update * (work_there.tokens_per_row or 1)),
         verdict=worst(sizes[1][1]),
     ).as_data()
 

@@ -56,7 +56,7 @@ def run_time(work: RunWork, step: StepTime, *, tokens: float | None, price: floa
     gpu_hours = hours.times(work.world_size)
     return RunTime(
         num_updates=updates,
-        tokens=updates * per_update,
+        tokens=round(updates * per_update),
         hours=hours,
         gpu_hours=gpu_hours,
         price=None if price is None else gpu_hours.times(price),

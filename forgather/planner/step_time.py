@@ -171,7 +171,7 @@ def _rate(dtype: str, hardware: Hardware) -> float:
 
 
 def _main_rate(work: RunWork, hardware: Hardware) -> tuple[str, float]:
-    sums: dict[str, int] = {}
+    sums: dict[str, float] = {}
     for one in work.ranks:
         for operation, count in one.operations.items():
             sums[operation.dtype] = sums.get(operation.dtype, 0) + operation.flops * count

@@ -61,14 +61,14 @@ class RankWork:
     Args:
         ranks: the first and the last rank of the range.
         stages: the numbers of the pipeline stages on these ranks; empty without a pipeline.
-        operations: the number of equal operators.
+        operations: the number of equal operators, or its mean where the accumulation changes.
         messages: the number of equal messages.
     """
 
     ranks: tuple[int, int]
     stages: tuple[int, ...]
-    operations: Mapping[Operation, int]
-    messages: Mapping[Message, int]
+    operations: Mapping[Operation, float]
+    messages: Mapping[Message, float]
 
     @property
     def num_ranks(self) -> int:
@@ -83,23 +83,24 @@ class RunWork:
     Args:
         world_size: the number of processes.
         local_world_size: the number of processes on one machine.
-        rows_per_update: the number of rows of one optimizer step, over all data-parallel ranks.
+        rows_per_update: the number of rows of one optimizer step, over all data-parallel ranks; where the accumulation
+            changes, the mean.
         tokens_per_row: the number of tokens of a row; None if rows have no token ids.
         num_updates: the number of optimizer steps of the run; None if the config does not say.
         schedule: the name of the pipeline schedule; None without a pipeline.
         micro_batches: the number of micro-batches that one run of the schedule passes through the pipeline.
-        schedule_runs: the number of runs of the schedule in an optimizer step.
+        schedule_runs: the number of runs of the schedule in an optimizer step, or the mean.
         ranks: the work of all ranks.
     """
 
     world_size: int
     local_world_size: int
-    rows_per_update: int
+    rows_per_update: float
     tokens_per_row: int | None
     num_updates: int | None
     schedule: str | None
     micro_batches: int
-    schedule_runs: int
+    schedule_runs: float
     ranks: tuple[RankWork, ...]
 
     @property
@@ -110,21 +111,22 @@ class RunWork:
         that is given a mask, or that has dropout, counts in full, as it is computed. In its backward pass, a fused
         attention computes the scores again: one of its five products is left out.
         """
-        return sum(_model_flops(one.operations) * one.num_ranks for one in self.ranks)
+        return round(sum(_model_flops(one.operations) * one.num_ranks for one in self.ranks))
 
     @property
     def executed_flops(self) -> int:
         """The FLOPs that all ranks execute in a step, those of recomputed activations and scores included."""
-        return sum(
+        found = (
             operation.flops * count * one.num_ranks
             for one in self.ranks
             for operation, count in one.operations.items()
             if operation.phase != "evaluation"
         )
+        return round(sum(found))
 
 
-def _model_flops(operations: Mapping[Operation, int]) -> int:
-    total = 0
+def _model_flops(operations: Mapping[Operation, float]) -> float:
+    total: float = 0
     for operation, count in operations.items():
         if operation.phase in ("forward", "backward"):
             again = operation.is_attention and operation.name.endswith("_backward")

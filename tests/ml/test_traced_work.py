@@ -25,6 +25,27 @@ def test_micro_batches_that_are_not_traced_count():
         assert 4 * plan["parameters"] in sums
 
 
+def test_a_schedule_of_accumulation_is_planned_with_its_mean_work_and_its_largest_step():
+    settings = {"num_train_epochs": 3, "max_steps": -1}
+    plan, once = work_of("ddp.yaml", **settings)
+    changes = [(f"trainer_args.{name}", str(value)) for name, value in settings.items()]
+    for schedule in ("{0: 1, 2: 4}", "{steps: {0: 1, 3: 4}}"):
+        changes += [("+trainer_args.accumulate_grad_batches", schedule)]
+        project = Project("ddp.yaml", "projects/parallel", overrides=[*changes[:2], changes[-1]])
+        scheduled_plan, scheduled = traced_plan(project, gpus=2, nodes=1)
+        # The same rows in fewer steps.
+        rows = scheduled.rows_per_update * scheduled.num_updates
+        assert once.rows_per_update * once.num_updates == pytest.approx(rows)
+        assert once.num_updates > scheduled.num_updates
+        per_row = scheduled.model_flops / scheduled.rows_per_update
+        assert once.model_flops / once.rows_per_update == pytest.approx(per_row, rel=1e-9)
+        assert 4 * plan["rows_per_update"] == scheduled_plan["rows_per_update"]
+        assert any("mean step" in note for note in scheduled_plan["notes"])
+        largest, _ = work_of("ddp.yaml", **settings, gradient_accumulation_steps=4)
+        peaks = [found["ranks"][0]["phases"] for found in (plan, scheduled_plan, largest)]
+        assert peaks[1] == peaks[2] != peaks[0]
+
+
 def test_recomputation_is_executed_and_no_work_of_the_model():
     plain, again = (
         traced_plan(Project("fsdp2.yaml", "projects/parallel", overrides=changes), gpus=2, nodes=1)[1]

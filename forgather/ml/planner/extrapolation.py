@@ -88,7 +88,7 @@ def extrapolated(shallow: Mapping[Region, Peak], deeper: Mapping[Region, Peak], 
     return found
 
 
-def extrapolated_counts(shallow: Mapping[Any, int], deeper: Mapping[Any, int], num_blocks: int) -> dict[Any, int]:
+def extrapolated_counts(shallow: Mapping[Any, Any], deeper: Mapping[Any, Any], num_blocks: int) -> dict[Any, Any]:
     """Returns how often each kind of work is done in a model with `num_blocks` blocks.
 
     Args:
@@ -100,7 +100,7 @@ def extrapolated_counts(shallow: Mapping[Any, int], deeper: Mapping[Any, int], n
     return {key: line(shallow.get(key, 0), deeper.get(key, 0), num_blocks) for key in keys}
 
 
-def extrapolated_work(shallow: Mapping[Any, int], deeper: Mapping[Any, int], num_blocks: int) -> dict[Any, int]:
+def extrapolated_work(shallow: Mapping[Any, Any], deeper: Mapping[Any, Any], num_blocks: int) -> dict[Any, Any]:
     """Returns how often each operation or message occurs in a model with `num_blocks` blocks.
 
     What occurs once for each block occurs more often in a deeper model; what takes all weights at once, as a fused
@@ -127,7 +127,7 @@ def extrapolated_work(shallow: Mapping[Any, int], deeper: Mapping[Any, int], num
     return found
 
 
-def _by_name(work: Mapping[Any, int], others: Mapping[Any, int]) -> dict[Any, list[Any]]:
+def _by_name(work: Mapping[Any, float], others: Mapping[Any, float]) -> dict[Any, list[Any]]:
     """Returns the operations or messages that the other depth does not have, smallest first, by all but their sizes."""
     found: dict[Any, list[Any]] = {}
     for key in sorted(work, key=lambda key: key.num_bytes):
@@ -137,13 +137,13 @@ def _by_name(work: Mapping[Any, int], others: Mapping[Any, int]) -> dict[Any, li
     return found
 
 
-def _sum(keys: Sequence[Any], counts: Mapping[Any, int], others: Sequence[Any]) -> Any:
+def _sum(keys: Sequence[Any], counts: Mapping[Any, float], others: Sequence[Any]) -> Any:
     form = (keys or others)[0]
     sizes = {size: sum(getattr(key, size) * counts[key] for key in keys) for size in _SIZES if size in form._fields}
     return form._replace(**sizes)
 
 
-def line(low: int, high: int, num_blocks: int) -> int:
+def line(low: Any, high: Any, num_blocks: int) -> Any:
     """Returns the value at a depth, on the line through the values at the two depths that are traced.
 
     Args:
@@ -151,7 +151,9 @@ def line(low: int, high: int, num_blocks: int) -> int:
         high: the value at the depth `DEEPER`.
         num_blocks: the depth.
     """
-    return low + (high - low) * (num_blocks - SHALLOW) // (DEEPER - SHALLOW)
+    rise = (high - low) * (num_blocks - SHALLOW)
+    # The mean of a step whose accumulation changes is no whole number.
+    return low + (rise // (DEEPER - SHALLOW) if isinstance(rise, int) else rise / (DEEPER - SHALLOW))
 
 
 def _line(low: Peak, high: Peak, num_blocks: int) -> Peak:

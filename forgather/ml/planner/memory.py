@@ -98,7 +98,7 @@ def _work(traces: Sequence[RankTrace], world_size: int, local_world_size: int) -
     return RunWork(
         world_size=world_size,
         local_world_size=local_world_size,
-        rows_per_update=facts.rows_per_update,
+        rows_per_update=facts.mean_rows_per_update,
         tokens_per_row=facts.tokens_per_row,
         num_updates=facts.num_updates,
         schedule=facts.schedule,

@@ -1,7 +1,7 @@
 """The work of a step: floating-point operations, bytes that operators read and write, and messages between ranks.
 
 `WorkCounter.count` is called with each operator below autograd. Equal operators are counted together, so that the
-result stays small: a `Counter` of `Operation`s and one of `Message`s.
+result stays small: how often each `Operation` and each `Message` occurs.
 
 Units:
     FLOPs as multiplications and additions, two for each multiply-add; bytes.
@@ -9,7 +9,7 @@ Units:
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,9 +44,9 @@ class WorkCounter:
 
     def __init__(self, phase: Callable[[], str]) -> None:
         self._phase = phase
-        self.repeats = 1
-        self.operations: Counter[Operation] = Counter()
-        self.messages: Counter[Message] = Counter()
+        self.repeats: float = 1
+        self.operations: defaultdict[Operation, float] = defaultdict(int)
+        self.messages: defaultdict[Message, float] = defaultdict(int)
 
     def count(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
         """Counts one call of an operator.

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.utils.data import Subset
 
+from forgather.ml.losses import LossRule
 from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.data_loader import TrainBatches, is_iterable
 from forgather.ml.trainer.data_rng import IsolatedRNG
@@ -30,7 +31,7 @@ class PlannedBatches:
     """The batches that a plan is made for.
 
     Args:
-        first: the first window of the run.
+        first: the first window of the run; where the accumulation changes, the first of the largest ones.
         longest: a window of the longest rows, as large as any window of the run.
         evaluation: a batch of each evaluation set, of its longest rows.
         notes: what is not known about longer rows, one sentence each.
@@ -50,12 +51,12 @@ def planned_batches(trainer: Trainer) -> PlannedBatches:
     """
     notes: list[str] = []
     rule, args, topology = trainer.strategy.rule, trainer.args, trainer.strategy.topology
-    first = longest = next(trainer._train_batches().windows(rule))
+    first = longest = _largest_window(trainer._train_batches(), rule)
     dataset, collate = trainer._inputs(trainer.train_dataset)
     if (rows := _longest(dataset, "training", notes)) is not None:
         share = RankShare.for_topology(topology, args.per_device_train_batch_size)
         copies = _copies(dataset, rows, share.all_rows * min(len(first.batches), _MOST_MICRO_BATCHES))
-        longest = next(TrainBatches(copies, args, collate, topology=topology).windows(rule))
+        longest = _largest_window(TrainBatches(copies, args, collate, topology=topology), rule)
     evaluation = []
     sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, Mapping) else {"": trainer.eval_dataset}
     for name, given in sets.items():
@@ -70,6 +71,12 @@ def planned_batches(trainer: Trainer) -> PlannedBatches:
     if trainer.answer_generator is not None:
         notes.append("generated answers are not planned: their cache of keys and values needs memory as well")
     return PlannedBatches(first=first, longest=longest, evaluation=tuple(evaluation), notes=tuple(notes))
+
+
+def _largest_window(data: TrainBatches, rule: LossRule) -> Window:
+    """Returns the first window that has as many micro-batches as any of the run."""
+    data.epoch, step = data.accumulation.largest_from
+    return next(data.windows(rule, step=step))
 
 
 def _longest(dataset: Any, name: str, notes: list[str]) -> list[int] | None:

@@ -31,7 +31,7 @@ from forgather.ml.planner.places import Places, noting_width
 from forgather.ml.planner.planned_batches import PlannedBatches, planned_batches
 from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.planner.stage_metadata import Relay, relayed
-from forgather.ml.planner.trace_facts import TraceFacts, facts_of
+from forgather.ml.planner.trace_facts import TraceFacts, facts_of, mean_accumulation
 from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale
 from forgather.ml.planner.window_shape import WindowShape, reshaped
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
@@ -68,8 +68,8 @@ class RankTrace:
     peaks: Mapping[Region, Peak]
     allocations: tuple[Allocation, ...]
     facts: TraceFacts
-    operations: Mapping[Operation, int]
-    messages: Mapping[Message, int]
+    operations: Mapping[Operation, float]
+    messages: Mapping[Message, float]
     whole: int | None = None
 
     @property
@@ -259,7 +259,7 @@ def _traced(
 
     with recorder:
         # The first of two micro-batches stands for all but the last one, which reduces the gradients.
-        work.repeats = trainer.args.gradient_accumulation_steps - 1 if len(window.batches) > 1 else 1
+        work.repeats = mean_accumulation(trainer) - 1 if len(window.batches) > 1 else 1
         _step(trainer, window, places, work, after_backward=keep_gradients)
         recorder.set_category(_state(strategy.optimizer), OPTIMIZER)
         for batch in planned.evaluation:

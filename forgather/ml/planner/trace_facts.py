@@ -44,14 +44,16 @@ class TraceFacts:
         mesh: the size of each mesh axis, by name.
         parameters: the number of elements of the model on this rank, as if nothing were sharded.
         trainable: the number of those that are trained.
-        rows_per_update: the number of rows of one optimizer step, over all data-parallel ranks.
+        rows_per_update: the number of rows of one optimizer step, over all data-parallel ranks; where the accumulation
+            changes, of the largest one.
+        mean_rows_per_update: the mean number of rows of the steps of the run.
         tokens_per_row: the number of tokens of a row of the traced batch; None if rows have no token ids.
         num_pipeline_ranks: the number of ranks of one pipeline.
         stages: the numbers of the pipeline stages on this rank; empty without a pipeline.
         num_updates: the number of optimizer steps of the run.
         schedule: the name of the pipeline schedule; None without a pipeline.
         micro_batches: the number of micro-batches that one run of the schedule passes through the pipeline.
-        schedule_runs: the number of runs of the schedule in an optimizer step.
+        schedule_runs: the number of runs of the schedule in an optimizer step, or the mean.
         reduced_bytes: the bytes of the gradients that DDP sums in a step, which no operator shows.
         untraced: the bytes of what no operator allocates, by its use, such as the buckets of DDP.
         stored: the weights and the optimizer state of this rank, as if nothing were sharded.
@@ -64,13 +66,14 @@ class TraceFacts:
     parameters: int
     trainable: int
     rows_per_update: int
+    mean_rows_per_update: float
     tokens_per_row: int | None
     num_pipeline_ranks: int
     stages: tuple[int, ...]
     num_updates: int
     schedule: str | None
     micro_batches: int
-    schedule_runs: int
+    schedule_runs: float
     reduced_bytes: int
     untraced: Mapping[str, int]
     stored: StoredState
@@ -103,6 +106,13 @@ def facts_of(trainer: Trainer, window: Window, local: nn.Module, notes: Iterable
     ids = next((item for item in tree_iter(window.batches) if isinstance(item, Tensor) and item.dim() == 2), None)
     layout = strategy.layout
     steps, _ = num_steps_and_epochs(args, trainer._train_batches())
+    rows, mean = args.per_device_train_batch_size * layout.data_parallel_size, mean_accumulation(trainer)
+    if args.accumulation.changes:
+        notes = [
+            *notes,
+            f"the memory is that of the largest step, of {rows * args.accumulation.largest:,} rows; times "
+            f"are those of the mean step, of {rows * mean:,.1f} rows",
+        ]
     if args.torch_compile:
         notes = [*notes, "torch_compile is not modelled: compiled code keeps fewer temporaries"]
     return TraceFacts(
@@ -110,20 +120,30 @@ def facts_of(trainer: Trainer, window: Window, local: nn.Module, notes: Iterable
         mesh=axes_of(strategy),
         parameters=sum(size for size, _ in sizes),
         trainable=sum(size for size, trains in sizes if trains),
-        rows_per_update=args.per_device_train_batch_size * args.gradient_accumulation_steps * layout.data_parallel_size,
+        rows_per_update=rows * args.accumulation.largest,
+        mean_rows_per_update=rows * mean,
         tokens_per_row=None if ids is None else int(ids.shape[1]),
         num_pipeline_ranks=layout.pipeline_parallel_size,
         stages=_stages(strategy),
         num_updates=steps,
         schedule=getattr(strategy, "schedule", None),
         micro_batches=getattr(strategy, "parts", 1),
-        schedule_runs=args.gradient_accumulation_steps,
+        schedule_runs=mean,
         reduced_bytes=_reduced_bytes(strategy),
         untraced=_untraced(strategy),
         stored=state_of(strategy),
         settings={name: getattr(args, name, None) for name in SETTINGS},
         notes=tuple(notes),
     )
+
+
+def mean_accumulation(trainer: Trainer) -> float:
+    """Returns the mean number of micro-batches of the steps of a run; without a schedule, their constant number."""
+    data = trainer._train_batches()
+    if not data.accumulation.changes:
+        return data.accumulation.largest
+    steps, _ = num_steps_and_epochs(trainer.args, data)
+    return data.accumulation.num_micro_batches(steps, data.num_batches) / max(1, steps)
 
 
 def _sizes(local: nn.Module) -> list[tuple[int, bool]]:
