@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -303,7 +304,8 @@ def upcast_floats(model: PreTrainedModel) -> None:
         model: the model. Weights that bitsandbytes stores in a float dtype are packed, and stay as they are.
     """
     for parameter in model.parameters():
-        if parameter.is_floating_point() and type(parameter) is nn.Parameter:
+        # A plan is computed with fake tensors.
+        if parameter.is_floating_point() and type(parameter) in (nn.Parameter, FakeTensor):
             parameter.data = parameter.data.to(torch.float32)
 
 

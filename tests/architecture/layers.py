@@ -226,8 +226,9 @@ generation:
 dry run:
     dry_run
 planner:
-    planner planner.allocations planner.devices_here planner.model_builders planner.operations planner.pipeline_step planner.real_integers planner.stage_metadata
+    planner planner.allocations planner.devices_here planner.operations planner.packed_weights planner.pipeline_step planner.real_integers planner.stage_metadata
     planner.extrapolation planner.places planner.value_readings planner.window_shape
+    planner.model_builders
     planner.engine_tensors planner.stored_state
     planner.trace_facts planner.planned_batches
     planner.rank_trace

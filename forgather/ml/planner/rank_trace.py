@@ -25,8 +25,9 @@ from forgather.ml.distributed.env import fake_world
 from forgather.ml.planner.allocations import Allocation, AllocationRecorder, Peak, Region, peaks
 from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, is_engine_bucket, separate_engine
 from forgather.ml.planner.extrapolation import block_list, shorten
-from forgather.ml.planner.model_builders import replacing_conversions, without_memory_for_models
+from forgather.ml.planner.model_builders import building, loading_fakes, without_memory_for_models
 from forgather.ml.planner.operations import WorkCounter
+from forgather.ml.planner.packed_weights import parts_of
 from forgather.ml.planner.places import Places, noting_width
 from forgather.ml.planner.planned_batches import PlannedBatches, planned_batches
 from forgather.ml.planner.real_integers import RealIntegers
@@ -37,6 +38,7 @@ from forgather.ml.planner.window_shape import WindowShape, reshaped
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.initial_weights import fill_with_fakes, shapes_only
 from forgather.ml.strategy.meta_model import move_to_meta
+from forgather.ml.trainer.divergence import window_with_divergence
 from forgather.ml.trainer.loop import loss_divisor
 from forgather.ml.trainer.trainer import Trainer
 from forgather.ml.types import Window
@@ -44,6 +46,7 @@ from forgather.planner.work import Message, Operation
 
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
 ACTIVATIONS, LOGITS, TEMPORARIES, BATCH = "activations", "logits", "temporaries", "batch"
+OTHER_MODELS = "other models"
 GATHERED, COMMUNICATION, BUCKETS = "gathered weights", "communication", "buckets"
 _GATHERS = ("fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy", "c10d._allgather_base_")
 _SENDS = ("fsdp.chunk_cat", "c10d._reduce_scatter_base_", "c10d.allreduce_", "_c10d_functional.all_reduce")
@@ -129,7 +132,7 @@ def trace_shapes(
     token = build_strategy.set(functools.partial(_build, fake=fake, depth=depth, sizes=sizes))
     try:
         stages = contextlib.nullcontext() if relay is None else relayed(relay)
-        with _world(facts), separate_engine(), shapes_only(), replacing_conversions(), stages:
+        with _world(facts), separate_engine(), shapes_only(), loading_fakes(), stages:
             trainer = make_trainer(lambda function: without_memory_for_models(function, fake))
             batches = planned_batches(trainer)
             with fake, RealIntegers():  # type: ignore[no-untyped-call]
@@ -156,7 +159,7 @@ def _build(strategy: Strategy, recipe: Recipe, *, fake: FakeTensorMode, depth: i
         _faked, recipe.make_model, strategy.topology.device, sizes, depth if is_whole else None
     )
     # The strategy also makes meshes, whose ranks are real.
-    with fake, RealIntegers():  # type: ignore[no-untyped-call]
+    with building(fake):
         strategy.build(replace(recipe, make_model=make_fake, prepare=_without_compile(recipe)))
 
 
@@ -250,7 +253,8 @@ def _traced(
     work = WorkCounter(places.work_phase)
     recorder = _Recorder(places.region, categorize, work)
     hold_engine(recorder, strategy, fake, buckets=BUCKETS, optimizer=OPTIMIZER, parameters=PARAMETERS)
-    recorder.hold([*local.parameters(), *local.buffers()], PARAMETERS)
+    recorder.hold(_other_models(strategy), OTHER_MODELS)
+    recorder.hold([*local.parameters(), *local.buffers(), *parts_of(local)], PARAMETERS)
     recorder.hold(_state(strategy.optimizer), OPTIMIZER)
     recorder.hold([item for item in tree_iter(window.batches) if isinstance(item, Tensor)], BATCH)
 
@@ -311,6 +315,7 @@ def _step(
         work.repeats = 1
 
     places.begin_pass("forward")
+    window = window_with_divergence(strategy, window)
     share = strategy.forward_backward(window, denom=loss_divisor(window.num_valid), after_micro_batch=after_micro_batch)
     del share
     after_backward()
@@ -331,6 +336,13 @@ def _gradients(local: nn.Module) -> Iterator[Tensor]:
     for parameter in local.parameters():
         if parameter.grad is not None:
             yield parameter.grad
+
+
+def _other_models(strategy: Strategy) -> Iterator[Tensor]:
+    """Yields the weights of models that the loss keeps, such as a teacher."""
+    for value in vars(strategy.rule).values():
+        if isinstance(value, nn.Module):
+            yield from (*value.parameters(), *value.buffers(), *parts_of(value))
 
 
 def _state(optimizer: Any) -> Iterable[Tensor]:

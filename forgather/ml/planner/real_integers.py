@@ -7,6 +7,7 @@ the run, with other memory. Integer tensors are small, so `RealIntegers` compute
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,9 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+_FEW_ELEMENTS = 2**10
 _MANY_ELEMENTS = 2**20
 _MOST_ELEMENTS = 2**27
 """A result with more elements, such as a mask of a very long row, is fake: its values would not fit into memory."""
+
+_INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
 
 
 class RealIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -33,7 +37,9 @@ class RealIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
-        if not _is_of_integers(func, args, kwargs):
+        if func.overloadpacket in _INDEXING:
+            args = (args[0], _positions(args[1]), *args[2:])
+        if not _is_of_settings(func, args, kwargs) and not _is_of_integers(func, args, kwargs):
             return func(*args, **kwargs)
         given = max((item.numel() for item in tree_iter((args, kwargs)) if isinstance(item, Tensor)), default=0)
         if given > _MANY_ELEMENTS:
@@ -42,6 +48,29 @@ class RealIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return shapes
         with unset_fake_temporarily():
             return func(*args, **kwargs)
+
+
+def _positions(indices: Sequence[Any]) -> list[Any]:
+    """Returns the indices of an operator with real masks as positions: their number is the size of the result."""
+    found: list[Any] = []
+    for one in indices:
+        if isinstance(one, Tensor) and one.dtype is torch.bool and not isinstance(one, FakeTensor):
+            with unset_fake_temporarily():
+                found += one.nonzero(as_tuple=True)
+        else:
+            found.append(one)
+    return found
+
+
+def _is_of_settings(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Returns whether an operator makes or takes a short row of real numbers: constructors read settings from it."""
+    if func.overloadpacket is torch.ops.aten.linspace:
+        return True
+    tensors = [item for item in tree_iter((args, kwargs)) if isinstance(item, Tensor)]
+    return bool(tensors) and all(
+        not isinstance(item, FakeTensor) and item.numel() <= _FEW_ELEMENTS and not item.requires_grad
+        for item in tensors
+    )
 
 
 def _is_of_integers(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:

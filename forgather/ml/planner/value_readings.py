@@ -27,19 +27,22 @@ class ReadingZeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Context manager in which the value of a fake scalar is zero, unless it is known. Real scalars keep theirs.
 
     Args:
-        model: the model in whose forward pass no value is answered.
+        model: the model in whose forward pass no value is answered; None while models are built, which may read values
+            of the weights that they initialize.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._model = model
+        self._hooks: list[Any] = []
         self._depth = 0
 
     def __enter__(self) -> ReadingZeros:
-        self._hooks = [
-            self._model.register_forward_pre_hook(lambda *_: self._moved(1)),
-            self._model.register_forward_hook(lambda *_: self._moved(-1), always_call=True),
-        ]
+        if self._model is not None:
+            self._hooks = [
+                self._model.register_forward_pre_hook(lambda *_: self._moved(1)),
+                self._model.register_forward_hook(lambda *_: self._moved(-1), always_call=True),
+            ]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from forgather.ml.checkpoint.rng import capture_rng, restore_rng
@@ -17,7 +18,7 @@ from forgather.ml.log import get_logger
 
 _log = get_logger(__name__)
 
-_PLAIN = (nn.Parameter, nn.Buffer, Tensor)
+_PLAIN = (nn.Parameter, nn.Buffer, Tensor, FakeTensor)
 # Parts that wrappers (activation checkpointing, compilation) insert into names.
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
@@ -44,7 +45,8 @@ def meta_model(make_model: Callable[[], nn.Module]) -> nn.Module:
 def without_memory(make_model: Callable[[], nn.Module]) -> nn.Module | None:
     """Returns a model of fake tensors, which have shapes but no values, or None if it cannot be made without values."""
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        # In a trace, the tensors of all parts of a run are those of one mode.
+        with active_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True):
             return make_model()
     except Exception as error:  # noqa: BLE001 - the border of a user's constructor: what fails is done with values
         _log.info("every rank builds the model with values: building it without memory failed with %r", error)
@@ -94,7 +96,7 @@ def is_plain(tensor: Tensor) -> bool:
     Shapes:
         tensor: any shape.
     """
-    return type(tensor) in _PLAIN or isinstance(tensor, FakeTensor)
+    return type(tensor) in _PLAIN
 
 
 def move_to_meta(model: nn.Module) -> dict[str, Tensor]:

@@ -42,6 +42,7 @@ from forgather.ml.models import from_pretrained
 from forgather.ml.number_format import plural
 from forgather.ml.preference_rules import PairRule
 from forgather.ml.strategy.base import Strategy
+from forgather.ml.strategy.initial_weights import has_shapes_only
 from forgather.ml.strategy.model_strategy import to_device
 from forgather.ml.train_mode import restored_train_modes
 from forgather.ml.trainer.arguments import TrainingArguments
@@ -186,6 +187,9 @@ class ReferenceScores:
             )
 
     def _scored(self, dataset: Any) -> ReferenceRows:
+        if has_shapes_only():
+            # A plan needs no values, and the model has none.
+            return ReferenceRows(dataset, torch.zeros(len(dataset), 2), "")
         with torch.no_grad():
             scorer = self._scorer_of_initial_weights() if self._source is None else self._scorer_of_model(self._source)
             began = time.monotonic()

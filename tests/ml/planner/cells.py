@@ -11,6 +11,7 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.adapters import lora
 from forgather.ml.planner.rank_trace import trace_rank
 from forgather.ml.planner.stage_metadata import Relay
+from forgather.ml.trainer.divergence import window_with_divergence
 from forgather.ml.trainer.loop import loss_divisor
 from tests.ml.distributed.gang import import_engine, run_ranks
 from tests.ml.planner import cell_models
@@ -116,7 +117,8 @@ def measured_peak(make, device_type="cpu"):
         window = next(trainer._train_batches().windows(strategy.rule))
         for name in ("first step", "second step"):
             with record_function(name):
-                strategy.forward_backward(window, denom=loss_divisor(window.num_valid))
+                full = window_with_divergence(strategy, window)
+                strategy.forward_backward(full, denom=loss_divisor(window.num_valid))
                 strategy.update(max_norm=1.0, want_norm=True, before_step=lambda norm: False, after_step=lambda: None)
     return found.num_bytes
 
