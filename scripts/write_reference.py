@@ -96,22 +96,29 @@ def hardware_page():
         "Rates are peaks of dense operations in TFLOPS (TOPS for int8), with sums in 32 bits for 16-bit types; sparse",
         "rates, which data sheets often print alone, are twice as high and no training uses them. Memory is what the",
         "driver reports. Links are peaks in one direction in GB/s; the network between machines is assumed. We",
-        "measured none of these figures. The date of a source is that of its edition.",
+        "measured none of these figures. The date of a source is that of its edition. Each figure was looked up again",
+        "where the last column says; those with a question mark were not found, and are as somebody remembered them.",
         "",
         "| name | " + " | ".join(DTYPES) + " | memory, MiB | GB/s | links | also called |",
         "|---" * (len(DTYPES) + 5) + "|",
     ]
     devices = [hardware(name) for name in hardware_names()]
     for one in devices:
-        cells = [f"{one.peak_flops[dtype] / 1e12:g}" if dtype in one.peak_flops else "" for dtype in DTYPES]
-        cells.append("" if one.memory_bytes is None else str(one.memory_bytes >> 20))
-        cells += [f"{one.memory_bytes_per_second / 1e9:g}", ", ".join(f"{k} {v / 1e9:g}" for k, v in one.links.items())]
+        mark = {cell: "?" for cell in one.unverified}
+        cells = [
+            f"{one.peak_flops[dtype] / 1e12:g}{mark.get(dtype, '')}" if dtype in one.peak_flops else ""
+            for dtype in DTYPES
+        ]
+        cells.append("" if one.memory_bytes is None else f"{one.memory_bytes >> 20}{mark.get('memory_mib', '')}")
+        cells.append(f"{one.memory_bytes_per_second / 1e9:g}{mark.get('memory_gb_per_second', '')}")
+        cells.append(", ".join(f"{link} {rate / 1e9:g}{mark.get(link, '')}" for link, rate in one.links.items()))
         lines.append(f"| `{one.name}` | " + " | ".join(cells) + f" | {', '.join(one.aliases)} |")
-    lines += ["", "## Sources", "", "| device | facts | source |", "|---|---|---|"]
+    lines += ["", "## Sources", "", "| device | facts | source | looked up |", "|---|---|---|---|"]
     for one in devices:
         for source in dict.fromkeys(one.sources.values()):
-            facts = ", ".join(cell for cell, origin in one.sources.items() if origin == source)
-            lines.append(f"| `{one.name}` | {facts} | {source} |")
+            cells = [cell for cell, origin in one.sources.items() if origin == source]
+            facts = ", ".join(cell + "?" * (cell in one.unverified) for cell in cells)
+            lines.append(f"| `{one.name}` | {facts} | {source} | {one.checked.get(source, '')} |")
     lines += [
         "",
         "## Other devices",
@@ -124,6 +131,10 @@ def hardware_page():
         ' "memory_gb_per_second": 1600, "dense_tflops": {"fp32": 40, "bf16": 320},',
         ' "links_gb_per_second": {"nvlink": 200, "pcie": 32, "network": 25}}',
         "```",
+        "",
+        "`fgcli plan --calibrate` adds `efficiency`: the shares of these rates that runs reached, the least",
+        "seconds of an operator (`call_seconds`), and those of a step of a collective inside of a machine",
+        "(`message_seconds`) and between machines (`network_seconds`).",
     ]
     return "\n".join(lines)
 

@@ -24,7 +24,7 @@ OWN_NAMES = frozenset(
      "--verbose", "--all", "--strict", "--no-check", "--open", "--verify", "--force",
      "--nproc-per-node", "--nproc_per_node", "-d", "--devices", "--nnodes", "--node-rank", "--node_rank",
      "--master-addr", "--master_addr", "--master-port", "--master_port", "--print", "--world-size",
-     "--rows", "--html", "--no-collator", "--gpus", "--nodes", "--hardware", "--no-plan", "--memory",
+     "--rows", "--html", "--no-collator", "--gpus", "--nodes", "--hardware", "--no-plan", "--memory", "--calibrate",
      "--resume", "--allow-missing", "--allow_missing", "--allow-changed", "--allow_changed"}
 )  # fmt: skip
 

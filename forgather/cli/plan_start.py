@@ -13,6 +13,7 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.output import print_note
 from forgather.launch.plan_check import PATIENCE_SECONDS, PlanCheck, begin_plan_check
 from forgather.launch.planning import device_of
+from forgather.planner.hardware import hardware_names
 
 Configure = Callable[[argparse.ArgumentParser], None]
 
@@ -38,13 +39,23 @@ def plan_checks(
     device = device_of(options.hardware, gpus=local)
     if device is None:
         return []
-    words = plan_words(invocation.arguments, configure, gpus=local, nodes=world // local, device_type=device.type)
+    known = options.hardware or (device.hardware.name if device.hardware.name in hardware_names() else None)
+    sizes = {"gpus": local, "nodes": world // local}
+    words = plan_words(invocation.arguments, configure, **sizes, device_type=device.type, hardware=known)
     check = begin_plan_check(words, device, run_dir, print_note)
     check.wait(PATIENCE_SECONDS if options.hardware is None else None)
     return [check]
 
 
-def plan_words(arguments: Sequence[str], configure: Configure, *, gpus: int, nodes: int, device_type: str) -> list[str]:
+def plan_words(
+    arguments: Sequence[str],
+    configure: Configure,
+    *,
+    gpus: int,
+    nodes: int,
+    device_type: str,
+    hardware: str | None = None,
+) -> list[str]:
     """Returns the words of the `fgcli plan` command for the run that a `fgcli train` command starts.
 
     Args:
@@ -53,6 +64,7 @@ def plan_words(arguments: Sequence[str], configure: Configure, *, gpus: int, nod
         gpus: the number of processes on each machine.
         nodes: the number of machines.
         device_type: the kind of device, which the planning process cannot see.
+        hardware: the device of each process, for the time of a step; None if no rates of it are known.
 
     Example:
         >>> from forgather.cli.commands.train import configure
@@ -70,4 +82,5 @@ def plan_words(arguments: Sequence[str], configure: Configure, *, gpus: int, nod
     words = [word for option in (("-p", known.project), ("-t", known.config)) if option[1] for word in option]
     changes = [word for path, text in known.overrides or () for word in ("--set", f"{path}={text}")]
     sizes = ["--gpus", str(gpus), "--nodes", str(nodes), "--device-type", device_type]
-    return [*words, "plan", *declared, *changes, "--json", *sizes]
+    named = ["--hardware", hardware] if hardware else []
+    return [*words, "plan", *declared, *changes, "--json", *sizes, *named]

@@ -12,7 +12,7 @@ from typing import Any
 from forgather.errors import ForgatherError
 from forgather.launch.planning import traced_plan
 from forgather.planner.device_count import DeviceCount, fewest_machines, worst
-from forgather.planner.efficiency import Efficiency
+from forgather.planner.efficiency import assumed_of
 from forgather.planner.fit import fit_plan
 from forgather.planner.hardware import Hardware
 from forgather.planner.run_time import machines_for, run_time
@@ -102,4 +102,5 @@ def _plan_near(
 def _step(work: RunWork, hardware: Hardware) -> StepTime:
     # Modules outside `forgather.ml` reach it only by name, so that commands without training never load torch.
     module, name = _SCHEDULE.split(":")
-    return step_time(work, hardware, Efficiency(), simulate=getattr(import_module(module), name))
+    efficiency = hardware.efficiency or assumed_of(hardware.kind)
+    return step_time(work, hardware, efficiency, simulate=getattr(import_module(module), name))

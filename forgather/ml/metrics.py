@@ -13,6 +13,7 @@ import math
 import os
 import re
 import stat
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 # Metrics that differ between two equal runs.
-_OF_THE_MACHINE = re.compile(r"(^|_)(time|runtime|seconds|memory_bytes|per_second)$|_per_second$|^memory_")
+_OF_THE_MACHINE = re.compile(r"(^|_)(time|runtime|seconds|memory_bytes|per_second)$|_per_second$|^memory_|^mfu$")
 _CHUNK_BYTES = 1 << 16
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -212,6 +213,22 @@ def read_records(file: str | os.PathLike[str], *, strict: bool = True, begin: in
                 hint="only the last line may be incomplete; remove this one",
             )
     return records
+
+
+def step_seconds(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """Returns the measured time of an optimizer step: the median of the log lines, without the first quarter of them.
+
+    The first steps allocate memory and fill caches. None if no line has a speed.
+
+    Args:
+        records: the lines of a metrics file.
+
+    Units:
+        seconds.
+    """
+    speeds = [record.get("steps_per_second") for record in records]
+    seconds = [1 / speed for speed in speeds if isinstance(speed, int | float) and 0 < speed < math.inf]
+    return statistics.median(seconds[-(-len(seconds) // 4) :] or seconds) if seconds else None
 
 
 def as_json(value: Any) -> Any:

@@ -13,11 +13,12 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from forgather.errors import PlanError
+from forgather.planner.efficiency import EFFICIENCIES, Efficiency, Range, assumed_of
 from forgather.source import Span
 from forgather.spelling import close_matches
 
@@ -34,7 +35,9 @@ _KEYS = (
     "memory_gb_per_second",
     "links_gb_per_second",
     "network_is_shared",
+    "efficiency",
 )
+_ABOUT_EFFICIENCY: Mapping[str, type] = {"source": str, "fitted": list, "largest_error": float}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,9 @@ class Hardware:
         network_is_shared: whether all devices of a machine share one "network" link; otherwise each has its own.
         aliases: other names in the table.
         sources: the document and the date of each fact, by its name: "memory_mib", a type, a link, and so on.
+        checked: where the facts of each source were found again, by source.
+        unverified: the names of facts that were written from memory and not found again in a document.
+        efficiency: the shares of these rates that runs were found to reach; None for a device that is not calibrated.
     """
 
     name: str
@@ -68,6 +74,9 @@ class Hardware:
     network_is_shared: bool = False
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+    checked: Mapping[str, str] = field(default_factory=dict)
+    unverified: tuple[str, ...] = ()
+    efficiency: Efficiency | None = None
 
     @property
     def gives_times(self) -> bool:
@@ -129,7 +138,7 @@ def hardware_from_file(file: str) -> Hardware:
     Args:
         file: the path of the file. It holds a mapping with keys of `hardware.json`: `title`, `kind`, `source`,
             `dense_tflops`, `sparse_tflops`, `memory_mib`, `memory_gb_per_second`, `links_gb_per_second`,
-            `network_is_shared`.
+            `network_is_shared`; and `efficiency`, which `fgcli plan --calibrate` writes.
 
     Raises:
         PlanError: FG995 if the file cannot be read, or with the line of the first value that is wrong.
@@ -172,6 +181,9 @@ def _fault(entry: Any) -> tuple[str, str] | None:
                 return key, f"{key} is {value!r}, and not true or false"
         elif not isinstance(value, dict):
             return key, f"{key} is {value!r}, and not a mapping of names to numbers"
+        elif key == "efficiency":
+            if (fault := _efficiency_fault(value)) is not None:
+                return fault
         else:
             for name, number in value.items():
                 if key.endswith("tflops") and name not in DTYPES:
@@ -180,6 +192,20 @@ def _fault(entry: Any) -> tuple[str, str] | None:
                     return name, f"{name} of {key} is {number!r}, and not a number above 0"
     if "memory_mib" not in entry:
         return "", "memory_mib is missing: without it, nothing can be said about what fits"
+    return None
+
+
+def _efficiency_fault(found: Mapping[str, Any]) -> tuple[str, str] | None:
+    for name, value in found.items():
+        if name in EFFICIENCIES:
+            if not _is_positive(value):
+                return name, f"{name} of efficiency is {value!r}, and not a number above 0"
+        elif name not in _ABOUT_EFFICIENCY:
+            near = close_matches(name, EFFICIENCIES, n=1)
+            known = f"did you mean {near[0]!r}?" if near else f"use {_listed((*EFFICIENCIES, *_ABOUT_EFFICIENCY))}"
+            return name, f"efficiency has no {name!r}: {known}"
+        elif not isinstance(value, _ABOUT_EFFICIENCY[name]):
+            return name, f"{name} of efficiency is {value!r}, and not a {_ABOUT_EFFICIENCY[name].__name__}"
     return None
 
 
@@ -197,7 +223,8 @@ def _table() -> dict[str, Any]:
 def _from_table(key: str) -> Hardware:
     table = _table()
     titles = {name: f"{source['title']} ({source['date']})" for name, source in table["sources"].items()}
-    return _from_entry(key, table["hardware"][key], titles)
+    checked = {titles[name]: source["checked"] for name, source in table["sources"].items() if "checked" in source}
+    return replace(_from_entry(key, table["hardware"][key], titles), checked=checked)
 
 
 def _from_entry(name: str, entry: Mapping[str, Any], titles: Mapping[str, str]) -> Hardware:
@@ -218,8 +245,43 @@ def _from_entry(name: str, entry: Mapping[str, Any], titles: Mapping[str, str]) 
         links={link: number * 1e9 for link, number in links.items()},
         network_is_shared=entry.get("network_is_shared", False),
         aliases=tuple(entry.get("names", ())),
+        unverified=tuple(entry.get("unverified", ())),
+        efficiency=_efficiency(entry.get("efficiency"), entry.get("kind", "cuda")),
         sources={cell: titles.get(source, source) for cell, source in sources.items()},
     )
+
+
+def _efficiency(found: Mapping[str, Any] | None, kind: str) -> Efficiency | None:
+    if found is None:
+        return None
+    values = {name: Range(found[name], found[name]) for name in EFFICIENCIES if name in found}
+    said = [str(found.get("source", "given by the hardware file"))]
+    if "largest_error" in found:
+        said.append(f"which it gives within {found['largest_error']:.0%}")
+    if "fitted" in found:
+        own = [name.removesuffix("_seconds") for name in found["fitted"]]
+        said.append(f"{_listed(own, 'and')} fitted apart" if own else "all by one common factor")
+    return replace(assumed_of(kind), **values, source=", ".join(said))
+
+
+def as_entry(device: Hardware) -> dict[str, Any]:
+    """Returns the content of a hardware file that describes a device; of its sources, only one is kept."""
+    cells = sorted(set(device.sources.values()))
+    return {
+        "title": device.title,
+        "kind": device.kind,
+        "source": cells[0] if len(cells) == 1 else f"{device.name} of the table of hardware",
+        "dense_tflops": {name: float(f"{rate / 1e12:.6g}") for name, rate in device.peak_flops.items()},
+        "sparse_tflops": {name: float(f"{rate / 1e12:.6g}") for name, rate in device.sparse_flops.items()},
+        "links_gb_per_second": {name: float(f"{rate / 1e9:.6g}") for name, rate in device.links.items()},
+        "network_is_shared": device.network_is_shared,
+        **({} if device.memory_bytes is None else {"memory_mib": round(device.memory_bytes / 2**20)}),
+        **(
+            {}
+            if device.memory_bytes_per_second is None
+            else {"memory_gb_per_second": float(f"{device.memory_bytes_per_second / 1e9:.6g}")}
+        ),
+    }
 
 
 def _plain(name: str) -> str:
@@ -227,6 +289,6 @@ def _plain(name: str) -> str:
     return re.sub(r"^(nvidia|amd)?(geforce|tesla|instinct)?", "", letters)
 
 
-def _listed(names: Iterable[str]) -> str:
+def _listed(names: Iterable[str], word: str = "or") -> str:
     *first, last = list(names)
-    return f"{', '.join(first)} or {last}" if first else last
+    return f"{', '.join(first)} {word} {last}" if first else last

@@ -138,11 +138,16 @@ def _rank_time(one: RankWork, work: RunWork, hardware: Hardware, efficiency: Eff
         if message.name.startswith(("c10d.send", "c10d.recv")):
             # The simulation of the schedule waits for it.
             transfer = Range(max(transfer.low, seconds.low), max(transfer.high, seconds.high))
-        elif message.name.startswith("c10d.") and message.phase != "update":
+        elif message.name.startswith("c10d.") and message.phase != "update" and _hides_messages(hardware):
             hideable += seconds.times(count)
         else:
             blocking += seconds.times(count)
     return _RankTime(kinds=kinds, **passes, hideable=hideable, blocking=blocking, transfer=transfer)
+
+
+def _hides_messages(hardware: Hardware) -> bool:
+    """Returns whether messages can pass while a device computes: the cores of a processor do both."""
+    return hardware.kind != "cpu"
 
 
 def _kind(operation: Operation) -> str:
@@ -233,13 +238,15 @@ def _bubble(times: Sequence[_RankTime], work: RunWork, simulate: Simulate, slowe
 
 def _assumptions(work: RunWork, hardware: Hardware, efficiency: Efficiency, dtype: str) -> tuple[str, ...]:
     found = [efficiency.sentence()]
-    if work.world_size > 1:
+    if work.world_size > 1 and _hides_messages(hardware):
         found.append("the lower bound hides all messages of sharding behind computation, the upper bound none of them")
     if work.world_size > work.local_world_size and "network" in hardware.links:
         found.append(f"network of {hardware.links['network'] / 1e9:g} GB/s: {hardware.sources.get('network', 'given')}")
     key = "fp8" if dtype.startswith("float8") else _RATES.get(dtype, "fp32")
     if key not in hardware.peak_flops:
         found.append(f"{hardware.title} has no rate for {dtype}: its rate for wider numbers is used")
+    elif key in hardware.unverified:
+        found.append(f"the {key} rate of {hardware.title} was not found in a document")
     found.append(
         "model FLOPs are those of matrix products and attention, with half of a causal attention, and nothing that is "
         "recomputed; an attention with a mask or with dropout counts in full"

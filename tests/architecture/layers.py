@@ -13,10 +13,10 @@ foundation:
     interrupt requirements rules
     stored_model
     quantized
-    planner planner.batch_size planner.memory_plan
+    planner planner.batch_size planner.efficiency planner.memory_plan
     planner.hardware
     planner.fit planner.model_shapes planner.stage_cuts planner.work
-    planner.efficiency planner.formulas
+    planner.formulas
     planner.device_count planner.selection planner.step_time
     planner.benchmark planner.resources planner.run_time
     planner.benchmark_results
@@ -108,12 +108,12 @@ launch:
     launch.export launch.trained_model
     launch launch.batch_scripts launch.dry_run launch.evaluation launch.harness launch.multi_process launch.planning
     launch.benchmark_run launch.plan_check launch.restart
-    launch.time_planning
+    launch.calibration launch.time_planning
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.generation_options cli.harness_output cli.plan_output cli.plan_start cli.plan_time_output cli.selection_output
+    cli.calibrating cli.generation_options cli.harness_output cli.plan_output cli.plan_start cli.plan_time_output cli.selection_output
     cli.commands.benchmark cli.commands.export cli.commands.select
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
@@ -197,7 +197,7 @@ strategies:
     strategy.pipeline.strategy
     strategy.pipeline.idle
 trainers:
-    trainer trainer.argument_checks trainer.checkpoint_parts trainer.collation trainer.data_rng trainer.meter
+    trainer trainer.argument_checks trainer.checkpoint_parts trainer.collation trainer.data_rng trainer.meter trainer.utilization
     trainer.rewind trainer.save_function
     trainer.length_groups
     trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
@@ -226,7 +226,8 @@ generation:
 dry run:
     dry_run
 planner:
-    planner planner.allocations planner.devices_here planner.operations planner.packed_weights planner.pipeline_step planner.real_integers planner.stage_metadata
+    planner planner.allocations planner.devices_here planner.operations planner.packed_weights planner.pipeline_step planner.processors_here planner.real_integers planner.stage_metadata
+    planner.calibration
     planner.extrapolation planner.places planner.value_readings planner.window_shape
     planner.model_builders
     planner.engine_tensors planner.stored_state

@@ -107,6 +107,13 @@ def test_the_command_that_plans_the_same_config(typed, planned):
     ]
 
 
+def test_the_plan_of_known_hardware_has_times():
+    words = plan_words(
+        ["train", "--hardware", "a.json"], configure, gpus=1, nodes=1, device_type="cpu", hardware="a.json"
+    )
+    assert ["--device-type", "cpu", "--hardware", "a.json"] == words[-4:]
+
+
 def test_an_out_of_memory_error_names_the_largest_row(tmp_path):
     error = RuntimeError("out of memory")
     (tmp_path / "plan.json").write_text(json.dumps({**PLAN, "fit": fit_on(PLAN, device(GIB))}))

@@ -7,6 +7,7 @@ import pytest
 
 from forgather.cli.main import main
 from forgather.cli.plan_time_output import device_count_lines, time_lines
+from forgather.planner.hardware import hardware
 from tests.project.workbench import TINY_TRAINING, make_project
 
 PASSES = ["forward", "backward", "update", "evaluation"]
@@ -35,6 +36,7 @@ def bench(tmp_path, monkeypatch):
     (folder / "box.json").write_text('{"title": "our box", "memory_mib": 1}')
     rates = {"memory_gb_per_second": 1, "dense_tflops": {"fp32": 0.01}, "links_gb_per_second": {"network": 1}}
     (folder / "fast.json").write_text(json.dumps({"memory_mib": 4096, **rates}))
+    (folder / "small.json").write_text(json.dumps({"memory_mib": 1, **rates}))
     monkeypatch.chdir(folder)
     return folder
 
@@ -142,7 +144,9 @@ def test_a_plan_is_written_as_a_page(bench, capsys):
 
 @pytest.mark.matrix
 def test_a_run_is_compared_with_the_hardware_that_is_named(bench, capsys):
-    assert 0 == main(["-t", "tiny", "train", "--hardware", "box.json"])
+    settings = ("max_steps=4", "logging_steps=1", "save_steps=4")
+    steps = [word for setting in settings for word in ("--set", f"trainer_args.{setting}")]
+    assert 0 == main(["-t", "tiny", "train", "--hardware", "small.json", *steps])
     told = capsys.readouterr().err
     assert "plan: does not fit" in told
     (file,) = bench.glob("out/runs/*/plan.json")
@@ -152,6 +156,52 @@ def test_a_run_is_compared_with_the_hardware_that_is_named(bench, capsys):
     for name, planned in (("model", plan["weights_bytes"]), ("optimizer", plan["optimizer_bytes"])):
         (file,) = bench.glob(f"out/checkpoint-*/{name}.safetensors")
         assert planned == len(file.read_bytes()) - 8 - int.from_bytes(file.read_bytes()[:8], "little")
+    run = _run_of(plan["time"]["step"], bench)
+    _calibrate(run, capsys)
+
+
+def _run_of(step, bench):
+    """Asserts that the log and the report of the run use the FLOPs and the peak rate of its plan; returns the run."""
+    (run,) = bench.glob("out/runs/2*")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    line = next(line for line in lines if "mfu" in line)
+    width, tokens = 8, 2 * 16
+    # Four products of width x width and three of width x 16, the vocabulary, and attention. The rows have a mask, with
+    # which all scores are computed.
+    flops = 3 * (2 * tokens * (4 * width**2 + 3 * width * 16 + width * 260) + 2 * 4 * 16 * 16 * width)
+    assert line["mfu"] * 0.01e12 / line["tokens_per_second"] * tokens == pytest.approx(flops, rel=0.005)
+    assert step["model_flops"] == pytest.approx(flops, rel=0.005)
+    assert not any("mfu" in line for line in (run / "loss.jsonl").read_text().splitlines())
+    report = (run / "report.html").read_text()
+    assert "Time of a step" in report
+    assert "Model FLOPs utilization" in report
+    return run
+
+
+def _calibrate(run, capsys):
+    """Asserts that later plans use what a calibration has learned from the run, and say so."""
+    assert 0 == main(["-t", "tiny", "plan", "--calibrate", str(run), "--hardware", "fast.json", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    (one,) = found["runs"]
+    assert one["planned"] == pytest.approx(one["measured"], rel=1e-3)
+    assert [] == found["hardware"]["efficiency"]["fitted"]
+    steps = ["--set", "trainer_args.max_steps=4"]
+    assert 0 == main(["-t", "tiny", "plan", "--hardware", "calibrated.json", "--json", *steps])
+    step = json.loads(capsys.readouterr().out)["time"]["step"]
+    assert step["seconds"] == pytest.approx({"low": one["planned"], "high": one["planned"]}, rel=1e-3)
+    assert "fitted to 1 run on" in step["assumptions"][0]
+    assert "all by one common factor" in step["assumptions"][0]
+    # Without a name, the processors of this machine are measured.
+    assert 0 == main(["plan", "--calibrate", str(run), "-o", "here.json"])
+    told = capsys.readouterr().out
+    assert "thread" in told
+    here = hardware("here.json")
+    assert ("cpu", "measured on") == (here.kind, here.sources["fp32"][:11])
+    assert here.memory_bytes > 0
+    assert 1 == main(["-t", "large", "plan", "--calibrate", str(run)])
+    assert "is a run of 'tiny.yaml', and -t names 'large'" in capsys.readouterr().err
+    assert 1 == main(["plan", "--calibrate", str(run), "--tokens", "1e6"])
+    assert "error[FG983]" in capsys.readouterr().err
 
 
 @pytest.mark.matrix

@@ -310,3 +310,20 @@ def test_the_planned_peak_stands_beside_the_measured_one(tmp_path, metrics, plan
     text = parsed(write_report(folder).read_text())
     assert shown is ("planned 3.0 GiB, measured 4.0 GiB on rank 0 (plan -25.0%)" in text)
     assert shown is ("Peak memory" in text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        ({"low": 0.5, "high": 1.0}, "planned 0.5 to 1 s, measured 0.5 s (plan +50%)"),
+        ({"low": 0.5, "high": 0.5}, "planned 0.5 s, measured 0.5 s (plan +0%)"),
+        ({"low": 0.5}, None),
+        ({"low": 2, "high": 1}, None),
+    ],
+)
+def test_the_planned_time_of_a_step_stands_beside_the_measured_one(tmp_path, seconds, shown):
+    metrics = [{"step": step, "steps_per_second": speed} for step, speed in ((1, 0.1), (2, 2.0), (3, 2.0))]
+    plan = json.dumps({"time": {"step": {"seconds": seconds}}})
+    text = parsed(write_report(run_folder(tmp_path / "run", metrics_jsonl=metrics, plan_json=plan)).read_text())
+    assert (shown is not None) is ("Time of a step" in text)
+    assert shown is None or shown in text

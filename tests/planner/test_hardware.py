@@ -5,7 +5,15 @@ import json
 import pytest
 
 from forgather.errors import PlanError
-from forgather.planner.hardware import DTYPES, hardware, hardware_from_file, hardware_names, hardware_of_device
+from forgather.planner.efficiency import Efficiency, Range
+from forgather.planner.hardware import (
+    DTYPES,
+    as_entry,
+    hardware,
+    hardware_from_file,
+    hardware_names,
+    hardware_of_device,
+)
 
 ALL = [hardware(name) for name in hardware_names()]
 WANTED = """v100 t4 l4 a10 rtx3090 rtx4090 rtx5090 a100-40 a100-80 h100 h100-pcie h100-nvl h200 b200 mi300x"""
@@ -47,6 +55,13 @@ def test_every_fact_has_a_source_and_a_date(one):
     assert facts == set(one.sources)
     assert [] == [cell for cell, source in one.sources.items() if not source[-9:].strip("()0123456789-") == ""]
     assert "assumed" in one.sources["network"]
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+def test_every_fact_was_looked_up_or_says_that_it_was_not(one):
+    assert set(one.unverified) <= set(one.sources)
+    looked_up = {cell for cell, source in one.sources.items() if source in one.checked}
+    assert set(one.sources) - looked_up - {"network"} <= set(one.unverified)
 
 
 def test_the_rates_where_torch_has_the_sparse_ones():
@@ -102,6 +117,9 @@ def test_an_own_file_is_read(tmp_path):
         ('{"title": "x"}', 1, "memory_mib is missing"),
         ('{"title": \n', 2, "not JSON"),
         ("[]", 1, "holds list"),
+        ('{"memory_mib": 4, "efficiency": {\n "compute": 0}}', 2, "compute of efficiency is 0"),
+        ('{"memory_mib": 4, "efficiency": {\n "comput": 1}}', 2, "did you mean 'compute'"),
+        ('{"memory_mib": 4, "efficiency": {\n "fitted": 1}}', 2, "fitted of efficiency is 1, and not a list"),
     ],
 )
 def test_a_wrong_file_is_located(tmp_path, text, line, what):
@@ -111,6 +129,25 @@ def test_a_wrong_file_is_located(tmp_path, text, line, what):
         hardware_from_file(str(file))
     assert (info.value.code, info.value.span.line) == ("FG995", line)
     assert what in info.value.message
+
+
+def test_a_file_repeats_a_device_with_its_efficiency(tmp_path):
+    known = hardware("h200")
+    file = tmp_path / "ours.json"
+    numbers = {"compute": 0.5, "call_seconds": 1e-5}
+    about = {"fitted": ["call_seconds"], "largest_error": 0.125, "source": "fitted to 4 runs on x"}
+    file.write_text(json.dumps({**as_entry(known), "efficiency": {**numbers, **about}}))
+    ours = hardware(str(file))
+    for fact in ("peak_flops", "sparse_flops", "links", "memory_bytes", "memory_bytes_per_second", "kind"):
+        assert getattr(ours, fact) == pytest.approx(getattr(known, fact)) if fact != "kind" else ours.kind == known.kind
+    found = ours.efficiency
+    assert (Range(0.5, 0.5), Range(1e-5, 1e-5), Efficiency().memory) == (
+        found.compute,
+        found.call_seconds,
+        found.memory,
+    )
+    assert "fitted to 4 runs on x, which it gives within 12%, call fitted apart" == found.source
+    assert known.efficiency is None
 
 
 def test_a_missing_file_is_reported():

@@ -1,5 +1,7 @@
 """The time of a step: operators at their roofs, rings, overlap and bubbles as bounds; runs and deadlines."""
 
+from dataclasses import replace
+
 import pytest
 
 from forgather.cli.main import main
@@ -70,6 +72,17 @@ def test_efficiencies_and_calls_widen_the_range():
     worse = Efficiency(compute=Range(0.5, 1), memory=ONE, call_seconds=Range(0, 3))
     step = planned(work({matrix("forward"): 1, matrix("forward", 1): 1}), worse)
     assert (pytest.approx(1), pytest.approx(3 + 3)) == (step.seconds.low, step.seconds.high)
+
+
+def test_processors_move_messages_and_compute_in_turn():
+    messages = {Message("backward", "c10d.allreduce_", int(1e8), 2): 1}
+    given = work({matrix("backward"): 5}, messages, world=2)
+    beside, in_turn = (
+        step_time(given, replace(DEVICE, kind=kind), EXACT, simulate=schedule_seconds) for kind in ("cuda", "cpu")
+    )
+    assert (Range(5, 6), Range(6, 6)) == (beside.seconds, in_turn.seconds)
+    assert any("hides all messages" in sentence for sentence in beside.assumptions)
+    assert not any("hides all messages" in sentence for sentence in in_turn.assumptions)
 
 
 @pytest.mark.parametrize(

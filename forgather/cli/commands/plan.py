@@ -6,6 +6,7 @@ import argparse
 import sys
 from contextlib import redirect_stdout
 
+from forgather.cli.calibrating import calibrate
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set, memory_size
 from forgather.cli.output import print_findings, write_json, write_text
@@ -25,7 +26,8 @@ and its own strategy computes a step and an evaluation: no GPU, no weights and n
 is 'traced' if the code of the run allocated it, 'formula' if it follows from settings, and 'assumed' otherwise. With
 --hardware, or with a GPU here, the plan says whether each process fits, what would make it smaller if not, and how long
 a step and the run take, as ranges with what is assumed. --tokens and --days ask how many devices a deadline needs.
--o plan.html writes a page with bars of the memory of each process, its course over a step, and the time by kind."""
+-o plan.html writes a page with bars of the memory of each process, its course over a step, and the time by kind.
+--calibrate learns from finished runs how much of its rates a device reaches, for later plans."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml plan
   fgcli -t fsdp2.yaml plan --hardware h200 --gpus 8 --nodes 4
@@ -33,6 +35,8 @@ EXAMPLES = """examples:
   fgcli -t fsdp2.yaml plan --hardware h200 --gpus 8 --tokens 1e12 --days 14
   fgcli -t tiny.yaml plan --set trainer_args.per_device_train_batch_size=64
   fgcli -t tiny.yaml plan --memory 22GB
+  fgcli plan --calibrate output_models/a/runs/RUN output_models/b/runs/RUN -o ours.json
+  fgcli -t tiny.yaml plan --hardware ours.json
   fgcli -t tiny.yaml plan --json
   fgcli -t tiny.yaml plan --hardware h200 -o plan.html"""
 
@@ -64,6 +68,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=memory_size,
         help="find the largest per_device_train_batch_size that needs at most SIZE, as 22GB or 20.5GiB",
     )
+    parser.add_argument(
+        "--calibrate",
+        nargs="+",
+        metavar="RUN",
+        help="fit efficiencies to the measured steps of these run folders, and write a file for --hardware "
+        "(-o FILE, default: calibrated.json)",
+    )
     add_set(parser)
     add_json(parser)
     add_output(parser)
@@ -72,6 +83,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(invocation: Invocation) -> int:
     """Runs the command: plans the run, prints the plan, and returns the exit status."""
     options = invocation.options
+    if options.calibrate:
+        return calibrate(invocation)
     amounts = {"tokens": options.tokens, "days": options.days, "price": options.price}
     check_amounts(**amounts, has_device=options.hardware is not None)
     named = None if options.hardware is None else device_of(options.hardware, gpus=1)

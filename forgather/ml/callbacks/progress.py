@@ -29,9 +29,10 @@ _SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("train_tokens_per_second", "tok/s", format_count),
     ("samples_per_second", "samples/s", format_count),
     ("train_samples_per_second", "samples/s", format_count),
+    ("mfu", "MFU", "{:.1%}".format),
 )
 # Labels that are dropped on a narrow terminal, the first one first.
-_DROPPABLE = ("grad norm", "tok/s", "samples/s", "lr")
+_DROPPABLE = ("grad norm", "MFU", "tok/s", "samples/s", "lr")
 
 
 class ProgressCallback(TrainerCallback):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from forgather.ml.metrics import step_seconds
 from forgather.ml.number_format import (
     evaluation_loss_titles,
     evaluation_titles,
@@ -46,6 +47,7 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...], Look], ...] = (
         Look(may_log=False, from_zero=True),
     ),
     ("Samples per second", (("samples_per_second", "samples/s"),), Look(may_log=False, from_zero=True)),
+    ("Model FLOPs utilization", (("mfu", "MFU"),), Look(may_log=False, from_zero=True)),
     (
         "Memory",
         (("memory_bytes", "in use"), ("memory_peak_bytes", "peak"), ("memory_reserved_bytes", "reserved")),
@@ -211,6 +213,7 @@ def _this_run(facts: RunFacts) -> str:
         *_changes(facts.run.get("changes")),
         ("Repeat", _commands(facts)),
         ("Peak memory", _peaks(facts)),
+        ("Time of a step", _steps(facts)),
         *((_words(name), _code(str(places[name]))) for name in ("model", "checkpoint") if places.get(name)),
     ]
     shown = "".join(f"<dt>{html_text(name)}</dt><dd>{value}</dd>" for name, value in rows if value)
@@ -225,6 +228,17 @@ def _peaks(facts: RunFacts) -> str:
     measured = max(series.values)
     off = f"{(planned - measured) / measured:+.1%}" if measured > 0 else "?"
     return html_text(f"planned {format_bytes(planned)}, measured {format_bytes(measured)} on rank 0 (plan {off})")
+
+
+def _steps(facts: RunFacts) -> str:
+    """Returns the HTML of the planned and the measured time of a step, "" if one of them is unknown."""
+    planned, measured = facts.planned_seconds, step_seconds(facts.records)
+    if planned is None or measured is None:
+        return ""
+    low, high = (f"{seconds:.3g}" for seconds in planned)
+    between = low if low == high else f"{low} to {high}"
+    middle = sum(planned) / 2
+    return html_text(f"planned {between} s, measured {measured:.3g} s (plan {middle / measured - 1:+.0%})")
 
 
 def _code(text: str) -> str:

@@ -104,6 +104,16 @@ class RunFacts:
         except (LookupError, TypeError, ValueError):
             return None
 
+    @property
+    def planned_seconds(self) -> tuple[float, float] | None:
+        """The least and the greatest time of a step in seconds as planned, or None without a plan of times."""
+        try:
+            seconds = self.plan["time"]["step"]["seconds"]
+            low, high = float(seconds["low"]), float(seconds["high"])
+        except (LookupError, TypeError, ValueError):
+            return None
+        return (low, high) if 0 < low <= high < math.inf else None
+
 
 def read_facts(folder: Path) -> RunFacts:
     """Returns the data of the run in a folder.

@@ -43,6 +43,7 @@ from forgather.ml.trainer.save_policy import CheckpointSaver
 from forgather.ml.trainer.snapshot import import_states, origin_facts
 from forgather.ml.trainer.step_guard import BadSteps, choose_guard
 from forgather.ml.trainer.synchronization import RunSync
+from forgather.ml.trainer.utilization import Utilization
 from forgather.ml.types import Update, Window
 
 _log = get_logger(__name__)
@@ -86,6 +87,7 @@ class Run:
         self.complete = False
         self._counts_tokens = task_of(strategy.model, strategy.rule).counts_tokens
         self.meter = Meter(strategy.topology.device, counts_tokens=self._counts_tokens)
+        self.utilization = Utilization(str(self.args.logging_dir))
         self.guard = choose_guard(self.args, strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
         self.skips = SkipList(most=self.args.max_bad_steps, among=self.args.spike_window)
         origin = origin_facts(strategy, session.args, data.fingerprint)
@@ -367,6 +369,7 @@ class Run:
         """Sends the metrics since the last log line to the callbacks."""
         self.guard.poll(wait=True)
         values = self.meter.line()
+        values |= self.utilization.metrics(values)
         # A checkpoint of this step that exists already lacks this line and has the sums of the line before.
         self.saver.written_step = -1
         with self.meter.paused():
