@@ -29,6 +29,8 @@ UNKNOWN: Final = _Unknown()
 """A value that is not known before the run."""
 SOMETHING: Final = _Something()
 """A value of which nothing is known except that it is not None."""
+AUTO: Final = "auto"
+"""The value of a setting with `found`, which `fgcli train` replaces by a number before the run."""
 
 _BINARY: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -153,8 +155,8 @@ def misfit(value: Any, rule: Mapping[str, Any]) -> str | None:
             `also` lists further accepted values. `optional` accepts None. `expected` replaces the generated
             description. This function does not read the other keys: `keys` are the settings of a mapping, of which
             `open` allows further ones, and `instead` gives hints for some; `each` is the constraint of the items of a
-            list or mapping; `code` is the error code; `severity` is a warning if another release of a library may
-            accept more words.
+            list or mapping; `code` is the error code; `found` says that `AUTO` is replaced before a run; `severity` is
+            a warning if another release of a library may accept more words.
 
     Example:
         >>> misfit(0, {"type": "whole", "minimum": 1})

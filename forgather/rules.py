@@ -23,7 +23,7 @@ from forgather.compatibility import combination_facts, read_matrix
 from forgather.errors import Severity, nearest
 from forgather.parallel_sizes import layout_facts
 from forgather.pipeline_schedules import with_schedules
-from forgather.rule_conditions import SOMETHING, UNKNOWN, holds, misfit, names_of
+from forgather.rule_conditions import AUTO, SOMETHING, UNKNOWN, holds, misfit, names_of
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ml", "rules")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -324,6 +324,8 @@ def _wrong_value(name: str, value: Any, expected: str, rule: Mapping[str, Any]) 
         close = nearest(value, rule.get("choices", ()))
         if close and close.startswith("did"):
             hint = f"{close} {hint}"
+        elif value == AUTO:
+            hint += "; only `fgcli train` finds one" if rule.get("found") else "; nothing finds one for this setting"
         elif "number" in expected:
             hint += "; a number in quotes is a text"
     elif isinstance(value, float) and not math.isfinite(value):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from forgather.cli.invocation import Invocation
 from forgather.cli.output import plural
 from forgather.cli.source_excerpt import visible
+from forgather.planner.memory_plan import SIZE_UNITS, parse_size
 
 if TYPE_CHECKING:
     from forgather.project.dynamic_args import Declared, DeclaredOption
@@ -136,13 +137,11 @@ def memory_size(text: str) -> int:
         >>> memory_size("24GB")
         24000000000
     """
-    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-    unit = next((unit for unit in units if text.endswith(unit)), "")
-    with suppress(ValueError, OverflowError):
-        size = int(float(text.removesuffix(unit)) * units.get(unit, 0))
-        if size > 0:
-            return size
-    raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0 with a unit ({', '.join(units)}), as in 24GB")
+    size = parse_size(text)
+    if size is None:
+        units = ", ".join(SIZE_UNITS)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0 with a unit ({units}), as in 24GB")
+    return size
 
 
 def comma_separated(text: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.output import print_note
+from forgather.launch.auto_values import AutoValue
 from forgather.launch.plan_check import PATIENCE_SECONDS, PlanCheck, begin_plan_check
 from forgather.launch.planning import device_of
 from forgather.planner.hardware import hardware_names
@@ -19,7 +20,13 @@ Configure = Callable[[argparse.ArgumentParser], None]
 
 
 def plan_checks(
-    main: object, run_dir: str, invocation: Invocation, configure: Configure, member: Any = None
+    main: object,
+    run_dir: str,
+    invocation: Invocation,
+    configure: Configure,
+    member: Any = None,
+    *,
+    found: Sequence[AutoValue] = (),
 ) -> list[PlanCheck]:
     """Returns the check of a trainer against its device; empty if the device is unknown or `--no-plan` is given.
 
@@ -29,6 +36,7 @@ def plan_checks(
         invocation: the command line of the run.
         configure: the function that declares the options of its command.
         member: the current process as a `Peer` of several processes, or None if there is only one process.
+        found: the numbers that were found for values `auto`.
     """
     options = invocation.options
     if options.no_plan or not callable(getattr(main, "train", None)):

@@ -143,6 +143,23 @@ def overheads(kind: str, peak_bytes: int, mesh: Mapping[str, int]) -> tuple[Over
     return tuple(found)
 
 
+def largest_peak(hardware: Hardware, mesh: Mapping[str, int], *, held_bytes: int = 0) -> float:
+    """Returns the largest peak with which a rank fits, even with the upper bounds of what no trace sees.
+
+    Args:
+        hardware: the device, whose memory is known.
+        mesh: the size of each mesh axis.
+        held_bytes: what other processes hold on the device.
+    """
+    assert hardware.memory_bytes is not None  # noqa: S101 - the caller asked
+    fixed, at_large = (sum(one.most for one in overheads(hardware.kind, peak, mesh)) for peak in (0, _LARGE))
+    share = (at_large - fixed) / _LARGE
+    return max(0.0, (hardware.memory_bytes - held_bytes - fixed) / (1 + share))
+
+
+_LARGE = 10**12  # bytes; overheads are affine in the peak
+
+
 def fit_plan(plan: Mapping[str, Any], hardware: Hardware, *, held_bytes: int = 0) -> tuple[RankFit, ...]:
     """Returns whether each rank of a plan fits; empty if the memory of the hardware is unknown.
 

@@ -9,6 +9,7 @@ Units:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -164,3 +165,22 @@ def format_size(num_bytes: float) -> str:
         if num_bytes >= least:
             return f"{num_bytes / least:.1f} {unit}"
     return f"{int(num_bytes)} B"
+
+
+def parse_size(text: object) -> int | None:
+    """Returns the number of bytes of a text such as 24GB or 22.5GiB; None if it is not a size above 0 with a unit.
+
+    Example:
+        >>> parse_size("24GB"), parse_size("24")
+        (24000000000, None)
+    """
+    written = str(text)
+    unit = next((unit for unit in SIZE_UNITS if written.endswith(unit)), "")
+    with suppress(ValueError, OverflowError):
+        size = int(float(written.removesuffix(unit)) * SIZE_UNITS.get(unit, 0))
+        return size if size > 0 else None
+    return None
+
+
+SIZE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+"""The units of sizes, in bytes."""

@@ -11,7 +11,7 @@ Units:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -101,6 +101,12 @@ class StageMemory:
         for stage, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
             needs[self.ranks[stage]] += self.of_stage(stage, start, stop)
         return needs
+
+    def with_needs(self, cuts: Sequence[int], needs: Sequence[float]) -> StageMemory:
+        """Returns the same with other `extra` bytes, so that the ranks need the given bytes under the given cuts."""
+        missing = [need - known for need, known in zip(needs, self.of_ranks(cuts), strict=True)]
+        extra = [own + missing[rank] / self.ranks.count(rank) for own, rank in zip(self.extra, self.ranks, strict=True)]
+        return replace(self, extra=tuple(extra))
 
     def allows(self, cuts: Sequence[int]) -> bool:
         """Returns whether every rank has the memory that it needs."""
@@ -238,11 +244,23 @@ def _no_room(search: _Search, memory: StageMemory) -> PlanError:
     needs = memory.of_ranks(found[1] if found else ())
     over = [need - limit for need, limit in zip(needs, memory.limits, strict=True)]
     rank = max(range(len(over)), key=lambda one: over[one])
+    return no_room(over[rank], rank, memory.limits[rank], len(memory.ranks))
+
+
+def no_room(over: float, rank: int, limit: float, num_stages: int) -> PlanError:
+    """Returns the error about cuts of which none fit.
+
+    Args:
+        over: by how many bytes the nearest cuts are over the limit of a rank.
+        rank: the number of this rank in the pipeline.
+        limit: its limit in bytes.
+        num_stages: the number of stages.
+    """
     return PlanError(
-        f"no cuts into {len(memory.ranks)} stages fit into the memory: the nearest need {format_size(needs[rank])} on "
-        f"pipeline rank {rank}, which has {format_size(memory.limits[rank])}",
+        f"no cuts into {num_stages} stages fit into the memory: the nearest need {format_size(limit + over)} on "
+        f"pipeline rank {rank}, which has {format_size(limit)}",
         code="FG947",
         hint="use more pipeline ranks, recompute activations (checkpoint_sequential: true), or take smaller or fewer "
         "micro-batches",
-        found=over[rank],
+        found=over,
     )

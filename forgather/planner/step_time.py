@@ -126,7 +126,7 @@ def _rank_time(one: RankWork, work: RunWork, hardware: Hardware, efficiency: Eff
     for operation, count in one.operations.items():
         if operation.phase == "evaluation":
             continue
-        seconds = _operation_seconds(operation, hardware, efficiency).times(count)
+        seconds = operation_seconds(operation, hardware, efficiency).times(count)
         kinds[_kind(operation)] += seconds
         if operation.phase != "update":
             passes["forward" if operation.phase == "forward" else "backward"] += seconds
@@ -160,8 +160,14 @@ def _kind(operation: Operation) -> str:
     return MATRIX if operation.flops else ELEMENTWISE
 
 
-def _operation_seconds(operation: Operation, hardware: Hardware, efficiency: Efficiency) -> Range:
-    """Returns the time of one call: the longest of computing, moving bytes, and launching."""
+def operation_seconds(operation: Operation, hardware: Hardware, efficiency: Efficiency) -> Range:
+    """Returns the time of one call: the longest of computing, moving bytes, and launching.
+
+    Args:
+        operation: the operator.
+        hardware: the device, whose rates are known.
+        efficiency: how much of its peak rates it reaches.
+    """
     moving = efficiency.memory.under(operation.num_bytes / (hardware.memory_bytes_per_second or 1.0))
     computing = efficiency.compute.under(operation.flops / _rate(operation.dtype, hardware))
     launching = efficiency.call_seconds

@@ -6,19 +6,25 @@ data are left out, except that `output_dir` and `nproc_per_node` must be plain d
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from forgather.config.graph import (
     Call,
+    Entry,
     Graph,
     Lookup,
     Node,
     Scalar,
+    Sequence,
     describe,
+    is_null,
     word_of,
 )
 from forgather.config.traverse import children
 from forgather.errors import ProjectError
+from forgather.planner.memory_plan import parse_size
 from forgather.project.literal import plain_entries, string_entries
 from forgather.project.trainer_arguments import trainer_arguments
 from forgather.source import Span
@@ -36,6 +42,9 @@ class RunMeta:
         nproc_per_node: the number of processes on one machine, "gpu", or "auto". "gpu" starts one process for each
             accelerator; "auto" starts as many as the parallel sizes in the trainer's arguments need, and is the same as
             "gpu" if no size is given.
+        device_memory: the bytes that the run may take on each device, or on that of each pipeline rank; empty if the
+            config has no `device_memory`.
+        hardware: the name of each device, or of that of each pipeline rank; empty if the config has no `hardware`.
     """
 
     name: str
@@ -43,6 +52,8 @@ class RunMeta:
     config_class: str
     output_dir: str | None
     nproc_per_node: int | str = 1
+    device_memory: tuple[int, ...] = ()
+    hardware: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +77,8 @@ def run_meta(graph: Graph) -> RunMeta:
     """Returns the facts of the target `meta`.
 
     Raises:
-        ProjectError: FG411 if `output_dir` is not a string; FG828 if `nproc_per_node` is not a number of processes.
+        ProjectError: FG411 if `output_dir` is not a string; FG828 if `nproc_per_node` is not a number of processes;
+            FG948 if `device_memory` is not a size, or `hardware` not a name.
     """
     entry = graph.targets.get("meta")
     values = plain_entries(entry.value) if entry else {}
@@ -76,7 +88,38 @@ def run_meta(graph: Graph) -> RunMeta:
         config_class=_one_line(values.get("config_class")),
         output_dir=_output_dir(entry.value) if entry else None,
         nproc_per_node=_processes(entry.value) if entry else 1,
+        device_memory=tuple(_each(entry, "device_memory", parse_size, "a size with a unit, as in 22GB"))
+        if entry
+        else (),
+        hardware=tuple(_each(entry, "hardware", _as_name, "the name of a device, as in h100-sxm")) if entry else (),
     )
+
+
+Read = TypeVar("Read")
+
+
+def _each(meta: Entry | None, key: str, read: Callable[[object], Read | None], expected: str) -> Iterator[Read]:
+    """Yields the items of an entry of `meta`: of a list, or the one value."""
+    entries = string_entries(meta.value) if meta else ()
+    entry = next((entry for entry in entries if entry.key == key), None)
+    if entry is None or is_null(entry.value):
+        return
+    for node in entry.value.items if isinstance(entry.value, Sequence) else (entry.value,):
+        value = read(node.value) if isinstance(node, Scalar) else None
+        if value is None:
+            found = repr(node.value)[:80] if isinstance(node, Scalar) else describe(node)
+            raise ProjectError(
+                f"{key!r} of target 'meta' is {found}, and must be {expected}",
+                code="FG948",
+                span=entry.span,
+                path=f"meta.{key}",
+                hint=f"write {expected}, or a list with one for each pipeline rank",
+            )
+        yield value
+
+
+def _as_name(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 def known_processes(graph: Graph) -> int | None:

@@ -109,11 +109,12 @@ launch:
     launch launch.batch_scripts launch.dry_run launch.evaluation launch.harness launch.multi_process launch.planning
     launch.benchmark_run launch.plan_check launch.restart
     launch.calibration launch.time_planning
+    launch.auto_values
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.calibrating cli.generation_options cli.harness_output cli.plan_output cli.plan_start cli.plan_time_output cli.selection_output
+    cli.auto_start cli.calibrating cli.generation_options cli.harness_output cli.plan_output cli.plan_start cli.plan_time_output cli.selection_output
     cli.commands.benchmark cli.commands.export cli.commands.select
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
@@ -230,11 +231,12 @@ planner:
     planner.calibration
     planner.extrapolation planner.places planner.value_readings planner.window_shape
     planner.model_builders
-    planner.engine_tensors planner.stored_state
+    planner.engine_tensors planner.stage_parts planner.stored_state
     planner.trace_facts planner.planned_batches
     planner.rank_trace
     planner.deep_trace
-    planner.memory planner.row_limit
+    planner.memory planner.row_limit planner.stage_costs
+    planner.split_search
 benchmark:
     benchmark_cell
 """

@@ -6,6 +6,7 @@ import argparse
 import sys
 from contextlib import redirect_stdout
 
+from forgather.cli.auto_start import with_auto_values
 from forgather.cli.calibrating import calibrate
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set, memory_size
@@ -94,6 +95,7 @@ def run(invocation: Invocation) -> int:
     ask_trust(project, [MAIN])
     asked = processes_per_machine(project.graph)
     gpus = options.gpus if options.gpus is not None else asked if isinstance(asked, int) else 1
+    values = with_auto_values(project, invocation, gpus=gpus, nodes=options.nodes)
     # What constructors print must not be mixed with the result.
     fit = time = count = None
     with redirect_stdout(sys.stderr):
@@ -113,11 +115,17 @@ def run(invocation: Invocation) -> int:
                 count = device_count_of(project, found, work, device.hardware, **deadline)
     result = {"config": project.config_name, **found, "fit": fit, "time": time, "devices": count}
     if options.json:
-        write_json({**result, "largest_batch": rows or None}, options.output)
+        auto = {value.name: {"value": value.text, "reason": value.reason} for value in values}
+        write_json({**result, "largest_batch": rows or None, "auto": auto}, options.output)
     elif options.output and options.output.endswith(".html"):
         write_text(page_of(result), options.output)
     else:
-        lines = [*plan_lines(found), *fit_lines(fit, found["world_size"]), *row_lines(rows)]
+        lines = [
+            *(value.line() for value in values),
+            *plan_lines(found),
+            *fit_lines(fit, found["world_size"]),
+            *row_lines(rows),
+        ]
         lines += [*time_lines(time, found["world_size"]), *device_count_lines(count, options.days)]
         write_text("\n".join(lines), options.output)
     return 0

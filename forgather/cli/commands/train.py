@@ -12,6 +12,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from forgather.cli.auto_start import auto_values_of_all, with_auto_values
 from forgather.cli.invocation import Invocation
 from forgather.cli.next_steps import (
     RESUME_OPTION,
@@ -21,7 +22,7 @@ from forgather.cli.next_steps import (
     resume_command,
     resume_words,
 )
-from forgather.cli.options import OWN_NAMES, add_json, add_set, comma_separated
+from forgather.cli.options import OWN_NAMES, add_json, add_set, comma_separated, memory_size
 from forgather.cli.output import print_error, print_findings, print_note, write_json, write_text
 from forgather.cli.plan_start import plan_checks
 from forgather.cli.trusting import ask_trust
@@ -29,6 +30,7 @@ from forgather.errors import Diagnostic, ForgatherError, ProjectError
 from forgather.interrupt import NOTHING_TRAINED
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
+from forgather.launch.auto_values import AutoValue
 from forgather.launch.batch_scripts import KINDS as SCRIPTS
 from forgather.launch.batch_scripts import batch_script, job_name
 from forgather.launch.dry_run import dry_run_layout, layout_text
@@ -122,6 +124,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help="plan first, and say whether the run fits on this device (default: a GPU here, while the run starts)",
     )
+    parser.add_argument(
+        "--memory",
+        metavar="SIZE",
+        type=memory_size,
+        help="memory of each device for `auto` values, as 22GB (default: device_memory of meta, or of the device)",
+    )
     parser.add_argument("--no-plan", action="store_true", help="do not compare the run with its device")
     parser.add_argument("--no-check", action="store_true", help="run without checking the config first")
     add_set(parser)
@@ -155,6 +163,9 @@ def run(invocation: Invocation) -> int:
     # A dry run for several processes constructs the objects of the config, so it runs the code, too.
     if options.world_size is not None or not (options.dry_run or options.print):
         ask_trust(project)
+    if options.world_size is not None:
+        per_machine = asked.per_node if isinstance(asked.per_node, int) else options.world_size
+        with_auto_values(project, invocation, gpus=per_machine, nodes=max(1, options.world_size // per_machine))
     if options.dry_run:
         return _dry_run(plan, asked, command, world_size=options.world_size, as_json=options.json)
     if options.print:
@@ -170,10 +181,11 @@ def run(invocation: Invocation) -> int:
         if ending.error is not None:
             print_error(ending.error, project.meta.project_dir)
         return ending.status
+    found = auto_values_of_all(project, invocation, output_dir=plan.output_dir)
     # With --json, the standard output contains only the result; what the run prints goes to the error stream.
     with output_folder_lock(plan.output_dir), redirect_stdout(sys.stderr) if options.json else nullcontext():
         run_dir = prepare_run(plan, command)
-        outcome = _run_main(plan, run_dir, invocation)
+        outcome = _run_main(plan, run_dir, invocation, found=found)
     return _report_outcome(outcome, plan, command, as_json=options.json)
 
 
@@ -204,16 +216,18 @@ def _run_joined(invocation: Invocation, member: Any) -> int:
     command = ["fgcli", *invocation.arguments]
     aside = redirect_stdout(sys.stderr) if options.json or not member.is_main else nullcontext()
     if not member.is_main:
+        auto_values_of_all(project, invocation, output_dir=plan.output_dir, member=member)
         member.begin_construction(run_dir := member.share("run")["run_dir"])
         with aside:
             return _run_main(plan, run_dir, invocation, member).status
     print_findings(findings, project.meta.project_dir, invocation.check_command)
     _print_what_accelerate_adds()
+    found = auto_values_of_all(project, invocation, output_dir=plan.output_dir, member=member)
     with output_folder_lock(plan.output_dir), aside:
         run_dir = prepare_run(plan, command)
         member.share("run", {"run_dir": run_dir})
         member.begin_construction(run_dir)
-        outcome = _run_main(plan, run_dir, invocation, member)
+        outcome = _run_main(plan, run_dir, invocation, member, found=found)
     # The launcher ends this process with a signal if another one failed; that one reports the failure.
     if outcome.interrupted and member.failed_elsewhere():
         return outcome.status
@@ -275,7 +289,9 @@ def _print_what_accelerate_adds() -> None:
         )
 
 
-def _run_main(plan: RunPlan, run_dir: str, invocation: Invocation, member: Any = None) -> Outcome:
+def _run_main(
+    plan: RunPlan, run_dir: str, invocation: Invocation, member: Any = None, *, found: Sequence[AutoValue] = ()
+) -> Outcome:
     """Runs `main`. If the run can be resumed after an error, the command for this is added to the error's hint.
 
     Args:
@@ -283,6 +299,7 @@ def _run_main(plan: RunPlan, run_dir: str, invocation: Invocation, member: Any =
         run_dir: the run folder.
         invocation: the command line.
         member: the current process as a `Peer` of several processes, or None if there is only one process.
+        found: the numbers that were found for values `auto`.
 
     Raises:
         Exception: if the construction or the run fails; the exception is raised unchanged, except for the hint.
@@ -293,7 +310,7 @@ def _run_main(plan: RunPlan, run_dir: str, invocation: Invocation, member: Any =
         # Printed after construction, because a construction that fails leaves no run folder.
         if member is None or member.is_main:
             print_note(f"run folder {near_path(run_dir)}")
-            checks.extend(plan_checks(main, run_dir, invocation, configure, member))
+            checks.extend(plan_checks(main, run_dir, invocation, configure, member, found=found))
         if member is not None:
             member.begin_run()
 

@@ -46,23 +46,11 @@ def plan_run(
         local_world_size: the number of processes on one machine.
         device_type: the kind of device, "cpu" or "cuda", see `trace_shapes`.
     """
-    local = min(local_world_size, world_size)
-
-    def facts_of(rank: int) -> ProcessFacts:
-        return ProcessFacts(rank=rank, local_rank=rank % local, world_size=world_size, local_world_size=local)
-
-    relay = Relay()
-    shapes = (WindowShape(), WindowShape(longest=False))
-    first_trace, *usual = deep_traces(make_trainer, facts_of(0), shapes, relay=relay, device_type=device_type)
-    first = first_trace.facts
-    # Without a pipeline all ranks hold parts of the same size, and rank 0 stands for them.
+    traces, usual = traces_of_run(
+        make_trainer, world_size=world_size, local_world_size=local_world_size, device_type=device_type
+    )
+    first = traces[0].facts
     width = world_size // first.num_pipeline_ranks
-    later = [facts_of(rank) for rank in range(width, world_size, width)]
-    trace = functools.partial(trace_rank, make_trainer, relay=relay, device_type=device_type)
-    traces = [first_trace, *map(trace, later)]
-    if not relay.was_right:
-        # Rarely, a stage passes on other shapes than the one before it. Now all of them are known.
-        traces = [*map(trace, [facts_of(0), *later])]
     ranks = [
         RankMemory(
             ranks=(position * width, (position + 1) * width - 1),
@@ -89,7 +77,39 @@ def plan_run(
         settings=first.settings,
         notes=first.notes,
     )
-    return plan.as_data(), _work(usual or traces, world_size, local)
+    return plan.as_data(), _work(usual or traces, world_size, min(local_world_size, world_size))
+
+
+def traces_of_run(
+    make_trainer: MakeTrainer, *, world_size: int, local_world_size: int, device_type: str = "cpu"
+) -> tuple[list[RankTrace], list[RankTrace]]:
+    """Returns the trace of one rank at each position of the pipeline, and the trace of usual rows.
+
+    Without a pipeline there is one position, for which rank 0 stands. With one, no usual rows are traced.
+
+    Args:
+        make_trainer: a function that returns the trainer of the config, see `trace_rank`.
+        world_size: the number of processes.
+        local_world_size: the number of processes on one machine.
+        device_type: the kind of device, "cpu" or "cuda", see `trace_shapes`.
+    """
+    local = min(local_world_size, world_size)
+
+    def facts_of(rank: int) -> ProcessFacts:
+        return ProcessFacts(rank=rank, local_rank=rank % local, world_size=world_size, local_world_size=local)
+
+    relay = Relay()
+    shapes = (WindowShape(), WindowShape(longest=False))
+    first, *usual = deep_traces(make_trainer, facts_of(0), shapes, relay=relay, device_type=device_type)
+    # Without a pipeline all ranks hold parts of the same size, and rank 0 stands for them.
+    width = world_size // first.facts.num_pipeline_ranks
+    later = [facts_of(rank) for rank in range(width, world_size, width)]
+    trace = functools.partial(trace_rank, make_trainer, relay=relay, device_type=device_type)
+    traces = [first, *map(trace, later)]
+    if not relay.was_right:
+        # Rarely, a stage passes on other shapes than the one before it. Now all of them are known.
+        traces = [*map(trace, [facts_of(0), *later])]
+    return traces, usual
 
 
 def _work(traces: Sequence[RankTrace], world_size: int, local_world_size: int) -> RunWork:

@@ -37,15 +37,18 @@ class WorkCounter:
 
     Args:
         phase: a function that returns the current phase.
+        block: a function that returns the index of the current block; None to count operators of all blocks only.
 
     Attributes:
         repeats: how often what is counted next happens in a step: a trace executes fewer micro-batches than the run.
     """
 
-    def __init__(self, phase: Callable[[], str]) -> None:
+    def __init__(self, phase: Callable[[], str], block: Callable[[], int] | None = None) -> None:
         self._phase = phase
+        self._block = block
         self.repeats: float = 1
         self.operations: defaultdict[Operation, float] = defaultdict(int)
+        self.block_operations: defaultdict[tuple[int, Operation], float] = defaultdict(int)
         self.messages: defaultdict[Message, float] = defaultdict(int)
 
     def count(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
@@ -68,9 +71,10 @@ class WorkCounter:
             return
         moved = sum({id(one): one.numel() * one.element_size() for one in tensors}.values())
         dtype = str(tensors[0].dtype).removeprefix("torch.")
-        self.operations[Operation(self._phase(), str(packet), dtype, _flops(packet, args, kwargs, result), moved)] += (
-            self.repeats
-        )
+        operation = Operation(self._phase(), str(packet), dtype, _flops(packet, args, kwargs, result), moved)
+        self.operations[operation] += self.repeats
+        if self._block is not None:
+            self.block_operations[self._block(), operation] += self.repeats
 
     def _count_message(self, packet: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
         members = _members((args, kwargs))

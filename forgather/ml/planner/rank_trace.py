@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -64,6 +64,7 @@ class RankTrace:
         operations: the number of operators that do the same work, in one step with all its micro-batches, and in one
             evaluation.
         messages: the number of equal messages to other ranks, in the same.
+        block_operations: the same operators in a pipeline, by the index of the block; empty without a pipeline.
         whole: the number of blocks before the model was shortened; None if it was not.
     """
 
@@ -73,6 +74,7 @@ class RankTrace:
     facts: TraceFacts
     operations: Mapping[Operation, float]
     messages: Mapping[Message, float]
+    block_operations: Mapping[tuple[int, Operation], float] = field(default_factory=dict)
     whole: int | None = None
 
     @property
@@ -250,7 +252,8 @@ def _traced(
 ) -> RankTrace:
     strategy: Any = trainer.strategy
     local: nn.Module = getattr(strategy, "local", strategy.model)
-    work = WorkCounter(places.work_phase)
+    is_pipeline = strategy.layout.pipeline_parallel_size > 1
+    work = WorkCounter(places.work_phase, (lambda: places.region().block) if is_pipeline else None)
     recorder = _Recorder(places.region, categorize, work)
     hold_engine(recorder, strategy, fake, buckets=BUCKETS, optimizer=OPTIMIZER, parameters=PARAMETERS)
     recorder.hold(_other_models(strategy), OTHER_MODELS)
@@ -277,6 +280,7 @@ def _traced(
         facts=facts_of(trainer, window, local, planned.notes),
         operations=dict(work.operations),
         messages=dict(work.messages),
+        block_operations=dict(work.block_operations),
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_iter
 
 from forgather.ml.planner.extrapolation import extrapolated_counts, line
+from forgather.ml.planner.stage_parts import StageParts, parts_of
 from forgather.ml.planner.stored_state import StoredState, state_of
 from forgather.ml.strategy.data_parallel import DataParallel
 from forgather.ml.strategy.describe import axes_of
@@ -59,6 +60,7 @@ class TraceFacts:
         stored: the weights and the optimizer state of this rank, as if nothing were sharded.
         settings: the settings of `SETTINGS`, as the trainer has them.
         notes: what the trace leaves out, one sentence each.
+        parts: the parts of the model in pipeline stages; None without a pipeline.
     """
 
     strategy: str
@@ -79,6 +81,7 @@ class TraceFacts:
     stored: StoredState
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    parts: StageParts | None = None
 
     def at_depth(self, deeper: TraceFacts, num_blocks: int) -> TraceFacts:
         """Returns the facts of a model with more blocks, on the line through the two depths that are traced."""
@@ -134,6 +137,7 @@ def facts_of(trainer: Trainer, window: Window, local: nn.Module, notes: Iterable
         stored=state_of(strategy),
         settings={name: getattr(args, name, None) for name in SETTINGS},
         notes=tuple(notes),
+        parts=parts_of(strategy),
     )
 
 

@@ -38,7 +38,8 @@ class TrainingArguments:
             for each run.
         run_name: the name of the run in trackers; `output_dir` by default.
         per_device_train_batch_size: the number of rows of one micro-batch on one data-parallel rank; None takes what
-            follows from `global_batch_size`, or 8.
+            follows from `global_batch_size`, or 8. In a config, `auto` is the largest number that fits, which
+            `fgcli train` finds.
         per_device_eval_batch_size: the number of rows of one evaluation batch on one data-parallel rank; metrics do not
             depend on this number.
         gradient_accumulation_steps: the number of micro-batches of one optimizer step; None takes what follows from

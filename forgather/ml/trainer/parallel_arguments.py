@@ -92,10 +92,12 @@ class PipelineTrainingArguments(ParallelArguments):
 
     Args:
         split_spec: the points at which the model is split: a mapping from names of modules or blocks to "end" or
-            "beginning"; "auto" for stages of similar cost; or a number of stages.
+            "beginning"; "auto" for stages of similar cost, or of similar time within the memory if `fgcli train` knows
+            the devices; or a number of stages.
         schedule_class: the name of a schedule class of torch.distributed.pipelining.
         pipeline_chunks: the number of micro-batches into which `per_device_train_batch_size` rows are split; by default
-            the number of stages, if the number of rows allows it.
+            the number of stages, if the number of rows allows it. In a config, `auto` is the number with the shortest
+            planned step, which `fgcli train` finds.
         stages_per_rank: the number of stages on one rank; by default the number that the schedule needs.
         pipeline_parallel_size: the number of ranks over which the stages of one model replica are distributed. None
             uses all processes that remain after the division by the other parallel sizes.

@@ -18,7 +18,7 @@ from forgather.config.lint.call_check import Called, Judgement, Unchecked
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.errors import Diagnostic, ForgatherError, Severity
 from forgather.project.setting_precedence import Precedence
-from forgather.rule_conditions import SOMETHING, UNKNOWN, misfit
+from forgather.rule_conditions import AUTO, SOMETHING, UNKNOWN, misfit
 from forgather.rules import Rules, Violation, shipped_rules
 from forgather.signatures.results import Callee, Default
 from forgather.source import Span
@@ -123,6 +123,8 @@ class _Settings:
         given, found = written, list[Violation]()
         if rules.closed:
             given, found = rules.names(written, self._elsewhere(called, rules, written))
+        # The number is found before the run.
+        given |= {name: UNKNOWN for name, value in given.items() if value == AUTO and _is_found(name, rules)}
         whole = rules.complete({**self._around, **_defaults(called.callee), **given}, given)
         return frozenset(given), whole, found
 
@@ -202,6 +204,12 @@ class _Settings:
         if node.kind is CallKind.PARTIAL or (called and called.callee and _is_never_none(called.callee)):
             return SOMETHING
         return UNKNOWN
+
+
+def _is_found(name: str, rules: Rules) -> bool:
+    """Returns whether "auto" stands for a number of a setting, and is no value of the setting itself."""
+    rule = rules.settings.get(name, {})
+    return bool(rule.get("found")) and misfit(AUTO, rule) is not None
 
 
 def _accepted_texts(called: Called, rules: Rules) -> Iterator[Scalar]:

@@ -45,6 +45,24 @@ def unit_costs(model: nn.Module, blocks: BlockList, *, seconds: Sequence[float] 
     return UnitCosts(before=shares[0], blocks=tuple(shares[1:-1]), after=shares[-1])
 
 
+def part_bytes(model: nn.Module, blocks: BlockList, *, trained_only: bool = False) -> UnitCosts:
+    """Returns the bytes of the weights of the parts of a model.
+
+    Args:
+        model: the whole model.
+        blocks: the list of blocks in the model.
+        trained_only: whether frozen weights are left out.
+    """
+
+    def size(names: Sequence[str]) -> int:
+        found = (one for one in _parameters(model, names) if one.requires_grad or not trained_only)
+        return sum(one.numel() * one.element_size() for one in found)
+
+    return UnitCosts(
+        before=size(blocks.before), blocks=tuple(size([name]) for name in blocks.names), after=size(blocks.after)
+    )
+
+
 def _size(model: nn.Module, names: Sequence[str]) -> int:
     return sum(parameter.numel() for parameter in _parameters(model, names))
 
@@ -198,25 +216,20 @@ def _speeds(devices: Sequence[Hardware]) -> list[float] | None:
 
 
 def _state_memory(model: nn.Module, plan: SplitPlan, devices: Sequence[Hardware]) -> StageMemory:
-    """Returns the memory of stages that keep no activations."""
-    parts = [plan.blocks.before, *([name] for name in plan.blocks.names), plan.blocks.after]
-    sizes = [_state_bytes(model, names) for names in parts]
-    nothing = UnitCosts(before=0, blocks=(0,) * len(plan.blocks), after=0)
+    """Returns the memory of stages without activations: weights, and for trained ones a gradient and Adam's moments."""
+    weights, trained = part_bytes(model, plan.blocks), part_bytes(model, plan.blocks, trained_only=True)
+    count = len(devices)
     return StageMemory(
-        held=UnitCosts(before=sizes[0], blocks=tuple(sizes[1:-1]), after=sizes[-1]),
-        kept=nothing,
-        in_flight=(0,) * len(devices),
-        extra=(0,) * len(devices),
-        ranks=tuple(range(len(devices))),
+        held=UnitCosts(
+            before=weights.before + 3 * trained.before,
+            blocks=tuple(one + 3 * other for one, other in zip(weights.blocks, trained.blocks, strict=True)),
+            after=weights.after + 3 * trained.after,
+        ),
+        kept=UnitCosts(before=0, blocks=(0,) * len(plan.blocks), after=0),
+        in_flight=(0,) * count,
+        extra=(0,) * count,
+        ranks=tuple(range(count)),
         limits=tuple(device.memory_bytes or float("inf") for device in devices),
-    )
-
-
-def _state_bytes(model: nn.Module, names: Sequence[str]) -> int:
-    """Returns the bytes of weights; four times that of trained ones, with a gradient and two moments of Adam."""
-    return sum(
-        parameter.numel() * parameter.element_size() * (4 if parameter.requires_grad else 1)
-        for parameter in _parameters(model, names)
     )
 
 

@@ -1,0 +1,297 @@
+"""Numbers for the value `auto` of a trainer's arguments, found before the run starts.
+
+`auto_settings` gives the settings of a config that ask for one. `find_values` gives an assignment in the form of
+`--set` for each, which is recorded in the run folder like any other. `values_of_checkpoint` gives those of the run that
+wrote a checkpoint, so that a resumed run goes on with them. One process finds them, and the others get them from it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from forgather.errors import DistributedError, PlanError
+from forgather.launch.in_process import MAIN
+from forgather.launch.planning import MOST_ROWS, Device, device_of, rows_within, traced_plan
+from forgather.launch.time_planning import time_of
+from forgather.planner.fit import largest_peak
+from forgather.planner.memory_plan import format_size
+from forgather.project.project import Project
+from forgather.project.targets import run_meta
+from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
+from forgather.rule_conditions import AUTO
+from forgather.rules import shipped_rules
+
+ROWS, CHUNKS, SPLIT = "per_device_train_batch_size", "pipeline_chunks", "split_spec"
+GLOBAL, ACCUMULATION = "global_batch_size", "gradient_accumulation_steps"
+_SEARCH = "forgather.ml.planner.split_search:search_split"
+_TRAINED_WITH = "training_args.json"
+_MOST_CHUNKS = 6
+_AXES = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
+
+
+class AutoValue(NamedTuple):
+    """A value that was found.
+
+    Args:
+        name: the name of the setting.
+        path: its path for `--set`.
+        text: the value as YAML text.
+        reason: why it is this value.
+    """
+
+    name: str
+    path: str
+    text: str
+    reason: str
+
+    def line(self) -> str:
+        """Returns the line that is printed at the start of the run."""
+        return f"auto: {self.name} is {self.text} ({self.reason})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What is known about the devices of a run.
+
+    Args:
+        gpus: the number of processes on each machine.
+        nodes: the number of machines.
+        devices: the device of each pipeline rank, or one for all; empty if unknown.
+        limits: the bytes that each pipeline rank may take for tensors, or one number for all; empty if they follow from
+            the devices.
+    """
+
+    gpus: int
+    nodes: int
+    devices: tuple[Device, ...] = ()
+    limits: tuple[int, ...] = ()
+
+    @property
+    def device_type(self) -> str:
+        """Torch's name of the kind of the devices."""
+        # Nobody limits the memory of a run on a CPU, so that a limit is that of a GPU somewhere else.
+        assumed = "cuda" if self.limits else "cpu"
+        return self.devices[0].type if self.devices else assumed
+
+    def replicas(self, arguments: TrainerArguments) -> int:
+        """Returns the number of data-parallel ranks of a run without a pipeline."""
+        slices = arguments.plain("tensor_parallel_size")
+        return self.gpus * self.nodes // (slices if isinstance(slices, int) else 1)
+
+    def limits_of(self, arguments: TrainerArguments) -> tuple[float, ...]:
+        """Returns the bytes that tensors may take; empty if nothing limits them."""
+        if self.limits:
+            return self.limits
+        sizes = {axis: size for axis in _AXES if isinstance(size := arguments.plain(axis), int) and size > 1}
+        mesh = sizes or {"processes": self.gpus * self.nodes}
+        known = [one for one in self.devices if one.hardware.memory_bytes is not None]
+        return tuple(largest_peak(one.hardware, mesh, held_bytes=one.held_bytes) for one in known)
+
+
+def room_of(project: Project, *, gpus: int, nodes: int, hardware: str | None = None, memory: int | None = None) -> Room:
+    """Returns what is known about the devices of a run: from the arguments, else from `meta`, else from this machine.
+
+    Args:
+        project: the project, opened with the config.
+        gpus: the number of processes on each machine.
+        nodes: the number of machines.
+        hardware: the name of the device of each process, or a file; None if it is not given.
+        memory: the bytes that each process may take; None if they are not given.
+
+    Raises:
+        ProjectError: FG948 if `meta` has a wrong value.
+        PlanError: FG994 or FG995 if there is no such hardware.
+    """
+    meta = run_meta(project.graph)
+    names = (hardware,) if hardware is not None else meta.hardware
+    arguments = trainer_arguments(project.graph)
+    found = [device_of(name, gpus=gpus) for name in names]
+    if not names and not (arguments and arguments.plain("use_cpu")):
+        found = [device_of(None, gpus=gpus)]
+    limits = (memory,) if memory is not None else meta.device_memory
+    return Room(gpus=gpus, nodes=nodes, devices=tuple(one for one in found if one is not None), limits=limits)
+
+
+def auto_settings(project: Project) -> tuple[str, ...]:
+    """Returns the names of the trainer's arguments for which a value is to be found."""
+    arguments = trainer_arguments(project.graph)
+    if arguments is None:
+        return ()
+    rules = shipped_rules().get(arguments.call.constructor, ())
+    known = {name for one in rules for name, rule in one.settings.items() if rule.get("found")}
+    return tuple(name for name in (ROWS, CHUNKS, SPLIT) if name in known and arguments.plain(name) == AUTO)
+
+
+def values_of_checkpoint(project: Project, checkpoint: str) -> list[AutoValue]:
+    """Returns the values with which a checkpoint was trained, for those of `auto_settings` that it names.
+
+    Args:
+        project: the project, opened with the config.
+        checkpoint: the folder of the checkpoint.
+    """
+    arguments = _arguments(project)
+    try:
+        with open(os.path.join(checkpoint, _TRAINED_WITH), encoding="utf-8") as stream:
+            trained = json.load(stream)
+        known = {name: trained[name] for name in auto_settings(project) if trained.get(name) not in (None, AUTO)}
+    except (OSError, ValueError, TypeError, AttributeError):
+        # A checkpoint of another tool; whether this one can be read is for the run to say.
+        return []
+    reason = f"as in {os.path.basename(checkpoint)}"
+    return [AutoValue(name, arguments.path(name), json.dumps(value), reason) for name, value in known.items()]
+
+
+def find_values(project: Project, room: Room) -> list[AutoValue]:
+    """Returns a value for each of `auto_settings`.
+
+    Args:
+        project: the project, opened with the config, which is not changed.
+        room: what is known about the devices.
+
+    Raises:
+        PlanError: FG947 if no cuts of a pipeline fit into the memory; FG948 if nothing limits a batch, or if not even
+            one row fits; FG997 for the batch of a pipeline.
+    """
+    wanted = auto_settings(project)
+    arguments = _arguments(project)
+    found: list[AutoValue] = []
+    # The rows come first: the number of micro-batches divides them, and the memory of stages depends on both.
+    for name, find in ((ROWS, _rows), (CHUNKS, _chunks), (SPLIT, _split)):
+        if name in wanted:
+            text, reason = find(_with(project, found), room)
+            found.append(AutoValue(name, arguments.path(name), text, reason))
+    return found
+
+
+def _arguments(project: Project) -> TrainerArguments:
+    arguments = trainer_arguments(project.graph)
+    assert arguments is not None  # noqa: S101 - without arguments, nothing is asked for
+    return arguments
+
+
+def _with(project: Project, values: Sequence[AutoValue], **others: str) -> Project:
+    """Returns a copy of a project with other values of its trainer's arguments."""
+    changed = copy.copy(project)
+    arguments = _arguments(project)
+    changed.add_overrides(
+        [
+            *((value.path, value.text) for value in values),
+            *((arguments.path(name), text) for name, text in others.items()),
+        ]
+    )
+    return changed
+
+
+def _rows(project: Project, room: Room) -> tuple[str, str]:
+    arguments = _arguments(project)
+    limits = room.limits_of(arguments)
+    if not limits:
+        raise PlanError(
+            f"{ROWS} is 'auto', no memory limits it, and there is no GPU here",
+            code="FG948",
+            hint="name the memory of a device: device_memory: 22GB in meta, or --memory 22GB",
+        )
+    # The numbers that are still to be found do not matter for the trace of a model without stages.
+    start = {ROWS: "1", **({CHUNKS: "null"} if CHUNKS in auto_settings(project) else {})}
+    update, steps = arguments.plain(GLOBAL), arguments.plain(ACCUMULATION)
+    if update is not None:
+        # Of two micro-batches or more, all but the first find gradients in memory.
+        start |= {GLOBAL: "null", ACCUMULATION: "2" if steps is None else str(steps)}
+    limit = int(min(limits))
+    answer = rows_within(
+        _with(project, (), **start), gpus=room.gpus, nodes=room.nodes, limit=limit, device_type=room.device_type
+    )
+    if answer["size"] == 0:
+        raise PlanError(
+            f"{ROWS} is 'auto', and one row needs {format_size(answer['num_bytes'])} of {format_size(limit)}",
+            code="FG948",
+            hint="`fgcli plan` shows what takes the memory, and what makes it smaller",
+        )
+    if isinstance(update, int):
+        return _rows_of_update(update, steps, answer["size"], room.replicas(arguments))
+    most = f"; no more than {MOST_ROWS} are tried" if answer["size"] == MOST_ROWS else ""
+    return str(answer["size"]), f"{format_size(answer['num_bytes'])} of {format_size(limit)}{most}"
+
+
+def _rows_of_update(update: int, steps: object, most: int, replicas: int) -> tuple[str, str]:
+    """Returns the largest number of rows that divides a global batch, so that accumulation makes up the rest.
+
+    Args:
+        update: the rows of an optimizer step.
+        steps: the number of micro-batches of a step; None if it follows.
+        most: the largest number of rows that fits.
+        replicas: the number of data-parallel ranks.
+    """
+    sizes = [rows for rows in range(1, most + 1) if update % (rows * replicas) == 0]
+    if steps is not None:
+        sizes = [rows for rows in sizes if rows * replicas * int(str(steps)) == update]
+    if not sizes:
+        raise PlanError(
+            f"{ROWS} is 'auto', and no number up to {most}, which fits, makes {GLOBAL} {update} on {replicas} ranks"
+            + ("" if steps is None else f" in {steps} micro-batches"),
+            code="FG948",
+            hint=f"write {ACCUMULATION}: null, so that it follows"
+            if steps is not None
+            else f"set {GLOBAL} to a multiple of {replicas}",
+        )
+    return str(sizes[-1]), f"{most} would fit; {update // (sizes[-1] * replicas)} micro-batches make {GLOBAL} {update}"
+
+
+def _chunks(project: Project, room: Room) -> tuple[str, str]:
+    cluster: dict[str, Any] = {"gpus": room.gpus, "nodes": room.nodes, "device_type": room.device_type}
+    hardware = room.devices[0].hardware if room.devices else None
+    limits = room.limits_of(_arguments(project))
+    has_times = hardware is not None and hardware.gives_times
+    usual, work = traced_plan(_with(project, (), **{CHUNKS: "null"}), **cluster)
+    tried = {work.micro_batches: (usual, work)}
+    rows = usual["settings"][ROWS]
+    further = (number for number in range(work.micro_batches + 1, rows + 1) if rows % number == 0)
+    for chunks in further if has_times or limits else ():
+        if len(tried) == _MOST_CHUNKS:
+            break
+        try:
+            tried[chunks] = traced_plan(_with(project, (), **{CHUNKS: str(chunks)}), **cluster)
+        except DistributedError as error:
+            # The schedule does not run this number.
+            if error.code != "FG761":
+                raise
+    fitting = [chunks for chunks, (plan, _) in tried.items() if not limits or _peak(plan) <= min(limits)]
+    # Where none fits, other cuts may: the more micro-batches there are, the less they need.
+    allowed = fitting or [max(tried)]
+    if hardware is None or not has_times:
+        return str(min(allowed)), "as few as fill the pipeline and fit; no device is known whose times could be planned"
+    seconds = {chunks: time_of(one, hardware)["step"]["seconds"]["high"] for chunks, (_, one) in tried.items()}
+    times = ", ".join(f"{chunks}: {seconds[chunks]:.3g} s" for chunks in sorted(seconds))
+    return str(min(allowed, key=lambda chunks: seconds[chunks])), f"the shortest step on {hardware.title}: {times}"
+
+
+def _peak(plan: Mapping[str, Any]) -> int:
+    return max(int(phase["num_bytes"]) for rank in plan["ranks"] for phase in rank["phases"])
+
+
+def _split(project: Project, room: Room) -> tuple[str, str]:
+    module, function = _SEARCH.split(":")
+    search = getattr(import_module(module), function)
+    limits = room.limits_of(_arguments(project))
+
+    def make_with(spec: Mapping[str, str] | None) -> Any:
+        changed = _with(project, (), **{SPLIT: AUTO if spec is None else json.dumps(spec)})
+        return lambda hook: changed.build_with(hook, MAIN)
+
+    with project.located():
+        answer = search(
+            make_with,
+            world_size=room.gpus * room.nodes,
+            local_world_size=room.gpus,
+            devices=[one.hardware for one in room.devices],
+            limits=limits,
+        )
+    peaks = ", ".join(map(format_size, answer["peaks"]))
+    basis = f"traced peaks of the ranks: {peaks}" if peaks else "stages of similar cost; no device is known"
+    return json.dumps(answer["spec"]), basis

@@ -1,0 +1,133 @@
+"""`auto` in place of a number: found before the run, recorded, kept by a resumed run, and the same in every process."""
+
+import json
+import re
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+from forgather.cli.auto_start import auto_values_of_all
+from forgather.cli.invocation import Invocation
+from forgather.cli.main import main
+from forgather.errors import ForgatherError
+from forgather.launch.auto_values import Room, find_values, room_of
+from forgather.launch.planning import rows_within
+from forgather.launcher_env import ProcessFacts
+from forgather.ml.distributed.peer import Peer
+from forgather.project.check import check_project
+from forgather.project.project import Project
+from forgather.project.trainer_arguments import trainer_arguments
+from tests.project.workbench import TINY_TRAINING, make_project
+
+AUTO = TINY_TRAINING.replace("per_device_train_batch_size: 2", "per_device_train_batch_size: auto")
+SAVING = f"{AUTO}    save_strategy: steps\n    save_steps: 2\n"
+LIMITED = SAVING.replace("[raw_dataset]", "[meta]\n    == super()\n    device_memory: 1.5MB\n[raw_dataset]")
+PIPELINE = TINY_TRAINING.replace("trainers/trainer", "trainers/pipeline_trainer").replace("_layers: 1", "_layers: 3")
+ROWS = "trainer_args.per_device_train_batch_size"
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    rows = "".join(json.dumps({"text": f"row {number} of many"}) + "\n" for number in range(64))
+    files = {
+        "rows.jsonl": rows,
+        "templates/configs/limited.yaml": LIMITED,
+        "templates/configs/unlimited.yaml": SAVING,
+        "templates/configs/rate.yaml": f"{TINY_TRAINING}    learning_rate: auto\n",
+        "templates/configs/wrong.yaml": LIMITED.replace("1.5MB", "much"),
+        "templates/configs/stages.yaml": f"{PIPELINE}    split_spec: auto\n    pipeline_chunks: auto\n",
+    }
+    folder = make_project(tmp_path / "bench", files)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def codes(config):
+    return [found.code for found in check_project(Project(config, ".")).findings if found.severity == "error"]
+
+
+def test_check_accepts_auto_where_it_is_found_and_nowhere_else(bench):
+    assert [] == codes("limited") == codes("unlimited") == codes("stages")
+    (found,) = check_project(Project("rate", ".")).findings
+    assert ("FG813", "learning_rate is 'auto'") == (found.code, found.message)
+    assert found.hint.endswith("nothing finds one for this setting")
+    with pytest.raises(ForgatherError) as caught:
+        Project("unlimited", ".", trust=True)("main")
+    assert "FG813" == caught.value.code
+    assert "only `fgcli train` finds one" in caught.value.hint
+
+
+ROOM = Room(gpus=1, nodes=1, limits=(1_500_000,))
+
+
+def with_update(rows, steps):
+    changes = [("+trainer_args.global_batch_size", str(rows)), ("trainer_args.gradient_accumulation_steps", steps)]
+    return Project("limited", ".", trust=True, overrides=changes)
+
+
+def recorded(folder):
+    """Returns the number of rows in the record of each run, oldest first."""
+    texts = [file.read_text() for file in sorted(Path(folder, "out", "runs").glob("*/overrides.yaml"))]
+    return [int(found[1]) for text in texts for found in re.finditer(rf'path: "{ROWS}"\n  value: "(\d+)"', text)]
+
+
+def test_the_largest_batch_is_printed_recorded_and_kept_by_a_resumed_run(bench, capsys):
+    assert 1 == main(["-t", "unlimited", "train"])
+    assert "device_memory: 22GB in meta, or --memory 22GB" in capsys.readouterr().err
+    assert 1 == main(["-t", "wrong", "train"])
+    assert "'device_memory' of target 'meta' is 'much'" in capsys.readouterr().err
+
+    assert 0 == main(["-t", "limited", "train"])
+    (rows,) = recorded(bench)
+    assert rows > 1
+    assert f"auto: per_device_train_batch_size is {rows} (" in capsys.readouterr().err
+    project = Project("limited", ".", trust=True, overrides=[(ROWS, "1")])
+    answer = rows_within(project, gpus=1, nodes=1, limit=1_500_000, device_type="cuda")
+    assert answer["num_bytes"] <= 1_500_000 < answer["next_bytes"]
+    assert rows == answer["size"]
+
+    # Of 23 rows that fit, 20 make an update of 40, in two micro-batches.
+    assert 23 == rows
+    (found,) = find_values(with_update(40, "null"), ROOM)
+    assert ("20", "23 would fit; 2 micro-batches make global_batch_size 40") == (found.text, found.reason)
+    with pytest.raises(ForgatherError) as caught:
+        find_values(with_update(40, "1"), ROOM)
+    assert "FG948" == caught.value.code
+
+    # With another memory, a run would get another number; a resumed one keeps its own.
+    assert 0 == main(["-t", "limited", "train", "--resume", "--memory", "3MB", "--set", "trainer_args.max_steps=3"])
+    assert "(as in checkpoint-2)" in capsys.readouterr().err
+    assert [rows, rows] == recorded(bench)
+
+
+def test_meta_names_devices_and_an_option_replaces_them(bench):
+    changes = [("meta.device_memory", "[1GB, 2GiB]"), ("+meta.hardware", "[a100, h100-sxm]")]
+    room = room_of(Project("limited", ".", overrides=changes), gpus=2, nodes=1)
+    assert ((10**9, 2**31), ["a100-80", "h100"]) == (room.limits, [one.hardware.name for one in room.devices])
+    one = room_of(Project("limited", ".", overrides=changes), gpus=2, nodes=1, hardware="t4", memory=5)
+    assert ((5,), ["t4"]) == (one.limits, [device.hardware.name for device in one.devices])
+    # What is assumed on top of tensors is left free.
+    (left,) = room_of(Project("unlimited", "."), gpus=1, nodes=1, hardware="t4").limits_of(
+        trainer_arguments(Project("unlimited", ".").graph)
+    )
+    assert 0.8 < left / one.devices[0].hardware.memory_bytes < 0.95
+
+
+def test_one_process_finds_the_values_and_all_have_them(bench, capsys):
+    store = HashStore()
+    project = Project("stages", ".", trust=True)
+    options = Namespace(hardware=None, memory=None)
+    texts = []
+    for rank in range(2):
+        facts = ProcessFacts(rank=rank, local_rank=rank, world_size=2, local_world_size=2)
+        project = Project("stages", ".", trust=True)
+        member = Peer(facts, store, 5.0)
+        auto_values_of_all(project, Invocation(options=options), output_dir=str(bench / "out"), member=member)
+        texts.append(dict(project.overrides))
+    assert texts[0] == texts[1]
+    assert {"trainer_args.pipeline_chunks": "2", "trainer_args.split_spec": '{"model.layers.1": "end"}'} == texts[0]
+    # Only rank 0 prints.
+    assert 2 == capsys.readouterr().err.count("auto: ")
+    assert not find_values(Project("rate", "."), Room(gpus=1, nodes=1))
