@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from forgather.config.graph import Mapped, Scalar
 from forgather.errors import DistributedError, PlanError
 from forgather.launch.in_process import MAIN
 from forgather.launch.planning import MOST_ROWS, Device, device_of, rows_within, traced_plan
@@ -28,6 +29,7 @@ from forgather.rule_conditions import AUTO
 from forgather.rules import shipped_rules
 
 ROWS, CHUNKS, SPLIT = "per_device_train_batch_size", "pipeline_chunks", "split_spec"
+PRECISION = "accelerator_args.mixed_precision"
 GLOBAL, ACCUMULATION = "global_batch_size", "gradient_accumulation_steps"
 _SEARCH = "forgather.ml.planner.split_search:search_split"
 _TRAINED_WITH = "training_args.json"
@@ -119,13 +121,29 @@ def room_of(project: Project, *, gpus: int, nodes: int, hardware: str | None = N
 
 
 def auto_settings(project: Project) -> tuple[str, ...]:
-    """Returns the names of the trainer's arguments for which a value is to be found."""
+    """Returns the names of the trainer's arguments for which a value is to be found, as `outer.inner` in a mapping."""
     arguments = trainer_arguments(project.graph)
     if arguments is None:
         return ()
-    rules = shipped_rules().get(arguments.call.constructor, ())
-    known = {name for one in rules for name, rule in one.settings.items() if rule.get("found")}
-    return tuple(name for name in (ROWS, CHUNKS, SPLIT) if name in known and arguments.plain(name) == AUTO)
+    known: set[str] = set()
+    for rules in shipped_rules().get(arguments.call.constructor, ()):
+        for name, rule in rules.settings.items():
+            inner = {f"{name}.{key}": one for key, one in rule.get("keys", {}).items()}
+            known |= {path for path, one in {name: rule, **inner}.items() if one.get("found")}
+    return tuple(name for name in (PRECISION, ROWS, CHUNKS, SPLIT) if name in known and _asks(arguments, name))
+
+
+def _asks(arguments: TrainerArguments, name: str) -> bool:
+    outer, _, key = name.partition(".")
+    node = arguments.get(outer)
+    if key and isinstance(node, Mapped):
+        node = next((entry.value for entry in node.entries if entry.key == key), None)
+    return isinstance(node, Scalar) and node.value == AUTO
+
+
+def _path(arguments: TrainerArguments, name: str) -> str:
+    outer, _, key = name.partition(".")
+    return arguments.path(outer) + (f".{key}" if key else "")
 
 
 def values_of_checkpoint(project: Project, checkpoint: str) -> list[AutoValue]:
@@ -139,12 +157,22 @@ def values_of_checkpoint(project: Project, checkpoint: str) -> list[AutoValue]:
     try:
         with open(os.path.join(checkpoint, _TRAINED_WITH), encoding="utf-8") as stream:
             trained = json.load(stream)
-        known = {name: trained[name] for name in auto_settings(project) if trained.get(name) not in (None, AUTO)}
+        known = {name: _inside(trained, name) for name in auto_settings(project)}
     except (OSError, ValueError, TypeError, AttributeError):
         # A checkpoint of another tool; whether this one can be read is for the run to say.
         return []
     reason = f"as in {os.path.basename(checkpoint)}"
-    return [AutoValue(name, arguments.path(name), json.dumps(value), reason) for name, value in known.items()]
+    return [
+        AutoValue(name, _path(arguments, name), json.dumps(value), reason)
+        for name, value in known.items()
+        if value not in (None, AUTO)
+    ]
+
+
+def _inside(settings: Mapping[str, Any], name: str) -> Any:
+    for key in name.split("."):
+        settings = settings.get(key) or {}
+    return settings or None
 
 
 def find_values(project: Project, room: Room) -> list[AutoValue]:
@@ -161,11 +189,11 @@ def find_values(project: Project, room: Room) -> list[AutoValue]:
     wanted = auto_settings(project)
     arguments = _arguments(project)
     found: list[AutoValue] = []
-    # The rows come first: the number of micro-batches divides them, and the memory of stages depends on both.
-    for name, find in ((ROWS, _rows), (CHUNKS, _chunks), (SPLIT, _split)):
+    # The type comes first, because memory depends on it; the number of micro-batches divides the rows.
+    for name, find in ((PRECISION, _precision), (ROWS, _rows), (CHUNKS, _chunks), (SPLIT, _split)):
         if name in wanted:
             text, reason = find(_with(project, found), room)
-            found.append(AutoValue(name, arguments.path(name), text, reason))
+            found.append(AutoValue(name, _path(arguments, name), text, reason))
     return found
 
 
@@ -186,6 +214,17 @@ def _with(project: Project, values: Sequence[AutoValue], **others: str) -> Proje
         ]
     )
     return changed
+
+
+def _precision(project: Project, room: Room) -> tuple[str, str]:
+    """Returns bf16 where all devices compute it, else fp16; "no" on processors."""
+    if not room.devices or any(one.type == "cpu" for one in room.devices):
+        return '"no"', "no GPU here"
+    names = " and ".join(dict.fromkeys(one.hardware.title for one in room.devices))
+    for dtype in ("bf16", "fp16"):
+        if all(dtype in one.hardware.peak_flops for one in room.devices):
+            return dtype, f"of {names}"
+    return '"no"', f"the rates of {names} are unknown"
 
 
 def _rows(project: Project, room: Room) -> tuple[str, str]:

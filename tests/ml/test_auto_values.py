@@ -12,7 +12,7 @@ from forgather.cli.auto_start import auto_values_of_all
 from forgather.cli.invocation import Invocation
 from forgather.cli.main import main
 from forgather.errors import ForgatherError
-from forgather.launch.auto_values import Room, find_values, room_of
+from forgather.launch.auto_values import Room, find_values, room_of, values_of_checkpoint
 from forgather.launch.planning import rows_within
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed.peer import Peer
@@ -25,6 +25,7 @@ AUTO = TINY_TRAINING.replace("per_device_train_batch_size: 2", "per_device_train
 SAVING = f"{AUTO}    save_strategy: steps\n    save_steps: 2\n"
 LIMITED = SAVING.replace("[raw_dataset]", "[meta]\n    == super()\n    device_memory: 1.5MB\n[raw_dataset]")
 PIPELINE = TINY_TRAINING.replace("trainers/trainer", "trainers/pipeline_trainer").replace("_layers: 1", "_layers: 3")
+ACCELERATED = TINY_TRAINING.replace("trainers/trainer", "trainers/accel_trainer")
 ROWS = "trainer_args.per_device_train_batch_size"
 
 
@@ -37,6 +38,7 @@ def bench(tmp_path, monkeypatch):
         "templates/configs/unlimited.yaml": SAVING,
         "templates/configs/rate.yaml": f"{TINY_TRAINING}    learning_rate: auto\n",
         "templates/configs/wrong.yaml": LIMITED.replace("1.5MB", "much"),
+        "templates/configs/mixed.yaml": f"{ACCELERATED}    accelerator_args: {{mixed_precision: auto}}\n",
         "templates/configs/stages.yaml": f"{PIPELINE}    split_spec: auto\n    pipeline_chunks: auto\n",
     }
     folder = make_project(tmp_path / "bench", files)
@@ -113,6 +115,26 @@ def test_meta_names_devices_and_an_option_replaces_them(bench):
         trainer_arguments(Project("unlimited", ".").graph)
     )
     assert 0.8 < left / one.devices[0].hardware.memory_bytes < 0.95
+
+
+def test_mixed_precision_is_the_type_of_all_devices(bench):
+    assert [] == codes("mixed")
+    project = Project("mixed", ".")
+    for changes, dtype in (
+        ("[h100-sxm]", "bf16"),
+        ("[h100-sxm, t4]", "fp16"),
+        ("null", '"no"'),
+    ):
+        room = room_of(Project("mixed", ".", overrides=[("+meta.hardware", changes)]), gpus=1, nodes=1)
+        (found,) = find_values(project, room)
+        assert ("trainer_args.accelerator_args.mixed_precision", dtype) == (found.path, found.text)
+    (bench / "checkpoint-7").mkdir()
+    (bench / "checkpoint-7" / "training_args.json").write_text('{"accelerator_args": {"mixed_precision": "fp16"}}')
+    (kept,) = values_of_checkpoint(project, str(bench / "checkpoint-7"))
+    assert ('"fp16"', "as in checkpoint-7") == (kept.text, kept.reason)
+    with pytest.raises(ForgatherError) as caught:
+        Project("mixed", ".", trust=True)("main")
+    assert "only `fgcli train` finds one" in caught.value.hint
 
 
 def test_one_process_finds_the_values_and_all_have_them(bench, capsys):

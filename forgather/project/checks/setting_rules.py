@@ -123,8 +123,7 @@ class _Settings:
         given, found = written, list[Violation]()
         if rules.closed:
             given, found = rules.names(written, self._elsewhere(called, rules, written))
-        # The number is found before the run.
-        given |= {name: UNKNOWN for name, value in given.items() if value == AUTO and _is_found(name, rules)}
+        given = {name: _still_open(value, rules.settings.get(name, {})) for name, value in given.items()}
         whole = rules.complete({**self._around, **_defaults(called.callee), **given}, given)
         return frozenset(given), whole, found
 
@@ -206,10 +205,11 @@ class _Settings:
         return UNKNOWN
 
 
-def _is_found(name: str, rules: Rules) -> bool:
-    """Returns whether "auto" stands for a number of a setting, and is no value of the setting itself."""
-    rule = rules.settings.get(name, {})
-    return bool(rule.get("found")) and misfit(AUTO, rule) is not None
+def _still_open(value: Any, rule: Mapping[str, Any]) -> Any:
+    """Returns a value with `UNKNOWN` in place of each "auto" that is found before the run, and is no value itself."""
+    if isinstance(value, Mapping):
+        return {key: _still_open(inner, rule.get("keys", {}).get(key, {})) for key, inner in value.items()}
+    return UNKNOWN if value == AUTO and rule.get("found") and misfit(AUTO, rule) is not None else value
 
 
 def _accepted_texts(called: Called, rules: Rules) -> Iterator[Scalar]:
