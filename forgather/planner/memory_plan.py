@@ -50,7 +50,7 @@ class PhaseMemory:
     """The memory of one rank at the peak of one phase.
 
     Args:
-        phase: "training step" or "evaluation".
+        phase: "training step", "evaluation", "generation" (of answers to prompts) or "saving".
         at: where in the phase the peak is, such as "backward pass of block 30 of 32".
         made_by: the operator that allocated last before the peak, and the tensor that it returned.
         rows: the uses of memory, largest first.
@@ -74,7 +74,7 @@ class PlaceMemory:
     Between two places that follow each other, blocks may be left out: the sums are on a line between them.
 
     Args:
-        phase: "forward", "backward", "update" or "evaluation".
+        phase: "forward", "backward", "update", "evaluation" or "generation".
         block: the index of the block; -1 before the first block and outside of passes, and the number of blocks after
             the last one.
         at: the place in words.

@@ -30,6 +30,7 @@ def host_rows(plan: Mapping[str, Any], *, processes: int) -> tuple[Overhead, ...
         _exact(
             "weights while they are made or read", plan["model_bytes"], "one process of a machine holds the whole model"
         ),
+        *_saved_rows(plan),
         Overhead(
             name="processes",
             least=700 * _MIB * processes,
@@ -47,6 +48,14 @@ def host_rows(plan: Mapping[str, Any], *, processes: int) -> tuple[Overhead, ...
         part = stored * processes // plan["world_size"]
         rows.append(_exact("copies for async_save", part, "the part of a checkpoint that the machine writes"))
     return tuple(rows)
+
+
+def _saved_rows(plan: Mapping[str, Any]) -> list[Overhead]:
+    """Returns what rank 0 holds when it writes the whole model at the end; checkpoints are written in parts."""
+    if plan["settings"].get("save_strategy") == "no" or not plan["weights_bytes"]:
+        return []
+    basis = "rank 0 copies the whole model to its machine; checkpoints are written in parts, by all ranks"
+    return [_exact("weights while the model is saved", plan["weights_bytes"], basis)]
 
 
 def checkpoint_bytes(plan: Mapping[str, Any]) -> int | None:

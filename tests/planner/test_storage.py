@@ -47,7 +47,8 @@ def test_a_state_that_is_stored_in_another_way_is_not_guessed():
 
 
 def test_the_memory_of_a_machine():
-    assert {"weights while they are made or read", "processes"} == set(host())
+    assert {"weights while they are made or read", "weights while the model is saved", "processes"} == set(host())
+    assert "weights while the model is saved" not in host(save_strategy="no")
     assert (100, 100) == host()["weights while they are made or read"]
     assert (120, 120) == host(async_save=True)["copies for async_save"]
     assert (240, 240) == host(processes=8, async_save=True)["copies for async_save"]

@@ -14,6 +14,7 @@ from typing import Any
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.allocations import Peak, Region
 from forgather.ml.planner.deep_trace import deep_traces
+from forgather.ml.planner.generation_trace import GENERATION
 from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_rank
 from forgather.ml.planner.stage_metadata import Relay
 from forgather.ml.planner.stored_state import joined
@@ -22,13 +23,19 @@ from forgather.ml.planner.window_shape import WindowShape
 from forgather.planner.memory_plan import MemoryPlan, MemoryRow, PhaseMemory, PlaceMemory, RankMemory, Source
 from forgather.planner.work import Message, RankWork, RunWork
 
-_PHASES = {"training step": ("forward", "backward", "update"), "evaluation": ("evaluation",)}
+_PHASES = {
+    "training step": ("forward", "backward", "update"),
+    "evaluation": ("evaluation",),
+    "generation": (GENERATION,),
+}
+_LASTING = ("parameters", "optimizer")
 _BUCKET_BYTES = 25 * 2**20  # the usual size of a bucket of DDP
 _WORDS = {
     "forward": "forward pass",
     "backward": "backward pass",
     "update": "optimizer step",
     "evaluation": "evaluation",
+    GENERATION: "generation",
 }
 
 
@@ -162,7 +169,26 @@ def _phases(trace: RankTrace) -> list[PhaseMemory]:
                 rows=tuple(sorted(rows, key=lambda row: -row.num_bytes)),
             )
         )
+    if trace.facts.settings.get("save_strategy") != "no":
+        found.append(_saving(trace))
     return found
+
+
+def _saving(trace: RankTrace) -> PhaseMemory:
+    """Returns the memory while the model is saved: what lasts, and the largest weight that is gathered from others.
+
+    Such a weight is there twice: as it arrives, and as it is stored.
+    """
+    update = max((peak for at, peak in trace.peaks.items() if at.phase == "update"), key=lambda peak: peak.num_bytes)
+    rows = [MemoryRow(name=use, num_bytes=update.categories[use]) for use in _LASTING if update.categories.get(use)]
+    formulas = {**trace.facts.untraced, "gathered weights": 2 * trace.facts.gathered_bytes}
+    rows += [MemoryRow(name=use, num_bytes=size, source=Source.FORMULA) for use, size in formulas.items() if size]
+    return PhaseMemory(
+        phase="saving",
+        at="largest weight",
+        made_by="",
+        rows=tuple(sorted(rows, key=lambda row: -row.num_bytes)),
+    )
 
 
 def _timeline(trace: RankTrace) -> list[PlaceMemory]:
@@ -182,7 +208,7 @@ def _timeline(trace: RankTrace) -> list[PlaceMemory]:
             at=_words(at, trace.num_blocks),
             uses={**trace.peaks[at].categories, **trace.facts.untraced},
         )
-        for at in sorted(trace.peaks, key=order)
+        for at in sorted((at for at in trace.peaks if at.phase in _WORDS), key=order)
     ]
 
 
@@ -194,7 +220,7 @@ def _words(at: Region, num_blocks: int) -> str:
         'backward pass of block 31 of 32'
     """
     name = _WORDS[at.phase]
-    if at.phase == "update" or (at.block < 0 and at.phase == "evaluation"):
+    if at.phase == "update" or (at.block < 0 and at.phase in ("evaluation", GENERATION)):
         return name
     if at.block < 0:
         return f"{name} before the first block" if at.phase == "forward" else f"end of the {name}"

@@ -61,6 +61,8 @@ class WorkCounter:
             result: its result.
         """
         packet = func.overloadpacket
+        if not self.repeats:
+            return
         if func.namespace in ("c10d", "_c10d_functional"):
             self._count_message(packet, args, kwargs, result)
             return

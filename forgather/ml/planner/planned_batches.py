@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from torch.utils.data import Subset
 
+from forgather.ml.generation.generator import Generator
 from forgather.ml.losses import LossRule
+from forgather.ml.trainer.answers import AnswerGenerator
 from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.data_loader import TrainBatches, is_iterable
 from forgather.ml.trainer.data_rng import IsolatedRNG
@@ -26,6 +30,23 @@ MOST_READ = 1000
 _MOST_MICRO_BATCHES = 2
 
 
+class PromptBatch(NamedTuple):
+    """Prompts that are answered at once.
+
+    Args:
+        input_ids: the tokens of the prompts, padded before their beginning.
+        attention_mask: 0 where they are padded.
+        num_new_tokens: the length of the longest answer.
+
+    Shapes:
+        input_ids, attention_mask: (B, T); B: prompts, T: tokens of the longest prompt.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    num_new_tokens: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlannedBatches:
     """The batches that a plan is made for.
@@ -34,12 +55,14 @@ class PlannedBatches:
         first: the first window of the run; where the accumulation changes, the first of the largest ones.
         longest: a window of the longest rows, as large as any window of the run.
         evaluation: a batch of each evaluation set, of its longest rows.
+        prompts: a batch of each evaluation set that the model answers, of its longest prompts.
         notes: what is not known about longer rows, one sentence each.
     """
 
     first: Window
     longest: Window
     evaluation: tuple[Any, ...]
+    prompts: tuple[PromptBatch, ...]
     notes: tuple[str, ...]
 
 
@@ -57,7 +80,7 @@ def planned_batches(trainer: Trainer) -> PlannedBatches:
         share = RankShare.for_topology(topology, args.per_device_train_batch_size)
         copies = _copies(dataset, rows, share.all_rows * min(len(first.batches), _MOST_MICRO_BATCHES))
         longest = _largest_window(TrainBatches(copies, args, collate, topology=topology), rule)
-    evaluation = []
+    evaluation, prompts = [], []
     sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, Mapping) else {"": trainer.eval_dataset}
     for name, given in sets.items():
         if given is None:
@@ -68,9 +91,25 @@ def planned_batches(trainer: Trainer) -> PlannedBatches:
             dataset = _copies(dataset, rows, min(len(dataset), all_rows))
         read = eval_batches(dataset, args, collate, topology).read(rule)
         evaluation.append(next(read).batch)
-    if trainer.answer_generator is not None:
-        notes.append("generated answers are not planned: their cache of keys and values needs memory as well")
-    return PlannedBatches(first=first, longest=longest, evaluation=tuple(evaluation), notes=tuple(notes))
+        if (generator := trainer.answer_generator) is not None:
+            if Generator(trainer.strategy.model, generator.tokenizer).has_encoder:
+                notes.append("answers of a model with an encoder are not planned: their cache needs memory as well")
+            else:
+                prompts.append(_longest_prompts(generator, given, args.per_device_eval_batch_size))
+    return PlannedBatches(
+        first=first, longest=longest, evaluation=tuple(evaluation), prompts=tuple(prompts), notes=tuple(notes)
+    )
+
+
+def _longest_prompts(generator: AnswerGenerator, dataset: Any, most_rows: int) -> PromptBatch:
+    """Returns the longest prompt of an evaluation set as often as a batch has rows, the last one padded if any is."""
+    lengths = sorted(len(row.prompt) for row in generator.rows(dataset))
+    longest, rows = lengths[-1], min(most_rows, len(lengths))
+    mask = torch.ones(rows, longest, dtype=torch.long)
+    if rows > 1:
+        mask[-1, : longest - lengths[0]] = 0
+    room = generator.room(longest)
+    return PromptBatch(torch.ones_like(mask), mask, room)
 
 
 def _largest_window(data: TrainBatches, rule: LossRule) -> Window:

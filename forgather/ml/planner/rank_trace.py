@@ -25,6 +25,7 @@ from forgather.ml.distributed.env import fake_world
 from forgather.ml.planner.allocations import Allocation, AllocationRecorder, Peak, Region, peaks
 from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, is_engine_bucket, separate_engine
 from forgather.ml.planner.extrapolation import block_list, shorten
+from forgather.ml.planner.generation_trace import GENERATION, generate
 from forgather.ml.planner.model_builders import building, loading_fakes, without_memory_for_models
 from forgather.ml.planner.operations import WorkCounter
 from forgather.ml.planner.packed_weights import parts_of
@@ -48,6 +49,7 @@ PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
 ACTIVATIONS, LOGITS, TEMPORARIES, BATCH = "activations", "logits", "temporaries", "batch"
 OTHER_MODELS = "other models"
 GATHERED, COMMUNICATION, BUCKETS = "gathered weights", "communication", "buckets"
+CACHE = "cache of keys and values"
 _GATHERS = ("fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy", "c10d._allgather_base_")
 _SENDS = ("fsdp.chunk_cat", "c10d._reduce_scatter_base_", "c10d.allreduce_", "_c10d_functional.all_reduce")
 
@@ -224,9 +226,12 @@ def _traces(
         if is_engine_bucket(strategy, allocation):
             return BUCKETS
         is_output = allocation.region.block == len(blocks) and allocation.shape[-1:] == tuple(widths)
-        if is_output and allocation.region.phase in ("forward", "backward", "evaluation"):
+        if is_output and allocation.region.phase in ("forward", "backward", "evaluation", GENERATION):
             return LOGITS
-        if allocation.region.phase in ("forward", "evaluation") or places.recomputes:
+        if allocation.region.phase == GENERATION and allocation.operation == "aten.cat" and len(allocation.shape) == 4:
+            # A cache grows by a copy of the keys and of the values of a block.
+            return CACHE
+        if allocation.region.phase in ("forward", "evaluation", GENERATION) or places.recomputes:
             return ACTIVATIONS
         return TEMPORARIES
 
@@ -272,6 +277,10 @@ def _traced(
         for batch in planned.evaluation:
             places.begin_pass("evaluation")
             strategy.evaluate(batch)
+        # Answers are no work of a step.
+        work.repeats = 0
+        for prompts in planned.prompts:
+            generate(strategy, prompts, places, lambda cache: recorder.set_category(cache, CACHE))
     found = peaks(recorder.allocations, lambda allocation: allocation.category or TEMPORARIES)
     return RankTrace(
         num_blocks=len(places.blocks),

@@ -58,6 +58,7 @@ class TraceFacts:
         reduced_bytes: the bytes of the gradients that DDP sums in a step, which no operator shows.
         untraced: the bytes of what no operator allocates, by its use, such as the buckets of DDP.
         stored: the weights and the optimizer state of this rank, as if nothing were sharded.
+        gathered_bytes: the bytes of the largest weight that is gathered from other ranks when the model is saved.
         settings: the settings of `SETTINGS`, as the trainer has them.
         notes: what the trace leaves out, one sentence each.
         parts: the parts of the model in pipeline stages; None without a pipeline.
@@ -79,6 +80,7 @@ class TraceFacts:
     reduced_bytes: int
     untraced: Mapping[str, int]
     stored: StoredState
+    gathered_bytes: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     parts: StageParts | None = None
@@ -118,6 +120,9 @@ def facts_of(trainer: Trainer, window: Window, local: nn.Module, notes: Iterable
         ]
     if args.torch_compile:
         notes = [*notes, "torch_compile is not modelled: compiled code keeps fewer temporaries"]
+    stored = state_of(strategy)
+    shares_no_weight = layout.data_parallel_size == strategy.topology.world_size
+    is_whole = shares_no_weight and not getattr(strategy, "forward_is_collective", True)
     return TraceFacts(
         strategy=type(strategy).__name__,
         mesh=axes_of(strategy),
@@ -134,7 +139,8 @@ def facts_of(trainer: Trainer, window: Window, local: nn.Module, notes: Iterable
         schedule_runs=mean,
         reduced_bytes=_reduced_bytes(strategy),
         untraced=_untraced(strategy),
-        stored=state_of(strategy),
+        stored=stored,
+        gathered_bytes=0 if is_whole else max(stored.model.values(), default=0),
         settings={name: getattr(args, name, None) for name in SETTINGS},
         notes=tuple(notes),
         parts=parts_of(strategy),

@@ -26,11 +26,12 @@ _USES = (
     "communication",
     "batch",
     "activations",
+    "cache of keys and values",
     "logits",
     "temporaries",
 )
 _OTHER = len(_USES)
-_PARTS = {"forward": "forward pass", "backward": "backward pass", "update": "update", "evaluation": "evaluation"}
+_PARTS = {"forward": "forward pass", "backward": "backward pass"}
 _HEADROOM = 1.06
 _VERDICTS = {"fits": "good", "may fit": "fair", "does not fit": "bad"}
 _WIDTH, _HEIGHT = 1000.0, 100.0  # of the timeline's view box, which is stretched to the width of the page
@@ -240,9 +241,10 @@ def _axis(places: Sequence[Mapping[str, Any]], across: Sequence[float]) -> str:
     """Returns the names of the passes below the timeline, each as wide as its part."""
     starts = [n for n, place in enumerate(places) if n == 0 or place["phase"] != places[n - 1]["phase"]]
     bounds = [0.0, *((across[n] + across[n - 1]) / 2 for n in starts[1:]), _WIDTH]
+    names = [_PARTS.get(places[n]["phase"], places[n]["phase"]) for n in starts]
     cells = "".join(
-        f'<span style="--share:{(right - left) / _WIDTH:.2%}" title="{_PARTS[phase]}"><i>{_PARTS[phase]}</i></span>'
-        for phase, left, right in zip((places[n]["phase"] for n in starts), bounds, bounds[1:], strict=False)
+        f'<span style="--share:{(right - left) / _WIDTH:.2%}" title="{name}"><i>{name}</i></span>'
+        for name, left, right in zip(names, bounds[:-1], bounds[1:], strict=True)
     )
     return f'<div class="parts">{cells}</div>'
 

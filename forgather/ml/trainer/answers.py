@@ -135,6 +135,16 @@ class AnswerGenerator:
             return f"the effect of the model's {setting} depends on the number of processes with sharded weights", alone
         return None
 
+    def room(self, num_prompt: int) -> int:
+        """Returns the largest number of tokens of an answer.
+
+        Args:
+            num_prompt: the number of tokens of its prompt.
+        """
+        room = Generator(self._strategy.model, self.tokenizer).room(num_prompt, self._max_length)
+        most = self._sampling.max_new_tokens
+        return most if room is None else min(most, room)
+
     def rows(self, dataset: Any) -> list[AnswerRow]:
         """Returns the prompts and expected answers of an evaluation set, which are the same on every process.
 
