@@ -34,7 +34,7 @@ from forgather.ml.planner.planned_batches import PlannedBatches, planned_batches
 from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.planner.stage_metadata import Relay, relayed
 from forgather.ml.planner.trace_facts import TraceFacts, facts_of, mean_accumulation
-from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale
+from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale, living_tensors
 from forgather.ml.planner.window_shape import WindowShape, reshaped
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.initial_weights import fill_with_fakes, shapes_only
@@ -52,6 +52,9 @@ GATHERED, COMMUNICATION, BUCKETS = "gathered weights", "communication", "buckets
 CACHE = "cache of keys and values"
 _GATHERS = ("fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy", "c10d._allgather_base_")
 _SENDS = ("fsdp.chunk_cat", "c10d._reduce_scatter_base_", "c10d.allreduce_", "_c10d_functional.all_reduce")
+
+_GLOO_COPIES = ("c10d._allgather_base_", "c10d._reduce_scatter_base_")
+"""What gloo copies whole while it sends: the result of the first, the input of the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +124,7 @@ def trace_shapes(
             list of equal blocks is never shortened, nor one that is cut into pipeline stages.
         relay: the messages between pipeline stages about shapes; None without a pipeline.
         device_type: the kind of device that is planned for, "cpu" or "cuda". Tensors of a trace are on the CPU in any
-            case; optimizers of torch take another path on a GPU.
+            case; optimizers of torch take another path on a GPU, and gloo, which sends between CPUs, copies messages.
 
     Returns:
         A trace for each size; for a pipeline only the first one, because its stages are made for one size.
@@ -148,7 +151,7 @@ def trace_shapes(
                 whole = sizes[0] if sizes else None
                 if trainer.strategy.layout.pipeline_parallel_size > 1:
                     shapes = shapes[:1]
-                return [replace(trace, whole=whole) for trace in _traces(trainer, batches, shapes, fake)]
+                return [replace(trace, whole=whole) for trace in _traces(trainer, batches, shapes, fake, device_type)]
     finally:
         build_strategy.reset(token)
         # Accelerate keeps the state of this strategy until the Python process ends.
@@ -208,7 +211,7 @@ def choose_foreach(optimizer: Any) -> None:
 
 
 def _traces(
-    trainer: Trainer, planned: PlannedBatches, shapes: Iterable[WindowShape], fake: FakeTensorMode
+    trainer: Trainer, planned: PlannedBatches, shapes: Iterable[WindowShape], fake: FakeTensorMode, device_type: str
 ) -> Iterator[RankTrace]:
     strategy: Any = trainer.strategy
     local: nn.Module = getattr(strategy, "local", strategy.model)
@@ -243,7 +246,7 @@ def _traces(
             if sizes not in traced:
                 # The first step makes the optimizer's state; the first one of a size also fills the caches of DTensor.
                 _step(trainer, sized, places, WorkCounter(places.work_phase))
-                traced[sizes] = _traced(trainer, sized, planned, places, fake, categorize)
+                traced[sizes] = _traced(trainer, sized, planned, places, fake, categorize, device_type)
             yield traced[sizes]
 
 
@@ -254,12 +257,16 @@ def _traced(
     places: Places,
     fake: FakeTensorMode,
     categorize: Callable[[Allocation], str | None],
+    device_type: str,
 ) -> RankTrace:
     strategy: Any = trainer.strategy
     local: nn.Module = getattr(strategy, "local", strategy.model)
     is_pipeline = strategy.layout.pipeline_parallel_size > 1
     work = WorkCounter(places.work_phase, (lambda: places.region().block) if is_pipeline else None)
-    recorder = _Recorder(places.region, categorize, work)
+    recorder = _Recorder(places.region, categorize, work, _GLOO_COPIES if device_type == "cpu" else ())
+    if is_pipeline:
+        # Stages keep a buffer for each micro-batch that they receive, and for each gradient of it.
+        recorder.hold(living_tensors(fake), COMMUNICATION)
     hold_engine(recorder, strategy, fake, buckets=BUCKETS, optimizer=OPTIMIZER, parameters=PARAMETERS)
     recorder.hold(_other_models(strategy), OTHER_MODELS)
     recorder.hold([*local.parameters(), *local.buffers(), *parts_of(local)], PARAMETERS)
@@ -296,9 +303,10 @@ def _traced(
 class _Recorder(AllocationRecorder):  # type: ignore[no-untyped-call]
     """A recorder that also counts work, and notes which storages communication reads and writes."""
 
-    def __init__(self, locate: Any, categorize: Any, work: WorkCounter) -> None:
+    def __init__(self, locate: Any, categorize: Any, work: WorkCounter, copied: Sequence[str]) -> None:
         super().__init__(locate, categorize)
         self._work = work
+        self._copied = copied
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(getattr(func, "overloadpacket", func))
@@ -307,6 +315,11 @@ class _Recorder(AllocationRecorder):  # type: ignore[no-untyped-call]
         if result is NotImplemented or not self.counts:
             return result
         self._work.count(func, args, kwargs or {}, result)
+        if name in self._copied:
+            whole = max((item for item in tree_iter(args) if isinstance(item, Tensor)), key=Tensor.numel)
+            copy = super().__torch_dispatch__(torch.ops.aten.clone.default, types, (whole,))
+            self.set_new_category([copy], COMMUNICATION)
+            del copy
         if category is not None:
             self.set_new_category(tree_iter((args, kwargs or {}, result)), category)
         return result

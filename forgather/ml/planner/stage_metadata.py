@@ -4,17 +4,18 @@ Before its first step, each stage of torch's pipelining receives the shapes of i
 those of its gradients from the one after it. In a trace of one rank nobody sends them. `relayed` keeps what each traced
 stage sends, and gives it to the stages that are traced later. The gradient of an output has the shape of the output. If
 the stage before was not traced yet, its output is taken to be like that of the nearest earlier stage; `Relay.assumed`
-lists what must be compared when all ranks are traced.
+lists what must be compared when all ranks are traced. Messages of tensors keep what they send, as real ones do.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining._utils import _derive_grad_metas, _StageBackwardMeta
 from torch.distributed.pipelining.stage import PipelineStage
 
@@ -48,6 +49,14 @@ class Relay:
         return all(self.outputs.get(stage) == meta for stage, meta in self.assumed.items())
 
 
+class _Works(list[Any]):
+    """Messages under way. Real ones keep their tensors, simulated ones do not: a schedule may wait at its end only."""
+
+    def __init__(self, works: Iterable[Any], tensors: list[torch.Tensor]) -> None:
+        super().__init__(works)
+        self.tensors = tensors
+
+
 @contextlib.contextmanager
 def relayed(relay: Relay) -> Iterator[None]:
     """Context manager in which the stages of this process get messages about shapes from a relay.
@@ -76,7 +85,12 @@ def relayed(relay: Relay) -> Iterator[None]:
     def take_over(run: ForwardPass, rank: int) -> tuple[torch.Tensor, ...]:
         return tuple(torch.empty(shape, dtype=dtype, device=run.device) for shape, dtype in relay.carried)
 
+    def start(operations: list[Any], desc: str | None = None) -> list[Any]:
+        return _Works(batch_p2p(operations, desc), [operation.tensor for operation in operations])
+
+    batch_p2p = schedules._batch_p2p
     replaced: list[tuple[Any, str, Any]] = [
+        (schedules, "_batch_p2p", start),
         (PipelineStage, "_recv_meta", receive),
         (PipelineStage, "_send_meta", send),
         (PipelineStage, "_warmup_forward_vote", vote),

@@ -74,7 +74,9 @@ def _bert(layers, **sizes):
 
 def _t5(layers, **sizes):
     config = {"vocab_size": VOCABULARY, "d_model": 64, "d_kv": 16, "d_ff": 160, "num_heads": 4, **sizes}
-    return seq2seq_from_config(T5Config(num_layers=layers, decoder_start_token_id=0, **config))
+    made = T5Config(num_layers=layers, **config)
+    made.decoder_start_token_id = 0
+    return seq2seq_from_config(made)
 
 
 def _vit(layers, **sizes):

@@ -43,6 +43,23 @@ class Cell:
     def __str__(self):
         return self.name
 
+    @property
+    def group(self):
+        """One of `GROUPS`."""
+        if self.kind == "PipelineTrainer":
+            return "pipelines"
+        if "deepspeed" in self.args:
+            return "ZeRO"
+        if "tensor_parallel_size" in self.args:
+            return "tensor"
+        if "fsdp" in self.args:
+            return "FSDP2"
+        return "DDP" if self.world_size > 1 else "single"
+
+
+GROUPS = ("single", "DDP", "FSDP2", "tensor", "ZeRO", "pipelines")
+"""The strategies of cells, without their variants."""
+
 
 def pipeline(name, schedule, **args):
     world_size = args.pop("world_size", 2)
@@ -60,7 +77,7 @@ QUICK = [
     Cell("FSDP2", 2, "AccelTrainer", SHARDED, above=0.05),
     pipeline("1F1B", "Schedule1F1B", layers=4, pipeline_chunks=2),
 ]
-ALL_AT_ONCE = {"device_type": "cuda", "layers": 8}
+ALL_AT_ONCE = {"device_type": "cuda", "layers": 6}
 ONE_ROW = {"optim": "adamw_torch", "per_device_train_batch_size": 1}
 FULL = [
     Cell("DDP, all weights at once", 2, "AccelTrainer", ONE_ROW, **ALL_AT_ONCE, above=0.1, below=0.03),
@@ -102,12 +119,15 @@ def make_trainer(cell, output_dir, hook=lambda function: function):
     )
 
 
+STEPS = ("first step", "second step", "third step", "fourth step", "fifth step")
+
+
 def measured_peak(make, device_type="cpu"):
-    """Returns the peak of the second step of a new trainer in bytes, with all that was allocated before.
+    """Returns the peak of a step of a new trainer in bytes, with all that was allocated before.
 
     Optimizers take the path that they take by default on the type of device. The process must be new.
     """
-    with profiled("second step") as found:
+    with profiled(STEPS[1:]) as found:
         trainer = make()
         strategy = trainer.strategy
         optimizer = strategy.build_optimizer()
@@ -115,7 +135,7 @@ def measured_peak(make, device_type="cpu"):
             for group in optimizer.param_groups:
                 group["foreach"] = True
         window = next(trainer._train_batches().windows(strategy.rule))
-        for name in ("first step", "second step"):
+        for name in STEPS:
             with record_function(name):
                 full = window_with_divergence(strategy, window)
                 strategy.forward_backward(full, denom=loss_divisor(window.num_valid))

@@ -15,18 +15,22 @@ class LivePeak:
     """What a profile found.
 
     Args:
-        num_bytes: the peak; 0 until the profile has ended.
+        num_bytes: the smallest of the peaks of several equal steps; 0 until the profile has ended.
     """
 
     num_bytes = 0
 
 
 @contextlib.contextmanager
-def profiled(name):
-    """Gives a `LivePeak`: the peak of what was allocated within this block, since the event `name` began.
+def profiled(steps):
+    """Gives a `LivePeak`: the peak of what was allocated within this block, in the step that needed least.
 
     The allocator's own total is read at each event: an event of its own is missing for what a thread of gloo frees,
-    because that happens outside of what the profiler follows. The flag lets the allocator count it all the same.
+    because that happens outside of what the profiler follows. The flag lets the allocator count it all the same. Such
+    a thread may also free a message late, by chance; therefore several steps are measured.
+
+    Args:
+        steps: the names of the events that are the steps, in their order.
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     ctypes.c_bool.in_dll(library, _FLAG).value = True
@@ -34,14 +38,18 @@ def profiled(name):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         yield found
     events = list(_events(recorded.profiler.kineto_results.experimental_event_tree()))
-    (began,) = [event.start_time_ns for event in events if event.name == name]
-    totals = {
-        event.start_time_ns: event.extra_fields.total_allocated
+    totals = [
+        (event.start_time_ns, event.extra_fields.total_allocated)
         for event in events
         if event.typed[0] == _EventType.Allocation
-    }
-    before = max(time for time in totals if time < began)
-    found.num_bytes = max(total for time, total in totals.items() if time >= before)
+    ]
+    began = {event.name: event.start_time_ns for event in events if event.name in steps}
+    ends = [*(began[name] for name in steps[1:]), max(time for time, _ in totals) + 1]
+    peaks = []
+    for name, end in zip(steps, ends, strict=True):
+        before = max(time for time, _ in totals if time < began[name])
+        peaks.append(max(total for time, total in totals if before <= time < end))
+    found.num_bytes = min(peaks)
 
 
 def _events(nodes):

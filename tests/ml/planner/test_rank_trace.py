@@ -1,6 +1,7 @@
 """A traced step needs the memory that a real one needs, on every rank."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,11 +9,18 @@ from forgather.ml.planner.extrapolation import DEEPER, SHALLOW, extrapolated, ex
 from tests.ml.planner.cells import ALL_AT_ONCE, FULL, ONE_ROW, QUICK, Cell, measured, traced
 from tests.ml.planner.model_cells import CELLS
 
+# What accelerate, DeepSpeed and published formulas estimate, from `make oracles`.
+ESTIMATES = json.loads((Path(__file__).parents[1] / "recorded" / "memory_estimates.json").read_text())["cells"]
+
 
 def planned(trace):
     return max(peak.num_bytes for at, peak in trace.peaks.items() if at.phase != "evaluation") + sum(
         trace.facts.untraced.values()
     )
+
+
+def named(cell):
+    return f"{cell.group}-{cell}"
 
 
 def parameter(cell):
@@ -22,7 +30,10 @@ def parameter(cell):
     return pytest.param(cell, marks=marks)
 
 
-@pytest.mark.parametrize("cell", list(map(parameter, (*QUICK, *FULL, *CELLS))), ids=str)
+# T5 and ViT return views under FSDP2, which nothing changes in place, and DDP copies a gradient that is a slice.
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
+@pytest.mark.filterwarnings("ignore:Grad strides do not match bucket view strides")
+@pytest.mark.parametrize("cell", list(map(parameter, (*QUICK, *FULL, *CELLS))), ids=named)
 def test_the_traced_peak_is_the_measured_one(cell, tmp_path, record_property):
     found = measured(cell, tmp_path)
     plans = [planned(trace) for trace in traced(cell, tmp_path)]
@@ -31,6 +42,9 @@ def test_the_traced_peak_is_the_measured_one(cell, tmp_path, record_property):
     record_property("peaks", json.dumps(pairs))
     for real, plan in pairs:
         assert -cell.below <= plan / real - 1 <= cell.above, (real, plan)
+    real, plan = max(pairs)
+    others = ESTIMATES.get(str(cell), {})
+    assert all(abs(plan - real) <= abs(other - real) for other in others.values()), (real, plan, others)
 
 
 def test_a_plan_of_another_batch_misses_the_peak(tmp_path):
@@ -41,7 +55,7 @@ def test_a_plan_of_another_batch_misses_the_peak(tmp_path):
 
 
 def test_weights_that_a_gpu_updates_all_at_once_need_temporaries(tmp_path):
-    at_once, one_by_one = Cell("at once", args=ONE_ROW, **ALL_AT_ONCE), Cell("one by one", args=ONE_ROW, layers=8)
+    at_once, one_by_one = Cell("at once", args=ONE_ROW, **ALL_AT_ONCE), Cell("one by one", args=ONE_ROW, layers=6)
     fused = Cell("fused", args={**ONE_ROW, "optim": "adamw_torch_fused"}, **ALL_AT_ONCE)
     needed, less, least = (planned(traced(cell, tmp_path)[0]) for cell in (at_once, one_by_one, fused))
 
@@ -53,13 +67,13 @@ def test_weights_that_a_gpu_updates_all_at_once_need_temporaries(tmp_path):
 @pytest.mark.parametrize(
     "cell",
     [
-        Cell("single", layers=9),
+        Cell("single", layers=7),
         pytest.param(Cell("FSDP2", 2, "AccelTrainer", {"fsdp": "full_shard"}, layers=9), marks=pytest.mark.matrix),
         pytest.param(Cell("DDP", 2, "AccelTrainer", layers=9), marks=pytest.mark.matrix),
     ],
     ids=str,
 )
-def test_a_deep_model_is_on_the_line_through_two_shallow_ones(cell, tmp_path):
+def test_a_deep_model_is_on_the_line_through_two_shallow_ones(cell, tmp_path, record_property):
     (low,), (high,), (whole,) = (traced(cell, tmp_path, depth=depth) for depth in (SHALLOW, DEEPER, None))
 
     line = extrapolated(low.peaks, high.peaks, cell.layers)
@@ -71,3 +85,5 @@ def test_a_deep_model_is_on_the_line_through_two_shallow_ones(cell, tmp_path):
         peak.num_bytes for peak in line.values()
     )
     assert dict(whole.operations) == counts
+    apart = max(abs(line[at].num_bytes / whole.peaks[at].num_bytes - 1) for at in line)
+    record_property("figure: apart", f"{apart:.3%}")

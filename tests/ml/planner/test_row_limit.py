@@ -15,25 +15,28 @@ from forgather.ml.types import Window
 from tests.ml.planner.cells import Cell, make_trainer, pipeline
 
 MOST = 200
-QUICK = [(Cell("single"), 1)]
-FULL = [
-    (
-        Cell(
-            "FSDP2, accumulated",
-            2,
-            "AccelTrainer",
-            {"fsdp": "full_shard", "gradient_accumulation_steps": 3},
-            layers=7,
-        ),
-        4,
-    ),
-    (Cell("recomputed, bf16", args={"gradient_checkpointing": True, "bf16": True}), 6),
-    (Cell("accumulated, deep", args={"gradient_accumulation_steps": 2}, layers=9), 6),
-    (Cell("LoRA", adapter=True), 6),
-    (Cell("DDP", 2, "AccelTrainer", layers=7), 4),
-    (Cell("FSDP2", 2, "AccelTrainer", {"fsdp": "full_shard"}), 4),
-    (Cell("tensor", 2, "AccelTrainer", {"tensor_parallel_size": 2}), 4),
-]
+QUICK = {"part1": [(Cell("single", layers=2), 1)]}
+ACCUMULATED = {"fsdp": "full_shard", "gradient_accumulation_steps": 3}
+FULL = {
+    "part1": [
+        (Cell("recomputed, bf16", args={"gradient_checkpointing": True, "bf16": True}), 5),
+        (Cell("LoRA", adapter=True), 5),
+    ],
+    "part2": [
+        (Cell("DDP", 2, "AccelTrainer", layers=7), 4),
+        (Cell("FSDP2", 2, "AccelTrainer", {"fsdp": "full_shard"}), 4),
+        (Cell("tensor", 2, "AccelTrainer", {"tensor_parallel_size": 2}), 4),
+    ],
+    "part3": [
+        (Cell("FSDP2, accumulated", 2, "AccelTrainer", ACCUMULATED, layers=7), 3),
+        (Cell("accumulated, deep", args={"gradient_accumulation_steps": 2}, layers=9), 4),
+    ],
+}
+"""What is searched for in parts of some minutes: the run, and the number of limits."""
+
+
+def parameters(parts, marks=()):
+    return [pytest.param(*case, marks=marks, id=f"{part}-{case[0]}") for part, cases in parts.items() for case in cases]
 
 
 def peak_of(cell, folder, rows):
@@ -43,21 +46,24 @@ def peak_of(cell, folder, rows):
     return [trace.peak[1].num_bytes + sum(trace.facts.untraced.values()) for trace in found]
 
 
-@pytest.mark.parametrize(
-    ("cell", "limits"), [*QUICK, *(pytest.param(*full, marks=pytest.mark.matrix) for full in FULL)], ids=str
-)
-def test_the_answer_fits_and_one_more_row_does_not(cell, limits, tmp_path):
+@pytest.mark.parametrize(("cell", "limits"), [*parameters(QUICK), *parameters(FULL, pytest.mark.matrix)])
+def test_the_answer_fits_and_one_more_row_does_not(cell, limits, tmp_path, record_property):
     smallest, largest = peak_of(cell, tmp_path, (1, MOST))
     numbers = random.Random(str(cell))
-    for _ in range(limits):
-        limit = numbers.randint(smallest, largest - 1)
-        sizes = {"world_size": cell.world_size, "local_world_size": cell.world_size}
-        found = largest_rows(functools.partial(make_trainer, cell, tmp_path), **sizes, limit=limit, most=MOST)
+    drawn = [numbers.randint(smallest, largest - 1) for _ in range(limits)]
+    sizes = {"world_size": cell.world_size, "local_world_size": cell.world_size}
+    make = functools.partial(make_trainer, cell, tmp_path)
+    answers = [largest_rows(make, **sizes, limit=limit, most=MOST) for limit in drawn]
 
-        fits, following = peak_of(cell, tmp_path, (found["size"], found["size"] + 1))
+    rows = sorted({found["size"] + more for found in answers for more in (0, 1)})
+    peaks = dict(zip(rows, peak_of(cell, tmp_path, rows), strict=True))
+    for limit, found in zip(drawn, answers, strict=True):
+        fits, following = peaks[found["size"]], peaks[found["size"] + 1]
         assert fits <= limit < following
         assert (found["num_bytes"], found["next_bytes"], True) == (fits, following, found["is_exact"])
         assert len(found["traced"]) <= 3
+    record_property("figure: limits", limits)
+    record_property("figure: most traces", max(len(found["traced"]) for found in answers))
 
 
 def test_the_stages_of_a_pipeline_are_made_for_one_number_of_rows(tmp_path):
