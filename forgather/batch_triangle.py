@@ -150,7 +150,8 @@ class _Triangle(NamedTuple):
                 fitting.append(f"{name}: {' or '.join(map(str, numbers))}")
         # Leaving a number out helps only if the total can be reached.
         leave = f"; or leave out {ROWS} or {STEPS}, which then follows" if self.is_whole and len(fitting) > 1 else ""
-        return Phrase(f"write {', or '.join(fitting)}{leave}")
+        times = "" if self.replicas else "; with several processes, a multiple of this product and their number"
+        return Phrase(f"write {', or '.join(fitting)}{leave}{times}")
 
     def solved(self, name: str) -> Any:
         """Returns a number that follows from the others; `UNKNOWN` if it does not."""

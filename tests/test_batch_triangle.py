@@ -67,7 +67,8 @@ def test_two_processes_solve(given, solved):
          f"write {GLOBAL}: 24 or 36"),
         (None, {GLOBAL: 64, ROWS: 8, STEPS: 3},
          f"{GLOBAL} is 64, which is not a multiple of 8 rows ({ROWS}) x 3 micro-batches ({STEPS}) = 24",
-         f"write {GLOBAL}: 48 or 72, or {STEPS}: 2 or 4"),
+         f"write {GLOBAL}: 48 or 72, or {STEPS}: 2 or 4; with several processes, a multiple of this product and their "
+         "number"),
     ],
 )  # fmt: skip
 def test_numbers_that_do_not_fit_are_told_with_the_nearest_that_do(processes, given, fault, advice):

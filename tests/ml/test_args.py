@@ -7,7 +7,10 @@ import pickle
 import pytest
 import transformers
 
-from forgather.ml import TrainingArguments
+from forgather.launcher_env import ProcessFacts
+from forgather.ml import AccelTrainingArguments, TrainingArguments
+from forgather.ml.callbacks.effective_settings import effective_settings
+from forgather.ml.distributed.env import exported_facts
 from forgather.ml.trainer.argument_checks import TRANSFORMERS_DEFAULTS, SettingError
 
 OURS = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
@@ -222,3 +225,31 @@ def test_arguments_do_not_change_and_can_be_copied():
 def test_an_attribute_that_nobody_has_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = TrainingArguments().nonsense
+
+
+def test_the_missing_number_of_a_step_is_solved_for_the_processes_and_recorded():
+    accelerator = {"gradient_accumulation_steps": 2}
+    with exported_facts(ProcessFacts(rank=1, local_rank=1, world_size=4, local_world_size=4)):
+        args = AccelTrainingArguments("out", global_batch_size=64, per_device_train_batch_size=4)
+        moved = AccelTrainingArguments("out", global_batch_size=64, accelerator_args=accelerator)
+        replaced = args.replace(per_device_train_batch_size=16)
+        with pytest.raises(SettingError) as caught:
+            args.replace(gradient_accumulation_steps=2)
+    recorded = effective_settings(args)["arguments"]
+    assert (64, 4, 4) == tuple(recorded[name] for name in BATCH)
+    assert (64, 8, 2) == tuple(getattr(moved, name) for name in BATCH)
+    assert (64, 16, 1) == tuple(getattr(replaced, name) for name in BATCH)
+    assert ("FG949", "global_batch_size") == (caught.value.code, caught.value.argument)
+    assert "4 rows (per_device_train_batch_size) x 2 micro-batches" in caught.value.message
+    alone = AccelTrainingArguments("out", global_batch_size=64, per_device_train_batch_size=4)
+    assert 16 == alone.gradient_accumulation_steps
+
+
+BATCH = ("global_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
+
+
+def test_the_fixed_number_next_to_a_schedule_is_its_largest():
+    args = TrainingArguments("out", accumulate_grad_batches={0: 2, 3: 6, 5: 1}, gradient_accumulation_steps=1)
+    assert (6, [2, 6, 1]) == (args.gradient_accumulation_steps, [count for _, count in args.accumulation.entries])
+    assert 6 == args.replace(learning_rate=1e-4).gradient_accumulation_steps
+    assert "FG888" == refused("FG888", accumulate_grad_batches={0: 2}, gradient_accumulation_steps=3).code

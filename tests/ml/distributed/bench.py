@@ -77,6 +77,7 @@ OPTIONS = {
     "LoRA and a head": {"adapter": {"r": 4, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]}},
     "fewer from epoch 1": {"settings": {"accumulate_grad_batches": {0: 3, 1: 2}}},
     "more from step 2": {"settings": {"accumulate_grad_batches": {"steps": {0: 1, 2: 3}}}},
+    "global batch": {"settings": {"global_batch_size": 3 * GLOBAL_ROWS}, "as": ""},
     "LoRA and tokens": {"adapter": {"r": 4, "trainable_token_indices": [1, 3]}},
 }
 """What a training has beside its strategy, in one process as well; "as" names the option of the one to compare with."""
@@ -132,8 +133,9 @@ class Cell:
 
     @property
     def written_accumulation(self):
-        """What the arguments say; None where a schedule decides, whose largest number is `accumulation`."""
-        return None if "accumulate_grad_batches" in OPTIONS[self.option].get("settings", {}) else self.accumulation
+        """What the arguments say; None where it follows from a schedule or a global batch, which give `accumulation`."""
+        others = {"accumulate_grad_batches", "global_batch_size"} & {*OPTIONS[self.option].get("settings", {})}
+        return None if others else self.accumulation
 
     @property
     def limits(self):

@@ -96,6 +96,7 @@ _QUICK_OPTIONS = {
     ("LoRA", "FSDP2"),
     ("DoRA", "1F1B"),
     ("fewer from epoch 1", "FSDP2"),
+    ("global batch", "DDP"),
     ("more from step 2", "1F1B"),
 }
 
@@ -147,6 +148,7 @@ def _with_options():
         "re-entrant": [fsdp2, hybrid, tensor, both, *zeros],
         "fewer from epoch 1": [*copies, *zeros, *pipelines.values()],
         "more from step 2": [*copies, *zeros, *pipelines.values(), sharded_stages[1]],
+        "global batch": [*copies, *zeros, pipelines["Schedule1F1B"], sharded_stages[1]],
         "flattened": [*copies, *zeros],
         "frozen stage": [fsdp2, *whole_backward],
         "frozen stage, recomputed": [fsdp2],
