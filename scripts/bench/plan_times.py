@@ -27,10 +27,11 @@ from forgather.launch.calibration import MeasuredRun, measured_run, work_of  # n
 from forgather.launch.recorded_graph import recorded_project  # noqa: E402
 from forgather.launch.time_planning import time_of  # noqa: E402
 from forgather.ml.trainer.meter import Meter  # noqa: E402
-from forgather.planner.hardware import Hardware, as_entry, hardware  # noqa: E402
+from forgather.planner.hardware import Hardware, hardware  # noqa: E402
 from forgather.planner.work import RunWork  # noqa: E402
 from forgather.project.run_reader import open_run  # noqa: E402
 from tests.ml.distributed.gang import run_ranks  # noqa: E402
+from tests.planner.step_figures import Figures  # noqa: E402
 
 RANKS, STEPS, REACH = 2, 14, 0.8
 # Config, hidden size, layers, rows of a process, recomputation.
@@ -133,21 +134,6 @@ def kendall(first: list[float], second: list[float]) -> float:
     return (2 * sum(signs) - len(pairs)) / len(pairs)
 
 
-def work_data(work: RunWork) -> dict:
-    """Returns the work of a step as plain data."""
-    found = {name: getattr(work, name) for name in work.__dataclass_fields__ if name != "ranks"}
-    ranks = [
-        {
-            "ranks": one.ranks,
-            "stages": one.stages,
-            "operations": [[*operation, count] for operation, count in one.operations.items()],
-            "messages": [[*message, count] for message, count in one.messages.items()],
-        }
-        for one in work.ranks
-    ]
-    return {**found, "ranks": ranks}
-
-
 def calibrated(runs: list[MeasuredRun], file: Path) -> Hardware:
     """Returns this machine as `fgcli plan --calibrate` describes it after some runs."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -183,6 +169,7 @@ def main() -> int:
         for name in cells:
             fastest[name] = min(measured_runs(name, kept), key=lambda run: run.seconds)
         several = calibrated([fastest[name] for name in CALIBRATING], Path(folder) / "several.json")
+        device = json.loads((Path(folder) / "several.json").read_text())
         works = {name: work_of(run, several) for name, run in fastest.items()}
         each = {name: calibrated([fastest[name]], Path(folder) / "one.json") for name in CALIBRATING}
     planned = {name: planned_seconds(work, several) for name, work in works.items()}
@@ -200,11 +187,12 @@ def main() -> int:
     for name, tau in alone.items():
         print(f"tau after a calibration by {name} alone: {tau:.2f}", file=sys.stderr)
     if options.figures:
+        figures = Figures()
         steps = [
-            {"name": name, "calibrates": name in CALIBRATING, "seconds": fastest[name].seconds, "work": work_data(work)}
+            {"name": name, "calibrates": name in CALIBRATING, "seconds": fastest[name].seconds, **figures.packed(work)}
             for name, work in works.items()
         ]
-        file = {"device": as_entry(several), "planned": planned, "tau": order, "steps": steps}
+        file = {"device": device, "tau": order, "planned": planned, "texts": figures.texts, "steps": steps}
         options.figures.write_text(json.dumps(file, separators=(",", ":")) + "\n")
     row = {"what": "Kendall's tau of planned and measured steps", "value": round(order, 3), "reach": REACH}
     print(json.dumps([{**row, "unit": f"{len(PLANNED)} configs", "reached": order >= REACH}]))

@@ -74,6 +74,13 @@ def test_efficiencies_and_calls_widen_the_range():
     assert (pytest.approx(1), pytest.approx(3 + 3)) == (step.seconds.low, step.seconds.high)
 
 
+def test_a_plan_says_that_its_peak_rate_was_not_verified():
+    given = work({matrix("forward"): 1})
+    for unverified, said in (((), False), (("fp32",), False), (("bf16",), True)):
+        step = step_time(given, replace(DEVICE, unverified=unverified), EXACT, simulate=schedule_seconds)
+        assert said is ("the bf16 rate of x was not found in a document" in step.assumptions)
+
+
 def test_processors_move_messages_and_compute_in_turn():
     messages = {Message("backward", "c10d.allreduce_", int(1e8), 2): 1}
     given = work({matrix("backward"): 5}, messages, world=2)
