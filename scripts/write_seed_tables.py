@@ -27,7 +27,11 @@ LLAMA = [
     ("DeepSpeed ZeRO-2", 4, 16, 28800, 20, Way(strategy="DeepSpeed", stage=2, gpus=4, micro_batch=4, recompute=True)),
     ("DeepSpeed ZeRO-3", 8, 32, 54000, 18, Way(strategy="DeepSpeed", stage=3, gpus=8, micro_batch=4, recompute=True)),
 ]
-SDXL = [("DDP", 1, 1, "1.2", 42), ("FSDP", 4, 4, "4.1", 38), ("DeepSpeed ZeRO-2", 4, 8, "7.8", 28)]
+SDXL = [
+    ("DDP", 1, 1, "1.2", 42, Way()),
+    ("FSDP", 4, 4, "4.1", 38, Way(strategy="FSDP", stage=3, gpus=4)),
+    ("DeepSpeed ZeRO-2", 4, 8, "7.8", 28, Way(strategy="DeepSpeed", stage=2, gpus=4, micro_batch=2)),
+]
 # What a guide recommends; a model of that size, its GPUs, GB of each (None: the guide has no limit).
 SIZES = [
     ("< 1B, 8 GB+", "one GPU", "gpt2-large", 1, 8),
@@ -178,12 +182,26 @@ def comparison() -> list[str]:
 
 
 def diffusion() -> list[str]:
-    header = ("configuration", "GPUs", "batch", "guide: steps/s", "guide: GB", "planned GB")
-    rows = [(*row, "no formula") for row in SDXL]
+    header = ("configuration", "GPUs", "batch", "guide: steps/s", "planned", "guide: GB", "planned GB")
+    shape, device = model_shape("sdxl"), hardware("a100-80")
+    rows = [
+        (
+            name,
+            gpus,
+            batch,
+            speed,
+            f"{1 / step_seconds(shape, way, device):.1f}",
+            gb,
+            f"{memory(shape, way).peak / 1e9:.1f}",
+        )
+        for name, gpus, batch, speed, gb, way in SDXL
+    ]
     return [
         "## Stable Diffusion XL training",
         "",
-        "A UNet is not a stack of equal blocks, and has no formula here. `fgcli plan` traces a config.",
+        "Planned: all weights of the U-Net, bf16, images of 1,024 x 1,024 pixels, A100 80 GB, nothing recomputed. A",
+        "U-Net is not a stack of equal blocks: what an image keeps, and its FLOPs, are traced and not computed from",
+        "the shape.",
         "",
         *table(header, rows),
     ]

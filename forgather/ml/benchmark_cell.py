@@ -117,6 +117,8 @@ def random_model(shape: ModelShape) -> nn.Module:
     Args:
         shape: the shape.
     """
+    if shape.traced is not None:
+        raise ValueError(f"{shape.name} is trained by a recipe of diffusers, which a benchmark does not run")
     sizes = dict(shape.config)
     config = transformers.AutoConfig.for_model(sizes.pop("model_type"), **sizes)
     model: nn.Module = getattr(transformers, shape.model_class).from_config(config)

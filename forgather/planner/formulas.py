@@ -158,6 +158,8 @@ def _stream(way: Way) -> int:
 def _activations(shape: ModelShape, way: Way) -> int:
     wide, stream = 4 if way.dtype == "fp32" else 2, _stream(way)
     rows = way.micro_batch
+    if shape.traced is not None:
+        return rows * shape.traced[f"{'recomputed' if way.recompute else 'kept'}_{'fp32' if wide == 4 else 'half'}"]
     kept = [(block, block_activations(block, way.tokens, wide=wide, stream=stream)) for block in shape.blocks]
     if not way.recompute:
         return rows * sum(block.count * size for block, size in kept)
@@ -261,6 +263,8 @@ def flops(shape: ModelShape, way: Way) -> float:
     Source:
         Hoffmann et al. 2022, arXiv:2203.15556, appendix F; Chowdhery et al. 2022, arXiv:2204.02311, appendix B.
     """
+    if shape.traced is not None:
+        return ((2 if way.lora_rank else 3) + way.recompute) * float(shape.traced["forward_flops"])
     matrices = shape.matrix_parameters
     head = shape.vocab_size * shape.blocks[-1].hidden_size
     predictions = shape.predictions_per_row or way.tokens

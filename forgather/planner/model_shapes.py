@@ -31,6 +31,7 @@ FAMILY_NAMES = {
     "text2text": "text2text_generation",
     "seq2seq": "text2text_generation",
     "image_classification": "vision",
+    "diffusion": "text_to_image",
 }
 """Other words for the families of the shape files."""
 
@@ -107,6 +108,8 @@ class ModelShape:
         predictions_per_row: None if each token is a prediction, otherwise their number.
         max_tokens: the longest row that the model takes; for images, the number of patches and the class token.
         fixed_tokens: True if rows always have `max_tokens`.
+        traced: of a model that is no stack of equal blocks: the `other_parameters`, and for one row the bytes that are
+            kept (`kept_half`, `kept_fp32`, `recomputed_half`, `recomputed_fp32`) and `forward_flops`.
     """
 
     name: str
@@ -120,6 +123,7 @@ class ModelShape:
     predictions_per_row: int | None
     max_tokens: int
     fixed_tokens: bool
+    traced: Mapping[str, int] | None = None
 
     @property
     def matrix_parameters(self) -> int:
@@ -221,25 +225,23 @@ def _entries() -> dict[str, dict[str, Any]]:
 
 def _shape(name: str, entry: Mapping[str, Any]) -> ModelShape:
     config = entry["config"]
-    sizes = _KINDS[config["model_type"]](config)
+    traced = entry.get("traced", {})
+    sizes = _KINDS[config["model_type"]]({**config, **traced})
     return ModelShape(
         name=name,
         family=entry["family"],
         model_class=entry["model_class"],
         config=config,
         published_parameters=entry["parameters"],
+        traced=traced or None,
         **sizes,
     )
 
 
 def _attention(hidden: int, heads: int, *, kv_heads: int | None = None, head_dim: int | None = None) -> dict[str, int]:
     width = head_dim or hidden // heads
-    return {
-        "hidden_size": hidden,
-        "num_heads": heads,
-        "query_size": heads * width,
-        "kv_size": (kv_heads or heads) * width,
-    }
+    sizes = {"query_size": heads * width, "kv_size": (kv_heads or heads) * width}
+    return {"hidden_size": hidden, "num_heads": heads, **sizes}
 
 
 def _sizes(blocks: tuple[BlockShape, ...], other: int, vocab_size: int, max_tokens: int, **rest: Any) -> dict[str, Any]:
@@ -285,7 +287,6 @@ def _with_biases(
 ) -> BlockShape:
     """A block of the first generation: LayerNorm, two matrices in the feed-forward part, biases everywhere."""
     small = 4 * hidden + inner + hidden + num_norms * 2 * hidden
-    sizes: dict[str, Any] = _attention(hidden, heads)
     return BlockShape(
         count=count,
         intermediate_size=inner,
@@ -293,8 +294,7 @@ def _with_biases(
         small_parameters=small,
         dropout=dropout,
         num_norms=num_norms,
-        **sizes,
-        **rest,
+        **{**_attention(hidden, heads), **rest},
     )
 
 
@@ -365,6 +365,24 @@ def _vit(config: Mapping[str, Any]) -> dict[str, Any]:
     return _sizes((block,), other, classes, tokens, predictions_per_row=1, fixed_tokens=True)
 
 
+def _sdxl_unet(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of a U-Net: its transformer blocks; resnets and embeddings are other parameters, as a whole."""
+    text, layers = config["cross_attention_dim"], config["layers_per_block"]
+    widths, depths = config["block_out_channels"], config["transformer_layers_per_block"]
+    # A level has `layers` transformers on the way down and one more on the way up; the lowest has one in the middle.
+    counts = {width: depth * (2 * layers + 1) for width, depth in zip(widths[1:], depths[1:], strict=True)}
+    counts[widths[-1]] += depths[-1]
+    blocks = []
+    for width, count in counts.items():
+        # The second attention reads keys and values of the text; biases of o and of the feed-forward part; norms.
+        small = 2 * (text - width) * width + 2 * width + (8 + 1) * width + 3 * 2 * width
+        sizes: dict[str, Any] = _attention(width, width // 64)
+        sizes |= {"intermediate_size": 4 * width, "gated": True, "attentions": 2, "num_norms": 3}
+        blocks.append(BlockShape(count=count, small_parameters=small, **sizes))
+    tokens = (config["sample_size"] // 2 ** (len(widths) - 1)) ** 2
+    return _sizes(tuple(blocks), config["other_parameters"], 0, tokens, predictions_per_row=1, fixed_tokens=True)
+
+
 _KINDS = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3"), _llama_like),
     "opt": _opt,
@@ -375,4 +393,5 @@ _KINDS = {
     "distilbert": _distilbert,
     "t5": _t5,
     "vit": _vit,
+    "sdxl_unet": _sdxl_unet,
 }
