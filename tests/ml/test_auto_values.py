@@ -12,7 +12,7 @@ from forgather.cli.auto_start import auto_values_of_all
 from forgather.cli.invocation import Invocation
 from forgather.cli.main import main
 from forgather.errors import ForgatherError
-from forgather.launch.auto_values import Room, find_values, room_of, values_of_checkpoint
+from forgather.launch.auto_values import Room, auto_settings, find_values, room_of, values_of_checkpoint
 from forgather.launch.planning import rows_within
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed.peer import Peer
@@ -39,6 +39,7 @@ def bench(tmp_path, monkeypatch):
         "templates/configs/rate.yaml": f"{TINY_TRAINING}    learning_rate: auto\n",
         "templates/configs/wrong.yaml": LIMITED.replace("1.5MB", "much"),
         "templates/configs/mixed.yaml": f"{ACCELERATED}    accelerator_args: {{mixed_precision: auto}}\n",
+        "templates/configs/zero.yaml": f"{ACCELERATED}    deepspeed: {{train_micro_batch_size_per_gpu: auto}}\n",
         "templates/configs/stages.yaml": f"{PIPELINE}    split_spec: auto\n    pipeline_chunks: auto\n",
     }
     folder = make_project(tmp_path / "bench", files)
@@ -52,6 +53,9 @@ def codes(config):
 
 def test_check_accepts_auto_where_it_is_found_and_nowhere_else(bench):
     assert [] == codes("limited") == codes("unlimited") == codes("stages")
+    # DeepSpeed's own word keeps its meaning.
+    assert ("per_device_train_batch_size",) == auto_settings(Project("limited", "."))
+    assert () == auto_settings(Project("zero", "."))
     (found,) = check_project(Project("rate", ".")).findings
     assert ("FG813", "learning_rate is 'auto'") == (found.code, found.message)
     assert found.hint.endswith("nothing finds one for this setting")
@@ -65,7 +69,7 @@ ROOM = Room(gpus=1, nodes=1, limits=(1_500_000,))
 
 
 def with_update(rows, steps):
-    changes = [("+trainer_args.global_batch_size", str(rows)), ("trainer_args.gradient_accumulation_steps", steps)]
+    changes = [("trainer_args.global_batch_size", str(rows)), ("trainer_args.gradient_accumulation_steps", steps)]
     return Project("limited", ".", trust=True, overrides=changes)
 
 
