@@ -30,7 +30,7 @@ def test_a_schedule_of_accumulation_is_planned_with_its_mean_work_and_its_larges
     plan, once = work_of("ddp.yaml", **settings)
     changes = [(f"trainer_args.{name}", str(value)) for name, value in settings.items()]
     for schedule in ("{0: 1, 2: 4}", "{steps: {0: 1, 3: 4}}"):
-        changes += [("+trainer_args.accumulate_grad_batches", schedule)]
+        changes += [("trainer_args.accumulate_grad_batches", schedule)]
         project = Project("ddp.yaml", "projects/parallel", overrides=[*changes[:2], changes[-1]])
         scheduled_plan, scheduled = traced_plan(project, gpus=2, nodes=1)
         # The same rows in fewer steps.
