@@ -56,7 +56,7 @@ def make_trainer(layout, output_dir, hook=None, eval_rows=None):
 
 
 def _measured(layout, output_dir, phase):
-    with profiled(phase) as found:
+    with profiled([phase]) as found:
         trainer = make_trainer(layout, output_dir)
         strategy = trainer.strategy
         strategy.build_optimizer()
