@@ -10,7 +10,7 @@ FINETUNE := $(VENV)/.finetune
 STAMP := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 
-.PHONY: demo assistant test test-fast test-distributed test-reliability test-finetune mutations lint bench oracles clean
+.PHONY: demo assistant test test-fast test-distributed test-reliability test-finetune test-planner mutations lint bench oracles clean
 
 define install
 	@echo "Installing into $(VENV) the packages that constraints.txt pins."
@@ -84,6 +84,15 @@ test-finetune: $(STAMP)
 	PYTHONPATH=build/libs/finetuning $(BIN)/python -m pytest $$($(BIN)/python scripts/write_finetuning.py --files) --full --all-cells --timeout 3600 -o junit_family=xunit1 --junitxml build/finetuning.xml
 	$(BIN)/python scripts/write_finetuning.py build/finetuning.xml
 
+# The full sets of the tests of the planner, whose quick sets are part of `make test`, in pieces of a few minutes. Writes the
+# tables of docs/planner.md.
+test-planner: $(STAMP)
+	rm -rf build/planner
+	$(BIN)/python scripts/write_planner.py --pieces | while read name words; do \
+	  $(BIN)/python -m pytest $$words --full --timeout 3600 -o junit_family=xunit1 --junitxml build/planner/$$name.xml; \
+	done
+	$(BIN)/python scripts/write_planner.py build/planner
+
 # Checks that the tests detect each defect that scripts/mutations describes. About an hour.
 mutations: $(STAMP)
 	$(BIN)/python scripts/mutations/run.py --json build/mutations.json
@@ -107,6 +116,7 @@ oracles: $(STAMP)
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/quantized_models.py
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/bitsandbytes_optimizers.py
 	$(BIN)/python scripts/oracles/gguf_exports.py
+	DS_ACCELERATOR=cpu $(BIN)/python scripts/oracles/memory_estimates.py
 	$(BIN)/pip install -q --no-deps -t build/oracles/seqeval seqeval
 	PYTHONPATH=build/oracles/seqeval $(BIN)/python scripts/oracles/entity_metrics.py
 
