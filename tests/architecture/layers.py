@@ -233,7 +233,7 @@ planner:
     planner.model_builders
     planner.engine_tensors planner.stage_parts planner.stored_state
     planner.trace_facts planner.planned_batches
-    planner.generation_trace
+    planner.generation_trace planner.untraceable
     planner.rank_trace
     planner.deep_trace
     planner.memory planner.row_limit planner.stage_costs

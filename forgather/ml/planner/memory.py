@@ -15,10 +15,11 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.allocations import Peak, Region
 from forgather.ml.planner.deep_trace import deep_traces
 from forgather.ml.planner.generation_trace import GENERATION
-from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_rank
+from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_rank, trace_shapes
 from forgather.ml.planner.stage_metadata import Relay
 from forgather.ml.planner.stored_state import joined
 from forgather.ml.planner.trace_facts import TraceFacts
+from forgather.ml.planner.untraceable import UntraceableModel
 from forgather.ml.planner.window_shape import WindowShape
 from forgather.planner.memory_plan import MemoryPlan, MemoryRow, PhaseMemory, PlaceMemory, RankMemory, Source
 from forgather.planner.work import Message, RankWork, RunWork
@@ -107,7 +108,7 @@ def traces_of_run(
 
     relay = Relay()
     shapes = (WindowShape(), WindowShape(longest=False))
-    first, *usual = deep_traces(make_trainer, facts_of(0), shapes, relay=relay, device_type=device_type)
+    first, *usual = _first_traces(make_trainer, facts_of(0), shapes, relay, device_type)
     # Without a pipeline all ranks hold parts of the same size, and rank 0 stands for them.
     width = world_size // first.facts.num_pipeline_ranks
     later = [facts_of(rank) for rank in range(width, world_size, width)]
@@ -117,6 +118,22 @@ def traces_of_run(
         # Rarely, a stage passes on other shapes than the one before it. Now all of them are known.
         traces = [*map(trace, [facts_of(0), *later])]
     return traces, usual
+
+
+def _first_traces(
+    make_trainer: MakeTrainer, facts: ProcessFacts, shapes: Sequence[WindowShape], relay: Relay, device_type: str
+) -> Sequence[RankTrace]:
+    """Returns the traces of the first rank; by formula if the model cannot be traced and there is a formula."""
+    try:
+        return deep_traces(make_trainer, facts, shapes, relay=relay, device_type=device_type)
+    except UntraceableModel:
+        try:
+            # A formula needs all blocks.
+            return trace_shapes(make_trainer, facts, shapes, device_type=device_type)
+        except UntraceableModel as error:
+            if not error.traces:
+                raise
+            return error.traces
 
 
 def _work(traces: Sequence[RankTrace], world_size: int, local_world_size: int) -> RunWork:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
 
+from forgather.ml.losses import LossRule
+
 
 @contextlib.contextmanager
 def packing_fakes() -> Iterator[None]:
@@ -60,6 +62,20 @@ def parts_of(model: nn.Module) -> Iterator[Tensor]:
             seen.add(id(value))
             left += _own(value)
             yield from (item for item in vars(value).values() if isinstance(item, Tensor))
+
+
+def other_models(rule: LossRule) -> Iterator[Tensor]:
+    """Yields the weights of models that a loss keeps, such as a teacher.
+
+    Args:
+        rule: the rule of the loss.
+
+    Shapes:
+        Yields tensors of any shapes.
+    """
+    for value in vars(rule).values():
+        if isinstance(value, nn.Module):
+            yield from (*value.parameters(), *value.buffers(), *parts_of(value))
 
 
 def _own(owner: Any) -> list[Any]:

@@ -28,12 +28,13 @@ from forgather.ml.planner.extrapolation import block_list, shorten
 from forgather.ml.planner.generation_trace import GENERATION, generate
 from forgather.ml.planner.model_builders import building, loading_fakes, without_memory_for_models
 from forgather.ml.planner.operations import WorkCounter
-from forgather.ml.planner.packed_weights import parts_of
-from forgather.ml.planner.places import Places, noting_width
+from forgather.ml.planner.packed_weights import other_models, parts_of
+from forgather.ml.planner.places import BEFORE, Places, noting_width
 from forgather.ml.planner.planned_batches import PlannedBatches, planned_batches
 from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.planner.stage_metadata import Relay, relayed
 from forgather.ml.planner.trace_facts import TraceFacts, facts_of, mean_accumulation
+from forgather.ml.planner.untraceable import formula_sizes, has_formula, untraceable
 from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale, living_tensors
 from forgather.ml.planner.window_shape import WindowShape, reshaped
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
@@ -131,7 +132,9 @@ def trace_shapes(
 
     Raises:
         PlanError: FG997 if `shapes` has other rows, and the tensors of a batch have no common number of rows.
-        Exception: if the code of the model reads values of tensors, or does not fit its settings.
+        UntraceableModel: FG962 if the forward pass of the model reads values of tensors; with traces by formula if
+            the model was not to be shortened.
+        Exception: if the code of the model does not fit its settings.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     sizes: list[int] = []
@@ -151,7 +154,9 @@ def trace_shapes(
                 whole = sizes[0] if sizes else None
                 if trainer.strategy.layout.pipeline_parallel_size > 1:
                     shapes = shapes[:1]
-                return [replace(trace, whole=whole) for trace in _traces(trainer, batches, shapes, fake, device_type)]
+                traced = _traces(trainer, batches, shapes, fake, device_type)
+                with _naming_readings(trainer, batches, shapes, has_whole_model=depth is None):
+                    return [replace(trace, whole=whole) for trace in traced]
     finally:
         build_strategy.reset(token)
         # Accelerate keeps the state of this strategy until the Python process ends.
@@ -250,6 +255,28 @@ def _traces(
             yield traced[sizes]
 
 
+@contextlib.contextmanager
+def _naming_readings(
+    trainer: Trainer, planned: PlannedBatches, shapes: Iterable[WindowShape], *, has_whole_model: bool
+) -> Iterator[None]:
+    """Context manager that raises an `UntraceableModel` in place of the error of a reading."""
+    try:
+        yield
+    except Exception as error:
+        if (found := untraceable(error)) is None:
+            raise
+        if has_whole_model and has_formula(trainer.strategy):
+            found.traces = _formulas(trainer, planned, shapes, found.message)
+        raise found from error
+
+
+def _formulas(trainer: Trainer, planned: PlannedBatches, shapes: Iterable[WindowShape], reason: str) -> list[RankTrace]:
+    windows = [reshaped(planned.longest if shape.longest else planned.first, shape) for shape in shapes]
+    sizes = formula_sizes(trainer, windows, [*planned.notes, reason])
+    peaks_of_nothing = {Region("backward", BEFORE): Peak(0, {})}
+    return [RankTrace(num_blocks=0, peaks=peaks_of_nothing, allocations=(), messages={}, **one) for one in sizes]
+
+
 def _traced(
     trainer: Trainer,
     window: Window,
@@ -268,7 +295,7 @@ def _traced(
         # Stages keep a buffer for each micro-batch that they receive, and for each gradient of it.
         recorder.hold(living_tensors(fake), COMMUNICATION)
     hold_engine(recorder, strategy, fake, buckets=BUCKETS, optimizer=OPTIMIZER, parameters=PARAMETERS)
-    recorder.hold(_other_models(strategy), OTHER_MODELS)
+    recorder.hold(other_models(strategy.rule), OTHER_MODELS)
     recorder.hold([*local.parameters(), *local.buffers(), *parts_of(local)], PARAMETERS)
     recorder.hold(_state(strategy.optimizer), OPTIMIZER)
     recorder.hold([item for item in tree_iter(window.batches) if isinstance(item, Tensor)], BATCH)
@@ -362,13 +389,6 @@ def _gradients(local: nn.Module) -> Iterator[Tensor]:
     for parameter in local.parameters():
         if parameter.grad is not None:
             yield parameter.grad
-
-
-def _other_models(strategy: Strategy) -> Iterator[Tensor]:
-    """Yields the weights of models that the loss keeps, such as a teacher."""
-    for value in vars(strategy.rule).values():
-        if isinstance(value, nn.Module):
-            yield from (*value.parameters(), *value.buffers(), *parts_of(value))
 
 
 def _state(optimizer: Any) -> Iterable[Tensor]:

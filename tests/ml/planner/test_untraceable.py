@@ -1,0 +1,97 @@
+"""Models whose forward pass reads values are planned by formulas that say so, or refused with the line of the code."""
+
+import functools
+
+import pytest
+from torch import nn
+
+from forgather.launcher_env import ProcessFacts
+from forgather.ml.planner.memory import plan_run
+from forgather.ml.planner.rank_trace import trace_rank
+from forgather.ml.planner.row_limit import largest_rows
+from forgather.ml.planner.untraceable import UntraceableModel, untraceable
+from tests.ml.distributed.gang import run_ranks
+from tests.ml.planner import cell_models
+from tests.ml.planner.cells import measured_peak
+from tests.ml.planner.task_cells import trainer
+
+
+class Reading(nn.Module):
+    """A model whose path depends on a value."""
+
+    read = staticmethod(lambda hidden: hidden.mean().item())
+
+    def __init__(self):
+        super().__init__()
+        self.inner = cell_models.model("llama", 4)
+
+    def forward(self, input_ids, labels):
+        output = self.inner(input_ids=input_ids, labels=labels)
+        if self.read(output.logits) > 1e6:
+            raise ValueError("too large")
+        return {"loss": output.loss}
+
+
+class ReadingArrays(Reading):
+    read = staticmethod(lambda hidden: hidden.detach().numpy().mean())
+
+
+class ReadingRows(Reading):
+    read = staticmethod(lambda hidden: len(hidden[hidden > 0]) * 0.0)
+
+
+def plan(make, folder, world_size=1):
+    return plan_run(functools.partial(make, folder), world_size=world_size, local_world_size=world_size)
+
+
+@pytest.mark.parametrize("kind", [Reading, ReadingArrays, ReadingRows])
+def test_a_plan_by_formulas_says_so_and_names_the_line(kind, tmp_path):
+    found, work = plan(trainer(model=kind), tmp_path)
+
+    (rank,) = found["ranks"]
+    (phase,) = rank["phases"]
+    assert {"formula"} == {row["source"] for row in phase["rows"]}
+    sizes = {row["name"]: row["num_bytes"] for row in phase["rows"]}
+    weights = 4 * sum(weight.numel() for weight in {*kind().parameters()})
+    assert weights == sizes["gradients"] == pytest.approx(sizes["parameters"], rel=0.01)
+    assert 2 * weights == pytest.approx(sizes["optimizer"], rel=0.01)
+    (note,) = [note for note in found["notes"] if "reads the value" in note]
+    assert "test_untraceable.py:" in note and "read = staticmethod(lambda" in note
+    assert 6 * 512 * 0.9 * weights / 4 < sum(operation.flops for operation in work.ranks[0].operations)
+
+
+def test_processes_that_hold_the_whole_model_have_buckets_besides(tmp_path):
+    found, _ = plan(trainer("accel", model=Reading), tmp_path, 2)
+
+    sizes = {row["name"]: row["num_bytes"] for row in found["ranks"][0]["phases"][0]["rows"]}
+    assert sizes["buckets"] == sizes["gradients"]
+
+
+@pytest.mark.matrix
+def test_the_formulas_are_near_the_measured_peak_and_not_under_it(tmp_path):
+    make = trainer(model=Reading)
+    (real,) = run_ranks(1, measured_peak, functools.partial(make, tmp_path))
+
+    found, _ = plan(make, tmp_path)
+
+    assert 0.98 <= found["ranks"][0]["phases"][0]["num_bytes"] / real <= 1.1
+
+
+def test_what_has_no_formula_is_refused_with_the_line(tmp_path):
+    with pytest.raises(UntraceableModel, match=r"test_untraceable\.py:\d+, 'read = .*item") as caught:
+        plan(trainer("accel", {"fsdp": "full_shard"}, Reading), tmp_path, 2)
+    assert ("FG962", ()) == (caught.value.code, caught.value.traces)
+
+    sizes = {"world_size": 1, "local_world_size": 1, "limit": 10**9, "most": 8}
+    with pytest.raises(UntraceableModel):
+        largest_rows(functools.partial(trainer(model=Reading), tmp_path), **sizes)
+
+
+def test_an_error_of_the_model_is_raised_as_it_is(tmp_path):
+    class Wrong(Reading):
+        read = staticmethod(lambda hidden: hidden @ hidden)
+
+    facts = ProcessFacts(rank=0, local_rank=0, world_size=1, local_world_size=1)
+    with pytest.raises(RuntimeError, match="size|shape|must match"):
+        trace_rank(functools.partial(trainer(model=Wrong), tmp_path), facts)
+    assert untraceable(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
