@@ -34,7 +34,7 @@ def time_of(
         tokens: the number of tokens to train on; None for the steps of the config.
         price: the price of a GPU hour; None if it is unknown.
     """
-    step = _step(work, hardware)
+    step = step_of(work, hardware)
     run = run_time(work, step, tokens=tokens, price=price)
     return {"step": step.as_data(), "run": None if run is None else run.as_data()}
 
@@ -53,10 +53,10 @@ def device_count_of(
         days: the days.
     """
     gpus = work.local_world_size
-    first = machines_for(work, _step(work, hardware), tokens=tokens, days=days)
+    first = machines_for(work, step_of(work, hardware), tokens=tokens, days=days)
     # Messages of another number of devices take another time, and each device holds another part of the model.
     nodes, there, work_there, why_fewer = _plan_near(project, max(1, int(first.high)), found, work)
-    step = _step(work_there, hardware)
+    step = step_of(work_there, hardware)
     run = run_time(work_there, step, tokens=tokens, price=None)
     assert run is not None  # noqa: S101 - the number of tokens is given
     sizes = [(one, fit_plan(plan, hardware)) for one, plan in ((work, found), (work_there, there))]
@@ -99,7 +99,13 @@ def _plan_near(
     return asked, found, work, why
 
 
-def _step(work: RunWork, hardware: Hardware) -> StepTime:
+def step_of(work: RunWork, hardware: Hardware) -> StepTime:
+    """Returns the time of a step with the assumed efficiencies.
+
+    Args:
+        work: the work of the run.
+        hardware: the device of each process.
+    """
     # Modules outside `forgather.ml` reach it only by name, so that commands without training never load torch.
     module, name = _SCHEDULE.split(":")
     efficiency = hardware.efficiency or assumed_of(hardware.kind)

@@ -8,9 +8,9 @@ Units:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Operation(NamedTuple):
@@ -132,3 +132,79 @@ def _model_flops(operations: Mapping[Operation, float]) -> float:
             again = operation.is_attention and operation.name.endswith("_backward")
             total += count * (operation.flops * 4 // 5 if again else operation.flops)
     return total
+
+
+def work_on_line(
+    low: Mapping[Any, int], high: Mapping[Any, int], *, between: tuple[int, int], at: int
+) -> dict[Any, int]:
+    """Returns the work of another size, on the line through the work of two sizes.
+
+    The same program runs with every size, so that calls of an operator correspond in the order of their size. Where the
+    numbers of calls differ, all calls of an operator are drawn as one, whose sums are on the line.
+
+    Args:
+        low: the number of equal `Operation`s or `Message`s of the smaller size.
+        high: the same of the larger size.
+        between: both sizes.
+        at: the size that is asked for.
+
+    Units:
+        Sizes in any unit in which FLOPs and bytes are affine, such as rows.
+    """
+    found: dict[Any, int] = {}
+    small, large = _by_kind(low), _by_kind(high)
+    for kind in {**small, **large}:
+        for one, other, count in _pairs(small.get(kind, []), large.get(kind, [])):
+            key = (one or other)._replace(
+                **{
+                    size: max(0, _line(one, other, size, between, at))
+                    for size in _SIZES
+                    if size in (one or other)._fields
+                }
+            )
+            found[key] = found.get(key, 0) + count
+    return found
+
+
+_SIZES = ("flops", "num_bytes")
+
+
+def _line(one: Any, other: Any, size: str, between: tuple[int, int], at: int) -> int:
+    below, above = (0 if work is None else getattr(work, size) for work in (one, other))
+    return int(below + (above - below) * (at - between[0]) // (between[1] - between[0]))
+
+
+def _by_kind(work: Mapping[Any, int]) -> dict[Any, list[tuple[Any, int]]]:
+    """Returns the operations or messages of each kind with their counts, smallest first."""
+    found: dict[Any, list[tuple[Any, int]]] = {}
+    for key in sorted(work, key=lambda key: (key.num_bytes, getattr(key, "flops", 0))):
+        if work[key]:
+            found.setdefault(key._replace(**{size: 0 for size in _SIZES if size in key._fields}), []).append(
+                (key, work[key])
+            )
+    return found
+
+
+def _pairs(small: list[tuple[Any, int]], large: list[tuple[Any, int]]) -> Iterator[tuple[Any, Any, int]]:
+    """Returns pairs of calls of the two sizes, each with the number of such pairs."""
+    if sum(count for _, count in small) != sum(count for _, count in large):
+        yield _total(small), _total(large), 1
+        return
+    rest = [list(pair) for pair in reversed(large)]
+    for key, count in small:
+        while count:
+            number = min(count, rest[-1][1])
+            yield key, rest[-1][0], number
+            count -= number
+            rest[-1][1] -= number
+            if not rest[-1][1]:
+                rest.pop()
+
+
+def _total(calls: Iterable[tuple[Any, int]]) -> Any:
+    calls = list(calls)
+    if not calls:
+        return None
+    first = calls[0][0]
+    sizes = {size: sum(getattr(key, size) * count for key, count in calls) for size in _SIZES if size in first._fields}
+    return first._replace(**sizes)

@@ -13,14 +13,14 @@ foundation:
     interrupt requirements rules
     stored_model
     quantized
-    planner planner.batch_size planner.efficiency planner.memory_plan
+    planner planner.batch_size planner.choices planner.efficiency planner.foreign_configs planner.leaf planner.memory_plan
     planner.hardware
     planner.fit planner.model_shapes planner.stage_cuts planner.work
     planner.formulas
     planner.device_count planner.selection planner.step_time
     planner.benchmark planner.resources planner.run_time
     planner.benchmark_results
-    planner.storage
+    planner.ranking planner.storage
 graph:
     config config.builtin_names config.environment config.insight config.lint
     config.lint.file_suggestions
@@ -108,13 +108,14 @@ launch:
     launch.export launch.trained_model
     launch launch.batch_scripts launch.dry_run launch.evaluation launch.harness launch.multi_process launch.planning
     launch.benchmark_run launch.plan_check launch.restart
-    launch.calibration launch.time_planning
-    launch.auto_values
+    launch.calibration launch.choice_project launch.time_planning
+    launch.auto_values launch.finding
+    launch.written_choice
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.auto_start cli.calibrating cli.generation_options cli.harness_output cli.plan_output cli.plan_start cli.plan_time_output cli.selection_output
+    cli.auto_start cli.calibrating cli.generation_options cli.harness_output cli.plan_find cli.plan_output cli.plan_start cli.plan_time_output cli.selection_output
     cli.commands.benchmark cli.commands.export cli.commands.select
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
@@ -236,8 +237,9 @@ planner:
     planner.generation_trace planner.untraceable
     planner.rank_trace
     planner.deep_trace
+    planner.row_line
     planner.memory planner.row_limit planner.stage_costs
-    planner.split_search
+    planner.batch_plans planner.split_search
 benchmark:
     benchmark_cell
 """

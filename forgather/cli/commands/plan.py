@@ -11,6 +11,7 @@ from forgather.cli.calibrating import calibrate
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set, memory_size
 from forgather.cli.output import print_findings, write_json, write_text
+from forgather.cli.plan_find import add_find, run_find
 from forgather.cli.plan_output import fit_lines, plan_lines, row_lines
 from forgather.cli.plan_time_output import device_count_lines, time_lines
 from forgather.cli.trusting import ask_trust
@@ -28,7 +29,8 @@ is 'traced' if the code of the run allocated it, 'formula' if it follows from se
 --hardware, or with a GPU here, the plan says whether each process fits, what would make it smaller if not, and how long
 a step and the run take, as ranges with what is assumed. --tokens and --days ask how many devices a deadline needs.
 -o plan.html writes a page with bars of the memory of each process, its course over a step, and the time by kind.
---calibrate learns from finished runs how much of its rates a device reaches, for later plans."""
+--calibrate learns from finished runs how much of its rates a device reaches, for later plans. --find plans all ways to
+train the config on the devices, ranks those that fit, and says why others do not."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml plan
   fgcli -t fsdp2.yaml plan --hardware h200 --gpus 8 --nodes 4
@@ -39,6 +41,7 @@ EXAMPLES = """examples:
   fgcli plan --calibrate output_models/a/runs/RUN output_models/b/runs/RUN -o ours.json
   fgcli -t tiny.yaml plan --hardware ours.json
   fgcli -t tiny.yaml plan --json
+  fgcli -t tiny.yaml plan --find --hardware l4 --gpus 4 --write four_gpus
   fgcli -t tiny.yaml plan --hardware h200 -o plan.html"""
 
 
@@ -76,6 +79,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="fit efficiencies to the measured steps of these run folders, and write a file for --hardware "
         "(-o FILE, default: calibrated.json)",
     )
+    add_find(parser)
     add_set(parser)
     add_json(parser)
     add_output(parser)
@@ -95,6 +99,8 @@ def run(invocation: Invocation) -> int:
     ask_trust(project, [MAIN])
     asked = processes_per_machine(project.graph)
     gpus = options.gpus if options.gpus is not None else asked if isinstance(asked, int) else 1
+    if options.find:
+        return run_find(project, options, gpus=gpus)
     values = with_auto_values(project, invocation, gpus=gpus, nodes=options.nodes)
     # What constructors print must not be mixed with the result.
     fit = time = count = None

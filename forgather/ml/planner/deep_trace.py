@@ -6,12 +6,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.extrapolation import DEEPER, SHALLOW, extrapolated, extrapolated_work
 from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_shapes
 from forgather.ml.planner.stage_metadata import Relay
+from forgather.ml.planner.trace_facts import TraceFacts
 from forgather.ml.planner.window_shape import WindowShape
+
+
+class DepthTraces(NamedTuple):
+    """The traces of one size of the window.
+
+    Args:
+        shallow: the trace of the whole model, or of one of the depth `SHALLOW`.
+        deeper: the trace of one of the depth `DEEPER`; None if the whole model was traced.
+    """
+
+    shallow: RankTrace
+    deeper: RankTrace | None
+
+    @property
+    def deep(self) -> RankTrace:
+        """The trace of the whole model."""
+        return self.shallow if self.deeper is None else _deep_trace(self.shallow, self.deeper)
+
+    @property
+    def deep_facts(self) -> TraceFacts:
+        """The facts of the whole model."""
+        whole = self.shallow.whole
+        if self.deeper is None or whole is None:
+            return self.shallow.facts
+        return self.shallow.facts.at_depth(self.deeper.facts, whole)
+
+
+def depth_traces(
+    make_trainer: MakeTrainer,
+    facts: ProcessFacts,
+    shapes: Sequence[WindowShape],
+    *,
+    relay: Relay | None = None,
+    device_type: str = "cpu",
+) -> list[DepthTraces]:
+    """Returns the traces of a rank at the depths that are needed, for several sizes of its window.
+
+    For the arguments see `trace_shapes`.
+    """
+    shallow = trace_shapes(make_trainer, facts, shapes, depth=SHALLOW, relay=relay, device_type=device_type)
+    if shallow[0].whole is None:
+        return [DepthTraces(trace, None) for trace in shallow]
+    deeper = trace_shapes(make_trainer, facts, shapes, depth=DEEPER, relay=relay, device_type=device_type)
+    return [DepthTraces(*pair) for pair in zip(shallow, deeper, strict=True)]
 
 
 def deep_traces(
@@ -23,11 +69,7 @@ def deep_traces(
     device_type: str = "cpu",
 ) -> list[RankTrace]:
     """Returns the traces of a rank, for several sizes of its window. For the arguments see `trace_shapes`."""
-    shallow = trace_shapes(make_trainer, facts, shapes, depth=SHALLOW, relay=relay, device_type=device_type)
-    if shallow[0].whole is None:
-        return shallow
-    deeper = trace_shapes(make_trainer, facts, shapes, depth=DEEPER, relay=relay, device_type=device_type)
-    return [_deep_trace(low, high) for low, high in zip(shallow, deeper, strict=True)]
+    return [one.deep for one in depth_traces(make_trainer, facts, shapes, relay=relay, device_type=device_type)]
 
 
 def _deep_trace(shallow: RankTrace, deeper: RankTrace) -> RankTrace:
@@ -40,4 +82,5 @@ def _deep_trace(shallow: RankTrace, deeper: RankTrace) -> RankTrace:
         facts=shallow.facts.at_depth(deeper.facts, whole),
         operations=extrapolated_work(shallow.operations, deeper.operations, whole),
         messages=extrapolated_work(shallow.messages, deeper.messages, whole),
+        repeated=extrapolated_work(shallow.repeated, deeper.repeated, whole),
     )

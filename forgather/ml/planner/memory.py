@@ -57,8 +57,35 @@ def plan_run(
     traces, usual = traces_of_run(
         make_trainer, world_size=world_size, local_world_size=local_world_size, device_type=device_type
     )
+    return plan_of(
+        traces,
+        usual,
+        world_size=world_size,
+        local_world_size=min(local_world_size, world_size),
+        device_type=device_type,
+    )
+
+
+def plan_of(
+    traces: Sequence[RankTrace],
+    usual: Sequence[RankTrace],
+    *,
+    world_size: int,
+    local_world_size: int,
+    device_type: str,
+) -> tuple[dict[str, Any], RunWork]:
+    """Returns the plan and the work of a run from its traces, as `plan_run` does.
+
+    Args:
+        traces: the traces of the longest rows, by the first rank of each pipeline position; without a pipeline, that of
+            rank 0.
+        usual: the same of the first rows of the run; empty for a pipeline.
+        world_size: the number of processes.
+        local_world_size: the number of processes on one machine.
+        device_type: the kind of device, "cpu" or "cuda".
+    """
     first = traces[0].facts
-    width = world_size // first.num_pipeline_ranks
+    width = world_size // len(traces)
     ranks = [
         RankMemory(
             ranks=(position * width, (position + 1) * width - 1),
@@ -85,7 +112,7 @@ def plan_run(
         settings=first.settings,
         notes=first.notes,
     )
-    return plan.as_data(), _work(usual or traces, world_size, min(local_world_size, world_size))
+    return plan.as_data(), _work(usual or traces, world_size, local_world_size)
 
 
 def traces_of_run(

@@ -41,12 +41,16 @@ class WorkCounter:
 
     Attributes:
         repeats: how often what is counted next happens in a step: a trace executes fewer micro-batches than the run.
+        is_repeated: whether what is counted next belongs to a micro-batch that is not the last one.
+        repeated: the operations and messages of one such micro-batch.
     """
 
     def __init__(self, phase: Callable[[], str], block: Callable[[], int] | None = None) -> None:
         self._phase = phase
         self._block = block
         self.repeats: float = 1
+        self.is_repeated = False
+        self.repeated: defaultdict[Operation | Message, int] = defaultdict(int)
         self.operations: defaultdict[Operation, float] = defaultdict(int)
         self.block_operations: defaultdict[tuple[int, Operation], float] = defaultdict(int)
         self.messages: defaultdict[Message, float] = defaultdict(int)
@@ -77,6 +81,7 @@ class WorkCounter:
         self.operations[operation] += self.repeats
         if self._block is not None:
             self.block_operations[self._block(), operation] += self.repeats
+        self.repeated[operation] += self.is_repeated
 
     def _count_message(self, packet: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
         members = _members((args, kwargs))
@@ -85,7 +90,9 @@ class WorkCounter:
         tensors = [item for item in tree_iter((args, kwargs, result)) if isinstance(item, Tensor)]
         largest = max((one.numel() * one.element_size() for one in tensors), default=0)
         stride = members[1] - members[0] if len(members) > 1 else 1
-        self.messages[Message(self._phase(), str(packet), largest, len(members), stride)] += self.repeats
+        message = Message(self._phase(), str(packet), largest, len(members), stride)
+        self.messages[message] += self.repeats
+        self.repeated[message] += self.is_repeated
 
 
 def _flops(packet: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> int:

@@ -71,6 +71,7 @@ class RankTrace:
             evaluation.
         messages: the number of equal messages to other ranks, in the same.
         block_operations: the same operators in a pipeline, by the index of the block; empty without a pipeline.
+        repeated: the operations and messages of one micro-batch that is not the last one; empty if there is only one.
         whole: the number of blocks before the model was shortened; None if it was not.
     """
 
@@ -81,6 +82,7 @@ class RankTrace:
     operations: Mapping[Operation, float]
     messages: Mapping[Message, float]
     block_operations: Mapping[tuple[int, Operation], float] = field(default_factory=dict)
+    repeated: Mapping[Operation | Message, int] = field(default_factory=dict)
     whole: int | None = None
 
     @property
@@ -247,11 +249,14 @@ def _traces(
         traced: dict[Any, RankTrace] = {}
         for shape in shapes:
             sized = reshaped(planned.longest if shape.longest else planned.first, shape)
-            sizes = tuple(item.shape for item in tree_iter(sized.batches) if isinstance(item, Tensor))
+            steps = shape.micro_batches or mean_accumulation(trainer)
+            sizes = steps, tuple(item.shape for item in tree_iter(sized.batches) if isinstance(item, Tensor))
             if sizes not in traced:
-                # The first step makes the optimizer's state; the first one of a size also fills the caches of DTensor.
-                _step(trainer, sized, places, WorkCounter(places.work_phase))
-                traced[sizes] = _traced(trainer, sized, planned, places, fake, categorize, device_type)
+                # The first step makes the optimizer's state. The first one of a size fills the caches of DTensor, which
+                # sees other sizes for other rows only where layers are divided.
+                if not traced or strategy.layout.tensor_parallel_size > 1:
+                    _step(trainer, sized, places, WorkCounter(places.work_phase))
+                traced[sizes] = _traced(trainer, sized, steps, planned, places, fake, categorize, device_type)
             yield traced[sizes]
 
 
@@ -280,6 +285,7 @@ def _formulas(trainer: Trainer, planned: PlannedBatches, shapes: Iterable[Window
 def _traced(
     trainer: Trainer,
     window: Window,
+    accumulation: float,
     planned: PlannedBatches,
     places: Places,
     fake: FakeTensorMode,
@@ -305,7 +311,8 @@ def _traced(
 
     with recorder:
         # The first of two micro-batches stands for all but the last one, which reduces the gradients.
-        work.repeats = mean_accumulation(trainer) - 1 if len(window.batches) > 1 else 1
+        work.is_repeated = len(window.batches) > 1
+        work.repeats = accumulation - 1 if work.is_repeated else 1
         _step(trainer, window, places, work, after_backward=keep_gradients)
         recorder.set_category(_state(strategy.optimizer), OPTIMIZER)
         for batch in planned.evaluation:
@@ -324,6 +331,7 @@ def _traced(
         operations=dict(work.operations),
         messages=dict(work.messages),
         block_operations=dict(work.block_operations),
+        repeated={key: count for key, count in work.repeated.items() if count},
     )
 
 
@@ -365,7 +373,7 @@ def _step(
 
     def after_micro_batch() -> None:
         places.begin_pass("forward")
-        work.repeats = 1
+        work.repeats, work.is_repeated = 1, False
 
     places.begin_pass("forward")
     window = window_with_divergence(strategy, window)

@@ -1,0 +1,148 @@
+"""`fgcli plan --find`: the options of the search, its table, and the file that it writes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import redirect_stdout
+from typing import Any
+
+from forgather.cli.output import print_note, write_json, write_text
+from forgather.errors import PlanError
+from forgather.launch.finding import Found, Search, find
+from forgather.launch.planning import Device, device_of
+from forgather.launch.written_choice import refuse_writing, write_best
+from forgather.planner.foreign_configs import FORMS
+from forgather.planner.hardware import Hardware
+from forgather.planner.memory_plan import format_size
+from forgather.planner.ranking import ORDERS, Cell, rejection, rejections
+from forgather.project.project import Project
+
+_SHOWN = 10
+
+
+def add_find(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the search."""
+    parser.add_argument(
+        "--find",
+        action="store_true",
+        help="rank the ways to train this config: strategy, recomputation, micro-batches; with --hardware or --memory",
+    )
+    parser.add_argument("--by", choices=ORDERS, default="tokens", help="with --find: the order (default: tokens)")
+    parser.add_argument(
+        "--global-batch",
+        type=int,
+        metavar="ROWS",
+        help="with --find: rows of an update over all processes (default: those of the config)",
+    )
+    parser.add_argument(
+        "--write", metavar="PATH", help="with --find: write the best way as a new config that extends this one"
+    )
+    parser.add_argument(
+        "--write-as",
+        choices=("config", *FORMS),
+        default="config",
+        help="what --write writes: a config, or a file of another tool (default: config)",
+    )
+
+
+def run_find(project: Project, options: argparse.Namespace, *, gpus: int) -> int:
+    """Searches, prints the ranking, writes the best way where asked, and returns the exit status.
+
+    Args:
+        project: the project, opened with the config.
+        options: the options of the command.
+        gpus: the number of devices of a machine.
+
+    Raises:
+        PlanError: FG992 if nothing fits; FG993 if nothing can be searched for or written.
+    """
+    if options.global_batch is not None and options.global_batch < 1:
+        raise PlanError(f"--global-batch is {options.global_batch}", code="FG993", hint="give a number above 0")
+    search = Search(
+        gpus=gpus,
+        nodes=options.nodes,
+        device=_device(options, gpus),
+        by=options.by,
+        price=options.price,
+        rows=options.global_batch,
+        say=print_note,
+    )
+    if options.write is not None:
+        refuse_writing(project, options.write, options.write_as)
+    # What constructors print must not be mixed with the result.
+    with redirect_stdout(sys.stderr):
+        found = find(project, search)
+    written = None
+    if options.write is not None:
+        file, cell = write_best(project, found, search, options.write, options.write_as)
+        written = {"file": file, "title": cell.title, "rows": cell.rows, "micro_batches": cell.micro_batches}
+    if options.json:
+        write_json({"config": project.config_name, **found.as_data(), "written": written}, options.output)
+    else:
+        write_text("\n".join(_lines(found, search, written)), options.output)
+    return 0
+
+
+def _device(options: argparse.Namespace, gpus: int) -> Device:
+    device = device_of(options.hardware, gpus=gpus)
+    if options.memory is None:
+        if device is None:
+            raise PlanError(
+                "--find needs a device",
+                code="FG993",
+                hint="add --hardware, for example --hardware rtx-4090, or --memory 24GB",
+            )
+        return device
+    if device is None:
+        return Device(
+            Hardware(name="given", title=f"a device of {format_size(options.memory)}", memory_bytes=options.memory)
+        )
+    facts = {**device.hardware.as_data(), "memory_bytes": options.memory}
+    return Device(Hardware(**facts), device.held_bytes)
+
+
+def _lines(found: Found, search: Search, written: dict[str, Any] | None) -> list[str]:
+    title = search.device.hardware.title
+    devices = f"{search.gpus} x {title}" + (f" on each of {search.nodes} machines" if search.nodes > 1 else "")
+    lines = [
+        f"{devices}: {found.rows} rows an update, {len(found.cells)} ways to divide them, {len(found.ranking)} may fit",
+        "",
+        *_table(found.ranking[:_SHOWN]),
+    ]
+    if len(found.ranking) > _SHOWN:
+        lines.append(f"and {len(found.ranking) - _SHOWN} more: --json has all")
+    usable = {cell.title for cell in found.ranking}
+    rejected = rejections(found.cells)
+    if rejected:
+        lines += ["", "rejected"]
+        lines += [f"  {rejection(cell, is_first=cell.title not in usable)}" for cell in rejected]
+    if written is not None:
+        lines += ["", f"written: {written['file']} ({written['title']}, micro-batches of {written['rows']})"]
+    return lines
+
+
+def _table(cells: tuple[Cell, ...]) -> list[str]:
+    heads = ("", "way", "rows", "need of a device", "tokens/s", "price of 1B tokens", "")
+    rows = [heads]
+    for number, cell in enumerate(cells, 1):
+        speed, price = cell.tokens_per_second, cell.price
+        rows.append(
+            (
+                str(number),
+                cell.title,
+                f"{cell.rows} x {cell.micro_batches}",
+                f"{format_size(cell.least)} to {format_size(cell.most)}"
+                if cell.least < cell.most
+                else format_size(cell.most),
+                "" if speed is None else f"{speed.low:,.0f} to {speed.high:,.0f}",
+                "" if price is None else f"{price.low:,.2f} to {price.high:,.2f}",
+                f"{cell.verdict}{', verified' if cell.is_verified else ''}",
+            )
+        )
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in zip(*columns, strict=True)
+    ]

@@ -1,0 +1,182 @@
+"""A config with another strategy, which nobody has written yet: the same leaf that `fgcli plan --find --write` writes.
+
+Takes the `Project` of a config and a `Choice`; gives the text of the leaf, and a `Project` that reads it from a
+temporary folder. What is checked and planned is therefore what is written.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from forgather.config.graph import Call, Graph, is_null
+from forgather.errors import PlanError, ProjectError, Severity
+from forgather.launch.in_process import MAIN
+from forgather.planner.choices import DEFAULTS, GLOBAL_BATCH, MICRO_BATCHES, ROWS, TRAINERS, Choice, changes
+from forgather.planner.leaf import leaf_text
+from forgather.project.check import check_project
+from forgather.project.configs import template_name
+from forgather.project.literal import plain_value
+from forgather.project.project import Project
+from forgather.project.reader import reader_for
+from forgather.project.targets import run_meta
+from forgather.project.template_environment import project_environment
+from forgather.project.trainer_arguments import trainer_arguments
+from forgather.project.world_size import processes_per_machine
+
+_TRIED = "tried"
+
+
+class ChoiceProjects:
+    """Makes projects of choices; a context manager that removes its temporary folder.
+
+    Args:
+        project: the project, opened with the config.
+        gpus: the number of processes on each machine.
+
+    Raises:
+        PlanError: FG993 if the trainer of the config has no other strategies.
+    """
+
+    def __init__(self, project: Project, gpus: int) -> None:
+        self._project = project
+        self._gpus = gpus
+        self._trainer = _trainer_of(project)
+        self._reader = reader_for(project.meta)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> ChoiceProjects:
+        self._folder = self._stack.enter_context(tempfile.TemporaryDirectory())
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    @cached_property
+    def given(self) -> Mapping[str, Any]:
+        """The settings of the config that choices decide, as far as they are plain, with the overrides of the user."""
+        return _given(self._project.graph)
+
+    def rows_per_update(self) -> int:
+        """Returns the rows of an update of the config, on the processes of one machine that it asks for.
+
+        Raises:
+            PlanError: FG993 if the rows are not plain numbers.
+        """
+        arguments = trainer_arguments(self._project.graph)
+        if arguments is not None and (node := arguments.get("accumulate_grad_batches")) and not is_null(node):
+            raise PlanError(
+                "accumulate_grad_batches changes the rows of an update during the run",
+                code="FG993",
+                hint="search with a constant number: --set trainer_args.accumulate_grad_batches=~ --global-batch ROWS",
+            )
+        values = {**DEFAULTS, **self.given}
+        if isinstance(values[GLOBAL_BATCH], int):
+            return int(values[GLOBAL_BATCH])
+        processes = processes_per_machine(self._project.graph)
+        number = processes if isinstance(processes, int) else self._gpus
+        parts = [values[name] or 1 for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+        if self._trainer == TRAINERS[-1] and values["pipeline_parallel_size"] is None:
+            parts[1] = number // (parts[0] * (values["data_parallel_size"] or 1))
+        factors = [values[ROWS], values[MICRO_BATCHES], *parts]
+        if not all(isinstance(one, int) and one > 0 for one in factors):
+            raise PlanError(
+                f"the rows of an update do not follow from the config: {ROWS} is {values[ROWS]!r}, {MICRO_BATCHES} is "
+                f"{values[MICRO_BATCHES]!r}",
+                code="FG993",
+                hint="give them with --global-batch ROWS",
+            )
+        return int(values[ROWS] * values[MICRO_BATCHES] * max(1, number // (parts[0] * parts[1])))
+
+    def text(self, choice: Choice, batch: tuple[int, int], *, name: str) -> str:
+        """Returns the text of the leaf of a choice.
+
+        Args:
+            choice: the choice.
+            batch: the rows of a micro-batch, and the number of micro-batches.
+            name: the name of the config.
+        """
+        written = self._project.declared_graph
+        trainer = choice.trainer if choice.processes > 1 else self._trainer
+        asked = run_meta(written).nproc_per_node
+        return leaf_text(
+            template_name(self._project.meta, self._project.config_name),
+            changes(choice, batch, _given(written)),
+            name=name,
+            trainer=None if trainer == self._trainer else trainer,
+            processes=None if asked == self._gpus else self._gpus,
+        )
+
+    def open(self, choice: Choice, batch: tuple[int, int]) -> Project:
+        """Returns the project of a choice, with the overrides of the user that the choice does not decide."""
+        meta = self._project.meta
+        config = f"{_TRIED}_{len(os.listdir(self._folder))}.yaml"
+        # A folder of its own: the name of the config in the search path is that of its template.
+        folder = os.path.join(self._folder, config.removesuffix(".yaml"))
+        file = os.path.join(folder, template_name(meta, config))
+        os.makedirs(os.path.dirname(file))
+        with open(file, "w", encoding="utf-8") as stream:
+            stream.write(self.text(choice, batch, name=config.removesuffix(".yaml")))
+        environment = project_environment(meta)
+        environment = replace(environment, searchpath=(folder, *environment.searchpath))
+        overrides = [one for one in self._project.overrides if not _is_decided(one[0])]
+        return Project.in_environment(
+            meta, config, environment=environment, overrides=overrides, variables=self._project.variables
+        )
+
+    def refusal(self, opened: Project, choice: Choice) -> str | None:
+        """Returns the first error that `fgcli check` finds in the project of a choice; None if there is none."""
+        findings = check_project(opened, self._reader).findings
+        errors = [one for one in findings if one.severity is Severity.ERROR]
+        if errors:
+            return f"[{errors[0].code}] {errors[0].message}"
+        found = _constructor(opened.graph)
+        if choice.processes > 1 and found != choice.trainer:
+            return f"the config keeps its trainer {found!r}: its templates do not read `trainer_class`"
+        return None
+
+    def kept_overrides(self) -> list[str]:
+        """Returns the paths of the overrides that no choice decides, so that a leaf does not contain them."""
+        return [path for path, _ in self._project.overrides if not _is_decided(path)]
+
+
+def _given(graph: Graph) -> dict[str, Any]:
+    arguments = trainer_arguments(graph)
+    if arguments is None:
+        return {}
+    found: dict[str, Any] = {}
+    for name in DEFAULTS:
+        node = arguments.get(name)
+        if node is not None:
+            try:
+                value = plain_value(node, name)
+                # Templates leave settings open with `~`, which is the default.
+                found[name] = DEFAULTS[name] if value is None else value
+            except ProjectError:
+                found[name] = "computed"
+    return found
+
+
+def _trainer_of(project: Project) -> str:
+    found = _constructor(project.graph)
+    if found not in TRAINERS:
+        raise PlanError(
+            f"{MAIN!r} is {found!r}, whose strategies are not searched",
+            code="FG993",
+            hint="extend trainers/trainer.yaml, trainers/accel_trainer.yaml or trainers/pipeline_trainer.yaml",
+        )
+    return found
+
+
+def _constructor(graph: Graph) -> str:
+    main = graph.targets[MAIN].value
+    return main.constructor if isinstance(main, Call) else "no constructor"
+
+
+def _is_decided(path: str) -> bool:
+    return path.lstrip("+").split(".")[-1] in DEFAULTS and "trainer_args" in path

@@ -1,0 +1,224 @@
+"""The search for the best way to train a config on some devices: every legal choice, planned and ranked.
+
+Takes a `Project`, a number of devices and their facts; gives the ranking as plain data. One pair of traces serves all
+micro-batches of a choice. What cannot fit by the sizes of weights and optimizer state alone is not traced. The first
+five of the ranking are traced again at their own size, as `fgcli plan` would trace the config that is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any
+
+from forgather.errors import ForgatherError
+from forgather.launch.choice_project import ChoiceProjects
+from forgather.launch.in_process import MAIN
+from forgather.launch.planning import Device, traced_plan
+from forgather.launch.time_planning import step_of
+from forgather.planner.choices import Choice, batches, choices
+from forgather.planner.efficiency import Range
+from forgather.planner.fit import Verdict, fit_plan, overheads
+from forgather.planner.ranking import Cell, ranked, refuse_if_nothing_fits
+from forgather.planner.work import RunWork
+from forgather.project.project import Project
+
+VERIFIED = 5
+"""The number of cells at the top of the ranking that are traced at their own size."""
+_BATCHES = "forgather.ml.planner.batch_plans:plan_batches"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What is searched for.
+
+    Args:
+        gpus: the number of devices of a machine.
+        nodes: the number of machines.
+        device: the device of each process.
+        by: the order of the ranking, one of `forgather.planner.ranking.ORDERS`.
+        price: the price of a device for an hour; None if it is unknown.
+        rows: the rows of an update; None for those of the config.
+        say: a function that gets a line when a choice is planned.
+    """
+
+    gpus: int
+    nodes: int
+    device: Device
+    by: str = "tokens"
+    price: float | None = None
+    rows: int | None = None
+    say: Callable[[str], None] = field(default=lambda line: None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The result of a search.
+
+    Args:
+        cells: all cells, with those that cannot be used.
+        ranking: those that may be used, best first.
+        choices: the choice of each title.
+        rows: the rows of an update.
+        traced: the number of choices that were traced.
+    """
+
+    cells: tuple[Cell, ...]
+    ranking: tuple[Cell, ...]
+    choices: Mapping[str, Choice]
+    rows: int
+    traced: int
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns the ranking and the other cells as plain data."""
+        return {
+            "rows_per_update": self.rows,
+            "num_cells": len(self.cells),
+            "num_traced_choices": self.traced,
+            "ranking": [cell.as_data() for cell in self.ranking],
+            "rejected": [cell.as_data() for cell in self.cells if not cell.is_usable],
+        }
+
+
+def find(project: Project, search: Search) -> Found:
+    """Returns the ways to train a config, ranked.
+
+    Args:
+        project: the project, opened with the config.
+        search: what is searched for.
+
+    Raises:
+        PlanError: FG992 if nothing fits; FG993 if the trainer of the config has no other strategies.
+    """
+    with ChoiceProjects(project, search.gpus) as projects:
+        rows = search.rows if search.rows is not None else projects.rows_per_update()
+        found = choices(search.gpus, search.nodes, projects.given)
+        planner = _Planner(search, projects, rows)
+        cells = [cell for choice in found for cell in planner.cells_of(choice)]
+        refuse_if_nothing_fits(cells)
+        by_title = {choice.title: choice for choice in found}
+        ranking = planner.verified(ranked(cells, search.by), by_title)
+    kept = {(cell.title, cell.rows): cell for cell in [*cells, *ranking]}
+    return Found(
+        cells=tuple(kept.values()),
+        ranking=tuple(ranked(kept.values(), search.by)),
+        choices=by_title,
+        rows=rows,
+        traced=planner.traced,
+    )
+
+
+class _Planner:
+    def __init__(self, search: Search, projects: ChoiceProjects, rows: int) -> None:
+        self._search = search
+        self._projects = projects
+        self._rows = rows
+        self._state: tuple[int, int, int] | None = None
+        self.traced = 0
+
+    def cells_of(self, choice: Choice) -> list[Cell]:
+        """Returns the cells of a choice, one for each size of micro-batches."""
+        sizes = batches(self._rows, choice.replicas)
+        if not sizes:
+            reason = f"{self._rows} rows of an update cannot be divided among {choice.replicas} replicas"
+            return [Cell(title=choice.title, rows=1, micro_batches=1, settings={}, reason=reason)]
+        empty = [
+            Cell(title=choice.title, rows=size, micro_batches=number, settings=choice.settings)
+            for size, number in sizes
+        ]
+        opened = self._projects.open(choice, sizes[0])
+        refusal = self._projects.refusal(opened, choice)
+        if refusal is not None:
+            return [replace(cell, reason=refusal) for cell in empty]
+        bound = self._least(choice)
+        if bound is not None:
+            return [replace(cell, **bound) for cell in empty]
+        self._search.say(f"planning {choice.title}")
+        self.traced += 1
+        try:
+            plans = self._plans(opened, sizes)
+        except Exception as error:  # noqa: BLE001 - code of the user's model under a strategy that it may not support
+            return [replace(cell, reason=_one_line(error)) for cell in empty]
+        return [self._filled(cell, *plan) for cell, plan in zip(empty, plans, strict=True)]
+
+    def _plans(self, opened: Project, sizes: tuple[tuple[int, int], ...]) -> list[tuple[dict[str, Any], RunWork]]:
+        module, function = _BATCHES.split(":")
+        plan = getattr(import_module(module), function)
+        gpus, nodes = self._search.gpus, self._search.nodes
+        result: list[tuple[dict[str, Any], RunWork]] = plan(
+            lambda hook: opened.build_with(hook, MAIN),
+            world_size=gpus * nodes,
+            local_world_size=gpus,
+            batches=sizes,
+            device_type=self._search.device.type,
+        )
+        found = result[0][0]
+        if self._state is None and found["optimizer_bytes"] is not None:
+            share = found["trainable"] / found["parameters"]
+            self._state = (found["model_bytes"], int(found["model_bytes"] * share), found["optimizer_bytes"])
+        return result
+
+    def _least(self, choice: Choice) -> dict[str, Any] | None:
+        """Returns the least need of a choice if it is above the memory of a device, by the sizes of the state alone."""
+        hardware = self._search.device.hardware
+        if self._state is None or hardware.memory_bytes is None:
+            return None
+        state = choice.least_state(*self._state)
+        least = state + sum(one.least for one in overheads(hardware.kind, state, {}))
+        available = hardware.memory_bytes - self._search.device.held_bytes
+        if least <= available:
+            return None
+        rows = (("weights, gradients and optimizer state", state),)
+        return {"least": least, "most": least, "available": available, "largest": rows, "is_bound": True}
+
+    def _filled(self, cell: Cell, plan: Mapping[str, Any], work: RunWork, *, verified: bool = False) -> Cell:
+        device = self._search.device
+        fits = fit_plan(plan, device.hardware, held_bytes=device.held_bytes)
+        worst = max(fits, key=lambda fit: fit.least, default=None)
+        rank = plan["ranks"][0]
+        phase = max(rank["phases"], key=lambda phase: phase["num_bytes"])
+        peak = phase["num_bytes"]
+        step = step_of(work, device.hardware) if device.hardware.gives_times else None
+        price = self._search.price
+        tokens = None if step is None else step.tokens_per_second
+        return replace(
+            cell,
+            verdict=Verdict.FITS if worst is None else worst.verdict,
+            least=peak if worst is None else worst.least,
+            most=peak if worst is None else worst.most,
+            available=None if worst is None else worst.available,
+            largest=tuple((row["name"], row["num_bytes"]) for row in phase["rows"]),
+            tokens_per_second=tokens,
+            seconds=None if step is None else step.seconds,
+            price=_price(price, tokens, work.world_size),
+            is_verified=verified,
+        )
+
+    def verified(self, ranking: list[Cell], by_title: Mapping[str, Choice]) -> list[Cell]:
+        """Returns the ranking whose first cells were traced at their own size."""
+        while (cell := next(_unverified(ranking), None)) is not None:
+            self._search.say(f"verifying {cell.title}, {cell.rows} x {cell.micro_batches} rows")
+            opened = self._projects.open(by_title[cell.title], (cell.rows, cell.micro_batches))
+            search = self._search
+            kind = search.device.type
+            plan, work = traced_plan(opened, gpus=search.gpus, nodes=search.nodes, device_type=kind)
+            place = ranking.index(cell)
+            ranking[place] = self._filled(cell, plan, work, verified=True)
+            usable = ranked(ranking, self._search.by)
+            ranking = [*usable, *(one for one in ranking if not one.is_usable)]
+        return ranking
+
+
+def _unverified(ranking: list[Cell]) -> Iterator[Cell]:
+    return (cell for cell in ranking[:VERIFIED] if cell.is_usable and not cell.is_verified)
+
+
+def _price(price: float | None, tokens: Range | None, processes: int) -> Range | None:
+    """Returns the price of a billion tokens."""
+    return None if price is None or tokens is None else tokens.under(1e9 * price * processes / 3600)
+
+
+def _one_line(error: Exception) -> str:
+    code = f"[{error.code}] " if isinstance(error, ForgatherError) else f"{type(error).__name__}: "
+    return code + (str(error).strip().splitlines() or [""])[0]

@@ -1,0 +1,183 @@
+"""The ways in which one config can be trained on some devices: strategies, recomputation, and divisions of an update.
+
+Takes the settings of the config and a number of devices; gives `Choice`s, each with the settings of the trainer that
+select it. Whether a config may use a choice is not decided here: `fgcli check` refuses what does not fit together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+TRAINER, ACCEL_TRAINER = "forgather.ml:Trainer", "forgather.ml:AccelTrainer"
+PIPELINE_TRAINER = "forgather.ml:PipelineTrainer"
+TRAINERS = (TRAINER, ACCEL_TRAINER, PIPELINE_TRAINER)
+"""The trainers whose configs can take another strategy: their templates read `trainer_class`."""
+
+ROWS, MICRO_BATCHES, RECOMPUTE = "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing"
+GLOBAL_BATCH = "global_batch_size"
+DEFAULTS: Mapping[str, Any] = {
+    ROWS: 8,
+    MICRO_BATCHES: 1,
+    GLOBAL_BATCH: None,
+    RECOMPUTE: False,
+    "fsdp": None,
+    "fsdp_config": None,
+    "deepspeed": None,
+    "tensor_parallel_size": 1,
+    "data_parallel_size": None,
+    "schedule_class": "ScheduleGPipe",
+    "pipeline_chunks": None,
+    "pipeline_parallel_size": None,
+    "stages_per_rank": None,
+    "split_spec": None,
+}
+"""The settings that a choice decides, with the values that trainers have without them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One way to train, without the size of its micro-batches.
+
+    Args:
+        title: the name in tables.
+        trainer: the constructor of `main`.
+        settings: the settings of the trainer that select it; settings of `DEFAULTS` that are missing keep the default.
+        processes: the number of processes.
+        replicas: the number of processes that read different rows.
+        divided: among how many processes weights, gradients and optimizer state are divided at most, in this order;
+            empty if these sizes do not follow from those of the model.
+    """
+
+    title: str
+    trainer: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    processes: int = 1
+    replicas: int = 1
+    divided: tuple[int, int, int] | tuple[()] = ()
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the backward pass recomputes activations."""
+        return bool(self.settings.get(RECOMPUTE))
+
+    def least_state(self, weights: int, gradients: int, optimizer: int) -> int:
+        """Returns the least number of bytes that a process holds besides activations.
+
+        Args:
+            weights: the bytes of the weights of the whole model.
+            gradients: the bytes of its gradients.
+            optimizer: the bytes of its optimizer state.
+        """
+        sizes = (weights, gradients, optimizer)
+        return sum(size // parts for size, parts in zip(sizes, self.divided, strict=True)) if self.divided else 0
+
+
+def choices(gpus: int, nodes: int, given: Mapping[str, Any]) -> tuple[Choice, ...]:
+    """Returns the choices for some devices, those that divide most among them first.
+
+    Args:
+        gpus: the number of devices of a machine.
+        nodes: the number of machines.
+        given: the settings of the config by name, as far as they are plain values.
+    """
+    world = gpus * nodes
+    plain = (
+        [*_on_one(given)]
+        if world == 1
+        else [*_sharded(gpus, nodes, given), *_tensor(gpus, nodes, given), *_zero(world)]
+    )
+    # Recomputation needs less memory: what does not fit with it does not fit without it.
+    return tuple(
+        replace(one, settings={**one.settings, RECOMPUTE: recomputes}, title=_title(one.title, recomputes))
+        for one in plain
+        for recomputes in (True, False)
+    )
+
+
+def _title(strategy: str, recomputes: bool) -> str:
+    return f"{strategy}, recomputed" if recomputes else f"{strategy} without recomputation"
+
+
+def _on_one(given: Mapping[str, Any]) -> Iterator[Choice]:
+    yield Choice(title="one process", trainer=TRAINER, divided=(1, 1, 1))
+
+
+def _sharded(gpus: int, nodes: int, given: Mapping[str, Any]) -> Iterator[Choice]:
+    world = gpus * nodes
+    config = _fsdp_config(given)
+    common: dict[str, Any] = {"trainer": ACCEL_TRAINER, "processes": world, "replicas": world}
+    for title, name, parts in (
+        ("FSDP2", "full_shard", world),
+        ("FSDP2, not resharded", "shard_grad_op", world),
+        ("FSDP2, hybrid shards", "hybrid_shard", gpus),
+    ):
+        if name != "hybrid_shard" or nodes > 1:
+            yield Choice(
+                title=title, settings={"fsdp": name, "fsdp_config": config}, divided=(parts, parts, parts), **common
+            )
+    yield Choice(title="DDP", divided=(1, 1, 1), **common)
+
+
+def _tensor(gpus: int, nodes: int, given: Mapping[str, Any]) -> Iterator[Choice]:
+    world, size = gpus * nodes, 2
+    while size <= gpus:
+        if gpus % size == 0:
+            slices = {"tensor_parallel_size": size}
+            common: dict[str, Any] = {"trainer": ACCEL_TRAINER, "processes": world, "replicas": world // size}
+            if world > size:
+                yield Choice(
+                    title=f"tensor {size} x FSDP2",
+                    settings={**slices, "fsdp": "full_shard", "fsdp_config": _fsdp_config(given)},
+                    divided=(world, world, world),
+                    **common,
+                )
+            rest = f" x DDP {world // size}" if world > size else ""
+            yield Choice(title=f"tensor {size}{rest}", settings=slices, divided=(size, size, size), **common)
+        size *= 2
+
+
+def _zero(world: int) -> Iterator[Choice]:
+    for stage in (3, 2, 1):
+        settings = {"deepspeed": {"zero_optimization": {"stage": stage}}}
+        yield Choice(title=f"ZeRO {stage}", trainer=ACCEL_TRAINER, settings=settings, processes=world, replicas=world)
+
+
+def _fsdp_config(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns the config's own settings of FSDP2, without those that a choice decides."""
+    own = given.get("fsdp_config") or {}
+    decided = ("sharding_strategy", "activation_checkpointing", "reshard_after_forward", "shard_size", "cpu_offload")
+    return {key: value for key, value in own.items() if key.removeprefix("fsdp_") not in decided} or None
+
+
+def batches(rows: int, replicas: int) -> tuple[tuple[int, int], ...]:
+    """Returns the divisions of an update: pairs of the rows of a micro-batch and the number of micro-batches.
+
+    Args:
+        rows: the rows of an update, over all replicas.
+        replicas: the number of replicas.
+
+    Returns:
+        The pairs, smallest micro-batch first; empty if the rows cannot be divided among the replicas.
+
+    Example:
+        >>> batches(16, 2)
+        ((1, 8), (2, 4), (4, 2), (8, 1))
+    """
+    if rows % replicas:
+        return ()
+    own = rows // replicas
+    return tuple((size, own // size) for size in range(1, own + 1) if own % size == 0)
+
+
+def changes(choice: Choice, batch: tuple[int, int], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings in which a choice differs from a config, by name.
+
+    Args:
+        choice: the choice.
+        batch: the rows of a micro-batch and the number of micro-batches.
+        given: the settings of the config.
+    """
+    wanted = {**DEFAULTS, **choice.settings, ROWS: batch[0], MICRO_BATCHES: batch[1]}
+    return {name: value for name, value in wanted.items() if value != given.get(name, DEFAULTS[name])}

@@ -1,0 +1,58 @@
+"""The text of a config that extends another one and takes another strategy, in about twelve lines.
+
+Takes the name of a config and the settings in which a choice differs; gives the text of a template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def leaf_text(
+    parent: str, settings: Mapping[str, Any], *, name: str, trainer: str | None, processes: int | None
+) -> str:
+    """Returns the text of the config.
+
+    Args:
+        parent: the name of the template that it extends, such as "configs/tiny.yaml".
+        settings: the settings of the trainer's arguments.
+        name: the name of the config, and with it of its output folder.
+        trainer: the constructor of its trainer; None for that of the parent.
+        processes: the number of processes on a machine; None for that of the parent.
+
+    Example:
+        >>> print(leaf_text("a.yaml", {"fsdp": "full_shard"}, name="A", trainer=None, processes=None), end="")
+        -- extends 'a.yaml'
+        <BLANKLINE>
+        [meta]
+            -- set ns.config_name = "A"
+            == super()
+        <BLANKLINE>
+        [trainer_args]
+            == super()
+            fsdp: full_shard
+    """
+    lines = [f"-- set trainer_class = {_quoted(trainer)}"] if trainer else []
+    lines += [f"-- extends {_quoted(parent)}", "", "[meta]", f"    -- set ns.config_name = {json.dumps(name)}"]
+    lines.append("    == super()")
+    if processes is not None:
+        lines.append(f"    nproc_per_node: {processes}")
+    if settings:
+        lines += ["", "[trainer_args]", "    == super()"]
+        lines += [f"    {key}: {_value(value)}" for key, value in settings.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _value(value: Any) -> str:
+    """Returns a value as YAML in one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, str) and value.replace("_", "").isalnum() and not value[0].isdigit():
+        return value
+    return "~" if value is None else json.dumps(value)

@@ -1,0 +1,58 @@
+"""Plans of several batches from one pair of traces equal those that are traced at their own size."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+
+from forgather.ml.planner.batch_plans import plan_batches
+from forgather.ml.planner.memory import plan_run
+from forgather.planner.efficiency import Efficiency
+from forgather.planner.hardware import hardware
+from forgather.planner.step_time import step_time
+from tests.ml.planner.cells import Cell, make_trainer
+
+QUICK = [(Cell("single, recomputed", args={"gradient_checkpointing": True}), [(1, 4), (4, 1)])]
+FULL = [
+    (Cell("single, deep", layers=7), [(3, 2), (6, 1)]),
+    (Cell("DDP", 2, "AccelTrainer", layers=7), [(1, 12), (3, 4), (6, 2), (12, 1)]),
+    (Cell("FSDP2", 2, "AccelTrainer", {"fsdp": "full_shard"}, layers=7), [(1, 12), (4, 3), (12, 1)]),
+    (Cell("FSDP2, bf16", 2, "AccelTrainer", {"fsdp": "shard_grad_op", "bf16": True}, layers=7), [(1, 12), (4, 3)]),
+    (Cell("tensor", 2, "AccelTrainer", {"tensor_parallel_size": 2}, layers=7), [(1, 6), (3, 2), (6, 1)]),
+    (Cell("LoRA", adapter=True), [(1, 6), (3, 2), (6, 1)]),
+    *(
+        (
+            Cell(f"ZeRO {stage}", 2, "AccelTrainer", {"deepspeed": {"zero_optimization": {"stage": stage}}}),
+            [(1, 6), (3, 2), (6, 1)],
+        )
+        for stage in (1, 2, 3)
+    ),
+]
+
+
+def seconds(work):
+    return step_time(work, hardware("h200"), Efficiency(), simulate=None).seconds
+
+
+@pytest.mark.parametrize(
+    ("cell", "batches"), [*QUICK, *(pytest.param(*full, marks=pytest.mark.matrix) for full in FULL)], ids=str
+)
+def test_plans_of_batches_equal_plans_of_their_own(cell, batches, tmp_path):
+    sizes = {"world_size": cell.world_size, "local_world_size": cell.world_size, "device_type": "cuda"}
+    found = plan_batches(functools.partial(make_trainer, cell, tmp_path), **sizes, batches=batches)
+    assert len(batches) == len(found)
+    for (rows, number), (plan, work) in zip(batches, found, strict=True):
+        args = {**cell.args, "per_device_train_batch_size": rows, "gradient_accumulation_steps": number}
+        own = replace(cell, args=args)
+        expected, expected_work = plan_run(functools.partial(make_trainer, own, tmp_path), **sizes)
+        phases = [one["ranks"][0]["phases"] for one in (plan, expected)]
+        for given, wanted in zip(*phases, strict=True):
+            assert wanted["num_bytes"] == given["num_bytes"], (rows, number)
+            assert (wanted["at"], wanted["rows"]) == (given["at"], given["rows"])
+        assert expected_work.executed_flops == work.executed_flops
+        assert seconds(work).low == pytest.approx(seconds(expected_work).low, rel=0.002)
+        assert seconds(work).high == pytest.approx(seconds(expected_work).high, rel=0.002)
+        assert (rows, number) == (
+            plan["settings"]["per_device_train_batch_size"],
+            plan["settings"]["gradient_accumulation_steps"],
+        )

@@ -1,0 +1,151 @@
+"""`fgcli plan --find` on a config that is built: what is ranked, written, checked and trained."""
+
+import json
+
+import pytest
+
+from forgather.cli.main import main
+from forgather.errors import PlanError
+from forgather.launch.choice_project import ChoiceProjects
+from forgather.launch.finding import Search, find
+from forgather.launch.planning import Device
+from forgather.launch.written_choice import refuse_writing, write_best
+from forgather.planner.hardware import Hardware
+from forgather.project.project import Project
+from tests.project.workbench import TINY_TRAINING, fgcli, make_project
+
+RATES = {"memory_bytes_per_second": 1e12, "peak_flops": {"fp32": 1e13}, "links": {"pcie": 1e10}}
+BOX = Device(Hardware(name="box", title="our box", memory_bytes=2**33, **RATES))
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    rows = "".join(json.dumps({"text": f"row {number} of many rows"}) + "\n" for number in range(64))
+    other = "-- extends 'trainers/hf_trainer.yaml'\n[config_metadata]\n    -- set ns.config_name = \"other\"\n    == super()\n"
+    files = {"rows.jsonl": rows, "templates/configs/tiny.yaml": TINY_TRAINING, "templates/configs/other.yaml": other}
+    folder = make_project(tmp_path / "bench", files)
+    box = {"memory_mib": 8192, "memory_gb_per_second": 1000, "dense_tflops": {"fp32": 10}}
+    (folder / "box.json").write_text(json.dumps(box))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_the_best_way_is_found_written_and_passes_the_check(bench, capsys):
+    assert 0 == main(["-t", "tiny", "plan", "--find", "--hardware", "box.json", "--write", "best", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    # Two rows of an update: two divisions, each with and without recomputation.
+    assert (2, 4, 2) == (found["rows_per_update"], found["num_cells"], found["num_traced_choices"])
+    ranking = found["ranking"]
+    assert [True] * 4 == [cell["is_verified"] for cell in ranking]
+    best = ranking[0]
+    assert ("one process without recomputation", 2, 1) == (best["title"], best["rows"], best["micro_batches"])
+    speeds = [sum(cell["tokens_per_second"].values()) for cell in ranking]
+    assert speeds == sorted(speeds, reverse=True)
+    assert found["written"]["title"] == best["title"]
+
+    written = bench / "templates/configs/best.yaml"
+    assert "-- extends 'configs/tiny.yaml'" in written.read_text()
+    assert 0 == main(["-t", "best", "check"])
+    capsys.readouterr()
+    assert 1 == main(["-t", "tiny", "plan", "--find", "--hardware", "box.json", "--write", "best"])
+    assert "error[FG993]: 'best' exists already" in capsys.readouterr().err
+
+
+def test_a_leaf_switches_the_trainer_of_a_config(bench):
+    from forgather.planner.choices import choices
+
+    with ChoiceProjects(Project("tiny"), 2) as projects:
+        found = {one.title: one for one in choices(2, 1, projects.given)}
+        assert 2 == projects.rows_per_update()
+        for title, constructor, settings in (
+            ("FSDP2, recomputed", "forgather.ml:AccelTrainer", {"fsdp": "full_shard", "gradient_checkpointing": True}),
+            ("DDP without recomputation", "forgather.ml:AccelTrainer", {"per_device_train_batch_size": 1}),
+        ):
+            opened = projects.open(found[title], (1, 1))
+            assert projects.refusal(opened, found[title]) is None
+            main_call = opened.graph.targets["main"].value
+            assert constructor == main_call.constructor
+            arguments = {entry.key: entry.value for entry in main_call.kwargs}["args"]
+            assert "forgather.ml:AccelTrainingArguments" == arguments.constructor
+            values = {entry.key: getattr(entry.value, "value", None) for entry in arguments.kwargs}
+            assert settings.items() <= values.items()
+        fp16 = Project("tiny", overrides=[("+trainer_args.fp16", "true")])
+    with ChoiceProjects(fp16, 2) as projects:
+        choice = found["tensor 2, recomputed"]
+        assert "FG770" in (projects.refusal(projects.open(choice, (1, 2)), choice) or "")
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "words"),
+    [
+        ("other", ["--hardware", "box.json"], "whose strategies are not searched"),
+        ("tiny", ["--hardware", "box.json", "--global-batch", "0"], "--global-batch is 0"),
+        (
+            "tiny",
+            ["--hardware", "box.json", "--write", "../elsewhere.yaml"],
+            "not in the folder of the project's configs",
+        ),
+        (
+            "tiny",
+            ["--hardware", "box.json", "--write", "no/x.json", "--write-as", "deepspeed"],
+            "there is no folder 'no'",
+        ),
+        ("tiny", [], "--find needs a device"),
+        (
+            "tiny",
+            ["--hardware", "box.json", "--write", "b", "--set", "trainer_args.max_steps=3"],
+            "would not be part of 'b'",
+        ),
+        (
+            "tiny",
+            ["--hardware", "box.json", "--set", "trainer_args.accumulate_grad_batches={0: 2}"],
+            "changes the rows of an update",
+        ),
+    ],
+)
+def test_what_cannot_be_searched_or_written_is_refused(bench, config, options, words, capsys):
+    assert 1 == main(["-t", config, "plan", "--find", *options])
+    told = capsys.readouterr().err
+    assert "error[FG993]" in told
+    assert words in told
+
+
+TRAINED = ("DDP", "FSDP2", "FSDP2, not resharded", "tensor 2", "ZeRO 1", "ZeRO 2", "ZeRO 3")
+
+
+@pytest.mark.matrix
+def test_each_way_that_is_written_is_checked_and_trains_two_steps(bench):
+    project = Project("tiny")
+    search = Search(gpus=2, nodes=1, device=BOX, rows=4)
+    found = find(project, search)
+    titles = {f"{one}{end}" for one in TRAINED for end in (", recomputed", " without recomputation")}
+    assert titles == {cell.title for cell in found.ranking}, [cell for cell in found.cells if cell.reason]
+    for number, cell in enumerate(found.ranking):
+        name = f"way_{number}"
+        only = type(found)(cells=(cell,), ranking=(cell,), choices=found.choices, rows=found.rows, traced=1)
+        file, _ = write_best(project, only, search, name, "config")
+        checked = fgcli("-t", name, "check", "--strict", cwd=bench)
+        assert 0 == checked.returncode, (cell.title, checked.stdout)
+        trained = fgcli("-t", name, "train", cwd=bench)
+        assert 0 == trained.returncode, (cell.title, trained.stderr[-2000:])
+        assert (bench / "out").is_dir()
+
+
+@pytest.mark.matrix
+def test_other_tools_read_what_is_written_for_them(bench):
+    from accelerate.commands.config.config_args import load_config_from_file
+    from transformers import TrainingArguments
+
+    project = Project("tiny")
+    search = Search(gpus=2, nodes=1, device=BOX, rows=4)
+    found = find(project, search)
+    write_best(project, found, search, "zero.json", "deepspeed")
+    deepspeed = json.loads((bench / "zero.json").read_text())
+    assert 4 == deepspeed["train_batch_size"]
+    write_best(project, found, search, "accelerate.yaml", "accelerate")
+    assert 2 == load_config_from_file(str(bench / "accelerate.yaml")).num_processes
+    write_best(project, found, search, "arguments.json", "arguments")
+    arguments = TrainingArguments(output_dir="out", use_cpu=True, **json.loads((bench / "arguments.json").read_text()))
+    assert 4 == 2 * arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    with pytest.raises(PlanError, match="exists already"):
+        refuse_writing(project, "zero.json", "deepspeed")
