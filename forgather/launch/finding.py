@@ -100,6 +100,7 @@ def find(project: Project, search: Search) -> Found:
         by_title = {choice.title: choice for choice in found}
         ranking = planner.verified(ranked(cells, search.by), by_title)
     kept = {(cell.title, cell.rows): cell for cell in [*cells, *ranking]}
+    refuse_if_nothing_fits([*kept.values()])
     return Found(
         cells=tuple(kept.values()),
         ranking=tuple(ranked(kept.values(), search.by)),
@@ -202,9 +203,13 @@ class _Planner:
             opened = self._projects.open(by_title[cell.title], (cell.rows, cell.micro_batches))
             search = self._search
             kind = search.device.type
-            plan, work = traced_plan(opened, gpus=search.gpus, nodes=search.nodes, device_type=kind)
             place = ranking.index(cell)
-            ranking[place] = self._filled(cell, plan, work, verified=True)
+            try:
+                plan, work = traced_plan(opened, gpus=search.gpus, nodes=search.nodes, device_type=kind)
+                ranking[place] = self._filled(cell, plan, work, verified=True)
+            except ForgatherError as error:
+                # Such as data with fewer rows than the micro-batches of all replicas.
+                ranking[place] = replace(cell, reason=_one_line(error))
             usable = ranked(ranking, self._search.by)
             ranking = [*usable, *(one for one in ranking if not one.is_usable)]
         return ranking

@@ -7,7 +7,7 @@ import pytest
 from forgather.cli.main import main
 from forgather.errors import PlanError
 from forgather.launch.choice_project import ChoiceProjects
-from forgather.launch.finding import Search, find
+from forgather.launch.finding import VERIFIED, Search, find
 from forgather.launch.planning import Device
 from forgather.launch.written_choice import refuse_writing, write_best
 from forgather.planner.hardware import Hardware
@@ -129,6 +129,16 @@ def test_each_way_that_is_written_is_checked_and_trains_two_steps(bench):
         trained = fgcli("-t", name, "train", cwd=bench)
         assert 0 == trained.returncode, (cell.title, trained.stderr[-2000:])
         assert (bench / "out").is_dir()
+
+
+@pytest.mark.matrix
+def test_micro_batches_that_are_larger_than_the_data_are_rejected(bench):
+    found = find(Project("tiny"), Search(gpus=1, nodes=1, device=BOX, rows=512))
+    rejected = {cell.rows: cell.reason for cell in found.cells if cell.reason}
+    assert 512 in rejected
+    assert all(reason.startswith("[FG804]") for reason in rejected.values())
+    assert max(cell.rows for cell in found.ranking[:VERIFIED]) < min(rejected)
+    assert all(cell.is_verified for cell in found.ranking[:VERIFIED])
 
 
 @pytest.mark.matrix

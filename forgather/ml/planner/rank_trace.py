@@ -144,7 +144,8 @@ def trace_shapes(
     token = build_strategy.set(functools.partial(_build, fake=fake, depth=depth, sizes=sizes))
     try:
         stages = contextlib.nullcontext() if relay is None else relayed(relay)
-        with _world(facts), separate_engine(), shapes_only(), loading_fakes(), stages:
+        world = contextlib.nullcontext() if facts.world_size == 1 else fake_world(facts)
+        with world, separate_engine(), shapes_only(), loading_fakes(), stages:
             trainer = make_trainer(lambda function: without_memory_for_models(function, fake))
             batches = planned_batches(trainer)
             with fake, RealIntegers():  # type: ignore[no-untyped-call]
@@ -175,15 +176,6 @@ def _build(strategy: Strategy, recipe: Recipe, *, fake: FakeTensorMode, depth: i
     # The strategy also makes meshes, whose ranks are real.
     with building(fake):
         strategy.build(replace(recipe, make_model=make_fake, prepare=_without_compile(recipe)))
-
-
-@contextlib.contextmanager
-def _world(facts: ProcessFacts) -> Iterator[None]:
-    if facts.world_size == 1:
-        yield
-        return
-    with fake_world(facts):
-        yield
 
 
 def _faked(make_model: Callable[[], nn.Module], device: torch.device, sizes: list[int], depth: int | None) -> nn.Module:
