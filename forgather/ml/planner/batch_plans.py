@@ -1,7 +1,8 @@
 """The plans of one run with several batches: the same update, divided into micro-batches in several ways.
 
 `plan_batches` traces one and two rows of two accumulated micro-batches, and the whole update as one micro-batch;
-`row_line.py` computes all others. Pipelines are not planned here: their stages are made for one number of rows.
+`row_line.py` computes all others, unless one row runs another program than two: then each size is traced. Pipelines are
+not planned here: their stages are made for one number of rows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.deep_trace import DepthTraces, depth_traces
 from forgather.ml.planner.memory import plan_of
 from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace
-from forgather.ml.planner.row_line import trace_at
+from forgather.ml.planner.row_line import runs_one_program, trace_at
 from forgather.ml.planner.window_shape import WindowShape
 from forgather.planner.work import RunWork
 
@@ -46,18 +47,27 @@ def plan_batches(
     accumulated = sorted(rows for rows, number in batches if number > 1)
     points = accumulated if len(accumulated) <= len(_POINTS) else _POINTS
     whole = [rows for rows, number in batches if number == 1]
-    sizes = [*((rows, 2) for rows in points), *((rows, 1) for rows in whole)]
-    shapes = [
-        WindowShape(rows=rows, micro_batches=n, longest=longest) for longest in (True, False) for rows, n in sizes
-    ]
-    found = depth_traces(make_trainer, facts, shapes, device_type=device_type)
-    longest, usual = (dict(zip(sizes, part, strict=True)) for part in (found[: len(sizes)], found[len(sizes) :]))
+
+    def trace(sizes: Sequence[tuple[int, int]]) -> tuple[dict[tuple[int, int], DepthTraces], ...]:
+        shapes = [
+            WindowShape(rows=rows, micro_batches=n, longest=longest) for longest in (True, False) for rows, n in sizes
+        ]
+        found = depth_traces(make_trainer, facts, shapes, device_type=device_type)
+        return tuple(dict(zip(sizes, part, strict=True)) for part in (found[: len(sizes)], found[len(sizes) :]))
+
+    longest, usual = trace([*((rows, 2) for rows in points), *((rows, 1) for rows in whole)])
+    if len(accumulated) > len(points) and not all(
+        runs_one_program({size: traced[size, 2] for size in points}) for traced in (longest, usual)
+    ):
+        # Nothing follows from these two: each number of rows is traced itself.
+        others = trace([(rows, 2) for rows in accumulated if rows not in points])
+        longest, usual = {**longest, **others[0]}, {**usual, **others[1]}
 
     def trace_of(traced: Mapping[tuple[int, int], DepthTraces], rows: int, micro_batches: int) -> RankTrace:
         if micro_batches == 1:
             return _sized(traced[rows, 1].deep, rows, 1)
-        line = {size: traced[size, 2] for size in points}
-        return _sized(trace_at({rows: line[rows]} if rows in line else line, rows, micro_batches), rows, micro_batches)
+        line = {rows: traced[rows, 2]} if (rows, 2) in traced else {size: traced[size, 2] for size in points}
+        return _sized(trace_at(line, rows, micro_batches), rows, micro_batches)
 
     common: Any = {"world_size": world_size, "local_world_size": local, "device_type": device_type}
     return [plan_of([trace_of(longest, *batch)], [trace_of(usual, *batch)], **common) for batch in batches]

@@ -29,6 +29,19 @@ def peak_at(points: Mapping[int, DepthTraces], rows: int) -> int:
     return max(peak.num_bytes for peak in _peaks_at(points, rows).values()) + sum(untraced.values())
 
 
+def runs_one_program(points: Mapping[int, DepthTraces]) -> bool:
+    """Returns whether the same operators ran with all traced numbers of rows, so that other numbers follow from them.
+
+    FSDP2 and ZeRO free gathered weights at other moments if a micro-batch is very small.
+
+    Args:
+        points: the traces of some numbers of rows.
+    """
+    found = [[one.shallow, one.deeper] for one in points.values()]
+    programs = [[None if one is None else [_program(item) for item in one.allocations] for one in two] for two in found]
+    return all(program == programs[0] for program in programs)
+
+
 def trace_at(points: Mapping[int, DepthTraces], rows: int, micro_batches: int) -> RankTrace:
     """Returns the trace of a number of rows and of micro-batches.
 

@@ -4,6 +4,7 @@ import functools
 from dataclasses import replace
 
 import pytest
+import torch
 
 from forgather.ml.planner.batch_plans import plan_batches
 from forgather.ml.planner.memory import plan_run
@@ -18,6 +19,16 @@ FULL = [
     (Cell("DDP", 2, "AccelTrainer", layers=7), [(1, 12), (3, 4), (6, 2), (12, 1)]),
     (Cell("FSDP2", 2, "AccelTrainer", {"fsdp": "full_shard"}, layers=7), [(1, 12), (4, 3), (12, 1)]),
     (Cell("FSDP2, bf16", 2, "AccelTrainer", {"fsdp": "shard_grad_op", "bf16": True}, layers=7), [(1, 12), (4, 3)]),
+    (
+        Cell(
+            "FSDP2, not resharded, recomputed",
+            2,
+            "AccelTrainer",
+            {"fsdp": "shard_grad_op", "gradient_checkpointing": True, "bf16": True},
+            layers=7,
+        ),
+        [(1, 24), (3, 8), (12, 2)],
+    ),
     (Cell("tensor", 2, "AccelTrainer", {"tensor_parallel_size": 2}, layers=7), [(1, 6), (3, 2), (6, 1)]),
     (Cell("LoRA", adapter=True), [(1, 6), (3, 2), (6, 1)]),
     *(
@@ -56,3 +67,31 @@ def test_plans_of_batches_equal_plans_of_their_own(cell, batches, tmp_path):
             plan["settings"]["per_device_train_batch_size"],
             plan["settings"]["gradient_accumulation_steps"],
         )
+
+
+@pytest.mark.matrix
+def test_no_line_is_drawn_through_rows_that_run_another_program(tmp_path):
+    cell = Cell("single", args={"per_device_train_batch_size": 8})
+
+    def make(hook):
+        def odd(function):
+            def build(*args, **kwargs):
+                model = hook(function)(*args, **kwargs)
+                model.register_forward_pre_hook(allocate, with_kwargs=True)
+                return model
+
+            return build
+
+        return make_trainer(cell, tmp_path, odd)
+
+    def allocate(_, args, kwargs):
+        rows = len(kwargs.get("input_ids", args[0] if args else ()))
+        if rows == 2:
+            torch.ones(2**24)
+
+    sizes = {"world_size": 1, "local_world_size": 1}
+    (_, plan, _), (expected,) = (
+        [one for one, _ in plan_batches(make, **sizes, batches=batches)]
+        for batches in ([(1, 8), (4, 2), (2, 4)], [(4, 2)])
+    )
+    assert expected["ranks"][0]["phases"][0]["num_bytes"] == plan["ranks"][0]["phases"][0]["num_bytes"]
