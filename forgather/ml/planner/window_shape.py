@@ -28,54 +28,46 @@ class WindowShape:
         rows: the number of rows of a micro-batch; None keeps those of the run.
         longest: whether all rows are as long as the longest row of the data, which memory is planned for; otherwise
             they are the first rows of the run, which time is planned for.
-        tokens: the number of tokens of a row; None keeps those of the run.
         micro_batches: the number of micro-batches of an optimizer step; None keeps those of the run.
     """
 
     rows: int | None = None
     longest: bool = True
-    tokens: int | None = None
     micro_batches: int | None = None
 
 
 def reshaped(window: Window, shape: WindowShape) -> Window:
     """Returns a window of another size, with at most two micro-batches: later ones are like the second.
 
-    More tokens than the window has are its tokens again, in the same order.
-
     Args:
         window: the window of a run.
         shape: the size.
 
     Raises:
-        PlanError: FG997 if the tensors of a batch have no common number of rows, or of tokens, although a number is
-            given.
+        PlanError: FG997 if the tensors of a batch have no common number of rows, although a number is given.
     """
     batches = window.batches[:_MOST_MICRO_BATCHES]
     if shape.micro_batches is not None:
         batches = [*batches, *batches][: min(_MOST_MICRO_BATCHES, shape.micro_batches)]
     if shape.rows is not None:
-        batches = [_resized(batch, 0, shape.rows) for batch in batches]
-    if shape.tokens is not None:
-        batches = [_resized(batch, 1, shape.tokens) for batch in batches]
+        batches = [_resized(batch, shape.rows) for batch in batches]
     return replace(window, batches=batches)
 
 
-def _resized(batch: Any, dim: int, size: int) -> Any:
-    what = ("rows", "tokens")[dim]
-    sizes = {item.shape[dim] for item in tree_iter(batch) if isinstance(item, Tensor) and item.dim() > dim}
+def _resized(batch: Any, rows: int) -> Any:
+    sizes = {len(item) for item in tree_iter(batch) if isinstance(item, Tensor) and item.dim()}
     if len(sizes) != 1:
         found = ", ".join(map(str, sorted(sizes))) or "no tensors"
         raise PlanError(
-            f"the tensors of a batch have no common number of {what}: {found}",
+            f"the tensors of a batch have no common number of rows: {found}",
             code="FG997",
             hint="plan the sizes one by one, with --set trainer_args.per_device_train_batch_size=...",
         )
     (present,) = sizes
 
     def resize(item: Any) -> Any:
-        if not isinstance(item, Tensor) or item.dim() <= dim or present == size:
+        if not isinstance(item, Tensor) or not item.dim() or present == rows:
             return item
-        return item.index_select(dim, torch.arange(size) % present)
+        return item.index_select(0, torch.arange(rows) % present)
 
     return tree_map(resize, dict(batch) if isinstance(batch, Mapping) else batch)
