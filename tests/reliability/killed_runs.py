@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from forgather.ml import TrainingArguments
 from forgather.ml.checkpoint.state import read_tensors
 from tests.reliability import job
 from tests.reliability.forks import Child, in_child
@@ -19,6 +20,23 @@ class LeftAlone:
     digests: dict
     tensors: dict
     seconds: float
+
+
+def saving_each_step(folder, steps, **more):
+    """Returns the arguments of a training that can be resumed after each step."""
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        save_strategy="steps",
+        save_steps=1,
+        save_total_limit=2,
+        logging_steps=1,
+        learning_rate=1e-2,
+        per_device_train_batch_size=2,
+        use_cpu=True,
+        report_to="none",
+        **more,
+    )
 
 
 def left_alone(train, place, steps, weights):

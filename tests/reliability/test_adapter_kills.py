@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from forgather.ml import Trainer, TrainingArguments
+from forgather.ml import Trainer
 from forgather.ml.adapters import lora
 from tests.ml.fixtures import rows, tiny_llama
-from tests.reliability.killed_runs import assert_kills_change_nothing, left_alone
+from tests.reliability.killed_runs import assert_kills_change_nothing, left_alone, saving_each_step
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
 FULL, QUICK = 30, 3
@@ -16,18 +16,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 def train(folder, steps):
     torch.manual_seed(0)
-    args = TrainingArguments(
-        output_dir=str(folder),
-        max_steps=steps,
-        save_strategy="steps",
-        save_steps=1,
-        save_total_limit=2,
-        logging_steps=1,
-        learning_rate=1e-2,
-        per_device_train_batch_size=2,
-        use_cpu=True,
-        report_to="none",
-    )
+    args = saving_each_step(folder, steps)
     adapter = lora(r=2, lora_alpha=8, lora_dropout=0.3, trainable_token_indices=[3, 5])
     Trainer(tiny_llama(), args, train_dataset=rows(13), adapter=adapter).train(resume_from_checkpoint="auto")
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from datasets import Dataset
 
-from forgather.ml import Trainer, TrainingArguments
+from forgather.ml import Trainer
 from forgather.ml.data import CausalLMCollator, mix
 from tests.ml.fixtures import tiny_llama
 from tests.ml.packed_rows import SYMBOLS, VOCAB, packed
-from tests.reliability.killed_runs import assert_kills_change_nothing, left_alone
+from tests.reliability.killed_runs import assert_kills_change_nothing, left_alone, saving_each_step
 
 FULL, QUICK = 12, 1
 STEPS = 9  # of 6 in an epoch
@@ -43,19 +43,7 @@ KINDS = {
 def train(kind, folder, steps):
     torch.manual_seed(0)
     make_rows, options = KINDS[kind]
-    args = TrainingArguments(
-        output_dir=str(folder),
-        max_steps=steps,
-        save_strategy="steps",
-        save_steps=1,
-        save_total_limit=2,
-        logging_steps=1,
-        learning_rate=1e-2,
-        per_device_train_batch_size=2,
-        use_cpu=True,
-        report_to="none",
-        **options,
-    )
+    args = saving_each_step(folder, steps, **options)
     collator = None if kind == "packed" else CausalLMCollator()
     model = tiny_llama(vocab_size=VOCAB, attention_dropout=0.2)
     Trainer(model, args, train_dataset=make_rows(), data_collator=collator).train(resume_from_checkpoint="auto")
