@@ -3,9 +3,11 @@
 import functools
 import json
 import math
+import random
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -28,7 +30,9 @@ GOLDEN = Path(__file__).parent / "golden"
 RENEW = "FORGATHER_UPDATE_GOLDEN=1 python -m pytest tests/reliability/test_repeatable.py"
 
 
-def trained(folder, kind=Trainer, model=tiny_llama, collator=drawn_collate, callbacks=(), resume=None, **given):
+def trained(
+    folder, kind=Trainer, model=tiny_llama, collator=drawn_collate, callbacks=(), resume=None, rows=Numbered, **given
+):
     args = {
         "max_steps": 16,
         "per_device_train_batch_size": 2,
@@ -45,7 +49,7 @@ def trained(folder, kind=Trainer, model=tiny_llama, collator=drawn_collate, call
     kind(
         model,
         arguments(str(folder), **args),
-        train_dataset=Numbered(ROWS),
+        train_dataset=rows(ROWS),
         eval_dataset=Numbered(5),
         data_collator=collator,
         callbacks=[JsonLogger(), *callbacks],
@@ -73,6 +77,25 @@ def test_the_same_training_gives_the_same_loss_file_again(tmp_path, figure):
     assert first == second != other
     assert 5 < first.count(b"\n")
     figure("R16", f"{len(first)} bytes of losses, the same from a second training")
+
+
+class Restless(Numbered):
+    """Rows that, asked for their number for the first time, draw numbers: as a module does that is imported then."""
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.draws = [random.random, np.random.rand, functools.partial(torch.rand, ())]
+
+    def __len__(self):
+        while self.draws:
+            self.draws.pop()()
+        return super().__len__()
+
+
+def test_numbers_that_are_drawn_while_a_run_is_made_do_not_change_it(tmp_path):
+    job = {"model": functools.partial(tiny_llama, attention_dropout=0.1), "max_steps": 3}
+    still = loss_file(tmp_path / "still", **job)
+    assert still == loss_file(tmp_path / "restless", **job, rows=Restless)
 
 
 class Waves(nn.Module):

@@ -285,6 +285,8 @@ class Trainer(WithOwnLoss):
         same = SAME_OF_SEVERAL_SECONDS if topology.world_size > 1 else SAME_SECONDS
         with signal_handler(same_within=same, speaks=topology.rank == 0) as interrupt:
             run = self._make_run(interrupt)
+            # Once more: modules that are imported there for the first time may draw numbers, as `rich` does.
+            seed_process(args.seed, topology)
             _log.warning("%s", run_start.rows_line(run.data, self.eval_dataset))
             self.score_with_reference(self.eval_dataset)
             if folder is not None:
