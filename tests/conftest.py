@@ -40,6 +40,9 @@ sys.dont_write_bytecode = False
 # training of transformers alone asks for four whole collections, which took nine tenths of such a test.
 gc.disable()
 gc.set_threshold(10_000, 20, 20)
+# Garbage of the parent, such as a process group, waits when it is deleted for threads that exist only there: a forked
+# process that collects it is aborted or waits for ever.
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 def pytest_addoption(parser):

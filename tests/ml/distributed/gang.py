@@ -142,8 +142,6 @@ def become_rank(rank, world_size, port):
 
 
 def _work(there, rank, world_size, port, start_group, function, args):
-    # Garbage of the parent, such as a process group, waits when it is deleted for threads that exist only there.
-    gc.freeze()
     become_rank(rank, world_size, port)
     try:
         if start_group:
