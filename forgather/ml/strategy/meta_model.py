@@ -6,7 +6,7 @@ Tied weights stay tied, and the random state is not changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -122,3 +122,22 @@ def move_to_meta(model: nn.Module) -> dict[str, Tensor]:
             done[id(old)] = (old, new)
         set_tensor(owner, name, done[id(old)][1])
     return values
+
+
+def drop_values(model: nn.Module, parts: Iterable[nn.Module]) -> None:
+    """Moves to the meta device what `move_to_meta` left of a model: its packed weights, but for those of given parts.
+
+    Args:
+        model: the model, which is changed in place.
+        parts: parts of the model, which share their weights with it.
+    """
+    kept = {id(tensor) for part in parts for *_, tensor in tensors_of(part)}
+    for _, owner, name, old in list(tensors_of(model)):
+        if id(old) in kept or is_plain(old):
+            continue
+        new = torch.empty(old.shape, dtype=old.dtype, device="meta")
+        is_weight = isinstance(old, nn.Parameter)
+        set_tensor(owner, name, nn.Parameter(new, requires_grad=old.requires_grad) if is_weight else new)
+        if "quant_state" in vars(owner):
+            # bitsandbytes keeps the scales of a weight with its layer, too.
+            vars(owner)["quant_state"] = None

@@ -1,6 +1,8 @@
 """A pipeline apart from its updates: evaluation, text, state, changing lengths, dropout, and what is refused."""
 
+import dataclasses
 import functools
+import gc
 import itertools
 import warnings
 
@@ -518,3 +520,41 @@ def test_every_schedule_of_torch_is_known():
     from torch.distributed.pipelining.schedules import get_schedule_class
 
     assert all(get_schedule_class(name.removeprefix("Schedule")).__name__ == name for name in SCHEDULES)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+class Packed(nn.Parameter):
+    """A weight of a class of its own, as quantized ones are: it cannot be moved to the meta device and filled again."""
+
+    def __new__(cls, data):
+        return torch.Tensor._make_subclass(cls, data, False)
+
+
+class Scales:
+    """What bitsandbytes keeps with a layer and with its weight."""
+
+
+def packed_llama():
+    model = make_llama()
+    for block in model.model.layers:
+        layer = block.self_attn.q_proj
+        layer.weight = Packed(layer.weight.detach())
+        layer.quant_state = layer.weight.quant_state = Scales()
+    return model
+
+
+def living_and_held():
+    quantized = dataclasses.replace(recipe(packed_llama), model_is_made_anew=False)
+    strategy = pipeline(quantized, world=2, schedule_class="Schedule1F1B")
+    gc.collect()
+    kinds = [type(one) for one in gc.get_objects()]
+    held = sum(isinstance(weight, Packed) for weight in strategy.local.parameters())
+    return kinds.count(Packed), kinds.count(Scales), held
+
+
+def test_a_rank_keeps_no_packed_weight_of_other_stages():
+    for weights, scales, held in run_ranks(2, living_and_held):
+        # A stage has a copy of each layer, and the scales of a layer are copied with it.
+        assert (2, 4, 2) == (weights, scales, held)

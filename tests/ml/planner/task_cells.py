@@ -206,7 +206,7 @@ FULL = [
         args={"gradient_checkpointing": True},
         adapter={},
     ),
-    TaskCell("QLoRA, DDP", trainer("accel", None, NF4, adapter={}), 2, 0.1, 0.03, "bitsandbytes"),
+    TaskCell("QLoRA, DDP", trainer("accel", None, NF4, adapter={}), 2, 0.05, needs="bitsandbytes"),
     TaskCell("QLoRA, FSDP2", trainer("accel", SHARDED, NF4, adapter={}), 2, 0.05, needs="bitsandbytes"),
     TaskCell(
         "QLoRA, FSDP2, bf16 storage",
@@ -215,7 +215,7 @@ FULL = [
         0.05,
         needs="bitsandbytes",
     ),
-    TaskCell("QLoRA, 1F1B", trainer("pipeline", F1B, NF4, adapter={}), 2, 0.1, 0.03, "bitsandbytes"),
+    TaskCell("QLoRA, 1F1B", trainer("pipeline", F1B, NF4, adapter={}), 2, 0.05, needs="bitsandbytes"),
     TaskCell("int8, LoRA", trainer(model=INT8, adapter={}), 1, 0.05, needs="bitsandbytes"),
     TaskCell(
         "torchao int8, LoRA",

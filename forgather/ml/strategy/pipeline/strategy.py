@@ -34,6 +34,7 @@ from forgather.ml.strategy.fsdp_config import Sharding
 from forgather.ml.strategy.fsdp_units import checkpoint_units, move_buffers, shard, units_of
 from forgather.ml.strategy.gradients import clip_grads, grad_norm, sum_gradients
 from forgather.ml.strategy.initial_weights import make_initial_weights
+from forgather.ml.strategy.meta_model import drop_values
 from forgather.ml.strategy.model_strategy import ModelStrategy, to_device, topology_of
 from forgather.ml.strategy.pipeline.inference import ForwardPass, PipelineModel
 from forgather.ml.strategy.pipeline.local_stages import (
@@ -214,6 +215,7 @@ class Pipeline(ModelStrategy):
             shard(stage, units, self.mesh.shards, self._sharding)
 
     def _join_stages(self, skeleton: nn.Module, plan: SplitPlan, stages: dict[int, nn.Module]) -> None:
+        drop_values(self.model, stages.values())
         tied = tied_parameters(skeleton, plan)
         if self._sharding is None:
             tie_local_copies(stages, tied)
