@@ -70,7 +70,7 @@ class Rules(NamedTuple):
         former: the settings that a library once had, with their defaults; giving the default changes nothing.
         without_effect: the settings that have no effect, with the reason, and the one value (`only`) that is accepted.
         elsewhere: another constructor, whose further settings are accepted with their default values only.
-        instead: the hints on what to do in place of a setting that is not accepted, by name.
+        instead: the hints on what to do in place of a setting that is not accepted, by name; its value may be None.
         facts: further names that conditions may read, with their values.
         computed: the functions whose results conditions may also read: "batch", "layout" or "combination".
         arguments: the requirements on arguments, by name: `called_with` (how many by `positional`, further `keywords`,
@@ -165,7 +165,7 @@ class Rules(NamedTuple):
                 alias = alias_of("setting", name)
                 hint = self.instead.get(name) or (alias.hint if alias else self.instead.get("*"))
                 yield Violation(code="FG811", message=message, argument=name, hint=hint, found=value)
-        elif self.closed and (is_known or self.elsewhere is None):
+        elif self.closed and (is_known or self.elsewhere is None) and not (value is None and name in self.instead):
             message = f"{self.name} has no setting {name!r}"
             hint = self.instead.get(name) or self._in_other_words(name)
             hint = hint or suggest("setting", name, list(self.settings), owner=self.elsewhere or "")

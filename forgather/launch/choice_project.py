@@ -7,6 +7,7 @@ temporary folder. What is checked and planned is therefore what is written.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -17,7 +18,16 @@ from typing import Any
 from forgather.config.graph import Call, Graph, is_null
 from forgather.errors import PlanError, ProjectError, Severity
 from forgather.launch.in_process import MAIN
-from forgather.planner.choices import DEFAULTS, GLOBAL_BATCH, MICRO_BATCHES, ROWS, TRAINERS, Choice, changes
+from forgather.planner.choices import (
+    DEFAULTS,
+    GLOBAL_BATCH,
+    MICRO_BATCHES,
+    PIPELINE_TRAINER,
+    ROWS,
+    TRAINERS,
+    Choice,
+    changes,
+)
 from forgather.planner.leaf import leaf_text
 from forgather.project.check import check_project
 from forgather.project.configs import template_name
@@ -81,7 +91,7 @@ class ChoiceProjects:
         processes = processes_per_machine(self._project.graph)
         number = processes if isinstance(processes, int) else self._gpus
         parts = [values[name] or 1 for name in ("tensor_parallel_size", "pipeline_parallel_size")]
-        if self._trainer == TRAINERS[-1] and values["pipeline_parallel_size"] is None:
+        if self._trainer == PIPELINE_TRAINER and values["pipeline_parallel_size"] is None:
             parts[1] = number // (parts[0] * (values["data_parallel_size"] or 1))
         factors = [values[ROWS], values[MICRO_BATCHES], *parts]
         if not all(isinstance(one, int) and one > 0 for one in factors):
@@ -102,18 +112,19 @@ class ChoiceProjects:
             name: the name of the config.
         """
         written = self._project.declared_graph
-        trainer = choice.trainer if choice.processes > 1 else self._trainer
+        keeps = choice.processes == 1 and self._trainer != PIPELINE_TRAINER
+        trainer = self._trainer if keeps else choice.trainer
         asked = run_meta(written).nproc_per_node
         return leaf_text(
             template_name(self._project.meta, self._project.config_name),
-            changes(choice, batch, _given(written)),
+            {**self._set_values(), **changes(choice, batch, _given(written))},
             name=name,
             trainer=None if trainer == self._trainer else trainer,
             processes=None if asked == self._gpus else self._gpus,
         )
 
     def open(self, choice: Choice, batch: tuple[int, int]) -> Project:
-        """Returns the project of a choice, with the overrides of the user that the choice does not decide."""
+        """Returns the project of a choice, with the overrides of the user."""
         meta = self._project.meta
         config = f"{_TRIED}_{len(os.listdir(self._folder))}.yaml"
         # A folder of its own: the name of the config in the search path is that of its template.
@@ -124,7 +135,8 @@ class ChoiceProjects:
             stream.write(self.text(choice, batch, name=config.removesuffix(".yaml")))
         environment = project_environment(meta)
         environment = replace(environment, searchpath=(folder, *environment.searchpath))
-        overrides = [one for one in self._project.overrides if not _is_decided(one[0])]
+        # The leaf has those of the trainer's settings.
+        overrides = [one for one in self._project.overrides if not _is_setting(one[0])]
         return Project.in_environment(
             meta, config, environment=environment, overrides=overrides, variables=self._project.variables
         )
@@ -140,9 +152,21 @@ class ChoiceProjects:
             return f"the config keeps its trainer {found!r}: its templates do not read `trainer_class`"
         return None
 
-    def kept_overrides(self) -> list[str]:
-        """Returns the paths of the overrides that no choice decides, so that a leaf does not contain them."""
-        return [path for path, _ in self._project.overrides if not _is_decided(path)]
+    def _set_values(self) -> dict[str, Any]:
+        """Returns the trainer's settings that the user has set for this command and that no choice decides."""
+        arguments = trainer_arguments(self._project.graph)
+        found: dict[str, Any] = {}
+        for path, _ in self._project.overrides:
+            name = path.split(".")[-1]
+            node = None if arguments is None or not _is_setting(path) else arguments.get(name)
+            if node is not None and not _is_decided(path):
+                found[name] = plain_value(node, name)
+        return found
+
+
+def unwritable_overrides(project: Project) -> list[str]:
+    """Returns the paths of the overrides that a leaf would not contain: all but the trainer's settings."""
+    return [path for path, _ in project.overrides if not _is_setting(path)]
 
 
 def _given(graph: Graph) -> dict[str, Any]:
@@ -155,10 +179,11 @@ def _given(graph: Graph) -> dict[str, Any]:
         if node is not None:
             try:
                 value = plain_value(node, name)
-                # Templates leave settings open with `~`, which is the default.
-                found[name] = DEFAULTS[name] if value is None else value
             except ProjectError:
-                found[name] = "computed"
+                value = "computed"
+            # Templates leave settings open with `~`, which is the default.
+            if value is not None:
+                found[name] = value
     return found
 
 
@@ -178,5 +203,9 @@ def _constructor(graph: Graph) -> str:
     return main.constructor if isinstance(main, Call) else "no constructor"
 
 
+def _is_setting(path: str) -> bool:
+    return re.fullmatch(r"\+?(trainer_args|main\.args)\.\w+", path) is not None
+
+
 def _is_decided(path: str) -> bool:
-    return path.lstrip("+").split(".")[-1] in DEFAULTS and "trainer_args" in path
+    return _is_setting(path) and path.split(".")[-1] in DEFAULTS

@@ -9,13 +9,17 @@ import os
 from typing import Any
 
 from forgather.errors import PlanError
-from forgather.launch.choice_project import ChoiceProjects
+from forgather.launch.choice_project import ChoiceProjects, unwritable_overrides
 from forgather.launch.finding import Found, Search
+from forgather.planner.choices import DEFAULTS
 from forgather.planner.foreign_configs import FORMS, foreign_text
 from forgather.planner.ranking import Cell
 from forgather.project.configs import config_files
 from forgather.project.project import Project
 from forgather.project.trainer_arguments import trainer_arguments
+
+_PLAIN = ("bf16", "fp16", "max_grad_norm")
+"""The settings of the config that files of other tools repeat, besides those of the choice."""
 
 
 def refuse_writing(project: Project, path: str, form: str) -> None:
@@ -42,9 +46,14 @@ def refuse_writing(project: Project, path: str, form: str) -> None:
         )
     if not os.path.isdir(folder):
         raise PlanError(f"there is no folder {os.path.dirname(path)!r}", code="FG993", hint="make the folder first")
-    if kept := [name for name, _ in project.overrides]:
+    unwritable = unwritable_overrides(project)
+    if form != "config":
+        unwritable = [
+            name for name, _ in project.overrides if name.lstrip("+").split(".")[-1] not in (*_PLAIN, *DEFAULTS)
+        ]
+    if unwritable:
         raise PlanError(
-            f"--set {kept[0]} is part of the plan, and would not be part of {path!r}",
+            f"--set {unwritable[0]} is part of the plan, and would not be part of {path!r}",
             code="FG993",
             hint="write the value into the config, and plan that",
         )
@@ -109,5 +118,4 @@ def _is_inside(folder: str, parent: str) -> bool:
 
 def _plain_arguments(project: Project) -> dict[str, Any]:
     arguments = trainer_arguments(project.graph)
-    names = ("bf16", "fp16", "max_grad_norm")
-    return {} if arguments is None else {name: arguments.plain(name) for name in names}
+    return {} if arguments is None else {name: arguments.plain(name) for name in _PLAIN}

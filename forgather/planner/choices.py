@@ -16,7 +16,8 @@ TRAINERS = (TRAINER, ACCEL_TRAINER, PIPELINE_TRAINER)
 """The trainers whose configs can take another strategy: their templates read `trainer_class`."""
 
 ROWS, MICRO_BATCHES, RECOMPUTE = "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing"
-GLOBAL_BATCH = "global_batch_size"
+GLOBAL_BATCH, SCHEDULE, CHUNKS = "global_batch_size", "schedule_class", "pipeline_chunks"
+_OF_PIPELINES = (SCHEDULE, CHUNKS, "pipeline_parallel_size", "stages_per_rank", "split_spec", "checkpoint_sequential")
 DEFAULTS: Mapping[str, Any] = {
     ROWS: 8,
     MICRO_BATCHES: 1,
@@ -26,12 +27,14 @@ DEFAULTS: Mapping[str, Any] = {
     "fsdp_config": None,
     "deepspeed": None,
     "tensor_parallel_size": 1,
+    "tp_plan": None,
     "data_parallel_size": None,
-    "schedule_class": "ScheduleGPipe",
-    "pipeline_chunks": None,
+    SCHEDULE: "ScheduleGPipe",
+    CHUNKS: None,
     "pipeline_parallel_size": None,
     "stages_per_rank": None,
     "split_spec": None,
+    "checkpoint_sequential": False,
 }
 """The settings that a choice decides, with the values that trainers have without them."""
 
@@ -180,4 +183,9 @@ def changes(choice: Choice, batch: tuple[int, int], given: Mapping[str, Any]) ->
         given: the settings of the config.
     """
     wanted = {**DEFAULTS, **choice.settings, ROWS: batch[0], MICRO_BATCHES: batch[1]}
-    return {name: value for name, value in wanted.items() if value != given.get(name, DEFAULTS[name])}
+    found = {name: value for name, value in wanted.items() if value != given.get(name, DEFAULTS[name])}
+    if choice.trainer == PIPELINE_TRAINER:
+        return found
+    # Other trainers do not have these settings, and accept them only as `~`.
+    undone = {name: None for name in _OF_PIPELINES if given.get(name) is not None}
+    return {**{name: value for name, value in found.items() if name not in _OF_PIPELINES}, **undone}

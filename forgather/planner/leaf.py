@@ -34,7 +34,8 @@ def leaf_text(
             == super()
             fsdp: full_shard
     """
-    lines = [f"-- set trainer_class = {_quoted(trainer)}"] if trainer else []
+    # With `default`, a config that extends this one can choose another trainer.
+    lines = [f"-- set trainer_class = trainer_class | default({_quoted(trainer)})"] if trainer else []
     lines += [f"-- extends {_quoted(parent)}", "", "[meta]", f"    -- set ns.config_name = {json.dumps(name)}"]
     lines.append("    == super()")
     if processes is not None:

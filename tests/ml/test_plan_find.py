@@ -75,6 +75,35 @@ def test_a_leaf_switches_the_trainer_of_a_config(bench):
         assert "FG770" in (projects.refusal(projects.open(choice, (1, 2)), choice) or "")
 
 
+PIPELINE = """-- extends 'trainers/pipeline_trainer.yaml'
+
+[trainer_args]
+    == super()
+    output_dir: out
+    max_steps: 2
+    schedule_class: Schedule1F1B
+    pipeline_chunks: 2
+    checkpoint_sequential: true
+"""
+
+
+def test_a_leaf_undoes_a_pipeline_and_keeps_values_that_are_set(bench):
+    from forgather.ml import AccelTrainingArguments
+    from forgather.planner.choices import choices
+
+    (bench / "templates/configs/staged.yaml").write_text(PIPELINE)
+    project = Project("staged", overrides=[("trainer_args.max_steps", "7"), ("trainer_args.pipeline_chunks", "4")])
+    for gpus, title in ((2, "FSDP2, recomputed"), (1, "one process without recomputation")):
+        with ChoiceProjects(project, gpus) as projects:
+            choice = {one.title: one for one in choices(gpus, 1, projects.given)}[title]
+            assert projects.refusal(projects.open(choice, (1, 1)), choice) is None
+            lines = projects.text(choice, (1, 1), name="leaf").splitlines()
+            assert {"    max_steps: 7", "    schedule_class: ~", "    pipeline_chunks: ~"} <= set(lines)
+    assert AccelTrainingArguments(schedule_class=None)
+    with pytest.raises(ValueError, match="no setting 'schedule_class'"):
+        AccelTrainingArguments(schedule_class="ScheduleGPipe")
+
+
 @pytest.mark.parametrize(
     ("config", "options", "words"),
     [
@@ -93,7 +122,7 @@ def test_a_leaf_switches_the_trainer_of_a_config(bench):
         ("tiny", [], "--find needs a device"),
         (
             "tiny",
-            ["--hardware", "box.json", "--write", "b", "--set", "trainer_args.max_steps=3"],
+            ["--hardware", "box.json", "--write", "b", "--set", "model_config.hidden_size=8"],
             "would not be part of 'b'",
         ),
         (
