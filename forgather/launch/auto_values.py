@@ -253,12 +253,12 @@ def _rows(project: Project, room: Room) -> tuple[str, str]:
             hint="`fgcli plan` shows what takes the memory, and what makes it smaller",
         )
     if isinstance(update, int):
-        return _rows_of_update(update, steps, answer["size"], room.replicas(arguments))
+        return rows_of_update(update, steps, answer["size"], room.replicas(arguments))
     most = f"; no more than {MOST_ROWS} are tried" if answer["size"] == MOST_ROWS else ""
     return str(answer["size"]), f"{format_size(answer['num_bytes'])} of {format_size(limit)}{most}"
 
 
-def _rows_of_update(update: int, steps: object, most: int, replicas: int) -> tuple[str, str]:
+def rows_of_update(update: int, steps: object, most: int, replicas: int) -> tuple[str, str]:
     """Returns the largest number of rows that divides a global batch, so that accumulation makes up the rest.
 
     Args:
@@ -266,6 +266,9 @@ def _rows_of_update(update: int, steps: object, most: int, replicas: int) -> tup
         steps: the number of micro-batches of a step; None if it follows.
         most: the largest number of rows that fits.
         replicas: the number of data-parallel ranks.
+
+    Raises:
+        PlanError: FG948 if no number of rows that fits makes the global batch.
     """
     sizes = [rows for rows in range(1, most + 1) if update % (rows * replicas) == 0]
     if steps is not None:

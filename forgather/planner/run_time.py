@@ -12,7 +12,8 @@ from typing import Any
 
 from forgather.errors import PlanError
 from forgather.planner.efficiency import Range
-from forgather.planner.step_time import StepTime
+from forgather.planner.hardware import Hardware
+from forgather.planner.step_time import StepTime, check_rates
 from forgather.planner.work import RunWork
 
 
@@ -80,22 +81,23 @@ def machines_for(work: RunWork, step: StepTime, *, tokens: float, days: float) -
     return Range(math.ceil(needed.low), math.ceil(needed.high))
 
 
-def check_amounts(*, tokens: float | None, days: float | None, price: float | None, has_device: bool) -> None:
+def check_amounts(*, tokens: float | None, days: float | None, price: float | None, device: Hardware | None) -> None:
     """Raises an error if the amounts of a command contradict one another.
 
     Args:
         tokens: the tokens of the run.
         days: the days until its end.
         price: the price of a GPU hour.
-        has_device: whether a device is named.
+        device: the device that is named; None if none is.
 
     Raises:
-        PlanError: FG991 if an amount is not above 0, or needs another one that is missing.
+        PlanError: FG990 if the facts of the device give no times; FG991 if an amount is not above 0, or needs another
+            one that is missing.
     """
     for name, value in (("--tokens", tokens), ("--days", days), ("--price", price)):
         if value is not None and not 0 < value < math.inf:
             raise PlanError(f"{name} is {value:g}", code="FG991", hint="give a number above 0")
-        if value is not None and not has_device:
+        if value is not None and device is None:
             raise PlanError(f"{name} needs a device", code="FG991", hint="add --hardware, for example --hardware h200")
     if days is not None and tokens is None:
         raise PlanError(
@@ -103,3 +105,5 @@ def check_amounts(*, tokens: float | None, days: float | None, price: float | No
             code="FG991",
             hint="add --tokens, for example --tokens 300e9",
         )
+    if device is not None and (tokens or days or price):
+        check_rates(device)

@@ -92,13 +92,7 @@ def step_time(work: RunWork, hardware: Hardware, efficiency: Efficiency, *, simu
     Raises:
         PlanError: FG990 if the facts of the hardware lack a rate that is needed.
     """
-    if not hardware.gives_times:
-        missing = "peak rate of operations" if hardware.memory_bytes_per_second else "memory bandwidth"
-        raise PlanError(
-            f"the facts of {hardware.title} have no {missing}, so that the time of a step cannot be planned",
-            code="FG990",
-            hint="give a hardware file with dense_tflops and memory_gb_per_second",
-        )
+    check_rates(hardware)
     times = [_rank_time(one, work, hardware, efficiency) for one in work.ranks]
     slowest = max(times, key=lambda one: one.passes.high + one.update.high)
     bubble = Range() if work.schedule is None else _bubble(times, work, simulate, slowest)
@@ -118,6 +112,24 @@ def step_time(work: RunWork, hardware: Hardware, efficiency: Efficiency, *, simu
         tokens_per_second=seconds.under(tokens),
         assumptions=_assumptions(work, hardware, efficiency, dtype),
     )
+
+
+def check_rates(hardware: Hardware) -> None:
+    """Raises an error if the facts of a device lack a rate without which no time can be planned.
+
+    Args:
+        hardware: the device.
+
+    Raises:
+        PlanError: FG990 if a rate is missing.
+    """
+    if not hardware.gives_times:
+        missing = "peak rate of operations" if hardware.memory_bytes_per_second else "memory bandwidth"
+        raise PlanError(
+            f"the facts of {hardware.title} have no {missing}, so that the time of a step cannot be planned",
+            code="FG990",
+            hint="give a hardware file with dense_tflops and memory_gb_per_second",
+        )
 
 
 def _rank_time(one: RankWork, work: RunWork, hardware: Hardware, efficiency: Efficiency) -> _RankTime:

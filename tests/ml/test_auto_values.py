@@ -11,8 +11,8 @@ from torch.distributed import HashStore
 from forgather.cli.auto_start import auto_values_of_all
 from forgather.cli.invocation import Invocation
 from forgather.cli.main import main
-from forgather.errors import ForgatherError
-from forgather.launch.auto_values import Room, auto_settings, find_values, room_of, values_of_checkpoint
+from forgather.errors import ForgatherError, PlanError
+from forgather.launch.auto_values import Room, auto_settings, find_values, room_of, rows_of_update, values_of_checkpoint
 from forgather.launch.planning import rows_within
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed.peer import Peer
@@ -92,20 +92,22 @@ def test_the_largest_batch_is_printed_recorded_and_kept_by_a_resumed_run(bench, 
     project = Project("limited", ".", trust=True, overrides=[(ROWS, "1")])
     answer = rows_within(project, gpus=1, nodes=1, limit=1_500_000, device_type="cuda")
     assert answer["num_bytes"] <= 1_500_000 < answer["next_bytes"]
-    assert rows == answer["size"]
-
-    # Of 23 rows that fit, 20 make an update of 40, in two micro-batches.
-    assert 23 == rows
-    (found,) = find_values(with_update(40, "null"), ROOM)
-    assert ("20", "23 would fit; 2 micro-batches make global_batch_size 40") == (found.text, found.reason)
-    with pytest.raises(ForgatherError) as caught:
-        find_values(with_update(40, "1"), ROOM)
-    assert "FG948" == caught.value.code
+    assert 23 == rows == answer["size"]
 
     # With another memory, a run would get another number; a resumed one keeps its own.
     assert 0 == main(["-t", "limited", "train", "--resume", "--memory", "3MB", "--set", "trainer_args.max_steps=3"])
     assert "(as in checkpoint-2)" in capsys.readouterr().err
     assert [rows, rows] == recorded(bench)
+
+
+def test_the_rows_divide_the_global_batch(bench):
+    # Of 23 rows that fit, 20 make an update of 40, in two micro-batches.
+    (found,) = find_values(with_update(40, "null"), ROOM)
+    assert ("20", "23 would fit; 2 micro-batches make global_batch_size 40") == (found.text, found.reason)
+    # No number of rows makes it in one.
+    with pytest.raises(PlanError, match="no number up to 23, which fits") as caught:
+        rows_of_update(40, 1, 23, 1)
+    assert "FG948" == caught.value.code
 
 
 def test_meta_names_devices_and_an_option_replaces_them(bench):

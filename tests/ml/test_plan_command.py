@@ -98,6 +98,7 @@ def test_a_deadline_of_a_config_of_one_process_says_why_no_more_were_planned(ben
 
 
 def test_a_time_that_was_asked_for_needs_rates(bench, capsys):
+    (bench / "rows.jsonl").unlink()  # the error comes before anything is built
     assert 1 == main(["-t", "tiny", "plan", "--hardware", "box.json", "--tokens", "1e6"])
     assert "error[FG990]" in capsys.readouterr().err
 
@@ -107,11 +108,6 @@ def test_a_plan_finds_the_largest_batch_below_a_limit(bench, capsys):
     found = json.loads(capsys.readouterr().out)["largest_batch"]
     assert found["is_exact"]
     assert found["num_bytes"] <= 8 * 2**20 < found["next_bytes"]
-
-
-def test_a_limit_below_one_row_says_what_is_missing(bench, capsys):
-    assert 0 == main(["-t", "tiny", "plan", "--memory", "1KB"])
-    assert "no batch fits into 1000 B: one row needs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["24", "-1GB", "0GB", "nanGB", "infGB", "24 apples"])

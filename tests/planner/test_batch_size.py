@@ -1,9 +1,11 @@
 """The arithmetic of the largest batch, on functions of the number of rows."""
 
 import random
+from dataclasses import asdict
 
 import pytest
 
+from forgather.cli.plan_output import row_lines
 from forgather.planner.batch_size import MOST_TRACES, largest_size
 
 
@@ -67,6 +69,12 @@ def test_limits_next_to_the_first_traces(limit, size, traced):
     found = search(lambda rows: 10 * rows, limit, most=3)
 
     assert (found.size, found.num_bytes, found.traced) == (size, 10 * max(size, 1), traced)
+
+
+def test_a_limit_below_one_row_says_what_is_missing():
+    found = search(lambda rows: 4000 * rows, 1000)
+    (line,) = filter(None, row_lines({**asdict(found), "limit": 1000}))
+    assert "no batch fits into 1000 B: one row needs 3.9 KiB, 2.9 KiB too much" == line
 
 
 def test_the_largest_allowed_size_is_an_answer():

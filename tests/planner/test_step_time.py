@@ -208,7 +208,7 @@ def test_contradictions_of_amounts_are_refused(options, words, capsys, tmp_path,
 
 
 def test_amounts_that_fit_are_taken():
-    check_amounts(tokens=1e9, days=2.0, price=None, has_device=True)
+    check_amounts(tokens=1e9, days=2.0, price=None, device=DEVICE)
 
 
 def test_a_device_without_rates_has_no_time():

@@ -91,8 +91,8 @@ def run(invocation: Invocation) -> int:
     if options.calibrate:
         return calibrate(invocation)
     amounts = {"tokens": options.tokens, "days": options.days, "price": options.price}
-    check_amounts(**amounts, has_device=options.hardware is not None)
     named = None if options.hardware is None else device_of(options.hardware, gpus=1)
+    check_amounts(**amounts, device=None if named is None else named.hardware)
     project = invocation.open_project()
     plan_run(project)
     print_findings(project.diagnostics, project.meta.project_dir)

@@ -71,15 +71,24 @@ def pipeline(name, schedule, **args):
 SHARDED = {"fsdp": "full_shard"}
 QUICK = [
     Cell("single"),
+    Cell(
+        "LoRA, recomputed, bf16, accumulated",
+        args={"gradient_checkpointing": True, "bf16": True, "gradient_accumulation_steps": 3},
+        layers=1,
+        adapter=True,
+        above=0.05,
+    ),
+    Cell("DDP of 2 blocks", 2, "AccelTrainer", layers=2, above=0.1, below=0.03),
+    Cell("FSDP2 of 2 blocks", 2, "AccelTrainer", SHARDED, layers=2, above=0.05),
+]
+ALL_AT_ONCE = {"device_type": "cuda", "layers": 6}
+ONE_ROW = {"optim": "adamw_torch", "per_device_train_batch_size": 1}
+FULL = [
     Cell("single, recomputed, bf16", args={"gradient_checkpointing": True, "bf16": True}),
     Cell("LoRA, accumulated", args={"gradient_accumulation_steps": 3}, adapter=True, above=0.05),
     Cell("DDP", 2, "AccelTrainer", above=0.1, below=0.03),
     Cell("FSDP2", 2, "AccelTrainer", SHARDED, above=0.05),
     pipeline("1F1B", "Schedule1F1B", layers=4, pipeline_chunks=2),
-]
-ALL_AT_ONCE = {"device_type": "cuda", "layers": 6}
-ONE_ROW = {"optim": "adamw_torch", "per_device_train_batch_size": 1}
-FULL = [
     Cell("DDP, all weights at once", 2, "AccelTrainer", ONE_ROW, **ALL_AT_ONCE, above=0.1, below=0.03),
     Cell("FSDP2, all weights at once", 2, "AccelTrainer", {**SHARDED, **ONE_ROW}, **ALL_AT_ONCE, above=0.05),
     Cell("single, accumulated", args={"gradient_accumulation_steps": 3}),

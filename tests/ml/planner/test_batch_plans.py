@@ -13,7 +13,7 @@ from forgather.planner.hardware import hardware
 from forgather.planner.step_time import step_time
 from tests.ml.planner.cells import Cell, make_trainer
 
-QUICK = [(Cell("single, recomputed", args={"gradient_checkpointing": True}), [(1, 4), (4, 1)])]
+QUICK = [(Cell("single, recomputed", args={"gradient_checkpointing": True}, layers=2), [(1, 4), (4, 1)])]
 FULL = [
     (Cell("single, deep", layers=7), [(3, 2), (6, 1)]),
     (Cell("DDP", 2, "AccelTrainer", layers=7), [(1, 12), (3, 4), (6, 2), (12, 1)]),

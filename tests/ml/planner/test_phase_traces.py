@@ -22,7 +22,6 @@ LAYOUTS = {
     "FSDP2": (2, {"fsdp": "full_shard"}),
     "FSDP2 on 4, bf16": (4, {"fsdp": "full_shard", "bf16": True}),
 }
-PROMPTS = [40, *[24] * 30, 8]
 NEW_TOKENS, ROWS = 48, 8
 
 
@@ -49,7 +48,8 @@ def make_trainer(layout, output_dir, hook=None, eval_rows=None):
         model_init=functools.partial(tiny_llama, **sizes),
         args=arguments(output_dir, **args, **given),
         train_dataset=[row(8)] * 8,
-        eval_dataset=[row(length) for length in eval_rows or PROMPTS],
+        # One batch of prompts on each rank.
+        eval_dataset=[row(length) for length in eval_rows or [40, *[24] * (ROWS * world_size - 2), 8]],
         data_collator=CausalLMCollator(tokenizer),
         processing_class=tokenizer,
     )

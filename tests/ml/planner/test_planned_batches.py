@@ -33,7 +33,7 @@ def trainer(tmp_path, rows, hook=None, model=None, **given):
     backend = Tokenizer(WordLevel({"[PAD]": 0}, unk_token="[PAD]"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]")
     return ml.Trainer(
-        model_init=model or functools.partial(tiny_llama, num_hidden_layers=2, vocab_size=512),
+        model_init=model or functools.partial(tiny_llama, num_hidden_layers=1, vocab_size=512),
         args=ml.TrainingArguments(tmp_path, **args),
         train_dataset=rows,
         data_collator=DataCollatorForSeq2Seq(tokenizer),

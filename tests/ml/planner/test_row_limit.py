@@ -15,7 +15,7 @@ from forgather.ml.types import Window
 from tests.ml.planner.cells import Cell, make_trainer, pipeline
 
 MOST = 200
-QUICK = {"part1": [(Cell("single", layers=2), 1)]}
+QUICK = {"part1": [(Cell("single", layers=1), 1)]}
 ACCUMULATED = {"fsdp": "full_shard", "gradient_accumulation_steps": 3}
 FULL = {
     "part1": [
@@ -67,7 +67,7 @@ def test_the_answer_fits_and_one_more_row_does_not(cell, limits, tmp_path, recor
 
 
 def test_the_stages_of_a_pipeline_are_made_for_one_number_of_rows(tmp_path):
-    cell = pipeline("1F1B", "Schedule1F1B")
+    cell = pipeline("1F1B", "Schedule1F1B", layers=2)
     with pytest.raises(PlanError, match="pipeline") as caught:
         largest_rows(
             functools.partial(make_trainer, cell, tmp_path), world_size=2, local_world_size=2, limit=1, most=MOST

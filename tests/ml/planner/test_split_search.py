@@ -10,7 +10,8 @@ from forgather.ml.planner.split_search import search_split
 from forgather.ml.planner.stage_costs import memory_of, micro_batches_in_flight, rank_bytes
 from forgather.ml.strategy.pipeline.schedules import Placement
 from forgather.planner.hardware import hardware
-from tests.ml.planner.cells import make_trainer, pipeline
+from tests.ml.planner.cells import make_trainer, measured, pipeline
+from tests.ml.planner.test_rank_trace import planned
 
 SIZES = {"world_size": 2, "local_world_size": 2}
 
@@ -20,24 +21,30 @@ def cuts_of(spec):
     return tuple(int(name.rpartition(".")[2]) + 1 for name in spec)
 
 
+def cell_with(spec):
+    """Returns a 1F1B pipeline of two ranks with three blocks."""
+    return pipeline("1F1B", "Schedule1F1B", split_spec=spec or "auto", pipeline_chunks=2, layers=3)
+
+
+SPECS = {place: {f"model.layers.{place - 1}": "end"} for place in (1, 2)}
+
+
 @pytest.fixture(scope="module")
 def make_with(tmp_path_factory):
-    """Makes a 1F1B pipeline of two ranks with three blocks."""
     folder = tmp_path_factory.mktemp("split")
-
-    def make(spec):
-        cell = pipeline("1F1B", "Schedule1F1B", split_spec=spec or "auto", pipeline_chunks=2)
-        cell = dataclasses.replace(cell, layers=3)
-        return functools.partial(make_trainer, cell, folder)
-
-    return make
+    return lambda spec: functools.partial(make_trainer, cell_with(spec), folder)
 
 
 @pytest.fixture(scope="module")
 def traced(make_with):
     """Traces both ranks under both cuts."""
-    specs = {place: {f"model.layers.{place - 1}": "end"} for place in (1, 2)}
-    return {place: traces_of_run(make_with(spec), **SIZES)[0] for place, spec in specs.items()}
+    return {place: traces_of_run(make_with(spec), **SIZES)[0] for place, spec in SPECS.items()}
+
+
+def test_the_traced_peaks_of_stages_are_the_measured_ones(traced, tmp_path):
+    cell = cell_with(SPECS[2])
+    for real, trace in zip(measured(cell, tmp_path), traced[2], strict=True):
+        assert -cell.below <= planned(trace) / real - 1 <= cell.above
 
 
 def test_memory_under_other_cuts_follows_from_one_trace(traced):

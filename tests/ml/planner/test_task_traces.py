@@ -1,5 +1,6 @@
 """Traces of tasks, losses, adapters, quantized weights and optimizers need the memory that real runs need."""
 
+import functools
 import importlib.util
 import json
 
@@ -24,11 +25,17 @@ def parameter(cell):
     return pytest.param(cell, marks=marks)
 
 
+@pytest.fixture(scope="module")
+def traces_of(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("traces")
+    return functools.cache(lambda cell: traced(cell, folder))
+
+
 # torch looks at gradients of real tensors that meet fake ones.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("cell", list(map(parameter, (*QUICK, *FULL))), ids=str)
-def test_the_traced_peak_is_the_measured_one(cell, tmp_path, record_property):
-    pairs = list(zip(measured(cell, tmp_path), map(planned, traced(cell, tmp_path)), strict=True))
+def test_the_traced_peak_is_the_measured_one(cell, traces_of, tmp_path, record_property):
+    pairs = list(zip(measured(cell, tmp_path), map(planned, traces_of(cell)), strict=True))
 
     record_property("peaks", json.dumps(pairs))
     for real, plan in pairs:
@@ -89,8 +96,8 @@ def test_constructors_may_read_rows_of_numbers_and_initial_weights():
     assert isinstance(model.weight, FakeTensor)
 
 
-def test_the_weights_of_a_teacher_have_a_row_of_their_own(tmp_path):
-    (trace,) = traced(QUICK[0], tmp_path)
+def test_the_weights_of_a_teacher_have_a_row_of_their_own(traces_of):
+    (trace,) = traces_of(QUICK[0])
     _, peak = trace.peak
 
     assert peak.categories["parameters"] == peak.categories[OTHER_MODELS]

@@ -23,7 +23,7 @@ class Reading(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.inner = cell_models.model("llama", 4)
+        self.inner = cell_models.model("llama", 2)
 
     def forward(self, input_ids, labels):
         output = self.inner(input_ids=input_ids, labels=labels)
