@@ -228,13 +228,14 @@ generation:
 dry run:
     dry_run
 planner:
-    planner planner.allocations planner.devices_here planner.operations planner.packed_weights planner.pipeline_step planner.processors_here planner.real_integers planner.stage_metadata
+    planner planner.allocations planner.devices_here planner.library_kernels planner.operations planner.packed_weights planner.pipeline_step planner.processors_here planner.real_integers planner.stage_metadata
     planner.calibration
     planner.extrapolation planner.places planner.value_readings planner.window_shape
     planner.model_builders
     planner.engine_tensors planner.stage_parts planner.stored_state
     planner.trace_facts planner.planned_batches
     planner.generation_trace planner.untraceable
+    planner.rank_recorder
     planner.rank_trace
     planner.deep_trace
     planner.row_line

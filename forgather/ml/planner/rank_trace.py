@@ -22,15 +22,17 @@ from torch.utils._pytree import tree_iter
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.activation_checkpointing import repeated_blocks
 from forgather.ml.distributed.env import fake_world
-from forgather.ml.planner.allocations import Allocation, AllocationRecorder, Peak, Region, peaks
+from forgather.ml.planner.allocations import Allocation, Peak, Region, peaks
 from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, is_engine_bucket, separate_engine
 from forgather.ml.planner.extrapolation import block_list, shorten
 from forgather.ml.planner.generation_trace import GENERATION, generate
+from forgather.ml.planner.library_kernels import kernel_notes
 from forgather.ml.planner.model_builders import building, loading_fakes, without_memory_for_models
 from forgather.ml.planner.operations import WorkCounter
 from forgather.ml.planner.packed_weights import other_models, parts_of
 from forgather.ml.planner.places import BEFORE, Places, noting_width
 from forgather.ml.planner.planned_batches import PlannedBatches, planned_batches
+from forgather.ml.planner.rank_recorder import COMMUNICATION, TEMPORARIES, RankRecorder, use_of_message
 from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.planner.stage_metadata import Relay, relayed
 from forgather.ml.planner.trace_facts import TraceFacts, facts_of, mean_accumulation
@@ -47,15 +49,10 @@ from forgather.ml.types import Window
 from forgather.planner.work import Message, Operation
 
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
-ACTIVATIONS, LOGITS, TEMPORARIES, BATCH = "activations", "logits", "temporaries", "batch"
+ACTIVATIONS, LOGITS, BATCH = "activations", "logits", "batch"
 OTHER_MODELS = "other models"
-GATHERED, COMMUNICATION, BUCKETS = "gathered weights", "communication", "buckets"
+BUCKETS = "buckets"
 CACHE = "cache of keys and values"
-_GATHERS = ("fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy", "c10d._allgather_base_")
-_SENDS = ("fsdp.chunk_cat", "c10d._reduce_scatter_base_", "c10d.allreduce_", "_c10d_functional.all_reduce")
-
-_GLOO_COPIES = ("c10d._allgather_base_", "c10d._reduce_scatter_base_")
-"""What gloo copies whole while it sends: the result of the first, the input of the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,10 +218,8 @@ def _traces(
     def categorize(allocation: Allocation) -> str | None:
         if allocation.category is not None:
             return allocation.category
-        if allocation.operation in _GATHERS:
-            return GATHERED
-        if allocation.operation in _SENDS:
-            return COMMUNICATION
+        if (use := use_of_message(allocation.operation)) is not None:
+            return use
         if is_engine_bucket(strategy, allocation):
             return BUCKETS
         is_output = allocation.region.block == len(blocks) and allocation.shape[-1:] == tuple(widths)
@@ -288,7 +283,7 @@ def _traced(
     local: nn.Module = getattr(strategy, "local", strategy.model)
     is_pipeline = strategy.layout.pipeline_parallel_size > 1
     work = WorkCounter(places.work_phase, (lambda: places.region().block) if is_pipeline else None)
-    recorder = _Recorder(places.region, categorize, work, _GLOO_COPIES if device_type == "cpu" else ())
+    recorder = RankRecorder(places.region, categorize, work, device_type)
     if is_pipeline:
         # Stages keep a buffer for each micro-batch that they receive, and for each gradient of it.
         recorder.hold(living_tensors(fake), COMMUNICATION)
@@ -314,42 +309,18 @@ def _traced(
         work.repeats = 0
         for prompts in planned.prompts:
             generate(strategy, prompts, places, lambda cache: recorder.set_category(cache, CACHE))
+    notes = (*planned.notes, *kernel_notes(local, strategy.optimizer, device_type))
     found = peaks(recorder.allocations, lambda allocation: allocation.category or TEMPORARIES)
     return RankTrace(
         num_blocks=len(places.blocks),
         peaks=found,
         allocations=tuple(recorder.allocations),
-        facts=facts_of(trainer, window, local, planned.notes),
+        facts=facts_of(trainer, window, local, notes),
         operations=dict(work.operations),
         messages=dict(work.messages),
         block_operations=dict(work.block_operations),
         repeated={key: count for key, count in work.repeated.items() if count},
     )
-
-
-class _Recorder(AllocationRecorder):  # type: ignore[no-untyped-call]
-    """A recorder that also counts work, and notes which storages communication reads and writes."""
-
-    def __init__(self, locate: Any, categorize: Any, work: WorkCounter, copied: Sequence[str]) -> None:
-        super().__init__(locate, categorize)
-        self._work = work
-        self._copied = copied
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(getattr(func, "overloadpacket", func))
-        category = GATHERED if name in _GATHERS else COMMUNICATION if name in _SENDS else None
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if result is NotImplemented or not self.counts:
-            return result
-        self._work.count(func, args, kwargs or {}, result)
-        if name in self._copied:
-            whole = max((item for item in tree_iter(args) if isinstance(item, Tensor)), key=Tensor.numel)
-            copy = super().__torch_dispatch__(torch.ops.aten.clone.default, types, (whole,))
-            self.set_new_category([copy], COMMUNICATION)
-            del copy
-        if category is not None:
-            self.set_new_category(tree_iter((args, kwargs or {}, result)), category)
-        return result
 
 
 def _step(

@@ -14,7 +14,8 @@ from typing import Any
 from forgather.ml.planner.allocations import Allocation, Peak, Region, peaks
 from forgather.ml.planner.deep_trace import DepthTraces
 from forgather.ml.planner.extrapolation import extrapolated
-from forgather.ml.planner.rank_trace import TEMPORARIES, RankTrace
+from forgather.ml.planner.rank_recorder import TEMPORARIES
+from forgather.ml.planner.rank_trace import RankTrace
 from forgather.planner.work import Message, Operation, work_on_line
 
 

@@ -86,6 +86,15 @@ def quantized(kind, compute=torch.float32, **options):
     return stored(quantization_config=config, dtype=compute, **options)
 
 
+def in_memory(make):
+    """Returns a model that has no weights in the pages of a file."""
+    model = make()
+    for weight in model.parameters():
+        if weight.is_floating_point():
+            weight.data = weight.data.clone()
+    return model
+
+
 def trainer(kind="single", args=None, model=None, rows=None, adapter=None, **given):
     """Returns a function that makes a trainer."""
 
@@ -150,7 +159,7 @@ class ChunkedLoss(nn.Module):
 
 
 def stepped(name, needs=None, **given):
-    """Returns a cell whose peak is in the optimizer's step: with 8 tokens, nothing else is as large."""
+    """Returns a cell of 8 tokens: its peak is in the optimizer's step, or in what a kernel allocates inside."""
 
     def short():
         rows = cell_models.rows("llama", 64)
@@ -169,6 +178,8 @@ def half(name, model, **given):
 NF4 = functools.partial(quantized, torch.uint8)
 INT8 = functools.partial(quantized, "int8")
 NF4_BF16 = functools.partial(quantized, torch.bfloat16, torch.bfloat16)
+UPCAST = functools.partial(NF4_BF16, upcast_unquantized=True)
+OF_BITSANDBYTES = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion_8bit", "lion_32bit", "rmsprop_bnb_8bit")
 TOKEN_ROWS = {"trainable_token_indices": [3, 5]}
 TEACHER = functools.partial(lambda: DistillationLoss(teacher=base()))
 REFERENCE = functools.partial(lambda: DPOLoss(reference=base()))
@@ -202,7 +213,7 @@ FULL = [
     half("QLoRA, bf16", NF4_BF16, adapter={}),
     half(
         "QLoRA, bf16, recomputed, upcast",
-        functools.partial(NF4_BF16, upcast_unquantized=True),
+        UPCAST,
         args={"gradient_checkpointing": True},
         adapter={},
     ),
@@ -224,17 +235,10 @@ FULL = [
         0.05,
         needs="torchao",
     ),
-    *(
-        TaskCell(name, trainer(args={"optim": name}), needs="bitsandbytes")
-        for name in (
-            "adamw_8bit",
-            "paged_adamw_8bit",
-            "paged_adamw_32bit",
-            "lion_8bit",
-            "lion_32bit",
-            "rmsprop_bnb_8bit",
-        )
-    ),
+    *(TaskCell(name, trainer(args={"optim": name}), needs="bitsandbytes") for name in OF_BITSANDBYTES),
+    # What kernels of bitsandbytes allocate inside of themselves is the peak: dequantized state, dequantized weights.
+    *(stepped(name, args={"optim": name}, needs="bitsandbytes") for name in OF_BITSANDBYTES),
+    stepped("QLoRA", model=functools.partial(in_memory, NF4), adapter={}, needs="bitsandbytes"),
 ]
 
 
