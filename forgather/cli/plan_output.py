@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forgather.planner.memory_plan import format_size
+from forgather.planner.ways_out import way_lines
 
 _BAR = 24
 _DEVICES = {"cpu": "CPUs (--hardware names a GPU)", "cuda": "GPUs"}
@@ -67,7 +68,17 @@ def fit_lines(fit: Mapping[str, Any] | None, world_size: int) -> list[str]:
     lines = ["", f"on {device['title']}: {format_size(device['memory_bytes'])} a device{held}"]
     for rank in fit["ranks"]:
         lines += _rank_fit_lines(rank, world_size)
-    return lines
+    return lines + _way_lines(fit.get("ways_out"))
+
+
+def _way_lines(ways: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    if ways is None:
+        return []
+    lines = way_lines(ways)
+    if not lines:
+        return ["  no change of the config that was planned makes the run smaller"]
+    nothing = "" if any(way["verdict"] == "fits" for way in ways) else ", none of which surely fits"
+    return [f"  the nearest ways out, each planned{nothing}:", *(f"    {line}" for line in lines)]
 
 
 def row_lines(found: Mapping[str, Any] | None) -> list[str]:
@@ -100,8 +111,7 @@ def _rank_fit_lines(rank: Mapping[str, Any], world_size: int) -> list[str]:
     lines = [f"  {_who(rank['ranks'], world_size)}: {rank['verdict']}. It needs {need}; {margin}"]
     lines += [f"    {_fit_bar(rank)}", *(f"  {line}" for line in _bounded_lines(rank["overheads"]))]
     if rank["verdict"] != "fits":
-        lines.append(f"    the largest row is {rank['largest']}; ways to a smaller run:")
-        lines += [f"      {way}" for way in rank["ways_out"]]
+        lines.append(f"    the largest row is {rank['largest']}, {format_size(rank['largest_bytes'])}")
     return lines
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from forgather.cli.invocation import Invocation
 from forgather.cli.output import print_note
 from forgather.launch.auto_values import AutoValue
-from forgather.launch.plan_check import PATIENCE_SECONDS, PlanCheck, begin_plan_check
-from forgather.launch.planning import device_of
+from forgather.launch.plan_check import PATIENCE_SECONDS, WAYS_SECONDS, PlanCheck, begin_plan_check, note_largest_row
+from forgather.launch.planning import Device, device_of
 from forgather.planner.hardware import hardware_names
 
 Configure = Callable[[argparse.ArgumentParser], None]
@@ -41,18 +41,66 @@ def plan_checks(
     options = invocation.options
     if options.no_plan or not callable(getattr(main, "train", None)):
         return []
-    if options.hardware is None and getattr(getattr(main, "args", None), "use_cpu", False):
-        return []
-    world, local = (member.facts.world_size, member.facts.local_world_size) if member is not None else (1, 1)
-    device = device_of(options.hardware, gpus=local)
+    device = _device(main, invocation, member)
     if device is None:
         return []
-    known = options.hardware or (device.hardware.name if device.hardware.name in hardware_names() else None)
-    sizes = {"gpus": local, "nodes": world // local}
-    words = plan_words(invocation.arguments, configure, **sizes, device_type=device.type, hardware=known)
+    words = [*_words(invocation, configure, member, device, found), "--json"]
     check = begin_plan_check(words, device, run_dir, print_note)
     check.wait(PATIENCE_SECONDS if options.hardware is None else None)
     return [check]
+
+
+def note_ways_out(
+    error: BaseException,
+    main: object,
+    run_dir: str,
+    invocation: Invocation,
+    configure: Configure,
+    member: Any = None,
+    *,
+    found: Sequence[AutoValue] = (),
+    checks: Sequence[PlanCheck],
+) -> None:
+    """Adds a note to an out-of-memory error, see `note_largest_row`.
+
+    Args:
+        error: the error.
+        main: the object that was run; None if its construction failed.
+        run_dir: the run folder.
+        invocation: the command line of the run.
+        configure: the function that declares the options of its command.
+        member: the current process as a `Peer` of several processes, or None if there is only one process.
+        found: the numbers that were found for values `auto`.
+        checks: the plan that this process has begun, if it has.
+    """
+    for check in checks:
+        check.wait_for_ways(WAYS_SECONDS)
+    device = _device(main, invocation, member)
+    is_elsewhere = member is not None and not member.is_main and not invocation.options.no_plan and device is not None
+    command = _words(invocation, configure, member, device, found)
+    note_largest_row(error, run_dir, command=command, patience=WAYS_SECONDS if is_elsewhere else 0.0)
+
+
+def _device(main: object, invocation: Invocation, member: Any) -> Device | None:
+    """Returns the device that the run is compared with; None if it is unknown."""
+    named = invocation.options.hardware
+    if named is None and getattr(getattr(main, "args", None), "use_cpu", False):
+        return None
+    return device_of(named, gpus=member.facts.local_world_size if member is not None else 1)
+
+
+def _words(
+    invocation: Invocation, configure: Configure, member: Any, device: Device | None, found: Sequence[AutoValue]
+) -> list[str]:
+    """Returns the words of the command that plans the run on its device."""
+    world, local = (member.facts.world_size, member.facts.local_world_size) if member is not None else (1, 1)
+    hardware = invocation.options.hardware
+    if hardware is None and device is not None and device.hardware.name in hardware_names():
+        hardware = device.hardware.name
+    kind = "cpu" if device is None else device.type
+    sizes = {"gpus": local, "nodes": world // local}
+    words = plan_words(invocation.arguments, configure, **sizes, device_type=kind, hardware=hardware)
+    return [*words, *(word for value in found for word in ("--set", f"{value.path}={value.text}"))]
 
 
 def plan_words(
@@ -78,7 +126,7 @@ def plan_words(
         >>> from forgather.cli.commands.train import configure
         >>> words = ["-t", "a.yaml", "train", "--resume", "auto", "--lr", "3"]
         >>> plan_words(words, configure, gpus=2, nodes=1, device_type="cuda")
-        ['-t', 'a.yaml', 'plan', '--lr', '3', '--json', '--gpus', '2', '--nodes', '1', '--device-type', 'cuda']
+        ['-t', 'a.yaml', 'plan', '--lr', '3', '--gpus', '2', '--nodes', '1', '--device-type', 'cuda']
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-p", "--project")
@@ -91,4 +139,4 @@ def plan_words(
     changes = [word for path, text in known.overrides or () for word in ("--set", f"{path}={text}")]
     sizes = ["--gpus", str(gpus), "--nodes", str(nodes), "--device-type", device_type]
     named = ["--hardware", hardware] if hardware else []
-    return [*words, "plan", *declared, *changes, "--json", *sizes, *named]
+    return [*words, "plan", *declared, *changes, *sizes, *named]

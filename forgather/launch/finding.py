@@ -15,7 +15,7 @@ from typing import Any
 from forgather.errors import ForgatherError
 from forgather.launch.choice_project import ChoiceProjects
 from forgather.launch.in_process import MAIN
-from forgather.launch.planning import Device, traced_plan
+from forgather.launch.planning import Device, error_line, traced_plan
 from forgather.launch.time_planning import step_of
 from forgather.planner.choices import Choice, batches, choices
 from forgather.planner.efficiency import Range
@@ -140,7 +140,7 @@ class _Planner:
         try:
             plans = self._plans(opened, sizes)
         except Exception as error:  # noqa: BLE001 - code of the user's model under a strategy that it may not support
-            return [replace(cell, reason=_one_line(error)) for cell in empty]
+            return [replace(cell, reason=error_line(error)) for cell in empty]
         return [self._filled(cell, *plan) for cell, plan in zip(empty, plans, strict=True)]
 
     def _plans(self, opened: Project, sizes: tuple[tuple[int, int], ...]) -> list[tuple[dict[str, Any], RunWork]]:
@@ -209,7 +209,7 @@ class _Planner:
                 ranking[place] = self._filled(cell, plan, work, verified=True)
             except ForgatherError as error:
                 # Such as data with fewer rows than the micro-batches of all replicas.
-                ranking[place] = replace(cell, reason=_one_line(error))
+                ranking[place] = replace(cell, reason=error_line(error))
             usable = ranked(ranking, self._search.by)
             ranking = [*usable, *(one for one in ranking if not one.is_usable)]
         return ranking
@@ -222,8 +222,3 @@ def _unverified(ranking: list[Cell]) -> Iterator[Cell]:
 def _price(price: float | None, tokens: Range | None, processes: int) -> Range | None:
     """Returns the price of a billion tokens."""
     return None if price is None or tokens is None else tokens.under(1e9 * price * processes / 3600)
-
-
-def _one_line(error: Exception) -> str:
-    code = f"[{error.code}] " if isinstance(error, ForgatherError) else f"{type(error).__name__}: "
-    return code + (str(error).strip().splitlines() or [""])[0]

@@ -1,8 +1,9 @@
 """The comparison of a run with its device: a second process plans the memory of the run while the run starts.
 
 `begin_plan_check` takes the words of an `fgcli plan` command and the device of the run; gives a `PlanCheck`, which says
-in one line whether each process fits, and writes the plan into the run folder as `plan.json`. The report of the run and
-`note_largest_row` read this file. The planning process sees no GPU, and a run waits for it only for a few seconds.
+in one line whether each process fits, and writes the plan into the run folder as `plan.json`. If a process does not
+fit, ways out are planned next. The report of the run and `note_largest_row` read this file. The planning process sees
+no GPU, and a run waits for it only for a few seconds.
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from forgather.launch.planning import Device, fit_on
 from forgather.planner.memory_plan import PLAN_FILE, format_size
+from forgather.planner.ways_out import way_lines
 
 PATIENCE_SECONDS = 3.0
 """How long a run waits for its plan before it starts. The plan is printed later if it takes longer."""
+WAYS_SECONDS = 60.0
+"""How long a run that had too little memory plans ways out before it ends."""
 _LAUNCHER_VARIABLES = re.compile(
     "RANK$|LOCAL_|WORLD_SIZE$|GROUP_|ROLE_|MASTER_|TORCHELASTIC_|SLURM_|OMPI_|PMI_|ACCELERATE_|FORGATHER_CHECKED$"
 )
@@ -31,7 +37,7 @@ class PlanCheck:
     """A plan that another process computes.
 
     Args:
-        command: the words of the command, which prints the plan as JSON.
+        command: the words of the command, which prints the plan as JSON; words that ask for ways out are added.
         device: the device of each process.
         run_dir: the run folder.
         say: a function that prints one line.
@@ -41,45 +47,87 @@ class PlanCheck:
         self._device = device
         self._file = os.path.join(run_dir, PLAN_FILE)
         self._say = say
-        self._process = subprocess.Popen(
-            command,
-            env=_environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        )
+        self._command = [*command]
+        self._is_said = threading.Event()
+        # Held while a process is started, so that none is started after the end.
+        self._starting = threading.Lock()
+        self._has_ended = False
+        self._process = _start([*command, "--no-ways-out"])
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float | None) -> bool:
-        """Waits for the plan, at most for a number of seconds (None: without a limit); returns whether it is there."""
+        """Waits for the line, at most for a number of seconds (None: without a limit); returns whether it is said."""
+        return self._is_said.wait(seconds)
+
+    def wait_for_ways(self, seconds: float) -> None:
+        """Waits until ways out are planned if the run does not fit, at most for a number of seconds."""
         self._thread.join(seconds)
-        return not self._thread.is_alive()
 
     def end(self) -> None:
         """Ends the planning process; a plan that is not there yet is dropped without a word."""
         self._say = lambda line: None
-        if self._process.poll() is None:
-            self._process.kill()
+        with self._starting:
+            self._has_ended = True
+            if self._process.poll() is None:
+                self._process.kill()
         self._thread.join()
 
     def _follow(self) -> None:
+        plan, why = self._answer()
+        if plan:
+            plan |= {"fit": fit_on(plan, self._device), "command": self._command}
+            self._write(plan)
+        self._say(fit_line(plan["fit"]) if plan else f"plan: skipped ({why})")
+        self._is_said.set()
+        if plan and any(rank["verdict"] != "fits" for rank in plan["fit"]["ranks"]):
+            self._plan_ways(plan)
+
+    def _plan_ways(self, plan: dict[str, Any]) -> None:
+        free = (self._device.hardware.memory_bytes or 0) - self._device.held_bytes
+        with self._starting:
+            if self._has_ended:
+                return
+            self._process = _start([*self._command, *_free_words(free)])
+        changed, _ = self._answer()
+        ways = changed.get("fit", {}).get("ways_out", [])
+        if lines := way_lines(ways):
+            plan["fit"]["ways_out"] = ways
+            self._write(plan)
+            self._say(f"plan: the nearest way out is {lines[0]}:{lines[1]}")
+
+    def _answer(self) -> tuple[dict[str, Any], str]:
+        """Returns the plan that the process prints, and why there is none if it fails."""
         written, errors = self._process.communicate()
         if self._process.returncode:
             lines = [line for line in errors.splitlines() if line.strip()]
             why = next((line for line in lines if line.startswith("error")), lines[-1] if lines else "it was ended")
-            self._say(f"plan: skipped ({why.strip()})")
-            return
-        plan = json.loads(written)
-        plan["fit"] = fit_on(plan, self._device)
+            return {}, why.strip()
+        return json.loads(written), ""
+
+    def _write(self, plan: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):
             draft = f"{self._file}.draft"
             with open(draft, "w", encoding="utf-8") as stream:
                 json.dump(plan, stream, indent=1)
             os.replace(draft, self._file)
-        self._say(fit_line(plan["fit"]))
+
+
+def _start(command: Sequence[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        env=_environment(os.environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+
+
+def _free_words(free: int) -> list[str]:
+    # A float has each number of bytes that a device may have exactly.
+    return ["--free", f"{free / 1024!r}KiB"]
 
 
 def begin_plan_check(words: Sequence[str], device: Device, run_dir: str, say: Callable[[str], None]) -> PlanCheck:
@@ -102,32 +150,71 @@ def fit_line(fit: Mapping[str, Any]) -> str:
     rank = max(fit["ranks"], key=lambda rank: rank["most"])
     least, most, free = (format_size(rank[name]) for name in ("least", "most", "available"))
     needs = most if least == most else f"{least} to {most}"
-    ways = f"; to make it smaller: {rank['ways_out'][0]}" if rank["verdict"] != "fits" and rank["ways_out"] else ""
-    return f"plan: {rank['verdict']}, {needs} of the {free} that are free on {device}{ways}"
+    return f"plan: {rank['verdict']}, {needs} of the {free} that are free on {device}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether a device had too little memory: `torch.OutOfMemoryError`, without importing torch."""
-    kind = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
-    return kind is not None and isinstance(error, kind)
+    """Returns whether a device or the host had too little memory, without importing torch."""
+    kind = getattr(sys.modules.get("torch"), "OutOfMemoryError", MemoryError)
+    words = ("CUDA error: out of memory", "HIP error: out of memory", "DefaultCPUAllocator: can't allocate memory")
+    return isinstance(error, (kind, MemoryError)) or any(word in str(error) for word in words)
 
 
-def note_largest_row(error: BaseException, run_dir: str) -> None:
-    """Adds a note to an out-of-memory error: the largest row of the run's plan, and three ways to a smaller run.
+def note_largest_row(error: BaseException, run_dir: str, *, command: Sequence[str], patience: float) -> None:
+    """Adds a note to an out-of-memory error: the largest row of the run's plan, and the nearest ways out, each planned.
 
     Args:
         error: the error.
         run_dir: the run folder; without a plan in it, the note names the command that plans.
+        command: the words of the `fgcli plan` command of the run.
+        patience: how many seconds to wait for the plan of the main process.
     """
+    until = time.monotonic() + patience
+    file = os.path.join(run_dir, PLAN_FILE)
+    while not os.path.exists(file) and time.monotonic() < until:
+        time.sleep(0.1)
+    typed = shlex.join(["fgcli", *command])
     try:
-        with open(os.path.join(run_dir, PLAN_FILE), encoding="utf-8") as stream:
-            rank = max(json.load(stream)["fit"]["ranks"], key=lambda rank: rank["most"])
+        with open(file, encoding="utf-8") as stream:
+            plan = json.load(stream)
+        rank = max(plan["fit"]["ranks"], key=lambda rank: rank["most"])
+        peak, row = format_size(rank["peak_bytes"]), format_size(rank["largest_bytes"])
+        first = f"the plan of this run has a peak of {peak}, and its largest row is {rank['largest']}, {row}"
+        ways = way_lines(_ways_after(plan, rank))
     except (OSError, ValueError, LookupError, TypeError):
-        error.add_note("`fgcli plan` shows what the run holds on each device, and what makes it smaller")
+        error.add_note(f"there is no plan of this run. What it holds, and changes with which it fits: {typed}")
         return
-    peak = format_size(rank["peak_bytes"])
-    planned = f"the plan of this run has a peak of {peak}, and its largest row is {rank['largest']}"
-    error.add_note("\n".join([f"{planned}. Ways to a smaller run:", *(f"  {way}" for way in rank["ways_out"])]))
+    if not ways:
+        error.add_note(f"{first}. Changes that make it smaller: {typed}")
+        return
+    error.add_note(f"{first}. The nearest ways out, each planned:")
+    # Of a note, two lines are printed.
+    for way, words in zip(ways[::2], ways[1::2], strict=True):
+        error.add_note(f"{way}\n{words}")
+
+
+def _ways_after(plan: Mapping[str, Any], rank: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the ways out of a run that had too little memory; empty if they cannot be planned in time.
+
+    What is planned to fit but did not needs a way with less than the least that was planned.
+    """
+    if plan["fit"].get("ways_out"):
+        return [*plan["fit"]["ways_out"]]
+    words = _free_words(min(rank["available"], rank["least"] - 1))
+    try:
+        ended = subprocess.run(
+            [*plan["command"], *words],
+            env=_environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=WAYS_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [*json.loads(ended.stdout)["fit"]["ways_out"]]
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

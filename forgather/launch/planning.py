@@ -7,11 +7,11 @@ The inputs are a `Project` and a number of processes. The output is plain data, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from forgather.errors import ProjectError
+from forgather.errors import ForgatherError, ProjectError
 from forgather.launch.in_process import MAIN
 from forgather.planner.fit import fit_plan
 from forgather.planner.hardware import Hardware, hardware
@@ -124,6 +124,23 @@ def device_of(name: str | None, *, gpus: int) -> Device | None:
     return None if here is None else Device(*here)
 
 
+def free_on(device: Device | None, free_bytes: int | None, device_type: str | None) -> Device | None:
+    """Returns a device of which only some memory is free.
+
+    Args:
+        device: the device; None if it is unknown.
+        free_bytes: the free memory; None if it is not given.
+        device_type: the kind of an unknown device, "cpu" or "cuda"; None for "cuda".
+    """
+    if free_bytes is None:
+        return device
+    if device is None:
+        return Device(Hardware(name="given", title="a device", kind=device_type or "cuda", memory_bytes=free_bytes))
+    if device.hardware.memory_bytes is None:
+        return Device(replace(device.hardware, memory_bytes=free_bytes))
+    return Device(device.hardware, max(0, device.hardware.memory_bytes - free_bytes))
+
+
 def fit_on(found: Mapping[str, Any], device: Device) -> dict[str, Any]:
     """Returns whether the ranks of a plan fit on a device, as plain data.
 
@@ -133,6 +150,12 @@ def fit_on(found: Mapping[str, Any], device: Device) -> dict[str, Any]:
     """
     ranks = [fit.as_data() for fit in fit_plan(found, device.hardware, held_bytes=device.held_bytes)]
     return {"hardware": device.hardware.as_data(), "held_bytes": device.held_bytes, "ranks": ranks}
+
+
+def error_line(error: Exception) -> str:
+    """Returns the first line of an error, with its code or its type, as the reason why something cannot be planned."""
+    code = f"[{error.code}] " if isinstance(error, ForgatherError) else f"{type(error).__name__}: "
+    return code + (str(error).strip().splitlines() or [""])[0]
 
 
 def page_of(found: Mapping[str, Any]) -> str:

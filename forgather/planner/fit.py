@@ -1,4 +1,4 @@
-"""Whether the ranks of a plan fit on a device, by how much, and what makes the largest row smaller.
+"""Whether the ranks of a plan fit on a device, and by how much.
 
 Takes a memory plan as data and a `Hardware`; gives a `RankFit` per range of ranks. To what the plan traced, it adds
 what no trace can see: the context of the device, workspaces of libraries, buffers of NCCL, and fragmentation. These
@@ -10,7 +10,7 @@ Units:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -59,7 +59,7 @@ class RankFit:
         held_bytes: what other processes hold on the device; 0 if nobody has looked.
         memory_bytes: the memory of the device.
         largest: the name of the largest row at the peak.
-        ways_out: settings that make the largest rows smaller, the most effective first; empty if the rank fits.
+        largest_bytes: its size.
     """
 
     ranks: tuple[int, int]
@@ -68,7 +68,7 @@ class RankFit:
     held_bytes: int
     memory_bytes: int
     largest: str
-    ways_out: tuple[str, ...] = ()
+    largest_bytes: int
 
     @property
     def least(self) -> int:
@@ -181,58 +181,10 @@ def fit_plan(plan: Mapping[str, Any], hardware: Hardware, *, held_bytes: int = 0
             held_bytes=held_bytes,
             memory_bytes=hardware.memory_bytes,
             largest=rows[0]["name"] if rows else "",
-            ways_out=ways_out([row["name"] for row in rows], plan),
+            largest_bytes=rows[0]["num_bytes"] if rows else 0,
         )
         found.append(fit)
     return tuple(found)
-
-
-_SHARD = "share it among processes: `fsdp: full_shard` on more devices, or DeepSpeed ZeRO"
-_ROWS = "a smaller `per_device_train_batch_size`, with more `gradient_accumulation_steps` for the same update"
-_SHORTER = "shorter rows"
-_ADAPTER = "train an adapter (LoRA) in place of the whole model"
-_RECOMPUTE = "`gradient_checkpointing: true`"
-_SMALL_STATE = "an optimizer with a smaller state: `optim: adamw_8bit` or `optim: adafactor`"
-_HALF = "`bf16: true`"
-_LESS: Mapping[str, tuple[str, ...]] = {
-    "parameters": (_SHARD, "weights in bfloat16 or, with an adapter, in 4 bits (QLoRA)", "a smaller model"),
-    "gradients": (_SHARD, _ADAPTER),
-    "optimizer": (_SHARD, _SMALL_STATE, _ADAPTER),
-    "activations": (_RECOMPUTE, _ROWS, _HALF, _SHORTER),
-    "logits": (_ROWS, _SHORTER, "`tensor_parallel_size` above 1, which splits the output layer"),
-    "temporaries": (_ROWS, _HALF, _SHORTER),
-    "batch": (_ROWS, _SHORTER),
-    "gathered weights": (_ROWS, _HALF),
-    "communication": (_HALF, _ROWS),
-    "buckets": (_SHARD, _ADAPTER),
-}
-
-
-def ways_out(rows: Sequence[str], plan: Mapping[str, Any], *, number: int = 3) -> tuple[str, ...]:
-    """Returns settings that make the largest rows smaller, those for the largest row first.
-
-    A way that the run already uses is left out: recomputation if it is on, a smaller batch if it has one row.
-
-    Args:
-        rows: the names of the rows of a plan, largest first.
-        plan: the plan as data.
-        number: the number of ways to return.
-    """
-    settings = plan["settings"]
-    used = {
-        _ROWS: settings.get("per_device_train_batch_size") == 1,
-        _RECOMPUTE: bool(settings.get("gradient_checkpointing")),
-        _HALF: bool(settings.get("bf16") or settings.get("fp16")),
-        _SHARD: plan["mesh"].get("shard", 1) > 1 or plan["strategy"].startswith("DeepSpeed"),
-        _ADAPTER: plan["trainable"] < plan["parameters"],
-    }
-    found: dict[str, str] = {}
-    for row in rows:
-        for way in _LESS.get(row, ()):
-            if not used.get(way):
-                # A way that helps several rows is named once, with the largest of them.
-                found.setdefault(way, f"{row}: {way}")
-    return tuple(found.values())[:number]
 
 
 def _size(phase: Mapping[str, Any]) -> int:

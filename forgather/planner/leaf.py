@@ -42,7 +42,7 @@ def leaf_text(
         lines.append(f"    nproc_per_node: {processes}")
     if settings:
         lines += ["", "[trainer_args]", "    == super()"]
-        lines += [f"    {key}: {_value(value)}" for key, value in settings.items()]
+        lines += [f"    {key}: {value_text(value)}" for key, value in settings.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -50,10 +50,10 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def _value(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Returns a value as YAML in one line."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_value(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {value_text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, str) and value.replace("_", "").isalnum() and not value[0].isdigit():
         return value
     return "~" if value is None else json.dumps(value)

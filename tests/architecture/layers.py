@@ -20,7 +20,7 @@ foundation:
     planner.device_count planner.selection planner.step_time
     planner.benchmark planner.resources planner.run_time
     planner.benchmark_results
-    planner.ranking planner.storage
+    planner.ranking planner.storage planner.ways_out
 graph:
     config config.builtin_names config.environment config.insight config.lint
     config.lint.file_suggestions
@@ -109,7 +109,7 @@ launch:
     launch launch.batch_scripts launch.dry_run launch.evaluation launch.harness launch.multi_process launch.planning
     launch.benchmark_run launch.plan_check launch.restart
     launch.calibration launch.choice_project launch.time_planning
-    launch.auto_values launch.finding
+    launch.auto_values launch.finding launch.ways_out
     launch.written_choice
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim

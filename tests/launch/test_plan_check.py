@@ -2,13 +2,15 @@
 
 import json
 import sys
+import threading
 import time
 
 import pytest
+import torch
 
 from forgather.cli.commands.train import configure
 from forgather.cli.plan_start import plan_words
-from forgather.launch.plan_check import PlanCheck, fit_line, note_largest_row
+from forgather.launch.plan_check import PlanCheck, fit_line, is_out_of_memory, note_largest_row
 from forgather.launch.planning import Device, fit_on
 from forgather.planner.hardware import Hardware
 from tests.patience import patience
@@ -59,7 +61,7 @@ def test_the_line_and_the_file(tmp_path, monkeypatch):
         (
             5 * GIB,
             2 * GIB,
-            "plan: does not fit, 4.0 GiB of the 3.0 GiB that are free on our device; to make it smaller: ",
+            "plan: does not fit, 4.0 GiB of the 3.0 GiB that are free on our device",
         ),
         (None, 0, "plan: the memory of our device is unknown"),
     ],
@@ -97,7 +99,6 @@ def test_the_end_of_a_run_ends_a_slow_plan_without_a_word(tmp_path):
 def test_the_command_that_plans_the_same_config(typed, planned):
     assert plan_words(typed.split(), configure, gpus=4, nodes=2, device_type="cuda") == [
         *planned.split(),
-        "--json",
         "--gpus",
         "4",
         "--nodes",
@@ -114,21 +115,85 @@ def test_the_plan_of_known_hardware_has_times():
     assert ["--device-type", "cpu", "--hardware", "a.json"] == words[-4:]
 
 
-def test_an_out_of_memory_error_names_the_largest_row(tmp_path):
+WAYS = f"""
+import json, sys
+free = float(sys.argv[sys.argv.index("--free") + 1].removesuffix("KiB")) * 1024
+way = {{"title": "less", "peak_bytes": 1, "least": 1, "most": 1, "available": free, "verdict": "fits",
+       "seconds": None, "reason": None, "words": "--set a=1"}}
+plan = json.loads({json.dumps(json.dumps(PLAN))})
+print(json.dumps({{**plan, "fit": {{"ways_out": [way]}}}}))
+"""
+EITHER = f"import sys\nif '--no-ways-out' in sys.argv:\n    print({json.dumps(PLAN)!r})\nelse:\n    exec({WAYS!r})"
+LESS = "less: fits. The planned peak is 1 B; it needs 1 B of"
+
+
+def test_a_run_that_does_not_fit_gets_ways_out(tmp_path):
+    lines = []
+    planned = check(EITHER, tmp_path, lines, memory=3 * GIB)
+    planned.wait_for_ways(patience(60))
+    planned.end()
+    assert "plan: does not fit, 4.0 GiB of the 3.0 GiB that are free on our device" == lines[0]
+    assert [f"plan: the nearest way out is {LESS} 3.0 GiB:  --set a=1"] == lines[1:]
+    (way,) = json.loads((tmp_path / "plan.json").read_text())["fit"]["ways_out"]
+    assert 3 * GIB == way["available"]
+
+
+def noted(folder, **options):
     error = RuntimeError("out of memory")
-    (tmp_path / "plan.json").write_text(json.dumps({**PLAN, "fit": fit_on(PLAN, device(GIB))}))
-    note_largest_row(error, str(tmp_path))
-    (note,) = error.__notes__
-    first, *ways = note.splitlines()
-    assert "has a peak of 4.0 GiB, and its largest row is logits. Ways to a smaller run:" in first
-    assert 3 == len(ways)
-    assert "per_device_train_batch_size" in ways[0]
+    note_largest_row(error, str(folder), **{"command": ["-t", "a", "plan"], "patience": 0.0} | options)
+    return "\n".join(error.__notes__).splitlines()
+
+
+@pytest.mark.parametrize(("memory", "free"), [(16 * GIB, 4 * GIB - 1), (3 * GIB, 3 * GIB)])
+def test_an_out_of_memory_error_names_the_largest_row_and_plans_ways_out(tmp_path, memory, free):
+    # Of a run that was planned to fit, the ways out need less than it; of another one, they fit.
+    command = [sys.executable, "-IS", "-c", WAYS.replace('"less"', 'f"{free:.0f}"')]
+    (tmp_path / "plan.json").write_text(json.dumps({**PLAN, "fit": fit_on(PLAN, device(memory)), "command": command}))
+    first, way, words = noted(tmp_path)
+    assert "a peak of 4.0 GiB, and its largest row is logits, 3.0 GiB. The nearest ways out, each planned:" in first
+    assert way.startswith(f"{free}: fits.")
+    assert "  --set a=1" == words
+
+
+def test_ways_out_that_cannot_be_planned_leave_the_row_and_the_command(tmp_path):
+    command = [sys.executable, "-IS", "-c", "raise SystemExit(3)"]
+    (tmp_path / "plan.json").write_text(json.dumps({**PLAN, "fit": fit_on(PLAN, device(GIB)), "command": command}))
+    (line,) = noted(tmp_path)
+    assert line.endswith("its largest row is logits, 3.0 GiB. Changes that make it smaller: fgcli -t a plan")
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"fit": null}', '{"fit": {"ranks": []}}'])
 def test_without_a_plan_the_note_names_the_command(tmp_path, content):
-    error = RuntimeError("out of memory")
     if content is not None:
         (tmp_path / "plan.json").write_text(content)
-    note_largest_row(error, str(tmp_path))
-    assert "fgcli plan" in error.__notes__[0]
+    (line,) = noted(tmp_path)
+    assert line.startswith("there is no plan of this run.")
+    assert line.endswith("fgcli -t a plan")
+
+
+def test_another_process_waits_for_the_plan(tmp_path):
+    plan = json.dumps({**PLAN, "fit": {**fit_on(PLAN, device(GIB)), "ways_out": []}, "command": ["false"]})
+    writing = threading.Timer(0.3, (tmp_path / "plan.json").write_text, [plan])
+    writing.start()
+    assert "largest row is logits" in noted(tmp_path, patience=patience(60))[0]
+    writing.join()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (MemoryError(), True),
+        (RuntimeError("the shapes 3 and 4 do not fit"), False),
+        (KeyError("memory"), False),
+    ],
+)
+def test_errors_of_too_little_memory(error, expected):
+    assert expected is is_out_of_memory(error)
+
+
+def test_the_error_of_the_host_is_one():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**15)
+    assert is_out_of_memory(caught.value)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.project.workbench import TINY_TRAINING, make_project
 PASSES = ["forward", "backward", "update", "evaluation"]
 OUT_OF_MEMORY = """\
 import torch
+from transformers import TrainerCallback
 
 class Trainer:
     class args:
@@ -20,6 +22,10 @@ class Trainer:
 
     def train(self):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+class TooLarge(TrainerCallback):
+    def on_step_begin(self, args, state, control, **arguments):
+        Trainer().train()
 """
 
 
@@ -42,7 +48,7 @@ def bench(tmp_path, monkeypatch):
 
 
 def test_a_plan_says_whether_the_run_fits(bench, capsys):
-    assert 0 == main(["-t", "tiny", "plan", "--hardware", "box.json", "--json"])
+    assert 0 == main(["-t", "tiny", "plan", "--hardware", "box.json", "--no-ways-out", "--json"])
     found = json.loads(capsys.readouterr().out)
     (rank,) = found["fit"]["ranks"]
     assert (2**20, "does not fit") == (rank["memory_bytes"], rank["verdict"])
@@ -67,6 +73,7 @@ def test_a_plan_says_whether_the_run_fits(bench, capsys):
     assert found["weights_bytes"] + found["optimizer_bytes"] == found["disk"][0]["least"]
 
     assert found["time"] is None
+    assert "ways_out" not in found["fit"]
 
 
 def test_a_plan_says_how_long_the_run_takes_and_on_how_many_devices(bench, capsys):
@@ -127,15 +134,35 @@ def test_an_out_of_memory_error_says_how_to_go_on(bench, capsys):
     assert 1 == main(["-t", "large", "train", "--no-check"])
     told = capsys.readouterr().err
     assert "CUDA out of memory" in told
-    assert "`fgcli plan` shows" in told
+    assert "there is no plan of this run" in told
+    assert "fgcli -t large plan --gpus 1 --nodes 1 --device-type cpu" in told
+
+
+@pytest.mark.matrix
+def test_an_out_of_memory_error_names_the_largest_row_and_what_was_planned(bench, capsys):
+    callback = "[trainer_callbacks]\n    - !singleton:toy.py:TooLarge\n"
+    (bench / "templates/configs/full.yaml").write_text(f"-- extends 'configs/tiny.yaml'\n{callback}")
+    assert 1 == main(["-t", "full", "train", "--hardware", "fast.json"])
+    told = capsys.readouterr().err
+    assert "plan: fits" in told
+    assert re.search(r"the plan of this run has a peak of \S+ KiB, and its largest row is \w+, \S+ KiB", told)
+    ways = re.findall(r"^ +note: (.+): (fits|does not fit|may fit)[^\n]*\n +note: +(--set .*)$", told, re.MULTILINE)
+    assert 3 == len(ways)
+    # Run as it is told, a way is planned with the peak that was told.
+    (told_peak,) = re.findall(rf"{re.escape(ways[0][0])}: .*The planned peak is (\S+ \S+);", told)
+    capsys.readouterr()
+    assert 0 == main(["-t", "full", "plan", "--gpus", "1", "--hardware", "fast.json", *shlex.split(ways[0][2])])
+    assert f"each process: peak {told_peak}" in capsys.readouterr().out
 
 
 @pytest.mark.matrix
 def test_a_plan_is_written_as_a_page(bench, capsys):
-    assert 0 == main(["-t", "tiny", "plan", "--hardware", "box.json", "-o", "plan.html"])
+    assert 0 == main(["-t", "tiny", "plan", "--free", "60KiB", "--device-type", "cpu", "-o", "plan.html"])
     page = (bench / "plan.html").read_text()
     assert "<h1>tiny.yaml</h1>" in page
     assert '<b class="bad">does not fit</b>' in page
+    assert "The nearest ways out, each planned" in page
+    assert "--set trainer_args.per_device_train_batch_size=1" in page
 
 
 @pytest.mark.matrix

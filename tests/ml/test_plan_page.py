@@ -33,7 +33,7 @@ def found():
     rank = {"ranks": [0, 3], "stages": [], "phases": [{**peak, "num_bytes": 8 * GIB}], "timeline": timeline}
     overhead = {"name": "context", "least": GIB, "most": 2 * GIB, "basis": "reports", "source": "assumed"}
     fit = {"peak_bytes": 8 * GIB, "least": 9 * GIB, "most": 10 * GIB, "available": 16 * GIB, "verdict": "fits"}
-    fit |= {"ranks": (0, 3), "overheads": [overhead], "ways_out": [], "largest": "activations"}
+    fit |= {"ranks": (0, 3), "overheads": [overhead], "largest": "activations"}
     step = {"seconds": {"low": 0.5, "high": 2.0}, "assumptions": ["0.4 to <0.75"], "rows": {}}
     step["rows"] = {"matrix products": {"low": 0.4, "high": 1.5}, "bubble": {"low": 0.1, "high": 0.5}}
     return {

@@ -166,7 +166,11 @@ def test_runs_take_steps_and_devices():
 
 
 def fits(need, memory=10):
-    return [RankFit(ranks=(0, 0), peak_bytes=need, overheads=(), held_bytes=0, memory_bytes=memory, largest="x")]
+    return [
+        RankFit(
+            ranks=(0, 0), peak_bytes=need, overheads=(), held_bytes=0, memory_bytes=memory, largest="x", largest_bytes=1
+        )
+    ]
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stdout
+from typing import Any
 
 from forgather.cli.auto_start import with_auto_values
 from forgather.cli.calibrating import calibrate
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set, memory_size
-from forgather.cli.output import print_findings, write_json, write_text
+from forgather.cli.output import print_findings, print_note, write_json, write_text
 from forgather.cli.plan_find import add_find, run_find
 from forgather.cli.plan_output import fit_lines, plan_lines, row_lines
 from forgather.cli.plan_time_output import device_count_lines, time_lines
 from forgather.cli.trusting import ask_trust
 from forgather.launch.in_process import MAIN, plan_run
-from forgather.launch.planning import device_of, fit_on, page_of, rows_within, traced_plan
+from forgather.launch.planning import device_of, fit_on, free_on, page_of, rows_within, traced_plan
 from forgather.launch.time_planning import device_count_of, time_of
+from forgather.launch.ways_out import Place, ways_out
 from forgather.planner.run_time import check_amounts
 from forgather.project.world_size import processes_per_machine
 
@@ -26,11 +29,12 @@ EXECUTES = True
 DESCRIPTION = """Plan the memory and the time of a run. The run is built with tensors that have shapes and no values,
 and its own strategy computes a step and an evaluation: no GPU, no weights and no other process are needed. A row
 is 'traced' if the code of the run allocated it, 'formula' if it follows from settings, and 'assumed' otherwise. With
---hardware, or with a GPU here, the plan says whether each process fits, what would make it smaller if not, and how long
-a step and the run take, as ranges with what is assumed. --tokens and --days ask how many devices a deadline needs.
--o plan.html writes a page with bars of the memory of each process, its course over a step, and the time by kind.
---calibrate learns from finished runs how much of its rates a device reaches, for later plans. --find plans all ways to
-train the config on the devices, ranks those that fit, and says why others do not."""
+--hardware, or with a GPU here, the plan says whether each process fits, and how long a step and the run take, as ranges
+with what is assumed. If a process does not fit, changes of the config are planned until three of them fit: the ways
+out. --tokens and --days ask how many devices a deadline needs. -o plan.html writes a page with bars of the memory of
+each process, its course over a step, and the time by kind. --calibrate learns from finished runs how much of its rates
+a device reaches, for later plans. --find plans all ways to train the config on the devices, ranks those that fit, and
+says why others do not."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml plan
   fgcli -t fsdp2.yaml plan --hardware h200 --gpus 8 --nodes 4
@@ -40,6 +44,7 @@ EXAMPLES = """examples:
   fgcli -t tiny.yaml plan --memory 22GB
   fgcli plan --calibrate output_models/a/runs/RUN output_models/b/runs/RUN -o ours.json
   fgcli -t tiny.yaml plan --hardware ours.json
+  fgcli -t tiny.yaml plan --free 9.5GiB
   fgcli -t tiny.yaml plan --json
   fgcli -t tiny.yaml plan --find --hardware l4 --gpus 4 --write four_gpus
   fgcli -t tiny.yaml plan --hardware h200 -o plan.html"""
@@ -71,6 +76,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         type=memory_size,
         help="find the largest per_device_train_batch_size that needs at most SIZE, as 22GB or 20.5GiB",
+    )
+    parser.add_argument(
+        "--free",
+        metavar="SIZE",
+        type=memory_size,
+        help="memory that is free on each device (default: all of it; of the GPUs here, what nobody holds)",
+    )
+    parser.add_argument(
+        "--no-ways-out", action="store_true", help="do not plan changes of the config if a process does not fit"
     )
     parser.add_argument(
         "--calibrate",
@@ -105,7 +119,7 @@ def run(invocation: Invocation) -> int:
     # What constructors print must not be mixed with the result.
     fit = time = count = None
     with redirect_stdout(sys.stderr):
-        device = named or device_of(None, gpus=gpus)
+        device = free_on(named or device_of(None, gpus=gpus), options.free, options.device_type)
         # Nobody limits the memory of a run on a CPU, so that a limit is that of a GPU somewhere else.
         assumed = options.device_type or ("cuda" if options.memory else "cpu")
         cluster = {"gpus": gpus, "nodes": options.nodes, "device_type": assumed if device is None else device.type}
@@ -119,6 +133,8 @@ def run(invocation: Invocation) -> int:
             if options.days is not None:
                 deadline = {"tokens": options.tokens, "days": options.days}
                 count = device_count_of(project, found, work, device.hardware, **deadline)
+        if fit is not None and device is not None and not options.no_ways_out and _lacks(fit):
+            fit["ways_out"] = ways_out(project, found, Place(device=device, **cluster), say=print_note)
     result = {"config": project.config_name, **found, "fit": fit, "time": time, "devices": count}
     if options.json:
         auto = {value.name: {"value": value.text, "reason": value.reason} for value in values}
@@ -135,3 +151,7 @@ def run(invocation: Invocation) -> int:
         lines += [*time_lines(time, found["world_size"]), *device_count_lines(count, options.days)]
         write_text("\n".join(lines), options.output)
     return 0
+
+
+def _lacks(fit: Mapping[str, Any]) -> bool:
+    return any(rank["verdict"] != "fits" for rank in fit["ranks"])

@@ -24,7 +24,7 @@ from forgather.cli.next_steps import (
 )
 from forgather.cli.options import OWN_NAMES, add_json, add_set, comma_separated, memory_size
 from forgather.cli.output import print_error, print_findings, print_note, write_json, write_text
-from forgather.cli.plan_start import plan_checks
+from forgather.cli.plan_start import note_ways_out, plan_checks
 from forgather.cli.trusting import ask_trust
 from forgather.errors import Diagnostic, ForgatherError, ProjectError
 from forgather.interrupt import NOTHING_TRAINED
@@ -43,7 +43,7 @@ from forgather.launch.multi_process import (
     run_joined,
     start_processes,
 )
-from forgather.launch.plan_check import PATIENCE_SECONDS, PlanCheck, is_out_of_memory, note_largest_row
+from forgather.launch.plan_check import PlanCheck, is_out_of_memory
 from forgather.launch.planning import device_of
 from forgather.launch.process_request import (
     ProcessRequest,
@@ -305,8 +305,10 @@ def _run_main(
         Exception: if the construction or the run fails; the exception is raised unchanged, except for the hint.
     """
     checks: list[PlanCheck] = []
+    mains: list[object] = []
 
     def built(main: object) -> None:
+        mains.append(main)
         # Printed after construction, because a construction that fails leaves no run folder.
         if member is None or member.is_main:
             print_note(f"run folder {near_path(run_dir)}")
@@ -319,11 +321,10 @@ def _run_main(
     except ForgatherError as error:
         add_resume_command(error, plan.project, ["fgcli", *invocation.arguments], plan.output_dir)
         raise
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            for check in checks:
-                check.wait(PATIENCE_SECONDS)
-            note_largest_row(error, run_dir)
+            main = mains[0] if mains else None
+            note_ways_out(error, main, run_dir, invocation, configure, member, found=found, checks=checks)
         raise
     finally:
         for check in checks:

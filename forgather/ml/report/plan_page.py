@@ -14,6 +14,7 @@ from forgather.ml.number_format import format_count
 from forgather.ml.report.html_text import html_text
 from forgather.ml.report.page import POLICY, STYLE
 from forgather.planner.memory_plan import format_size
+from forgather.planner.ways_out import way_lines
 
 _PLAN_STYLE = (Path(__file__).parent / "plan_page.css").read_text(encoding="utf-8")
 # From the bottom of the timeline to its top: what lasts first.
@@ -328,8 +329,9 @@ def _time_bar(step: Mapping[str, Any], kinds: Sequence[str], bound: str, whole: 
 
 
 def _more(found: Mapping[str, Any]) -> str:
-    ways = [way for rank in _fits(found).values() for way in rank["ways_out"]]
-    lists = [("Ways to a smaller run", list(dict.fromkeys(ways))), ("Notes", found["notes"])]
+    lines = way_lines((found["fit"] or {}).get("ways_out", ()))
+    ways = [f"{line}: {words.strip()}" for line, words in zip(lines[::2], lines[1::2], strict=True)]
+    lists = [("The nearest ways out, each planned", ways), ("Notes", found["notes"])]
     return "".join(
         _card(title, f"<ul>{''.join(f'<li>{html_text(one)}</li>' for one in items)}</ul>")
         for title, items in lists

@@ -1,0 +1,202 @@
+"""Ways out of a run that does not fit: changes of its config that need less memory, and what was planned with each.
+
+`changes_of` takes a plan and the settings of its config; gives the changes that can make its largest parts smaller.
+Whoever plans them gives `WayOut`s, and `nearest_first` orders those. Nothing is known of a change before it is planned.
+
+Units:
+    bytes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from forgather.planner.choices import RECOMPUTE, ROWS
+from forgather.planner.efficiency import Range
+from forgather.planner.fit import Verdict
+from forgather.planner.memory_plan import format_size
+
+NUMBER = 3
+"""How many ways out are looked for and shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A change of a config that may make its run smaller.
+
+    Args:
+        title: the name of the change.
+        settings: new values of settings of the trainer.
+        of_main: new arguments of the trainer, as YAML text.
+        divides: whether an update is divided into more and smaller micro-batches; how many follows from the plans.
+    """
+
+    title: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    of_main: Mapping[str, str] = field(default_factory=dict)
+    divides: bool = False
+
+    @property
+    def sets(self) -> frozenset[str]:
+        """The names of the settings and arguments that are changed."""
+        return frozenset((*self.settings, *self.of_main))
+
+    def plus(self, other: Change) -> Change:
+        """Returns both changes together."""
+        return Change(
+            title=f"{self.title}, {other.title}",
+            settings={**self.settings, **other.settings},
+            of_main={**self.of_main, **other.of_main},
+            divides=self.divides or other.divides,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayOut:
+    """A change that was planned.
+
+    Args:
+        title: the name of the change.
+        assignments: the paths and YAML texts for `--set`.
+        peak_bytes: the planned peak of the rank with the largest need.
+        least: the need of this rank with the lower bounds of what is assumed.
+        most: the same with the upper bounds.
+        available: the free memory of a device.
+        verdict: whether each rank fits.
+        seconds: the time of an update; None if the device has no rates.
+        reason: why the config cannot be changed like this; None if it can.
+    """
+
+    title: str
+    assignments: tuple[tuple[str, str], ...]
+    peak_bytes: int = 0
+    least: int = 0
+    most: int = 0
+    available: int = 0
+    verdict: Verdict = Verdict.TOO_LARGE
+    seconds: Range | None = None
+    reason: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether each rank surely fits."""
+        return self.reason is None and self.verdict is Verdict.FITS
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns the fields as plain data, with the words for the command line."""
+        words = [word for path, text in self.assignments for word in ("--set", f"{path}={text}")]
+        return {**asdict(self), "verdict": str(self.verdict), "words": shlex.join(words)}
+
+
+def changes_of(plan: Mapping[str, Any], given: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> list[Change]:
+    """Returns the changes that the run of a plan does not use yet, those that leave its numbers alone first.
+
+    Args:
+        plan: the plan as data, see `forgather.planner.memory_plan.MemoryPlan`.
+        given: settings of the trainer as the config gives them, as far as they are plain; "trainer" is its constructor.
+        optimizer: the arguments of the optimizer if it is an AdamW; None if it is another one.
+    """
+    settings, mesh = plan["settings"], plan["mesh"]
+    rows = settings[ROWS] or 1
+    found = []
+    if rows > 1 and not given.get("accumulate_grad_batches"):
+        found.append(Change(title="smaller micro-batches", divides=True))
+    if mesh.get("pipeline", 1) > 1 and rows > 1 and given.get("pipeline_chunks") != rows:
+        found.append(Change(title="micro-batches of one row in the pipeline", settings={"pipeline_chunks": rows}))
+    found += _sharded(plan, given)
+    if not settings[RECOMPUTE]:
+        found.append(Change(title="recomputed activations", settings={RECOMPUTE: True}))
+    if not (settings["bf16"] or settings["fp16"]):
+        found.append(Change(title="bfloat16", settings={"bf16": True}))
+    if optimizer is not None:
+        found += _optimizers(optimizer)
+    return found
+
+
+def _sharded(plan: Mapping[str, Any], given: Mapping[str, Any]) -> list[Change]:
+    """Returns the changes that divide more among the processes, or move it to the host."""
+    if plan["world_size"] == 1 or not str(given.get("trainer")).endswith("AccelTrainer"):
+        return []
+    zero = given.get("deepspeed")
+    if plan["strategy"] == "DeepSpeedZero":
+        if not isinstance(zero, Mapping) or zero.get("zero_optimization", {}).get("stage") == 3:
+            return []
+        config = {**zero.get("zero_optimization", {}), "stage": 3}
+        return [Change(title="ZeRO 3", settings={"deepspeed": {**zero, "zero_optimization": config}})]
+    own = given.get("fsdp_config") or {}
+    if not isinstance(own, Mapping):
+        return []
+    kept = {key: value for key, value in own.items() if key.removeprefix("fsdp_") not in _DIVISION}
+    found = []
+    if given.get("fsdp") not in (True, "full_shard") or kept != own:
+        config = {"fsdp_config": kept} if own else {}
+        found.append(Change(title="weights sharded by FSDP2", settings={"fsdp": "full_shard", **config}))
+    if plan["mesh"].get("shard", 1) > 1 and not own.get("cpu_offload"):
+        config = {"fsdp_config": {**own, "cpu_offload": True}}
+        found.append(Change(title="weights and optimizer in host memory", settings=config))
+    return found
+
+
+_DIVISION = ("sharding_strategy", "reshard_after_forward", "shard_size")
+
+
+def _optimizers(optimizer: Mapping[str, Any]) -> list[Change]:
+    """Returns optimizers with a smaller state than AdamW, with its weight decay and betas."""
+    decay = optimizer.get("weight_decay", 0.0)
+    betas = optimizer.get("betas", (0.9, 0.999))
+    beta_names = zip(("adam_beta1", "adam_beta2"), betas, strict=True)
+    usual = {"optim": "adamw_8bit", "weight_decay": decay, **dict(beta_names)}
+    return [
+        Change(title="8-bit AdamW", settings=usual, of_main={"optimizer_factory": "null"}),
+        Change(
+            title="Adafactor",
+            of_main={"optimizer_factory": f"!partial:forgather.ml.optim:adafactor {{weight_decay: {decay}}}"},
+        ),
+    ]
+
+
+def nearest_first(ways: Iterable[WayOut]) -> list[WayOut]:
+    """Returns ways in the order in which they are shown.
+
+    Those that fit keep their order, in which single changes come before several; then those that come nearest to
+    fitting; last those that cannot be used.
+    """
+
+    def key(way: WayOut) -> tuple[bool, bool, int, int]:
+        far = (0, 0) if way.fits else (way.least - way.available, way.most)
+        return way.reason is not None, not way.fits, *far
+
+    return sorted(ways, key=key)
+
+
+def way_lines(ways: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the nearest ways out as lines: the planned need of each, and the words of its change.
+
+    Args:
+        ways: ways as data, the nearest first.
+
+    Example:
+        >>> gib = 2**30
+        >>> way = WayOut(title="bfloat16", assignments=(("a.bf16", "true"),), peak_bytes=gib, least=2 * gib,
+        ...              most=3 * gib, available=4 * gib, verdict=Verdict.FITS)
+        >>> print(*way_lines([way.as_data()]), sep="\\n")
+        bfloat16: fits. The planned peak is 1.0 GiB; it needs 2.0 GiB to 3.0 GiB of 4.0 GiB
+          --set a.bf16=true
+    """
+    usable = [way for way in ways if way["reason"] is None][:NUMBER]
+    return [line for way in usable for line in (_line(way), f"  {way['words']}")]
+
+
+def _line(way: Mapping[str, Any]) -> str:
+    least, most, available = way["least"], way["most"], way["available"]
+    need = format_size(least) if least == most else f"{format_size(least)} to {format_size(most)}"
+    over = f", {format_size(least - available)} too much" if least > available else ""
+    whole = f"it needs {need} of {format_size(available)}"
+    seconds = way["seconds"]
+    time = "" if seconds is None else f"; a step takes {seconds['low']:.3g} s to {seconds['high']:.3g} s"
+    return (
+        f"{way['title']}: {way['verdict']}{over}. The planned peak is {format_size(way['peak_bytes'])}; {whole}{time}"
+    )

@@ -1,0 +1,105 @@
+"""Ways out of a plan that does not fit: only changes that the run does not use, in the order of how near they are."""
+
+import pytest
+
+from forgather.planner.fit import Verdict
+from forgather.planner.ways_out import WayOut, changes_of, nearest_first, way_lines
+
+GIB = 2**30
+ADAMW = {"betas": [0.9, 0.95], "weight_decay": 0.1}
+
+
+def titles(*, given=None, optimizer=None, world=1, mesh=None, strategy="DataParallel", **settings):
+    usual = {"per_device_train_batch_size": 4, "gradient_checkpointing": False, "bf16": False, "fp16": False}
+    plan = {"settings": usual | settings, "mesh": mesh or {}, "strategy": strategy, "world_size": world}
+    return [change.title for change in changes_of(plan, given or {}, optimizer)]
+
+
+ACCEL = {"trainer": "forgather.ml:AccelTrainer"}
+SHARDS = {"replicate": 1, "shard": 2}
+FSDP, HOST, ZERO = "weights sharded by FSDP2", "weights and optimizer in host memory", "ZeRO 3"
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({}, ["smaller micro-batches", "recomputed activations", "bfloat16"]),
+        ({"per_device_train_batch_size": 1, "fp16": True}, ["recomputed activations"]),
+        ({"gradient_checkpointing": True, "bf16": True}, ["smaller micro-batches"]),
+        ({"given": {"accumulate_grad_batches": {0: 2}}, "bf16": True}, ["recomputed activations"]),
+    ],
+)
+def test_a_change_is_one_that_the_run_does_not_use(options, found):
+    assert found == titles(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"world": 2, "given": ACCEL}, [FSDP]),
+        ({"world": 2, "given": {"trainer": "forgather.ml:PipelineTrainer"}}, []),
+        ({"given": ACCEL}, []),
+        ({"world": 2, "mesh": SHARDS, "strategy": "Sharded", "given": {**ACCEL, "fsdp": "full_shard"}}, [HOST]),
+        (
+            {"world": 2, "mesh": SHARDS, "given": {**ACCEL, "fsdp": True, "fsdp_config": {"shard_size": 1}}},
+            [FSDP, HOST],
+        ),
+        ({"world": 2, "mesh": SHARDS, "given": {**ACCEL, "fsdp": True, "fsdp_config": {"cpu_offload": True}}}, []),
+        ({"world": 2, "strategy": "DeepSpeedZero", "given": {**ACCEL, "deepspeed": {}}}, [ZERO]),
+        (
+            {
+                "world": 2,
+                "strategy": "DeepSpeedZero",
+                "given": {**ACCEL, "deepspeed": {"zero_optimization": {"stage": 3}}},
+            },
+            [],
+        ),
+        ({"world": 2, "strategy": "DeepSpeedZero", "given": {**ACCEL, "deepspeed": "zero.json"}}, []),
+    ],
+)
+def test_what_can_be_divided_further_is(options, found):
+    used = {"per_device_train_batch_size": 1, "gradient_checkpointing": True, "bf16": True}
+    assert found == titles(**used, **options)
+
+
+def test_a_smaller_optimizer_keeps_decay_and_betas():
+    plan = {"settings": {"per_device_train_batch_size": 1, "gradient_checkpointing": True, "bf16": True, "fp16": False}}
+    eight, factor = changes_of({**plan, "mesh": {}, "strategy": "", "world_size": 1}, {}, ADAMW)
+    assert {"optim": "adamw_8bit", "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95} == eight.settings
+    assert {"optimizer_factory": "null"} == eight.of_main
+    assert "adafactor {weight_decay: 0.1}" in factor.of_main["optimizer_factory"]
+    assert eight.sets & factor.sets
+    both = titles(per_device_train_batch_size=1, optimizer=None)
+    assert "Adafactor" not in both
+
+
+def way(title, least, verdict, **facts):
+    return WayOut(
+        title=title,
+        assignments=((f"a.{title}", "x y"),),
+        peak_bytes=least - 1,
+        least=least,
+        most=least + GIB,
+        available=10 * GIB,
+        verdict=verdict,
+        **facts,
+    )
+
+
+def test_what_fits_comes_first_and_what_cannot_be_used_last():
+    ways = [
+        way("refused", 0, Verdict.TOO_LARGE, reason="no"),
+        way("far", 14 * GIB, Verdict.TOO_LARGE),
+        way("near", 11 * GIB, Verdict.TOO_LARGE),
+        way("may", 10 * GIB, Verdict.MAY_FIT),
+        way("second", 9 * GIB, Verdict.FITS),
+        way("first", 9 * GIB, Verdict.FITS),
+    ]
+    ordered = nearest_first(ways)
+    assert ["second", "first", "may", "near", "far", "refused"] == [one.title for one in ordered]
+    lines = way_lines([one.as_data() for one in ordered[2:]])
+    assert 6 == len(lines)
+    assert "may: may fit. The planned peak is 10.0 GiB; it needs 10.0 GiB to 11.0 GiB of 10.0 GiB" == lines[0]
+    assert "  --set 'a.may=x y'" == lines[1]
+    assert lines[2].startswith("near: does not fit, 1.0 GiB too much")
+    assert not any("refused" in line for line in lines)
