@@ -1,9 +1,10 @@
 """The rows of an optimizer step: rows of a micro-batch x micro-batches x replicas, with the missing number solved.
 
 The input is the settings of a trainer's arguments, with the names of those that the user gave; the output is the sizes
-by name, for the arguments themselves and for the conditions of rules (`computed: batch`). Contradictory numbers give
-a text that shows the arithmetic, and the nearest numbers that fit. What is not known before a run (`UNKNOWN`), such as
-the number of processes, is left out of the arithmetic.
+by name, for the arguments themselves and for the conditions of rules (`computed: batch`). `train_batch_size` of a
+DeepSpeed mapping counts as the global batch size where none is given. Contradictory numbers give a text that shows the
+arithmetic, and the nearest numbers that fit. What is not known before a run (`UNKNOWN`), such as the number of
+processes, is left out of the arithmetic.
 """
 
 from __future__ import annotations
@@ -62,15 +63,30 @@ def batch_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
     if facts["accumulation_largest"] is not None:
         # A bad value of `gradient_accumulation_steps` stays, so that it is reported.
         return facts | missing | ({STEPS: facts["accumulation_largest"]} if numbers[STEPS] is not UNKNOWN else {})
-    if numbers[GLOBAL] is None:
+    total = numbers[GLOBAL] or engine_total(settings)
+    if total is None:
         return facts | missing
-    if UNKNOWN in numbers.values():
+    if UNKNOWN in (total, numbers[ROWS], numbers[STEPS]):
         return facts | dict.fromkeys(missing, UNKNOWN)
     if len(missing) == len(SOLVED):
         numbers[ROWS] = _USUAL[ROWS]
-    found = _Triangle(numbers[GLOBAL], numbers[ROWS], numbers[STEPS], _replicas(settings))
+    found = _Triangle(total, numbers[ROWS], numbers[STEPS], _replicas(settings))
+    if numbers[GLOBAL] is None and found.fault:
+        # The strategy compares every number of DeepSpeed's config with those of the run, and points at the key.
+        return facts | missing
     facts |= {"batch_fault": found.fault, "batch_advice": found.fault and found.advice}
     return facts | {name: found.solved(name) for name in missing}
+
+
+def engine_total(settings: Mapping[str, Any]) -> int | None:
+    """Returns `train_batch_size` of a DeepSpeed config that is a mapping; None if it names no number.
+
+    Args:
+        settings: the settings of a trainer's arguments.
+    """
+    config = settings.get("deepspeed")
+    total = _number(config.get("train_batch_size")) if isinstance(config, Mapping) else None
+    return total if isinstance(total, int) else None
 
 
 def _number(value: Any) -> Any:

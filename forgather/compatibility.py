@@ -162,7 +162,9 @@ def combination_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
         "schedule": given("schedule_class") if pipelined else None,
         "replicas": apply_if_known(_replicas, shared, *map(given, _DDP)) if pipelined else None,
         "tensor": apply_if_known(lambda size: "yes" if (size or 1) > 1 else "no", given("tensor_parallel_size")),
-        "accumulation": apply_if_known(_accumulation, given("gradient_accumulation_steps")),
+        "accumulation": apply_if_known(
+            _accumulation, given("gradient_accumulation_steps"), given("accumulate_grad_batches")
+        ),
         "precision": apply_if_known(_precision, given("fp16"), given("bf16"), given("accelerator_args")),
         "compile": apply_if_known(lambda *asked: "yes" if any(asked) else "no", *map(given, compiles)),
         "offload": apply_if_known(_offload, given("fsdp_config")),
@@ -189,7 +191,9 @@ def _replicas(shared: str, *ddp: Any) -> str:
     return "ddp" if any(value is not None for value in ddp) else shared
 
 
-def _accumulation(steps: int | None) -> str:
+def _accumulation(steps: int | None, schedule: Mapping[Any, Any] | None) -> str:
+    if schedule is not None:
+        return "scheduled"
     return "one" if steps in (None, 1) else "several"
 
 

@@ -14,9 +14,10 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "parallelism.md"
 BEGIN, END = "<!-- matrix -->\n", "<!-- end of matrix -->\n"
 _WORDS = {"setting": "equal", "near": "equal but for rounding"}
 _OF_A_STRATEGY = (
-    ("accumulation", "several"), ("precision", "bfloat16"), ("precision", "float16"), ("compile", "yes"),
-    ("packing", "fixed"), ("packing", "flattened"), ("tied", "yes"), ("offload", "weights"), ("reentrant", "yes"),
-    ("optimizer", "adafactor"), ("optimizer", "matrix"), ("adapter", "lora"), ("adapter", "dora"),
+    ("accumulation", "several"), ("accumulation", "scheduled"), ("precision", "bfloat16"), ("precision", "float16"),
+    ("compile", "yes"), ("packing", "fixed"), ("packing", "flattened"), ("tied", "yes"), ("offload", "weights"),
+    ("reentrant", "yes"), ("optimizer", "adafactor"), ("optimizer", "matrix"), ("adapter", "lora"),
+    ("adapter", "dora"),
 )  # fmt: skip
 _OF_A_SCHEDULE = (
     ("replicas", "all-reduce"), ("replicas", "fsdp2"), ("replicas", "fsdp2 with resharding"),

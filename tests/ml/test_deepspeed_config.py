@@ -97,6 +97,13 @@ def test_auto_is_filled_from_the_arguments(tmp_path):
     } == config.config
 
 
+def test_the_accumulation_follows_from_the_whole_batch_of_a_mapping(tmp_path):
+    asked = {"train_batch_size": 12}
+    args = AccelTrainingArguments(tmp_path / "out", per_device_train_batch_size=4, deepspeed=asked)
+    assert (4, 3) == (args.per_device_train_batch_size, args.gradient_accumulation_steps)
+    assert 12 == filled(asked, args, processes=1).config["train_batch_size"]
+
+
 def test_every_auto_of_a_file_is_filled(tmp_path):
     sizes = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
     asked = {

@@ -48,8 +48,9 @@ def test_a_file_of_deepspeed_is_reported_at_its_own_line(tmp_path):
 
 
 def test_a_whole_batch_is_not_judged_where_the_machine_says_how_many_processes_train(tmp_path):
-    config = ACCEL + "    deepspeed:\n        train_batch_size: 3\n\n[meta]\n    == super()\n    nproc_per_node: gpu\n"
-    assert [] == found(tmp_path, config)
+    for numbers in ("{train_batch_size: 3}", "{train_batch_size: 64, gradient_accumulation_steps: 2}"):
+        config = f"{ACCEL}    deepspeed: {numbers}\n\n[meta]\n    == super()\n    nproc_per_node: gpu\n"
+        assert [] == found(tmp_path, config)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,9 @@ def test_a_whole_batch_is_not_judged_where_the_machine_says_how_many_processes_t
         (["accumulate_grad_batches: {0: 8, 5: 4}"], "gradient_accumulation_steps: 4", "FG742"),
         (["global_batch_size: 64", "gradient_accumulation_steps: ~"], "train_batch_size: 64", None),
         (["global_batch_size: 64", "gradient_accumulation_steps: ~"], "gradient_accumulation_steps: 3", "FG742"),
+        (["per_device_train_batch_size: 8"], "train_batch_size: 64, gradient_accumulation_steps: 4", None),
+        (["per_device_train_batch_size: 8"], "train_batch_size: 64, gradient_accumulation_steps: 3", "FG742"),
+        (["per_device_train_batch_size: 8"], "train_batch_size: 60", "FG742"),
     ],
 )
 def test_deepspeed_has_the_batch_that_the_arguments_give(tmp_path, settings, zero, code):

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from forgather.batch_triangle import SCHEDULE
+from forgather.batch_triangle import SCHEDULE, engine_total
 from forgather.config.graph import Call, CallKind, Entry, Graph, Mapped, Node, Scalar, Sequence
 from forgather.config.lint.call_check import Called
 from forgather.config.path import GraphPath, Key, format_path
@@ -66,7 +66,8 @@ def _check_deepspeed(graph: Graph, arguments: TrainerArguments, calls: Mapping[i
     if given is None:
         return
     # With the number of processes, these may be known only at the start.
-    open_before_a_run = ("train_batch_size",) if given.global_batch_size is None else _BATCH_KEYS
+    is_solved = given.global_batch_size is not None or engine_total({"deepspeed": asked}) is not None
+    open_before_a_run = _BATCH_KEYS if is_solved else ("train_batch_size",)
     try:
         # The config is checked as for GPUs, even if this machine has none.
         judge.zero_config(asked, given, processes=known or 1, on_cpu=False)
@@ -95,7 +96,7 @@ def _settings(arguments: TrainerArguments, calls: Mapping[int, Called], processe
         name: node.value if isinstance(node, Scalar) else None for name, node in written.items()
     }
     try:
-        values |= {SCHEDULE: plain_value(written[SCHEDULE], SCHEDULE)} if SCHEDULE in written else {}
+        values |= {name: plain_value(written[name], name) for name in (SCHEDULE, "deepspeed") if name in written}
     except ProjectError:
         return None
     given = {rules[0].renamed.get(name, name): value for name, value in values.items()}
