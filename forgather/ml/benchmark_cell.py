@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -211,11 +212,8 @@ def main(folder: Path) -> int:
     except Exception as error:  # noqa: BLE001 - the top of a worker: the row of the cell shows any failure
         problem = {"error": f"{type(error).__name__}: {first_line(error)}"}
         # Of several processes, the first one that fails knows the cause.
-        try:
-            with open(folder / "error.json", "x", encoding="utf-8") as stream:
-                json.dump(problem, stream)
-        except FileExistsError:
-            pass
+        with suppress(FileExistsError), open(folder / "error.json", "x", encoding="utf-8") as stream:
+            json.dump(problem, stream)
         return 1
     return 0
 

@@ -8,7 +8,7 @@ relative to `forgather` in the first table and to `forgather.ml` in the second o
 CONFIGURATION = """
 foundation:
     accumulation bounded pipeline_schedules rule_conditions secret_names source spelling trainer_hooks
-    cache_file errors parallel_sizes shown_secrets
+    whole_rows cache_file errors parallel_sizes shown_secrets
     aliases batch_triangle compatibility launcher_env process_limits redaction
     interrupt requirements rules
     stored_model

@@ -32,10 +32,11 @@ from forgather.ml.data import (
     tokenize_preferences,
 )
 from forgather.ml.data.example_packing import holds_packed_examples
-from forgather.ml.data.row_stream import RowStream, _hints
+from forgather.ml.data.row_stream import RowStream
 from forgather.ml.losses import loss_rule
 from forgather.ml.trainer.data_loader import TrainBatches
 from forgather.ml.types import Topology
+from forgather.whole_rows import whole_row_hints
 from tests.ml.chat_cases import byte_pairs, dialogue
 from tests.ml.fixtures import StopAt, assert_same_weights, tiny_llama, weights
 from tests.ml.test_conversations import FORMS, lines
@@ -207,11 +208,11 @@ FUNCTIONS = {
 
 def test_what_needs_all_rows_is_refused_by_name(tmp_path):
     stream = chats(numbered(tmp_path), streaming=True)
-    assert FUNCTIONS.keys() == _hints().keys()
+    assert FUNCTIONS.keys() == whole_row_hints().keys()
     for name, function in FUNCTIONS.items():
         with pytest.raises(DataError, match=rf"FG982.*{name} needs all of them") as caught:
             function(stream)
-        assert caught.value.hint == _hints()[name]
+        assert caught.value.hint == whole_row_hints()[name]
     for given in ({"num_proc": 2}, {"cache_dir": tmp_path}):
         with pytest.raises(DataError, match="FG982"):
             tokenize_chats(stream, tokenizer(), **given)

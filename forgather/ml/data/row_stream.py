@@ -7,10 +7,8 @@ processes divide the rows among them. The trainer divides them among ranks, and 
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -19,12 +17,11 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from forgather.ml.data.data_errors import DataError
+from forgather.whole_rows import whole_row_hints
 
 Row = Mapping[str, Any]
 
 BUFFER_SIZE = 10_000
-
-_WHOLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "whole_rows.json")
 
 
 class RowStream(IterableDataset[Row]):
@@ -137,14 +134,7 @@ def refuse_stream(dataset: Any, function: str) -> None:
     """
     if isinstance(dataset, RowStream):
         found = f"the rows are streamed, and {function} needs all of them"
-        raise DataError(found, code="FG982", hint=_hints()[function]).about("dataset")
-
-
-@cache
-def _hints() -> Mapping[str, str]:
-    with open(_WHOLE, encoding="utf-8") as stream:
-        found: Mapping[str, str] = json.load(stream)
-    return found
+        raise DataError(found, code="FG982", hint=whole_row_hints()[function]).about("dataset")
 
 
 def refuse_stored(dataset: Any, **given: Any) -> None:

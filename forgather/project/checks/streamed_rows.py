@@ -6,10 +6,7 @@ reports an error.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Mapping
-from functools import cache
 
 from forgather.config.graph import Call, CallKind, Node, Scalar
 from forgather.config.lint.call_check import Called
@@ -18,8 +15,8 @@ from forgather.config.traverse import walk
 from forgather.errors import Diagnostic
 from forgather.project.checks.setting_rules import arguments_of, rules_about
 from forgather.project.checks.subject import Subject
+from forgather.whole_rows import whole_row_hints
 
-_TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "ml", "whole_rows.json")
 _DATA = "forgather.ml.data"
 
 
@@ -81,7 +78,7 @@ def _check_functions(called: Called, stream: Call) -> Iterator[Diagnostic]:
     for call in _calls(called.node):
         name = call.constructor.rpartition(":")[2]
         # `split` keeps evaluation rows that are given, and those are never streamed.
-        if not call.constructor.startswith(_DATA) or name not in _hints() or (name == "split" and has_eval):
+        if not call.constructor.startswith(_DATA) or name not in whole_row_hints() or (name == "split" and has_eval):
             continue
         if any(one is stream for one in _calls_of_rows(call)):
             yield Diagnostic(
@@ -89,7 +86,7 @@ def _check_functions(called: Called, stream: Call) -> Iterator[Diagnostic]:
                 message=f"the rows are streamed, and {name} needs all of them",
                 span=call.span,
                 path=format_path(called.path),
-                hint=_hints()[name],
+                hint=whole_row_hints()[name],
             )
 
 
@@ -119,10 +116,3 @@ def _argument(call: Call, name: str) -> Node | None:
 
 def _is_null(node: Node | None) -> bool:
     return node is None or (isinstance(node, Scalar) and node.value is None)
-
-
-@cache
-def _hints() -> Mapping[str, str]:
-    with open(_TABLE, encoding="utf-8") as stream:
-        found: Mapping[str, str] = json.load(stream)
-    return found
