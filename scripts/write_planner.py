@@ -35,6 +35,12 @@ PIECES = {
     "flops": "tests/ml/test_counted_flops.py",
     **{f"rows{part}": f"{PLANNER}test_row_limit.py -k part{part}-" for part in (1, 2, 3)},
     "engine": f"{PLANNER}test_engine_traces.py {PLANNER}test_layout_traces.py {PLANNER}test_planned_batches.py",
+    "batches": f"{PLANNER}test_batch_plans.py",
+    "phases": f"{PLANNER}test_phase_traces.py {PLANNER}test_formulas_traced.py {PLANNER}test_untraceable.py",
+    "tasks": f"{PLANNER}test_task_traces.py",
+    "times": f"{PLANNER}test_step_times.py {PLANNER}test_calibration.py {PLANNER}test_split_search.py "
+    f"{PLANNER}test_library_kernels.py",
+    "found": "tests/ml/test_plan_find.py tests/ml/test_plan_command.py",
 }
 """What runs in one go: a few minutes on an idle machine of two cores."""
 ROWS = (
@@ -45,6 +51,17 @@ ROWS = (
         "Batch finder: the answer is below the limit, and one more row is not",
         "30 of 30, <= 3 traces each",
         "test_the_answer_fits",
+    ),
+    (
+        "Order of the measured steps of 12 configs on two gloo ranks, planned after a calibration: by one run alone, "
+        "and by all six",
+        "tau >= 0.8",
+        "test_the_order_of_steps",
+    ),
+    (
+        "Configs that `--find` writes pass `fgcli check --strict` and train two steps",
+        "all",
+        "test_each_way_that_is_written",
     ),
 )
 
@@ -152,7 +169,8 @@ def figures(found):
                 if name.startswith("figure: ")
             ]
             if values:
-                parts.append(f"{case.get('name').partition('[')[2][:-1]}: {', '.join(values)}")
+                label = case.get("name").partition("[")[2][:-1]
+                parts.append(f"{label}: {', '.join(values)}" if label else ", ".join(values))
         rows.append(f"| {what} | {reach} | {len(own)} | {'; '.join(parts)} |")
     return "\n".join(["| what | reach | cases | figures |\n|---|---|---|---|", *rows])
 

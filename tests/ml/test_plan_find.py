@@ -143,7 +143,7 @@ TRAINED = ("DDP", "FSDP2", "FSDP2, not resharded", "tensor 2", "ZeRO 1", "ZeRO 2
 
 
 @pytest.mark.matrix
-def test_each_way_that_is_written_is_checked_and_trains_two_steps(bench):
+def test_each_way_that_is_written_is_checked_and_trains_two_steps(bench, record_property):
     project = Project("tiny")
     search = Search(gpus=2, nodes=1, device=BOX, rows=4)
     found = find(project, search)
@@ -158,6 +158,7 @@ def test_each_way_that_is_written_is_checked_and_trains_two_steps(bench):
         trained = fgcli("-t", name, "train", cwd=bench)
         assert 0 == trained.returncode, (cell.title, trained.stderr[-2000:])
         assert (bench / "out").is_dir()
+    record_property("figure: configs", len(found.ranking))
 
 
 @pytest.mark.matrix

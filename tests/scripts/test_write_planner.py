@@ -61,6 +61,24 @@ def test_a_difference_is_the_largest_of_all_ranks():
     assert -0.5 == write_planner.deviation([(100, 101), (100, 50)])
 
 
+def test_every_file_of_the_planner_is_in_a_piece():
+    words = " ".join(write_planner.PIECES.values()).split()
+    files = {
+        f"{write_planner.PLANNER}{file.name}" for file in (write_planner.ROOT / write_planner.PLANNER).glob("test_*.py")
+    }
+    assert files <= set(words)
+
+
+def test_figures_are_those_that_tests_record():
+    taus = [case(f"test_the_order_of_steps_after_a_run[{number}]", **{"figure: tau": "0.9"}) for number in range(2)]
+    written = [case("test_each_way_that_is_written", **{"figure: configs": "14"})]
+    table = write_planner.figures(
+        {"test_the_order_of_steps_after_a_run": taus, "test_each_way_that_is_written": written}
+    )
+    assert "| 2 | 0: 0.9 tau; 1: 0.9 tau |" in table
+    assert "| 1 | 14 configs |" in table
+
+
 def test_the_page_keeps_its_text():
     page = write_planner.PAGE.read_text(encoding="utf-8")
     assert page == write_planner.replaced(page, page.split("begin -->\n")[1].split("\n<!-- figures: end")[0])

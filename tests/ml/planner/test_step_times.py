@@ -43,9 +43,10 @@ def device(tmp_path):
     return hardware(str(file))
 
 
-def test_the_order_of_steps_after_a_calibration_by_several_runs(device):
+def test_the_order_of_steps_after_a_calibration_by_several_runs(device, record_property):
     assert len(PLANNED) >= 8
     found = planned(device)
+    record_property("figure: Kendall's tau", f"{kendall(found):.2f}")
     assert kendall(found) >= 0.8
     errors = [abs(seconds / run.seconds - 1) for seconds, run in zip(found, PLANNED, strict=True)]
     assert median(errors) < 0.25
@@ -55,13 +56,15 @@ def test_the_order_of_steps_after_a_calibration_by_several_runs(device):
 
 
 @pytest.mark.parametrize("number", range(len(CALIBRATING)))
-def test_the_order_of_steps_after_a_calibration_by_one_run(device, number):
+def test_the_order_of_steps_after_a_calibration_by_one_run(device, number, record_property):
     run = CALIBRATING[number]
     one = calibrate([run], device, ON_PROCESSORS)
     assert () == one.fitted
     assert one.planned[0] == pytest.approx(run.seconds, rel=1e-3)
     # One factor for all work stretches the times, and leaves their order.
-    assert kendall(planned(replace(device, efficiency=one.efficiency))) >= 0.8
+    tau = kendall(planned(replace(device, efficiency=one.efficiency)))
+    record_property("figure: Kendall's tau", f"{tau:.2f}")
+    assert tau >= 0.8
 
 
 @pytest.mark.matrix
