@@ -10,6 +10,7 @@ Units:
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,11 @@ from torch import Tensor
 from torch._guards import active_fake_mode
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_iter
+
+from forgather.ml.planner.operators import has_dtensor, name_of, tensors_in
+
+STEP_PHASES = ("forward", "backward", "update")
+"""The phases of an optimizer step; all others come between two steps."""
 
 
 class Region(NamedTuple):
@@ -42,7 +47,8 @@ class Allocation:
 
     Args:
         num_bytes: the size in bytes.
-        born: the time at which the storage was first seen, in events since the start of the recording.
+        born: the time at which the storage was first seen, in events since the start of the recording; 0 if it existed
+            before.
         region: the region of the run in which it was allocated.
         operation: the operator that returned it, such as "aten.mm"; "" if it existed before the recording.
         shape: the shape of the first tensor on the storage.
@@ -117,7 +123,13 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors:
             for storage in storages(tensor):
                 self._see(storage, tensor, "")
-                self._live[id(storage)][1].category = category
+                held = self._live[id(storage)][1]
+                # Their order says nothing: those of an engine come as Python's memory has them.
+                held.born, held.category = 0, category
+
+    def until_now(self) -> tuple[Allocation, ...]:
+        """Returns copies of all allocations so far, in the order of their birth."""
+        return tuple(map(copy.copy, self.allocations))
 
     def __enter__(self) -> AllocationRecorder:
         self._outer_fake_mode = active_fake_mode()
@@ -142,16 +154,15 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator, and records the storages of its results."""
         # A DTensor computes with its local tensor, whose operators come here afterwards.
-        if any(issubclass(kind, DTensor) for kind in types):
+        if has_dtensor(tuple(types)):
             return NotImplemented
         # The fake version of this operator returns a new tensor, the real one its argument.
         waits = func is torch.ops._c10d_functional.wait_tensor.default
         result = args[0] if waits and self._outer_fake_mode is not None else func(*args, **(kwargs or {}))
         if self.counts:
-            for tensor in tree_iter(result):
-                if isinstance(tensor, Tensor):
-                    for storage in storages(tensor):
-                        self._see(storage, tensor, func)
+            for tensor in tensors_in(result):
+                for storage in storages(tensor):
+                    self._see(storage, tensor, func)
         return result
 
     @property
@@ -163,10 +174,8 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _see(self, storage: torch.UntypedStorage, tensor: Tensor, operation: Any) -> None:
         known = self._live.get(id(storage))
         if known is None:
-            name = str(getattr(operation, "overloadpacket", operation))
-            self._begin(
-                storage, Allocation(storage.nbytes(), 0, self._locate(), name, tuple(tensor.shape), tensor.dtype)
-            )
+            name, shape = name_of(operation), tuple(tensor.shape)
+            self._begin(storage, Allocation(storage.nbytes(), 0, self._locate(), name, shape, tensor.dtype))
         elif known[1].num_bytes != storage.nbytes():
             self._replace(storage, known[1], storage.nbytes())
 

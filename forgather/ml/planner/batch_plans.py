@@ -1,7 +1,7 @@
 """The plans of one run with several batches: the same update, divided into micro-batches in several ways.
 
-`plan_batches` traces one and two rows of two accumulated micro-batches, and the whole update as one micro-batch;
-`row_line.py` computes all others, unless one row runs another program than two: then each size is traced. Pipelines are
+`plan_batches` traces the smallest and the largest of the accumulated micro-batches, and the whole update as one;
+`row_line.py` computes all between them, unless the two run different programs: then each size is traced. Pipelines are
 not planned here: their stages are made for one number of rows.
 """
 
@@ -18,8 +18,6 @@ from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace
 from forgather.ml.planner.row_line import runs_one_program, trace_at
 from forgather.ml.planner.window_shape import WindowShape
 from forgather.planner.work import RunWork
-
-_POINTS = (1, 2)
 
 
 def plan_batches(
@@ -45,7 +43,7 @@ def plan_batches(
     local = min(local_world_size, world_size)
     facts = ProcessFacts(rank=0, local_rank=0, world_size=world_size, local_world_size=local)
     accumulated = sorted(rows for rows, number in batches if number > 1)
-    points = accumulated if len(accumulated) <= len(_POINTS) else _POINTS
+    points = sorted({*accumulated[:1], *accumulated[-1:]})
     whole = [rows for rows, number in batches if number == 1]
 
     def trace(sizes: Sequence[tuple[int, int]]) -> tuple[dict[tuple[int, int], DepthTraces], ...]:

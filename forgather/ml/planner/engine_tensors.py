@@ -23,6 +23,7 @@ from forgather.ml.planner.value_readings import living_tensors
 from forgather.ml.strategy.deepspeed import DeepSpeedZero
 
 _FP32_PARTITIONS = {1: "single_partition_of_fp32_groups", 2: "single_partition_of_fp32_groups"}
+_DIVIDED = 3  # the stage at which weights are divided, too
 _FP32_PARTITIONS_STAGE_3 = "fp32_partitioned_groups_flat"
 
 
@@ -66,6 +67,16 @@ def hold_engine(
     recorder.hold(getattr(zero, _FP32_PARTITIONS.get(strategy.config.stage, _FP32_PARTITIONS_STAGE_3)), optimizer)
     partitions = (getattr(weight, "ds_tensor", None) for weight in strategy.model.parameters())
     recorder.hold((item for item in partitions if item is not None), parameters)
+
+
+def passes_to_settle(strategy: Any) -> int:
+    """Returns after how many micro-batches all others are alike: ZeRO 3 learns the order of the modules from the first
+    one, and compares it with other ranks at the beginning of the second.
+
+    Args:
+        strategy: the strategy of the run.
+    """
+    return 2 if isinstance(strategy, DeepSpeedZero) and strategy.config.stage == _DIVIDED else 1
 
 
 def engine_gradients(strategy: Any) -> Iterator[Tensor]:

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from forgather.ml.planner.operators import name_of, tensors_in
 from forgather.planner.work import Message, Operation
 
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -72,12 +72,12 @@ class WorkCounter:
             return
         if func.is_view:
             return
-        tensors = [item for item in tree_iter((args, kwargs, result)) if isinstance(item, Tensor)]
+        tensors = tensors_in(args, kwargs, result)
         if not tensors:
             return
         moved = sum({id(one): one.numel() * one.element_size() for one in tensors}.values())
         dtype = str(tensors[0].dtype).removeprefix("torch.")
-        operation = Operation(self._phase(), str(packet), dtype, _flops(packet, args, kwargs, result), moved)
+        operation = Operation(self._phase(), name_of(func), dtype, _flops(packet, args, kwargs, result), moved)
         self.operations[operation] += self.repeats
         if self._block is not None:
             self.block_operations[self._block(), operation] += self.repeats
@@ -87,7 +87,7 @@ class WorkCounter:
         members = _members((args, kwargs))
         if not members or packet is torch.ops._c10d_functional.wait_tensor:
             return
-        tensors = [item for item in tree_iter((args, kwargs, result)) if isinstance(item, Tensor)]
+        tensors = tensors_in(args, kwargs, result)
         largest = max((one.numel() * one.element_size() for one in tensors), default=0)
         stride = members[1] - members[0] if len(members) > 1 else 1
         message = Message(self._phase(), str(packet), largest, len(members), stride)

@@ -7,19 +7,27 @@ reads and writes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from forgather.ml.planner.allocations import Allocation, AllocationRecorder, Region
+from forgather.ml.planner.engine_tensors import is_engine_bucket
+from forgather.ml.planner.generation_trace import GENERATION
 from forgather.ml.planner.library_kernels import kernel_of
 from forgather.ml.planner.operations import WorkCounter
+from forgather.ml.planner.operators import name_of, tensors_in
+from forgather.ml.planner.places import Places
 
-GATHERED, COMMUNICATION, TEMPORARIES = "gathered weights", "communication", "temporaries"
+PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
+ACTIVATIONS, LOGITS, TEMPORARIES, BATCH = "activations", "logits", "temporaries", "batch"
+OTHER_MODELS = "other models"
+GATHERED, COMMUNICATION, BUCKETS = "gathered weights", "communication", "buckets"
+CACHE = "cache of keys and values"
 _GATHERS = ("fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy", "c10d._allgather_base_")
 _SENDS = ("fsdp.chunk_cat", "c10d._reduce_scatter_base_", "c10d.allreduce_", "_c10d_functional.all_reduce")
 _GLOO_COPIES = ("c10d._allgather_base_", "c10d._reduce_scatter_base_")
@@ -29,6 +37,35 @@ _GLOO_COPIES = ("c10d._allgather_base_", "c10d._reduce_scatter_base_")
 def use_of_message(operation: str) -> str | None:
     """Returns the category of what an operator of communication reads and writes; None for other operators."""
     return GATHERED if operation in _GATHERS else COMMUNICATION if operation in _SENDS else None
+
+
+def category_of(strategy: Any, places: Places, widths: Sequence[int]) -> Callable[[Allocation], str | None]:
+    """Returns the function that names the use of an allocation as far as it is known when it is made.
+
+    Args:
+        strategy: the strategy of the run.
+        places: where the model is.
+        widths: the size of the last dimension of the logits, see `noting_width`.
+    """
+
+    def categorize(allocation: Allocation) -> str | None:
+        if allocation.category is not None:
+            return allocation.category
+        if (use := use_of_message(allocation.operation)) is not None:
+            return use
+        if is_engine_bucket(strategy, allocation):
+            return BUCKETS
+        is_output = allocation.region.block == len(places.blocks) and allocation.shape[-1:] == tuple(widths)
+        if is_output and allocation.region.phase in ("forward", "backward", "evaluation", GENERATION):
+            return LOGITS
+        if allocation.region.phase == GENERATION and allocation.operation == "aten.cat" and len(allocation.shape) == 4:
+            # A cache grows by a copy of the keys and of the values of a block.
+            return CACHE
+        if allocation.region.phase in ("forward", "evaluation", GENERATION) or places.recomputes:
+            return ACTIVATIONS
+        return TEMPORARIES
+
+    return categorize
 
 
 class RankRecorder(AllocationRecorder):  # type: ignore[no-untyped-call]
@@ -55,7 +92,7 @@ class RankRecorder(AllocationRecorder):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator, records the storages of its results, and counts its work."""
-        name = str(getattr(func, "overloadpacket", func))
+        name = name_of(func)
         if (kernel := kernel_of(name, args, self._device_type)) is not None:
             return self._run_kernel(kernel, args, kwargs or {})
         if self._inside_kernel and func.namespace == "aten" and func._can_decompose():
@@ -67,12 +104,12 @@ class RankRecorder(AllocationRecorder):  # type: ignore[no-untyped-call]
             return result
         self._work.count(func, args, kwargs or {}, result)
         if self._device_type == "cpu" and name in _GLOO_COPIES:
-            whole = max((item for item in tree_iter(args) if isinstance(item, Tensor)), key=Tensor.numel)
+            whole = max(tensors_in(args), key=Tensor.numel)
             copy = super().__torch_dispatch__(torch.ops.aten.clone.default, types, (whole,))
             self.set_new_category([copy], COMMUNICATION)
             del copy
         if (category := use_of_message(name)) is not None:
-            self.set_new_category(tree_iter((args, kwargs or {}, result)), category)
+            self.set_new_category(tensors_in(args, kwargs or {}, result), category)
         return result
 
     def _run_kernel(self, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -96,3 +133,31 @@ class RankRecorder(AllocationRecorder):  # type: ignore[no-untyped-call]
             yield
         finally:
             TorchDispatchMode.__exit__(self, None, None, None)  # type: ignore[no-untyped-call]
+
+
+def gradients_of(local: nn.Module) -> Iterator[Tensor]:
+    """Yields the gradients of a model.
+
+    Args:
+        local: the part of the model on this rank.
+
+    Shapes:
+        Yields tensors of any shapes.
+    """
+    for parameter in local.parameters():
+        if parameter.grad is not None:
+            yield parameter.grad
+
+
+def state_of_optimizer(optimizer: Any) -> Iterable[Tensor]:
+    """Returns the tensors of an optimizer's state.
+
+    Args:
+        optimizer: the optimizer; None if the trainer has none.
+
+    Shapes:
+        Returns tensors of any shapes.
+    """
+    if optimizer is None:
+        return ()
+    return [item for state in optimizer.state.values() for item in tree_iter(state) if isinstance(item, Tensor)]

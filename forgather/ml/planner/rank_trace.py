@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.state import AcceleratorState
@@ -22,17 +22,31 @@ from torch.utils._pytree import tree_iter
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.activation_checkpointing import repeated_blocks
 from forgather.ml.distributed.env import fake_world
-from forgather.ml.planner.allocations import Allocation, Peak, Region, peaks
-from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, is_engine_bucket, separate_engine
+from forgather.ml.planner.allocations import STEP_PHASES, Allocation, Peak, Region, peaks
+from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, passes_to_settle, separate_engine
 from forgather.ml.planner.extrapolation import block_list, shorten
-from forgather.ml.planner.generation_trace import GENERATION, generate
+from forgather.ml.planner.generation_trace import generate
 from forgather.ml.planner.library_kernels import kernel_notes
 from forgather.ml.planner.model_builders import building, loading_fakes, without_memory_for_models
 from forgather.ml.planner.operations import WorkCounter
 from forgather.ml.planner.packed_weights import other_models, parts_of
 from forgather.ml.planner.places import BEFORE, Places, noting_width
 from forgather.ml.planner.planned_batches import PlannedBatches, planned_batches
-from forgather.ml.planner.rank_recorder import COMMUNICATION, TEMPORARIES, RankRecorder, use_of_message
+from forgather.ml.planner.rank_recorder import (
+    BATCH,
+    BUCKETS,
+    CACHE,
+    COMMUNICATION,
+    GRADIENTS,
+    OPTIMIZER,
+    OTHER_MODELS,
+    PARAMETERS,
+    TEMPORARIES,
+    RankRecorder,
+    category_of,
+    gradients_of,
+    state_of_optimizer,
+)
 from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.planner.stage_metadata import Relay, relayed
 from forgather.ml.planner.trace_facts import TraceFacts, facts_of, mean_accumulation
@@ -48,12 +62,6 @@ from forgather.ml.trainer.trainer import Trainer
 from forgather.ml.types import Window
 from forgather.planner.work import Message, Operation
 
-PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
-ACTIVATIONS, LOGITS, BATCH = "activations", "logits", "batch"
-OTHER_MODELS = "other models"
-BUCKETS = "buckets"
-CACHE = "cache of keys and values"
-
 
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
@@ -62,7 +70,7 @@ class RankTrace:
     Args:
         num_blocks: the number of repeated blocks of the model on this rank.
         peaks: the peak of each region of the step.
-        allocations: all allocations, in the order of their birth.
+        allocations: the allocations of the step, in the order of their birth.
         facts: the sizes of the run.
         operations: the number of operators that do the same work, in one step with all its micro-batches, and in one
             evaluation.
@@ -154,9 +162,9 @@ def trace_shapes(
                 whole = sizes[0] if sizes else None
                 if trainer.strategy.layout.pipeline_parallel_size > 1:
                     shapes = shapes[:1]
-                traced = _traces(trainer, batches, shapes, fake, device_type)
                 with _naming_readings(trainer, batches, shapes, has_whole_model=depth is None):
-                    return [replace(trace, whole=whole) for trace in traced]
+                    traced = _traces(trainer, batches, shapes, fake, device_type)
+                return [replace(trace, whole=whole) for trace in traced]
     finally:
         build_strategy.reset(token)
         # Accelerate keeps the state of this strategy until the Python process ends.
@@ -208,43 +216,59 @@ def choose_foreach(optimizer: Any) -> None:
 
 def _traces(
     trainer: Trainer, planned: PlannedBatches, shapes: Iterable[WindowShape], fake: FakeTensorMode, device_type: str
-) -> Iterator[RankTrace]:
+) -> list[RankTrace]:
     strategy: Any = trainer.strategy
     local: nn.Module = getattr(strategy, "local", strategy.model)
-    blocks = _blocks(local)
-    places = Places(blocks)
+    places = Places(_blocks(local))
     widths: list[int] = []
+    windows: dict[Any, tuple[Window, float]] = {}
+    keys = []
+    for shape in shapes:
+        sized = reshaped(planned.longest if shape.longest else planned.first, shape)
+        steps = shape.micro_batches or mean_accumulation(trainer)
+        keys.append((steps, tuple(item.shape for item in tree_iter(sized.batches) if isinstance(item, Tensor))))
+        windows.setdefault(keys[-1], (sized, steps))
+    traced: dict[Any, RankTrace] = {}
+    with places.followed(), noting_width(local, places.blocks, widths), ReadingZeros(local):
+        tracer = _Tracer(trainer, planned, places, fake, category_of(strategy, places, widths), device_type)
+        for key, (window, steps) in windows.items():
+            # The first step makes the optimizer's state. The first one of a size fills the caches of DTensor, which
+            # sees other sizes for other rows only where layers are divided.
+            if not traced or strategy.layout.tensor_parallel_size > 1:
+                first = replace(window, batches=window.batches[:1] * passes_to_settle(strategy))
+                _step(trainer, first, places, WorkCounter(places.work_phase))
+            # Evaluations come after all steps: ZeRO 3 needs a step to learn the order of the modules again.
+            traced[key] = tracer.trace(window, steps, evaluates=len(traced) + 1 == len(windows))
+    last = traced[key]
+    return [_with_evaluation(traced[key], last) for key in keys]
 
-    def categorize(allocation: Allocation) -> str | None:
-        if allocation.category is not None:
-            return allocation.category
-        if (use := use_of_message(allocation.operation)) is not None:
-            return use
-        if is_engine_bucket(strategy, allocation):
-            return BUCKETS
-        is_output = allocation.region.block == len(blocks) and allocation.shape[-1:] == tuple(widths)
-        if is_output and allocation.region.phase in ("forward", "backward", "evaluation", GENERATION):
-            return LOGITS
-        if allocation.region.phase == GENERATION and allocation.operation == "aten.cat" and len(allocation.shape) == 4:
-            # A cache grows by a copy of the keys and of the values of a block.
-            return CACHE
-        if allocation.region.phase in ("forward", "evaluation", GENERATION) or places.recomputes:
-            return ACTIVATIONS
-        return TEMPORARIES
 
-    with places.followed(), noting_width(local, blocks, widths), ReadingZeros(local):
-        traced: dict[Any, RankTrace] = {}
-        for shape in shapes:
-            sized = reshaped(planned.longest if shape.longest else planned.first, shape)
-            steps = shape.micro_batches or mean_accumulation(trainer)
-            sizes = steps, tuple(item.shape for item in tree_iter(sized.batches) if isinstance(item, Tensor))
-            if sizes not in traced:
-                # The first step makes the optimizer's state. The first one of a size fills the caches of DTensor, which
-                # sees other sizes for other rows only where layers are divided.
-                if not traced or strategy.layout.tensor_parallel_size > 1:
-                    _step(trainer, sized, places, WorkCounter(places.work_phase))
-                traced[sizes] = _traced(trainer, sized, steps, planned, places, fake, categorize, device_type)
-            yield traced[sizes]
+def _with_evaluation(trace: RankTrace, other: RankTrace) -> RankTrace:
+    """Returns a trace with the evaluation and the answers of another one, which differ in the rows that wait."""
+    if trace is other:
+        return trace
+    more = _bytes_of(trace, BATCH) - _bytes_of(other, BATCH)
+    later: dict[Region, Peak] = {
+        at: replace(
+            peak,
+            num_bytes=peak.num_bytes + more,
+            categories={**peak.categories, BATCH: peak.categories.get(BATCH, 0) + more},
+        )
+        for at, peak in other.peaks.items()
+        if at.phase not in STEP_PHASES
+    }
+
+    def joined(kind: str) -> dict[Any, float]:
+        return {
+            **getattr(trace, kind),
+            **{key: count for key, count in getattr(other, kind).items() if key.phase == "evaluation"},
+        }
+
+    return replace(trace, peaks={**trace.peaks, **later}, operations=joined("operations"), messages=joined("messages"))
+
+
+def _bytes_of(trace: RankTrace, category: str) -> int:
+    return sum(item.num_bytes for item in trace.allocations if item.category == category)
 
 
 @contextlib.contextmanager
@@ -269,58 +293,72 @@ def _formulas(trainer: Trainer, planned: PlannedBatches, shapes: Iterable[Window
     return [RankTrace(num_blocks=0, peaks=peaks_of_nothing, allocations=(), messages={}, **one) for one in sizes]
 
 
-def _traced(
-    trainer: Trainer,
-    window: Window,
-    accumulation: float,
-    planned: PlannedBatches,
-    places: Places,
-    fake: FakeTensorMode,
-    categorize: Callable[[Allocation], str | None],
-    device_type: str,
-) -> RankTrace:
-    strategy: Any = trainer.strategy
-    local: nn.Module = getattr(strategy, "local", strategy.model)
-    is_pipeline = strategy.layout.pipeline_parallel_size > 1
-    work = WorkCounter(places.work_phase, (lambda: places.region().block) if is_pipeline else None)
-    recorder = RankRecorder(places.region, categorize, work, device_type)
-    if is_pipeline:
-        # Stages keep a buffer for each micro-batch that they receive, and for each gradient of it.
-        recorder.hold(living_tensors(fake), COMMUNICATION)
-    hold_engine(recorder, strategy, fake, buckets=BUCKETS, optimizer=OPTIMIZER, parameters=PARAMETERS)
-    recorder.hold(other_models(strategy.rule), OTHER_MODELS)
-    recorder.hold([*local.parameters(), *local.buffers(), *parts_of(local)], PARAMETERS)
-    recorder.hold(_state(strategy.optimizer), OPTIMIZER)
-    recorder.hold([item for item in tree_iter(window.batches) if isinstance(item, Tensor)], BATCH)
+class _Tracer(NamedTuple):
+    """What all traces of a trainer have in common."""
 
-    def keep_gradients() -> None:
-        recorder.set_category((*_gradients(local), *engine_gradients(strategy)), GRADIENTS)
+    trainer: Trainer
+    planned: PlannedBatches
+    places: Places
+    fake: FakeTensorMode
+    categorize: Callable[[Allocation], str | None]
+    device_type: str
 
-    with recorder:
-        # The first of two micro-batches stands for all but the last one, which reduces the gradients.
-        work.is_repeated = len(window.batches) > 1
-        work.repeats = accumulation - 1 if work.is_repeated else 1
-        _step(trainer, window, places, work, after_backward=keep_gradients)
-        recorder.set_category(_state(strategy.optimizer), OPTIMIZER)
-        for batch in planned.evaluation:
-            places.begin_pass("evaluation")
+    def trace(self, window: Window, accumulation: float, *, evaluates: bool) -> RankTrace:
+        """Returns the trace of a step, and of what comes between two steps if it is asked for."""
+        trainer, places = self.trainer, self.places
+        strategy: Any = trainer.strategy
+        local: nn.Module = getattr(strategy, "local", strategy.model)
+        is_pipeline = strategy.layout.pipeline_parallel_size > 1
+        work = WorkCounter(places.work_phase, (lambda: places.region().block) if is_pipeline else None)
+        recorder = RankRecorder(places.region, self.categorize, work, self.device_type)
+        places.begin_pass("forward")
+        self._hold(recorder, window)
+
+        def keep_gradients() -> None:
+            recorder.set_category((*gradients_of(local), *engine_gradients(strategy)), GRADIENTS)
+
+        with recorder:
+            # The first of two micro-batches stands for all but the last one, which reduces the gradients.
+            work.is_repeated = len(window.batches) > 1
+            work.repeats = accumulation - 1 if work.is_repeated else 1
+            _step(trainer, window, places, work, after_backward=keep_gradients)
+            recorder.set_category(state_of_optimizer(strategy.optimizer), OPTIMIZER)
+            step = recorder.until_now()
+            if evaluates:
+                self._evaluate(recorder, work)
+        notes = (*self.planned.notes, *kernel_notes(local, strategy.optimizer, self.device_type))
+        return RankTrace(
+            num_blocks=len(places.blocks),
+            peaks=peaks(recorder.allocations, lambda allocation: allocation.category or TEMPORARIES),
+            allocations=step,
+            facts=facts_of(trainer, window, local, notes),
+            operations=dict(work.operations),
+            messages=dict(work.messages),
+            block_operations=dict(work.block_operations),
+            repeated={key: count for key, count in work.repeated.items() if count},
+        )
+
+    def _hold(self, recorder: RankRecorder, window: Window) -> None:
+        strategy: Any = self.trainer.strategy
+        local: nn.Module = getattr(strategy, "local", strategy.model)
+        if strategy.layout.pipeline_parallel_size > 1:
+            # Stages keep a buffer for each micro-batch that they receive, and for each gradient of it.
+            recorder.hold(living_tensors(self.fake), COMMUNICATION)
+        hold_engine(recorder, strategy, self.fake, buckets=BUCKETS, optimizer=OPTIMIZER, parameters=PARAMETERS)
+        recorder.hold(other_models(strategy.rule), OTHER_MODELS)
+        recorder.hold([*local.parameters(), *local.buffers(), *parts_of(local)], PARAMETERS)
+        recorder.hold(state_of_optimizer(strategy.optimizer), OPTIMIZER)
+        recorder.hold([item for item in tree_iter(window.batches) if isinstance(item, Tensor)], BATCH)
+
+    def _evaluate(self, recorder: RankRecorder, work: WorkCounter) -> None:
+        strategy = self.trainer.strategy
+        for batch in self.planned.evaluation:
+            self.places.begin_pass("evaluation")
             strategy.evaluate(batch)
         # Answers are no work of a step.
         work.repeats = 0
-        for prompts in planned.prompts:
-            generate(strategy, prompts, places, lambda cache: recorder.set_category(cache, CACHE))
-    notes = (*planned.notes, *kernel_notes(local, strategy.optimizer, device_type))
-    found = peaks(recorder.allocations, lambda allocation: allocation.category or TEMPORARIES)
-    return RankTrace(
-        num_blocks=len(places.blocks),
-        peaks=found,
-        allocations=tuple(recorder.allocations),
-        facts=facts_of(trainer, window, local, notes),
-        operations=dict(work.operations),
-        messages=dict(work.messages),
-        block_operations=dict(work.block_operations),
-        repeated={key: count for key, count in work.repeated.items() if count},
-    )
+        for prompts in self.planned.prompts:
+            generate(strategy, prompts, self.places, lambda cache: recorder.set_category(cache, CACHE))
 
 
 def _step(
@@ -354,15 +392,3 @@ def _blocks(local: nn.Module) -> list[nn.Module]:
     if isinstance(stages, nn.ModuleDict):
         return [block for stage in stages.values() for block in repeated_blocks(stage)]
     return repeated_blocks(local)
-
-
-def _gradients(local: nn.Module) -> Iterator[Tensor]:
-    for parameter in local.parameters():
-        if parameter.grad is not None:
-            yield parameter.grad
-
-
-def _state(optimizer: Any) -> Iterable[Tensor]:
-    if optimizer is None:
-        return ()
-    return [item for state in optimizer.state.values() for item in tree_iter(state) if isinstance(item, Tensor)]

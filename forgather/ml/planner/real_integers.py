@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+
+from forgather.ml.planner.operators import has_dtensor, leaves, tensors_in
 
 _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _FEW_ELEMENTS = 2**10
@@ -34,20 +34,21 @@ class RealIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator: for real if only integers take part."""
-        if any(issubclass(kind, DTensor) for kind in types):
+        if has_dtensor(tuple(types)):
             return NotImplemented
         kwargs = kwargs or {}
         if func.overloadpacket in _INDEXING:
             args = (args[0], _positions(args[1]), *args[2:])
-        # The quick answer for most operators.
-        if any(type(item) is FakeTensor for item in args):
+        values = [*leaves((args, kwargs))]
+        tensors = [item for item in values if isinstance(item, Tensor)]
+        # Most operators take a fake tensor: nothing of them is real.
+        if any(isinstance(item, FakeTensor) for item in tensors) or not (
+            _is_of_settings(func, tensors) or _is_of_integers(func, tensors, values)
+        ):
             return func(*args, **kwargs)
-        if not _is_of_settings(func, args, kwargs) and not _is_of_integers(func, args, kwargs):
-            return func(*args, **kwargs)
-        given = max((item.numel() for item in tree_iter((args, kwargs)) if isinstance(item, Tensor)), default=0)
-        if given > _MANY_ELEMENTS:
+        if max((item.numel() for item in tensors), default=0) > _MANY_ELEMENTS:
             shapes = func(*args, **kwargs)
-            if any(isinstance(item, Tensor) and item.numel() > _MOST_ELEMENTS for item in tree_iter(shapes)):
+            if any(item.numel() > _MOST_ELEMENTS for item in tensors_in(shapes)):
                 return shapes
         with unset_fake_temporarily():
             return func(*args, **kwargs)
@@ -65,25 +66,19 @@ def _positions(indices: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _is_of_settings(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+def _is_of_settings(func: Any, tensors: Sequence[Tensor]) -> bool:
     """Returns whether an operator makes or takes a short row of real numbers: constructors read settings from it."""
     if func.overloadpacket is torch.ops.aten.linspace:
         return True
-    tensors = [item for item in tree_iter((args, kwargs)) if isinstance(item, Tensor)]
-    return bool(tensors) and all(
-        not isinstance(item, FakeTensor) and item.numel() <= _FEW_ELEMENTS and not item.requires_grad
-        for item in tensors
-    )
+    return bool(tensors) and all(item.numel() <= _FEW_ELEMENTS and not item.requires_grad for item in tensors)
 
 
-def _is_of_integers(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+def _is_of_integers(func: Any, tensors: Sequence[Tensor], values: Sequence[Any]) -> bool:
     """Returns whether an operator takes real integer tensors, and its result is one too, as far as arguments tell."""
-    tensors = [item for item in tree_iter((args, kwargs)) if isinstance(item, Tensor)]
-    dtypes = [item for item in tree_iter((args, kwargs)) if isinstance(item, torch.dtype)]
-    if not all(dtype in _INTEGERS for dtype in dtypes):
+    dtypes = [item for item in values if isinstance(item, torch.dtype)]
+    if not all(dtype in _INTEGERS for dtype in dtypes) or any(isinstance(item, float) for item in values):
         return False
-    is_exact = not any(isinstance(item, float) for item in tree_iter((args, kwargs)))
     if not tensors:
         # A new tensor, such as positions. Only `arange` makes integers without being asked for them.
-        return is_exact and (bool(dtypes) or func.overloadpacket is torch.ops.aten.arange)
-    return is_exact and all(item.dtype in _INTEGERS and not isinstance(item, FakeTensor) for item in tensors)
+        return bool(dtypes) or func.overloadpacket is torch.ops.aten.arange
+    return all(item.dtype in _INTEGERS for item in tensors)

@@ -7,7 +7,8 @@ allocations, at each of the traced depths, before a deep model is drawn: at anot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,14 +34,15 @@ def peak_at(points: Mapping[int, DepthTraces], rows: int) -> int:
 def runs_one_program(points: Mapping[int, DepthTraces]) -> bool:
     """Returns whether the same operators ran with all traced numbers of rows, so that other numbers follow from them.
 
-    FSDP2 and ZeRO free gathered weights at other moments if a micro-batch is very small.
-
     Args:
         points: the traces of some numbers of rows.
     """
-    found = [[one.shallow, one.deeper] for one in points.values()]
-    programs = [[None if one is None else [_program(item) for item in one.allocations] for one in two] for two in found]
-    return all(program == programs[0] for program in programs)
+    first, *others = points.values()
+    return all(
+        _is_one_program(first.shallow, one.shallow)
+        and (first.deeper is None or one.deeper is None or _is_one_program(first.deeper, one.deeper))
+        for one in others
+    )
 
 
 def trace_at(points: Mapping[int, DepthTraces], rows: int, micro_batches: int) -> RankTrace:
@@ -90,25 +92,36 @@ def _peaks(points: Mapping[int, RankTrace], size: int) -> Mapping[Region, Peak]:
     def line(one: int, other: int) -> int:
         return one + (other - one) * (size - low) // (high - low)
 
-    if [_program(item) for item in below.allocations] == [_program(item) for item in above.allocations]:
+    between = {at: _on_line(below.peaks[at], above.peaks[at], line) for at in below.peaks if at in above.peaks}
+    if _is_one_program(below, above):
         sized = [
             replace(one, num_bytes=line(one.num_bytes, other.num_bytes))
-            for one, other in zip(below.allocations, above.allocations, strict=True)
+            for one, other in zip(_in_order(below), _in_order(above), strict=True)
         ]
-        return peaks(sized, lambda item: item.category or TEMPORARIES)
+        return {**between, **peaks(sized, lambda item: item.category or TEMPORARIES)}
     # Other operators ran: the peaks of the regions are the best that is known, and the trace of the answer decides.
-    return {
-        region: Peak(
-            line(peak.num_bytes, above.peaks[region].num_bytes),
-            {
-                name: line(peak.categories.get(name, 0), above.peaks[region].categories.get(name, 0))
-                for name in {**peak.categories, **above.peaks[region].categories}
-            },
-        )
-        for region, peak in below.peaks.items()
-        if region in above.peaks
-    }
+    return between
+
+
+def _on_line(low: Peak, high: Peak, line: Callable[[int, int], int]) -> Peak:
+    names = {**low.categories, **high.categories}
+    return Peak(
+        line(low.num_bytes, high.num_bytes),
+        {name: line(low.categories.get(name, 0), high.categories.get(name, 0)) for name in names},
+        made_by=low.made_by,
+    )
+
+
+def _is_one_program(one: RankTrace, other: RankTrace) -> bool:
+    return [_program(item) for item in _in_order(one)] == [_program(item) for item in _in_order(other)]
+
+
+def _in_order(trace: RankTrace) -> list[Allocation]:
+    """Returns the allocations of a trace in the order of their birth; what existed before by its death and its use."""
+    return sorted(
+        trace.allocations, key=lambda item: (item.born, item.died or math.inf, item.category or "", item.num_bytes)
+    )
 
 
 def _program(item: Allocation) -> tuple[Any, ...]:
-    return item.born, item.died, item.region, item.operation
+    return item.born, item.died, item.region, item.operation, item.category

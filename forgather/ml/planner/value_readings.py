@@ -19,8 +19,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     unset_fake_temporarily,
 )
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from forgather.ml.planner.operators import has_dtensor
 
 
 class ReadingZeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -56,7 +57,7 @@ class ReadingZeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator, or answers a reading."""
-        if any(issubclass(kind, DTensor) for kind in types):
+        if has_dtensor(tuple(types)):
             return NotImplemented
         if func is not torch.ops.aten._local_scalar_dense.default or self._depth > 0:
             return func(*args, **(kwargs or {}))

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from forgather.ml.models import from_pretrained
 from forgather.ml.planner.model_builders import building, loading_fakes
-from forgather.ml.planner.rank_trace import OTHER_MODELS
+from forgather.ml.planner.rank_recorder import OTHER_MODELS
 from forgather.ml.planner.real_integers import RealIntegers
 from tests.ml.fixtures import tiny_llama
 from tests.ml.planner.task_cells import FULL, QUICK, measured, traced
