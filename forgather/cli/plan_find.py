@@ -110,6 +110,8 @@ def _lines(found: Found, search: Search, written: dict[str, Any] | None) -> list
         "",
         *_table(found.ranking[:_SHOWN]),
     ]
+    if any(cell.is_verified for cell in found.ranking):
+        lines.append("verified: traced at its own size, with all blocks of the model")
     if len(found.ranking) > _SHOWN:
         lines.append(f"and {len(found.ranking) - _SHOWN} more: --json has all")
     usable = {cell.title for cell in found.ranking}

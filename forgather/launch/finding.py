@@ -2,12 +2,12 @@
 
 Takes a `Project`, a number of devices and their facts; gives the ranking as plain data. One pair of traces serves all
 micro-batches of a choice. What cannot fit by the sizes of weights and optimizer state alone is not traced. The first
-five of the ranking are traced again at their own size, as `fgcli plan` would trace the config that is written.
+five of the ranking are traced again at their own size and with all blocks of the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from forgather.errors import ForgatherError
 from forgather.launch.choice_project import ChoiceProjects
 from forgather.launch.in_process import MAIN
-from forgather.launch.planning import Device, error_line, traced_plan
+from forgather.launch.planning import Device, error_line
 from forgather.launch.time_planning import step_of
 from forgather.planner.choices import Choice, batches, choices
 from forgather.planner.efficiency import Range
@@ -25,8 +25,11 @@ from forgather.planner.work import RunWork
 from forgather.project.project import Project
 
 VERIFIED = 5
-"""The number of cells at the top of the ranking that are traced at their own size."""
+"""The number of cells at the top of the ranking that are traced in full."""
 _BATCHES = "forgather.ml.planner.batch_plans:plan_batches"
+_IN_FULL = "forgather.ml.planner.batch_plans:full_plans"
+
+_Plans = list[tuple[dict[str, Any], RunWork] | ForgatherError]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,24 +141,24 @@ class _Planner:
         self._search.say(f"planning {choice.title}")
         self.traced += 1
         try:
-            plans = self._plans(opened, sizes)
+            plans = self._plans(_BATCHES, opened, sizes)
         except Exception as error:  # noqa: BLE001 - code of the user's model under a strategy that it may not support
             return [replace(cell, reason=error_line(error)) for cell in empty]
-        return [self._filled(cell, *plan) for cell, plan in zip(empty, plans, strict=True)]
+        return [self._filled(cell, plan) for cell, plan in zip(empty, plans, strict=True)]
 
-    def _plans(self, opened: Project, sizes: tuple[tuple[int, int], ...]) -> list[tuple[dict[str, Any], RunWork]]:
-        module, function = _BATCHES.split(":")
+    def _plans(self, place: str, opened: Project, sizes: Sequence[tuple[int, int]]) -> _Plans:
+        module, function = place.split(":")
         plan = getattr(import_module(module), function)
         gpus, nodes = self._search.gpus, self._search.nodes
-        result: list[tuple[dict[str, Any], RunWork]] = plan(
+        result: _Plans = plan(
             lambda hook: opened.build_with(hook, MAIN),
             world_size=gpus * nodes,
             local_world_size=gpus,
             batches=sizes,
             device_type=self._search.device.type,
         )
-        found = result[0][0]
-        if self._state is None and found["optimizer_bytes"] is not None:
+        found = next((one[0] for one in result if not isinstance(one, ForgatherError)), None)
+        if self._state is None and found is not None and found["optimizer_bytes"] is not None:
             share = found["trainable"] / found["parameters"]
             self._state = (found["model_bytes"], int(found["model_bytes"] * share), found["optimizer_bytes"])
         return result
@@ -173,7 +176,13 @@ class _Planner:
         rows = (("weights, gradients and optimizer state", state),)
         return {"least": least, "most": least, "available": available, "largest": rows, "is_bound": True}
 
-    def _filled(self, cell: Cell, plan: Mapping[str, Any], work: RunWork, *, verified: bool = False) -> Cell:
+    def _filled(
+        self, cell: Cell, found: tuple[dict[str, Any], RunWork] | ForgatherError, *, verified: bool = False
+    ) -> Cell:
+        if isinstance(found, ForgatherError):
+            # Such as data with fewer rows than the micro-batches of all replicas.
+            return replace(cell, reason=error_line(found))
+        plan, work = found
         device = self._search.device
         fits = fit_plan(plan, device.hardware, held_bytes=device.held_bytes)
         worst = max(fits, key=lambda fit: fit.least, default=None)
@@ -197,26 +206,29 @@ class _Planner:
         )
 
     def verified(self, ranking: list[Cell], by_title: Mapping[str, Choice]) -> list[Cell]:
-        """Returns the ranking whose first cells were traced at their own size."""
-        while (cell := next(_unverified(ranking), None)) is not None:
-            self._search.say(f"verifying {cell.title}, {cell.rows} x {cell.micro_batches} rows")
-            opened = self._projects.open(by_title[cell.title], (cell.rows, cell.micro_batches))
-            search = self._search
-            kind = search.device.type
-            place = ranking.index(cell)
+        """Returns the ranking whose first cells were traced in full, those of one choice by one trainer."""
+        while cells := _unverified(ranking):
+            title = cells[0].title
+            sizes = [(cell.rows, cell.micro_batches) for cell in cells]
+            self._search.say(f"verifying {title}, {', '.join(f'{rows} x {number}' for rows, number in sizes)} rows")
+            found: _Plans
             try:
-                plan, work = traced_plan(opened, gpus=search.gpus, nodes=search.nodes, device_type=kind)
-                ranking[place] = self._filled(cell, plan, work, verified=True)
+                found = self._plans(_IN_FULL, self._projects.open(by_title[title], sizes[0]), sizes)
             except ForgatherError as error:
-                # Such as data with fewer rows than the micro-batches of all replicas.
-                ranking[place] = replace(cell, reason=error_line(error))
+                found = [error] * len(sizes)
+            filled = {
+                cell.rows: self._filled(cell, plan, verified=True) for cell, plan in zip(cells, found, strict=True)
+            }
+            ranking = [filled.get(cell.rows, cell) if cell.title == title else cell for cell in ranking]
             usable = ranked(ranking, self._search.by)
             ranking = [*usable, *(one for one in ranking if not one.is_usable)]
         return ranking
 
 
-def _unverified(ranking: list[Cell]) -> Iterator[Cell]:
-    return (cell for cell in ranking[:VERIFIED] if cell.is_usable and not cell.is_verified)
+def _unverified(ranking: Sequence[Cell]) -> list[Cell]:
+    """Returns the first of the first cells that are not yet traced in full, and those of the same choice."""
+    found = [cell for cell in ranking[:VERIFIED] if cell.is_usable and not cell.is_verified]
+    return [cell for cell in found if cell.title == found[0].title]
 
 
 def _price(price: float | None, tokens: Range | None, processes: int) -> Range | None:

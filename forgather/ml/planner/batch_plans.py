@@ -1,23 +1,29 @@
 """The plans of one run with several batches: the same update, divided into micro-batches in several ways.
 
 `plan_batches` traces the smallest and the largest of the accumulated micro-batches, and the whole update as one;
-`row_line.py` computes all between them, unless the two run different programs: then each size is traced. Pipelines are
-not planned here: their stages are made for one number of rows.
+`row_line.py` computes all between them, unless the two run different programs: then each size is traced. `full_plans`
+traces each batch itself, with all blocks of the model. Pipelines are not planned here: their stages are made for one
+number of rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from forgather.errors import TrainingError
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.deep_trace import DepthTraces, depth_traces
 from forgather.ml.planner.memory import plan_of
-from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace
+from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_shapes
 from forgather.ml.planner.row_line import runs_one_program, trace_at
 from forgather.ml.planner.window_shape import WindowShape
+from forgather.ml.trainer.batch_sampler import RankShare
+from forgather.ml.trainer.data_loader import check_size, is_iterable
 from forgather.planner.work import RunWork
+
+Plans = list[tuple[dict[str, Any], RunWork] | TrainingError]
 
 
 def plan_batches(
@@ -27,7 +33,7 @@ def plan_batches(
     local_world_size: int,
     batches: Sequence[tuple[int, int]],
     device_type: str = "cpu",
-) -> list[tuple[dict[str, Any], RunWork]]:
+) -> Plans:
     """Returns the memory plan and the work of a run for several batches, see `plan_run`.
 
     Args:
@@ -37,20 +43,21 @@ def plan_batches(
         batches: pairs of the rows of a micro-batch and the number of micro-batches of an update.
         device_type: the kind of device, "cpu" or "cuda", see `trace_shapes`.
 
+    Returns:
+        For each batch, its plan and its work, or the error FG804 if the data has fewer rows than one micro-batch of all
+        replicas.
+
     Raises:
         PlanError: FG997 if the tensors of a batch have no common number of rows.
     """
-    local = min(local_world_size, world_size)
-    facts = ProcessFacts(rank=0, local_rank=0, world_size=world_size, local_world_size=local)
+    sized = _Sizes(make_trainer, batches)
+    facts = _rank_0(world_size, local_world_size)
     accumulated = sorted(rows for rows, number in batches if number > 1)
     points = sorted({*accumulated[:1], *accumulated[-1:]})
     whole = [rows for rows, number in batches if number == 1]
 
     def trace(sizes: Sequence[tuple[int, int]]) -> tuple[dict[tuple[int, int], DepthTraces], ...]:
-        shapes = [
-            WindowShape(rows=rows, micro_batches=n, longest=longest) for longest in (True, False) for rows, n in sizes
-        ]
-        found = depth_traces(make_trainer, facts, shapes, device_type=device_type)
+        found = depth_traces(sized.make_trainer, facts, _shapes(sizes), device_type=device_type)
         return tuple(dict(zip(sizes, part, strict=True)) for part in (found[: len(sizes)], found[len(sizes) :]))
 
     longest, usual = trace([*((rows, 2) for rows in points), *((rows, 1) for rows in whole)])
@@ -63,12 +70,84 @@ def plan_batches(
 
     def trace_of(traced: Mapping[tuple[int, int], DepthTraces], rows: int, micro_batches: int) -> RankTrace:
         if micro_batches == 1:
-            return _sized(traced[rows, 1].deep, rows, 1)
+            return traced[rows, 1].deep
         line = {rows: traced[rows, 2]} if (rows, 2) in traced else {size: traced[size, 2] for size in points}
-        return _sized(trace_at(line, rows, micro_batches), rows, micro_batches)
+        return trace_at(line, rows, micro_batches)
 
-    common: Any = {"world_size": world_size, "local_world_size": local, "device_type": device_type}
-    return [plan_of([trace_of(longest, *batch)], [trace_of(usual, *batch)], **common) for batch in batches]
+    return sized.plans(
+        lambda batch: (trace_of(longest, *batch), trace_of(usual, *batch)), facts=facts, device_type=device_type
+    )
+
+
+def full_plans(
+    make_trainer: MakeTrainer,
+    *,
+    world_size: int,
+    local_world_size: int,
+    batches: Sequence[tuple[int, int]],
+    device_type: str = "cpu",
+) -> Plans:
+    """Returns the same as `plan_batches`, from a trace of each batch with all blocks of the model: nothing is drawn."""
+    sized = _Sizes(make_trainer, batches)
+    facts = _rank_0(world_size, local_world_size)
+    found = trace_shapes(sized.make_trainer, facts, _shapes(batches), device_type=device_type)
+    traces = dict(zip(batches, zip(found[: len(batches)], found[len(batches) :], strict=True), strict=True))
+    return sized.plans(traces.__getitem__, facts=facts, device_type=device_type)
+
+
+def _rank_0(world_size: int, local_world_size: int) -> ProcessFacts:
+    local = min(local_world_size, world_size)
+    return ProcessFacts(rank=0, local_rank=0, world_size=world_size, local_world_size=local)
+
+
+def _shapes(sizes: Sequence[tuple[int, int]]) -> list[WindowShape]:
+    return [WindowShape(rows=rows, micro_batches=n, longest=longest) for longest in (True, False) for rows, n in sizes]
+
+
+class _Sizes:
+    """The batches of a run whose data may have too few rows for some of them."""
+
+    def __init__(self, make_trainer: MakeTrainer, batches: Sequence[tuple[int, int]]) -> None:
+        self._make_trainer = make_trainer
+        self._batches = batches
+        self._refused: dict[int, TrainingError] = {}
+
+    def make_trainer(self, hook: Any) -> Any:
+        """Returns the trainer, and notes for which micro-batches its data has too few rows."""
+        trainer = self._make_trainer(hook)
+        dataset, _ = trainer._inputs(trainer.train_dataset)
+        for rows, _ in self._batches:
+            try:
+                if not is_iterable(dataset):
+                    check_size(len(dataset), RankShare.for_topology(trainer.strategy.topology, rows))
+            except TrainingError as error:
+                self._refused[rows] = error
+        return trainer
+
+    def plans(
+        self,
+        traces_of: Callable[[tuple[int, int]], tuple[RankTrace, RankTrace]],
+        *,
+        facts: ProcessFacts,
+        device_type: str,
+    ) -> Plans:
+        """Returns the plan of each batch, from its traces of the longest and of usual rows."""
+        found: Plans = []
+        for batch in self._batches:
+            if (refused := self._refused.get(batch[0])) is not None:
+                found.append(refused)
+                continue
+            longest, usual = (_sized(trace, *batch) for trace in traces_of(batch))
+            found.append(
+                plan_of(
+                    [longest],
+                    [usual],
+                    world_size=facts.world_size,
+                    local_world_size=facts.local_world_size,
+                    device_type=device_type,
+                )
+            )
+        return found
 
 
 def _sized(trace: RankTrace, rows: int, micro_batches: int) -> RankTrace:
