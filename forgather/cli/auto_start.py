@@ -5,6 +5,7 @@ Takes a project and the command line; changes the project, and gives the values 
 
 from __future__ import annotations
 
+import json
 from contextlib import redirect_stdout
 from sys import stderr
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 from forgather.cli.invocation import Invocation
 from forgather.cli.next_steps import checkpoint_to_resume
 from forgather.cli.output import print_note
-from forgather.launch.auto_values import AutoValue, auto_settings, find_values, room_of, values_of_checkpoint
+from forgather.launch.auto_values import ROWS, AutoValue, auto_settings, find_values, room_of, values_of_checkpoint
+from forgather.launch.batch_trial import asks_for_trial, confirmed_rows
 from forgather.project.project import Project
+from forgather.project.trainer_arguments import trainer_arguments
 
 
 def auto_values_of_all(
@@ -27,17 +30,35 @@ def auto_values_of_all(
         output_dir: the output folder of the run.
         member: the current process as a `Peer` of several processes, or None if there is only one process.
     """
-    if not auto_settings(project):
+    asks = asks_for_trial(project)
+    if not asks and not auto_settings(project):
         return []
     if member is not None and not member.is_main:
-        project.add_overrides([(path, text) for path, text in member.share("auto")["values"]])
+        shared = member.share("auto")
+        project.add_overrides([(path, text) for path, text in shared["values"]])
+        if shared["tries"]:
+            _tried_values(project, member)
         return []
     world, local = (member.facts.world_size, member.facts.local_world_size) if member is not None else (1, 1)
     values = with_auto_values(project, invocation, gpus=local, nodes=world // local, output_dir=output_dir)
+    tries = asks and not any(value.name == ROWS and value.is_kept for value in values)
     if member is not None:
-        member.share("auto", {"values": [(value.path, value.text) for value in values]})
+        member.share("auto", {"values": [(value.path, value.text) for value in values], "tries": tries})
     for value in values:
         print_note(value.line())
+    return [*values, *_tried_values(project, member)] if tries else values
+
+
+def _tried_values(project: Project, member: Any) -> list[AutoValue]:
+    """Tries the batch on all devices and replaces it by one that fits; returns the new numbers."""
+    tried = confirmed_rows(project, member)
+    arguments = trainer_arguments(project.graph)
+    assert arguments is not None  # noqa: S101 - they ask for the trial
+    texts = {name: json.dumps(value) for name, value in tried.changes.items()}
+    values = [AutoValue(name, arguments.path(name), text, "tried on all devices") for name, text in texts.items()]
+    project.add_overrides([(value.path, value.text) for value in values])
+    if member is None or member.is_main:
+        print_note(tried.line())
     return values
 
 
@@ -54,7 +75,7 @@ def with_auto_values(
         output_dir: the output folder of a run, which keeps the numbers of the run that it resumes. None if nothing is
             resumed.
     """
-    if not auto_settings(project):
+    if not auto_settings(project) and not asks_for_trial(project):
         return []
     checkpoint = None if output_dir is None else checkpoint_to_resume(project, output_dir)
     values = [] if checkpoint is None else values_of_checkpoint(project, checkpoint)

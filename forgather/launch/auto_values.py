@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from forgather.config.graph import Mapped, Scalar
 from forgather.errors import DistributedError, PlanError
+from forgather.launch.batch_trial import asks_for_trial
 from forgather.launch.in_process import MAIN
 from forgather.launch.planning import MOST_ROWS, Device, device_of, rows_within, traced_plan
 from forgather.launch.time_planning import time_of
@@ -45,12 +46,14 @@ class AutoValue(NamedTuple):
         path: its path for `--set`.
         text: the value as YAML text.
         reason: why it is this value.
+        is_kept: whether it is that of the run that is resumed.
     """
 
     name: str
     path: str
     text: str
     reason: str
+    is_kept: bool = False
 
     def line(self) -> str:
         """Returns the line that is printed at the start of the run."""
@@ -147,7 +150,7 @@ def _path(arguments: TrainerArguments, name: str) -> str:
 
 
 def values_of_checkpoint(project: Project, checkpoint: str) -> list[AutoValue]:
-    """Returns the values with which a checkpoint was trained, for those of `auto_settings` that it names.
+    """Returns the values with which a checkpoint was trained, for those that a run would find.
 
     Args:
         project: the project, opened with the config.
@@ -157,13 +160,14 @@ def values_of_checkpoint(project: Project, checkpoint: str) -> list[AutoValue]:
     try:
         with open(os.path.join(checkpoint, _TRAINED_WITH), encoding="utf-8") as stream:
             trained = json.load(stream)
-        known = {name: _inside(trained, name) for name in auto_settings(project)}
+        names = dict.fromkeys((*auto_settings(project), *((ROWS,) if asks_for_trial(project) else ())))
+        known = {name: _inside(trained, name) for name in names}
     except (OSError, ValueError, TypeError, AttributeError):
         # A checkpoint of another tool; whether this one can be read is for the run to say.
         return []
     reason = f"as in {os.path.basename(checkpoint)}"
     return [
-        AutoValue(name, _path(arguments, name), json.dumps(value), reason)
+        AutoValue(name, _path(arguments, name), json.dumps(value), reason, is_kept=True)
         for name, value in known.items()
         if value not in (None, AUTO)
     ]

@@ -12,7 +12,7 @@ Units:
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -86,6 +86,24 @@ def largest_size(
         following = predict(points, size + 1)
         if peaks[size] == predict(points, size) <= limit < following and size < most:
             return _answer(peaks, size, following)
+
+
+def smaller_sizes(size: int, unit: int = 1) -> Iterator[int]:
+    """Yields smaller sizes to try after one did not fit, in steps that grow: a tenth, a fifth, two fifths, then halves.
+
+    Args:
+        size: the size that did not fit.
+        unit: of what the sizes are multiples.
+
+    Example:
+        >>> list(smaller_sizes(100)), list(smaller_sizes(16, 4))
+        ([90, 72, 43, 21, 10, 5, 2, 1], [12, 8, 4])
+    """
+    share = 0.1
+    while size > unit:
+        size = max(unit, min(int(size * (1 - share)) // unit * unit, size - unit))
+        yield size
+        share = min(0.5, 2 * share)
 
 
 def _answer(peaks: Mapping[int, int], size: int, following: int | None, *, is_exact: bool = True) -> LargestSize:

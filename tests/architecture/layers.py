@@ -108,6 +108,7 @@ launch:
     launch.export launch.trained_model
     launch launch.batch_scripts launch.dry_run launch.evaluation launch.harness launch.multi_process launch.planning
     launch.benchmark_run launch.plan_check launch.restart
+    launch.batch_trial
     launch.calibration launch.choice_project launch.time_planning
     launch.auto_values launch.finding launch.ways_out
     launch.written_choice
@@ -237,7 +238,7 @@ planner:
     planner.trace_facts planner.planned_batches
     planner.generation_trace planner.untraceable
     planner.rank_recorder
-    planner.rank_trace
+    planner.rank_trace planner.batch_trial
     planner.deep_trace
     planner.row_line
     planner.memory planner.row_limit planner.stage_costs

@@ -40,6 +40,8 @@ class TrainingArguments:
         per_device_train_batch_size: the number of rows of one micro-batch on one data-parallel rank; None takes what
             follows from `global_batch_size`, or 8. In a config, `auto` is the largest number that fits, which
             `fgcli train` finds.
+        auto_find_batch_size: whether `fgcli train` tries the batch on the devices before the run: all processes
+            together compute two steps of the longest rows, and try fewer rows until the memory of all devices suffices.
         per_device_eval_batch_size: the number of rows of one evaluation batch on one data-parallel rank; metrics do not
             depend on this number.
         gradient_accumulation_steps: the number of micro-batches of one optimizer step; None takes what follows from
@@ -152,6 +154,7 @@ class TrainingArguments:
     logging_dir: str | None = dataclasses.field(default=None, compare=False)
     run_name: str | None = None
     per_device_train_batch_size: int = 8
+    auto_find_batch_size: bool = False
     per_device_eval_batch_size: int = 8
     gradient_accumulation_steps: int = 1
     global_batch_size: int | None = None

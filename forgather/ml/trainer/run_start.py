@@ -100,6 +100,13 @@ def _constructor_name(value: Any) -> str:
 _log = get_logger(__name__)
 
 
+def warn_of_untried_batch(args: Any) -> None:
+    """Logs a warning if the training arguments ask for a batch that was tried before the run, and none was."""
+    if args.auto_find_batch_size:
+        rows = args.per_device_train_batch_size
+        _log.warning("auto_find_batch_size has no effect: only `fgcli train` tries batches, this run has %d rows", rows)
+
+
 class RunStart:
     """The number of processes that the config requests, recorded when the trainer is constructed."""
 

@@ -273,6 +273,7 @@ class Trainer(WithOwnLoss):
         args, session, topology = self.args, self._session, self.strategy.topology
         self._start.begin(topology.world_size, topology.device, self.layout, self.model)
         accumulation = args.gradient_accumulation_steps
+        run_start.warn_of_untried_batch(args)
         warn_of_micro_batches(self.model, replicas=topology.dp_size, accumulation=accumulation)
         refuse_unused_hooks(self)
         request = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
