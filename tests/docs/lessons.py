@@ -16,6 +16,7 @@ everything else, and the processes that a run starts, are started as a shell sta
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 import re
@@ -37,14 +38,14 @@ from tests.reliability.forks import Child
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.M | re.S)
 RUN = re.compile(
-    r"fgcli (-[pt] \S+ )*(train|construct|rerun|eval|data|generate|export|ckpt (export|verify)|new project \S+ --kind)\b"
+    r"fgcli (-[pt] \S+ )*(train|construct|rerun|eval|data|generate|plan|export|ckpt (export|verify)|new project \S+ --kind)\b"
 )
 SCRIPT = re.compile(r"python (\S+\.py)\b")
 PIPED = re.compile(r"printf '([^']*)' \| (fgcli chat\b.*)")
-SHELL = re.compile(r"[|;&<>*$]")
+SHELL = re.compile(r"[|;&<>$]")
 TIMEOUT_SECONDS = 120
 INTERRUPT = "^C"
-RUN_FOLDER = re.compile(r"runs/\.\*[\w\\-]+")
+RUN_FOLDER = re.compile(r"runs/\.\*(?:\w|\\?-)+")
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,8 @@ class _Forked:
         import_libraries()
         piped = PIPED.match(words)
         said, words = (piped[1].replace("\\n", "\n"), piped[2]) if piped else ("", words)
-        self._process = Child(_typed, shlex.split(words), folder, output, said)
+        expanded = [name for word in shlex.split(words) for name in sorted(glob.glob(word, root_dir=folder)) or [word]]
+        self._process = Child(_typed, expanded, folder, output, said)
         self.status = 0
 
     def interrupt(self) -> None:
