@@ -35,7 +35,7 @@ def bench(tmp_path, monkeypatch):
     files = {
         "toy.py": OUT_OF_MEMORY,
         "rows.jsonl": rows,
-        "templates/configs/tiny.yaml": f"{TINY_TRAINING}    save_strategy: steps\n    save_steps: 2\n",
+        "templates/configs/tiny.yaml": f"{TINY_TRAINING}    save_strategy: steps\n    save_steps: 2\n    eval_strategy: epoch\n",
     }
     files["templates/configs/large.yaml"] = "main: !singleton:toy.py:Trainer\n"
     folder = make_project(tmp_path / "bench", files)

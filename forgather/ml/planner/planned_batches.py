@@ -54,7 +54,7 @@ class PlannedBatches:
     Args:
         first: the first window of the run; where the accumulation changes, the first of the largest ones.
         longest: a window of the longest rows, as large as any window of the run.
-        evaluation: a batch of each evaluation set, of its longest rows.
+        evaluation: a batch of each evaluation set, of its longest rows; none of a run that does not evaluate.
         prompts: a batch of each evaluation set that the model answers, of its longest prompts.
         notes: what is not known about longer rows, one sentence each.
     """
@@ -82,7 +82,8 @@ def planned_batches(trainer: Trainer) -> PlannedBatches:
         longest = _largest_window(TrainBatches(copies, args, collate, topology=topology), rule)
     evaluation, prompts = [], []
     sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, Mapping) else {"": trainer.eval_dataset}
-    for name, given in sets.items():
+    evaluates = args.eval_on_start or args.eval_strategy != "no"
+    for name, given in sets.items() if evaluates else ():
         if given is None:
             continue
         dataset, collate = trainer._inputs(given)

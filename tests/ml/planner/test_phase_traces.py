@@ -41,6 +41,7 @@ def make_trainer(layout, output_dir, hook=None, eval_rows=None):
         "per_device_train_batch_size": 1,
         "per_device_eval_batch_size": ROWS,
         "max_steps": 1,
+        "eval_strategy": "epoch",
         "predict_with_generate": True,
         "generation_max_new_tokens": NEW_TOKENS,
     }

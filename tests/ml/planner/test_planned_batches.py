@@ -103,11 +103,13 @@ def test_the_memory_is_that_of_the_longest_rows_and_the_work_that_of_the_first(t
 def test_the_evaluation_is_planned_with_its_own_batch(tmp_path):
     sets = {"short": [row(8) for _ in SHORT], "long": [row(length) for length in LENGTHS]}
 
-    def peak(**given):
+    def peak(eval_strategy="epoch", **given):
+        given["eval_strategy"] = eval_strategy
         trace = trace_rank(lambda hook: trainer(tmp_path, [row(8) for _ in SHORT], hook, **given), ALONE)
-        return max(peak.num_bytes for at, peak in trace.peaks.items() if at.phase == "evaluation")
+        return max((peak.num_bytes for at, peak in trace.peaks.items() if at.phase == "evaluation"), default=0)
 
     few, many = (peak(eval_dataset=sets, per_device_eval_batch_size=size) for size in (2, 32))
     logits = 4 * 512 * 64
     assert many - few >= 30 * logits
     assert peak(eval_dataset=sets["short"], per_device_eval_batch_size=32) < many
+    assert 0 == peak("no", eval_dataset=sets) < peak("no", eval_dataset=sets, eval_on_start=True)
