@@ -91,12 +91,17 @@ def row_lines(found: Mapping[str, Any] | None) -> list[str]:
         return []
     limit, need, size = found["limit"], found["num_bytes"], found["size"]
     if size == 0:
-        over = format_size(need - limit)
-        return ["", f"no batch fits into {format_size(limit)}: one row needs {format_size(need)}, {over} too much"]
+        least, over = _rows_need(found["unit"]), format_size(need - limit)
+        return ["", f"no batch fits into {format_size(limit)}: {least} {format_size(need)}, {over} too much"]
     following = found["next_bytes"]
-    more = "" if following is None else f"; {size + 1} need {format_size(following)}"
+    more = "" if following is None else f"; {size + found['unit']} need {format_size(following)}"
+    chunks = "" if found["pipeline_chunks"] is None else f" with pipeline_chunks {found['pipeline_chunks']}"
     least = "" if found["is_exact"] else "at least "
-    return ["", f"largest batch within {format_size(limit)}: {least}{size} rows, {format_size(need)}{more}"]
+    return ["", f"largest batch within {format_size(limit)}: {least}{size} rows{chunks}, {format_size(need)}{more}"]
+
+
+def _rows_need(rows: int) -> str:
+    return "one row needs" if rows == 1 else f"{rows} rows need"
 
 
 def _rank_fit_lines(rank: Mapping[str, Any], world_size: int) -> list[str]:

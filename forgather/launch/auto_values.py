@@ -84,11 +84,6 @@ class Room:
         assumed = "cuda" if self.limits else "cpu"
         return self.devices[0].type if self.devices else assumed
 
-    def replicas(self, arguments: TrainerArguments) -> int:
-        """Returns the number of data-parallel ranks of a run without a pipeline."""
-        slices = arguments.plain("tensor_parallel_size")
-        return self.gpus * self.nodes // (slices if isinstance(slices, int) else 1)
-
     def limits_of(self, arguments: TrainerArguments) -> tuple[float, ...]:
         """Returns the bytes that tensors may take; empty if nothing limits them."""
         if self.limits:
@@ -188,7 +183,8 @@ def find_values(project: Project, room: Room) -> list[AutoValue]:
 
     Raises:
         PlanError: FG947 if no cuts of a pipeline fit into the memory; FG948 if nothing limits a batch, or if not even
-            one row fits; FG997 for the batch of a pipeline.
+            one row fits; FG997 for the batch of a pipeline
+            without a number of micro-batches.
     """
     wanted = auto_settings(project)
     arguments = _arguments(project)
@@ -240,8 +236,9 @@ def _rows(project: Project, room: Room) -> tuple[str, str]:
             code="FG948",
             hint="name the memory of a device: device_memory: 22GB in meta, or --memory 22GB",
         )
+    unit = _rows_unit(arguments)
     # The numbers that are still to be found do not matter for the trace of a model without stages.
-    start = {ROWS: "1", **({CHUNKS: "null"} if CHUNKS in auto_settings(project) else {})}
+    start = {ROWS: str(unit), **({CHUNKS: "null"} if CHUNKS in auto_settings(project) else {})}
     update, steps = arguments.plain(GLOBAL), arguments.plain(ACCUMULATION)
     if update is not None:
         # Of two micro-batches or more, all but the first find gradients in memory.
@@ -252,17 +249,33 @@ def _rows(project: Project, room: Room) -> tuple[str, str]:
     )
     if answer["size"] == 0:
         raise PlanError(
-            f"{ROWS} is 'auto', and one row needs {format_size(answer['num_bytes'])} of {format_size(limit)}",
+            f"{ROWS} is 'auto', and {unit} row{'s need' if unit > 1 else ' needs'} "
+            f"{format_size(answer['num_bytes'])} of {format_size(limit)}",
             code="FG948",
             hint="`fgcli plan` shows what takes the memory, and what makes it smaller",
         )
     if isinstance(update, int):
-        return rows_of_update(update, steps, answer["size"], room.replicas(arguments))
+        replicas = arguments.replicas(room.gpus * room.nodes)
+        return rows_of_update(update, steps, answer["size"], replicas, unit=unit)
     most = f"; no more than {MOST_ROWS} are tried" if answer["size"] == MOST_ROWS else ""
     return str(answer["size"]), f"{format_size(answer['num_bytes'])} of {format_size(limit)}{most}"
 
 
-def rows_of_update(update: int, steps: object, most: int, replicas: int) -> tuple[str, str]:
+def _rows_unit(arguments: TrainerArguments) -> int:
+    """Returns of what the rows are multiples: in a pipeline, of the number of parts into which they are split."""
+    if not arguments.is_pipeline:
+        return 1
+    chunks = arguments.plain(CHUNKS)
+    if not isinstance(chunks, int):
+        raise PlanError(
+            f"{ROWS} is 'auto' in a pipeline, and {CHUNKS} is {chunks!r}: how many rows fit depends on it",
+            code="FG997",
+            hint=f"set {CHUNKS} to a number, such as that of the stages",
+        )
+    return chunks
+
+
+def rows_of_update(update: int, steps: object, most: int, replicas: int, *, unit: int = 1) -> tuple[str, str]:
     """Returns the largest number of rows that divides a global batch, so that accumulation makes up the rest.
 
     Args:
@@ -270,11 +283,12 @@ def rows_of_update(update: int, steps: object, most: int, replicas: int) -> tupl
         steps: the number of micro-batches of a step; None if it follows.
         most: the largest number of rows that fits.
         replicas: the number of data-parallel ranks.
+        unit: of what the rows are multiples.
 
     Raises:
         PlanError: FG948 if no number of rows that fits makes the global batch.
     """
-    sizes = [rows for rows in range(1, most + 1) if update % (rows * replicas) == 0]
+    sizes = [rows for rows in range(unit, most + 1, unit) if update % (rows * replicas) == 0]
     if steps is not None:
         sizes = [rows for rows in sizes if rows * replicas * int(str(steps)) == update]
     if not sizes:

@@ -99,10 +99,7 @@ def confirmed_rows(project: Project, member: Any = None) -> Tried:
 def _batches(arguments: TrainerArguments, world_size: int) -> Iterator[dict[str, int]]:
     """Yields the sizes to try, the largest first; with a global batch, those that accumulation completes to it."""
     update, steps = arguments.plain(GLOBAL_BATCH), arguments.plain(MICRO_BATCHES)
-    parts = [arguments.plain(name) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
-    replicas = world_size
-    for size in parts:
-        replicas //= size if isinstance(size, int) else 1
+    replicas = arguments.replicas(world_size)
     rows = arguments.plain(ROWS)
     if not isinstance(rows, int):
         count = steps if isinstance(steps, int) else 1

@@ -6,18 +6,22 @@ The inputs are a `Project` and a number of processes. The output is plain data, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from forgather.errors import ForgatherError, ProjectError
 from forgather.launch.in_process import MAIN
+from forgather.planner.batch_size import Peaks, largest_size, peak_of_worst, peaks_of_ranks
+from forgather.planner.choices import ROWS
 from forgather.planner.fit import fit_plan
 from forgather.planner.hardware import Hardware, hardware
 from forgather.planner.storage import disk_rows, host_rows
 from forgather.planner.work import RunWork
 from forgather.project.project import Project
+from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
 
 MOST_ROWS = 4096
 """The largest batch that is searched for."""
@@ -71,11 +75,16 @@ def rows_within(project: Project, *, gpus: int, nodes: int, limit: int, device_t
         device_type: the kind of device, "cpu" or "cuda", see `traced_plan`.
 
     Returns:
-        See `forgather.planner.batch_size.LargestSize`.
+        See `forgather.planner.batch_size.LargestSize`; "unit" is of what the rows are multiples, and "pipeline_chunks"
+        the number of micro-batches of a pipeline with which this is so.
 
     Raises:
-        PlanError: FG997 for a pipeline, and for batches whose tensors have no common number of rows.
+        PlanError: FG997 for batches whose tensors have no common number of rows.
     """
+    arguments = trainer_arguments(project.graph)
+    if arguments is not None and arguments.is_pipeline and gpus * nodes > 1:
+        cluster = {"gpus": gpus, "nodes": nodes, "device_type": device_type}
+        return {**_pipeline_rows(project, arguments, limit, cluster), "limit": limit}
     module, function = _ROWS.split(":")
     largest = getattr(import_module(module), function)
     with project.located():
@@ -87,7 +96,30 @@ def rows_within(project: Project, *, gpus: int, nodes: int, limit: int, device_t
             most=MOST_ROWS,
             device_type=device_type,
         )
-    return {**found, "limit": limit}
+    return {**found, "limit": limit, "unit": 1, "pipeline_chunks": None}
+
+
+def _pipeline_rows(
+    project: Project, arguments: TrainerArguments, limit: int, cluster: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the largest rows of a pipeline that keeps its number of micro-batches: the worst rank decides.
+
+    The stages are made for one number of rows, so each number that is traced is a plan of its own.
+    """
+    chunks = traced_plan(project, **cluster)[1].micro_batches
+
+    def measure(sizes: Sequence[int]) -> list[Peaks]:
+        return [peaks_of_ranks(traced_plan(sized(size), **cluster)[0]) for size in sizes]
+
+    def sized(size: int) -> Project:
+        changed = copy.copy(project)
+        settings = {ROWS: size * chunks, "pipeline_chunks": chunks}
+        changed.add_overrides([(arguments.path(name), str(value)) for name, value in settings.items()])
+        return changed
+
+    found = asdict(largest_size(measure, peak_of_worst, limit, most=MOST_ROWS // chunks))
+    rows = {"size": found["size"] * chunks, "traced": tuple(size * chunks for size in found["traced"])}
+    return {**found, **rows, "unit": chunks, "pipeline_chunks": chunks}
 
 
 class Device(NamedTuple):

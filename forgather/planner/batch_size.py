@@ -14,9 +14,10 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Trace = TypeVar("Trace")
+Peaks = Mapping[Any, int]
 
 MOST_TRACES = 8
 """The number of sizes that are traced at most."""
@@ -86,6 +87,24 @@ def largest_size(
         following = predict(points, size + 1)
         if peaks[size] == predict(points, size) <= limit < following and size < most:
             return _answer(peaks, size, following)
+
+
+def peaks_of_ranks(plan: Mapping[str, Any]) -> Peaks:
+    """Returns the bytes of each phase of each range of ranks of a plan, which is given as data."""
+    return {(*rank["ranks"], phase["phase"]): phase["num_bytes"] for rank in plan["ranks"] for phase in rank["phases"]}
+
+
+def peak_of_worst(points: Mapping[int, Peaks], size: int) -> int:
+    """Returns the peak of the worst rank of a pipeline for a size, on the lines through the peaks of one or two sizes.
+
+    Example:
+        >>> peak_of_worst({1: {"first": 9, "last": 5}, 2: {"first": 10, "last": 8}}, 4)
+        14
+    """
+    (low, below), (high, above) = min(points.items()), max(points.items())
+    if low == high:
+        return max(below.values())
+    return max(one + (above[key] - one) * (size - low) // (high - low) for key, one in below.items())
 
 
 def smaller_sizes(size: int, unit: int = 1) -> Iterator[int]:

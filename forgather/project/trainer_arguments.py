@@ -38,6 +38,22 @@ class TrainerArguments:
         node = self.get(name)
         return node.value if isinstance(node, Scalar) else None
 
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether the trainer cuts the model into pipeline stages."""
+        return self.call.constructor.endswith(":PipelineTrainingArguments")
+
+    def replicas(self, processes: int) -> int:
+        """Returns the number of data-parallel ranks of a run with some processes."""
+        sizes = [self.plain(name) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+        if self.is_pipeline and not isinstance(sizes[1], int):
+            # A pipeline takes all processes that other sizes leave.
+            given = self.plain("data_parallel_size")
+            return given if isinstance(given, int) else 1
+        for size in sizes:
+            processes //= size if isinstance(size, int) else 1
+        return processes
+
     def path(self, name: str) -> str:
         """Returns the path of a setting for `--set`, with the prefix `+` if the setting is not given."""
         path = next(path_text(place) for place, node in walk_places(self.graph) if node is self.call)

@@ -13,7 +13,7 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.main import main
 from forgather.errors import ForgatherError, PlanError
 from forgather.launch.auto_values import Room, auto_settings, find_values, room_of, rows_of_update, values_of_checkpoint
-from forgather.launch.planning import rows_within
+from forgather.launch.planning import rows_within, traced_plan
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed.peer import Peer
 from forgather.project.check import check_project
@@ -159,3 +159,36 @@ def test_one_process_finds_the_values_and_all_have_them(bench, capsys):
     # Only rank 0 prints.
     assert 2 == capsys.readouterr().err.count("auto: ")
     assert not find_values(Project("rate", "."), Room(gpus=1, nodes=1))
+
+
+def staged(rows, **settings):
+    paths = {"pipeline_chunks": "2", "split_spec": "auto"} | settings
+    changes = [(f"trainer_args.{name}", text) for name, text in paths.items()]
+    return Project("stages", ".", trust=True, overrides=[*changes, (ROWS, rows)])
+
+
+def test_the_rows_of_a_pipeline_need_a_number_of_micro_batches(bench):
+    with pytest.raises(ForgatherError, match="pipeline_chunks is 'auto'") as caught:
+        find_values(staged("auto", pipeline_chunks="auto"), Room(gpus=2, nodes=1, limits=(10**6,)))
+    assert "FG997" == caught.value.code
+
+
+@pytest.mark.matrix
+def test_the_largest_batch_of_a_pipeline_fits_on_the_worst_rank_and_one_more_does_not(bench):
+    limit = 700_000
+
+    def peak(rows):
+        plan, _ = traced_plan(staged(str(rows)), gpus=2, nodes=1, device_type="cuda")
+        return [max(phase["num_bytes"] for phase in rank["phases"]) for rank in plan["ranks"]]
+
+    found = rows_within(staged("4"), gpus=2, nodes=1, limit=limit, device_type="cuda")
+    rows = found["size"]
+    assert (2, 2, True) == (found["unit"], found["pipeline_chunks"], found["is_exact"])
+    assert rows > 4
+    assert rows % 2 == 0
+    assert found["num_bytes"] == max(peak(rows)) <= limit < max(peak(rows + 2)) == found["next_bytes"]
+    # The other rank would have room for more.
+    assert min(peak(rows + 2)) <= limit
+    assert len(found["traced"]) <= 3
+    (value,) = [one for one in find_values(staged("auto"), Room(gpus=2, nodes=1, limits=(limit,))) if one.path == ROWS]
+    assert str(rows) == value.text

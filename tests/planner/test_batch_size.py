@@ -73,7 +73,7 @@ def test_limits_next_to_the_first_traces(limit, size, traced):
 
 def test_a_limit_below_one_row_says_what_is_missing():
     found = search(lambda rows: 4000 * rows, 1000)
-    (line,) = filter(None, row_lines({**asdict(found), "limit": 1000}))
+    (line,) = filter(None, row_lines({**asdict(found), "limit": 1000, "unit": 1, "pipeline_chunks": None}))
     assert "no batch fits into 1000 B: one row needs 3.9 KiB, 2.9 KiB too much" == line
 
 
