@@ -211,6 +211,8 @@ class HardwareSelector:
             assumed.append("gpu_count is 0: planned for one GPU")
         limit = max_memory_gb * _GB if max_memory_gb is not None else facts.memory_bytes
         dtype = next((name for name in ("bf16", "fp16") if name in facts.peak_flops), "fp32")
+        if shape.traced and dtype != "fp32":
+            assumed.append(f"activations are those of the whole model in {dtype}; parts that stay in fp32 need more")
         start = Way(gpus=max(1, gpu_count), tokens=tokens, dtype=dtype)
         possible = [
             way for way in ways(start, batch_size, has_host=facts.kind != "cpu") if strategy in (None, way.strategy)

@@ -111,3 +111,19 @@ def test_the_terminal_shows_a_bar_with_the_device(found):
     found["fit"]["ranks"][0]["available"] = 5 * GIB
     (bar,) = [line.strip() for line in fit_lines(found["fit"], 4) if "#" in line]
     assert "|" + "#" * 24 + "|" + "#" * 14 + "+" * 5 + "-" * 5 == bar
+
+
+def test_the_page_answers_how_many_devices_a_deadline_needs(found):
+    assert "deadline" not in plan_page(found)
+    times = {"by_time": {"low": 3.0, "high": 5.0}, "days": {"low": 8.0, "high": 13.5}, "by_memory": 2}
+    count = {"devices_per_machine": 8, "planned": 5, "why_fewer": None, "tokens_per_update": 4096, "verdict": "fits"}
+    page = plan_page({**found, "devices": {**times, **count}})
+
+    cells = dict(re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td></tr>", page))
+    assert ("3 to 5", "at least 2") == (cells["machines, by time"], cells["machines, by memory"])
+    assert ("5 of 8 devices", "8 days to 13.5 days") == (
+        cells["machines that were planned"],
+        cells["time of the run on these"],
+    )
+    assert ("4,096", "fits") == (cells["tokens of a step"], cells["memory"])
+    assert "why" not in page and "more could not be planned" not in cells

@@ -115,6 +115,13 @@ def test_a_wrong_number_is_refused(wrong, message):
     assert message in bad.value.message
 
 
+def test_a_text_to_image_model_is_said_to_be_in_16_bits_as_a_whole():
+    def said(name):
+        return [one for one in configured(name, 1, 1, 80)["assumed"] if "of the whole model in bf16" in one]
+
+    assert (1, 0) == (len(said("sdxl")), len(said("llama-7b")))
+
+
 def test_another_task_is_refused():
     with pytest.raises(PlanError, match="task_type is 'inference'"):
         SELECTOR.select_hardware_for_task("text_generation", "gpt2", "inference")

@@ -28,6 +28,7 @@ from forgather.ml.planner.extrapolation import block_list, shorten
 from forgather.ml.planner.generation_trace import generate
 from forgather.ml.planner.library_kernels import kernel_notes
 from forgather.ml.planner.model_builders import building, loading_fakes, without_memory_for_models
+from forgather.ml.planner.offload import offload_notes, steps_on_the_host
 from forgather.ml.planner.operations import WorkCounter
 from forgather.ml.planner.packed_weights import other_models, parts_of
 from forgather.ml.planner.places import BEFORE, Places, noting_width
@@ -156,7 +157,7 @@ def trace_shapes(
             with fake, RealIntegers():  # type: ignore[no-untyped-call]
                 with ReadingZeros(trainer.strategy.model):
                     trainer.strategy.build_optimizer()
-                if device_type != "cpu":
+                if device_type != "cpu" and not steps_on_the_host(trainer.strategy):
                     choose_foreach(trainer.strategy.optimizer)
                 keep_loss_scale(getattr(trainer.strategy, "precision", None))
                 whole = sizes[0] if sizes else None
@@ -326,7 +327,8 @@ class _Tracer(NamedTuple):
             step = recorder.until_now()
             if evaluates:
                 self._evaluate(recorder, work)
-        notes = (*self.planned.notes, *kernel_notes(local, strategy.optimizer, self.device_type))
+        notes = [*self.planned.notes, *kernel_notes(local, strategy.optimizer, self.device_type)]
+        notes += offload_notes(strategy, self.device_type)
         return RankTrace(
             num_blocks=len(places.blocks),
             peaks=peaks(recorder.allocations, lambda allocation: allocation.category or TEMPORARIES),

@@ -45,7 +45,17 @@ def plan_page(found: Mapping[str, Any]) -> str:
         found: what `fgcli plan --json` prints: the plan, with `config`, `fit` and `time`.
     """
     title = str(found.get("config") or "plan")
-    body = "".join((_head(found, title), _tiles(found), _ranks(found), _timeline(found), _rows(found), _time(found)))
+    body = "".join(
+        (
+            _head(found, title),
+            _tiles(found),
+            _ranks(found),
+            _timeline(found),
+            _rows(found),
+            _time(found),
+            _deadline(found),
+        )
+    )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
@@ -313,6 +323,27 @@ def _time(found: Mapping[str, Any]) -> str:
         f'{bars}<table class="uses-table"><tbody>{rows}</tbody></table><p class="note">{note}</p>'
         f'<ul class="note">{assumed}</ul>',
     )
+
+
+def _deadline(found: Mapping[str, Any]) -> str:
+    """Returns how many machines finish before the deadline that was asked for; "" if none was."""
+    count = found.get("devices")
+    if count is None:
+        return ""
+    fewest, most = count["by_time"]["low"], count["by_time"]["high"]
+    memory = "no number was found" if count["by_memory"] is None else f"at least {count['by_memory']:,}"
+    days = {bound: 86400 * number for bound, number in count["days"].items()}
+    rows = [
+        ("machines, by time", f"{fewest:,.0f}" if fewest == most else f"{fewest:,.0f} to {most:,.0f}"),
+        ("machines, by memory", memory),
+        ("machines that were planned", f"{count['planned']:,} of {count['devices_per_machine']:,} devices"),
+        ("time of the run on these", _between(days)),
+        ("tokens of a step", f"{count['tokens_per_update']:,}"),
+        ("memory", count["verdict"]),
+        *([("more could not be planned", count["why_fewer"])] if count["why_fewer"] else []),
+    ]
+    cells = "".join(f"<tr><td>{html_text(name)}</td><td>{html_text(value)}</td></tr>" for name, value in rows)
+    return _card("Devices for the deadline", f'<table class="uses-table"><tbody>{cells}</tbody></table>')
 
 
 def _time_bar(step: Mapping[str, Any], kinds: Sequence[str], bound: str, whole: float) -> str:
