@@ -26,7 +26,8 @@ def add_find(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--find",
         action="store_true",
-        help="rank the ways to train this config: strategy, recomputation, micro-batches; with --hardware or --memory",
+        help="rank the ways to train this config: strategy, recomputation, micro-batches; with --hardware or --memory. "
+        "Pipelines and offload are not among them: plan a config that has them without --find",
     )
     parser.add_argument("--by", choices=ORDERS, default="tokens", help="with --find: the order (default: tokens)")
     parser.add_argument(
