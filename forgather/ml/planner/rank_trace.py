@@ -52,7 +52,7 @@ from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.planner.stage_metadata import Relay, relayed
 from forgather.ml.planner.trace_facts import TraceFacts, facts_of, mean_accumulation
 from forgather.ml.planner.untraceable import formula_sizes, has_formula, untraceable
-from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale, living_tensors
+from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale, living_tensors, only_new_objects
 from forgather.ml.planner.window_shape import WindowShape, reshaped
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.initial_weights import fill_with_fakes, shapes_only
@@ -151,7 +151,7 @@ def trace_shapes(
     try:
         stages = contextlib.nullcontext() if relay is None else relayed(relay)
         world = contextlib.nullcontext() if facts.world_size == 1 else fake_world(facts)
-        with world, separate_engine(), shapes_only(), loading_fakes(), stages:
+        with world, separate_engine(), shapes_only(), loading_fakes(), stages, only_new_objects():
             trainer = make_trainer(lambda function: without_memory_for_models(function, fake))
             batches = planned_batches(trainer)
             with fake, RealIntegers():  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ limit. In its forward pass, a model may decide by a value what it computes: ther
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -80,6 +81,19 @@ def keep_loss_scale(precision: Any) -> None:
     if scaler is not None:
         with unset_fake_temporarily():
             scaler._lazy_init_scale_growth_tracker(torch.device("cpu"))
+
+
+@contextlib.contextmanager
+def only_new_objects() -> Iterator[None]:
+    """Context manager in which Python's garbage collector looks at objects that were made inside of it only.
+
+    A process that has imported torch has a million others.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def living_tensors(fake: FakeTensorMode) -> Iterator[Tensor]:
