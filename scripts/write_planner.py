@@ -46,6 +46,11 @@ PIECES = {
 ROWS = (
     ("Extrapolated from two shallow models, against the whole model traced", "<= 0.1 %", "test_a_deep_model"),
     ("Planning takes, imports not counted", "8B: 8 CPU s; 70B: 15 CPU s, 1 GB", "test_a_large_model"),
+    (
+        "`--find` ranks an 8B-shaped model on 8 devices and traces the first five in full, imports not counted",
+        ">= 100 cells, <= 60 CPU s",
+        "test_a_ranking_of_a_large",
+    ),
     ("FLOPs of a step, against the closed form, attention included", "<= 0.5 %", "test_the_flops_of_a_family"),
     (
         "Batch finder: the answer is below the limit, and one more row is not",

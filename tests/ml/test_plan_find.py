@@ -1,6 +1,8 @@
 """`fgcli plan --find` on a config that is built: what is ranked, written, checked and trained."""
 
 import json
+import time
+from importlib import import_module
 
 import pytest
 
@@ -10,7 +12,7 @@ from forgather.launch.choice_project import ChoiceProjects
 from forgather.launch.finding import VERIFIED, Search, find
 from forgather.launch.planning import Device
 from forgather.launch.written_choice import refuse_writing, write_best
-from forgather.planner.hardware import Hardware
+from forgather.planner.hardware import Hardware, hardware
 from forgather.project.project import Project
 from tests.project.workbench import TINY_TRAINING, fgcli, make_project
 
@@ -168,6 +170,46 @@ def test_micro_batches_that_are_larger_than_the_data_are_rejected(bench):
     assert all(cell.reason.startswith("[FG804]") for cell in found.cells if cell.reason)
     assert {1, 2, 4, 8, 16, 32} == {cell.rows for cell in found.ranking}
     assert [number < VERIFIED for number in range(12)] == [cell.is_verified for cell in found.ranking]
+
+
+LARGE = {
+    "ns.block_size = 16": "ns.block_size = 2048",
+    "hidden_size: 8": "hidden_size: 4096",
+    "intermediate_size: 16": "intermediate_size: 14336",
+    "num_hidden_layers: 1": "num_hidden_layers: 32\n    max_position_embeddings: 8192\n    tie_word_embeddings: false",
+    "num_attention_heads: 2": "num_attention_heads: 32",
+    "num_key_value_heads: 2": "num_key_value_heads: 8",
+    "use_cpu: true": "use_cpu: true\n    bf16: true",
+}
+"""What makes a model with the shape of an 8B out of the tiny one."""
+
+
+def ranking_of_a_large_model(folder, gpus, rows):
+    """Returns the ranking of an 8B-shaped model on some H200, and the CPU seconds that it takes."""
+    text = TINY_TRAINING
+    for small, large in LARGE.items():
+        text = text.replace(small, large)
+    (folder / "templates/configs/large.yaml").write_text(text)
+    lines = (json.dumps({"text": f"{number} " * 4096}) for number in range(2 * rows))
+    (folder / "rows.jsonl").write_text("\n".join(lines))
+    search = Search(gpus=gpus, nodes=1, device=Device(hardware("h200")), rows=rows)
+    # Imports are not counted.
+    import_module("forgather.ml")
+    import_module("forgather.ml.planner.batch_plans")
+    began = time.process_time()
+    found = find(Project("large"), search)
+    return found, time.process_time() - began
+
+
+@pytest.mark.matrix
+def test_a_ranking_of_a_large_model_shares_its_traces(bench, record_property):
+    found, seconds = ranking_of_a_large_model(bench, 8, 512)
+    record_property("figure: cells", len(found.cells))
+    record_property("figure: CPU seconds", f"{seconds:.0f}")
+    assert len(found.cells) >= 100
+    # Not one trace for each cell, and those of the first five in full.
+    assert found.traced <= len(found.cells) / 5
+    assert [True] * VERIFIED == [cell.is_verified for cell in found.ranking[:VERIFIED]]
 
 
 @pytest.mark.matrix
