@@ -94,10 +94,18 @@ def row_lines(found: Mapping[str, Any] | None) -> list[str]:
         least, over = _rows_need(found["unit"]), format_size(need - limit)
         return ["", f"no batch fits into {format_size(limit)}: {least} {format_size(need)}, {over} too much"]
     following = found["next_bytes"]
-    more = "" if following is None else f"; {size + found['unit']} need {format_size(following)}"
+    more = (
+        ""
+        if following is None
+        else f"; {size + found['unit']} need {format_size(following - limit)} more than the limit"
+    )
     chunks = "" if found["pipeline_chunks"] is None else f" with pipeline_chunks {found['pipeline_chunks']}"
     least = "" if found["is_exact"] else "at least "
-    return ["", f"largest batch within {format_size(limit)}: {least}{size} rows{chunks}, {format_size(need)}{more}"]
+    return [
+        "",
+        f"largest batch within {format_size(limit)}: {least}{size} rows{chunks}, {format_size(need)}{more}",
+        "  this is what the run allocates; --hardware adds a GPU's context, workspaces and fragmentation",
+    ]
 
 
 def _rows_need(rows: int) -> str:

@@ -19,6 +19,8 @@ from forgather.planner.efficiency import Range
 from forgather.planner.fit import Verdict
 from forgather.planner.memory_plan import format_size
 
+EVAL_ROWS = "per_device_eval_batch_size"
+
 NUMBER = 3
 """How many ways out are looked for and shown."""
 
@@ -102,6 +104,10 @@ def changes_of(plan: Mapping[str, Any], given: Mapping[str, Any], optimizer: Map
     settings, mesh = plan["settings"], plan["mesh"]
     rows = settings[ROWS] or 1
     found = []
+    if given.get(EVAL_ROWS) != 1 and any(
+        _largest_phase(rank) in ("evaluation", "generation") for rank in plan["ranks"]
+    ):
+        found.append(Change(title="evaluation of one row at a time", settings={EVAL_ROWS: 1}))
     if rows > 1 and not given.get("accumulate_grad_batches"):
         found.append(Change(title="smaller micro-batches", divides=True))
     if mesh.get("pipeline", 1) > 1 and rows > 1 and given.get("pipeline_chunks") != rows:
@@ -114,6 +120,10 @@ def changes_of(plan: Mapping[str, Any], given: Mapping[str, Any], optimizer: Map
     if optimizer is not None:
         found += _optimizers(optimizer)
     return found
+
+
+def _largest_phase(rank: Mapping[str, Any]) -> str:
+    return str(max(rank["phases"], key=lambda phase: phase["num_bytes"])["phase"])
 
 
 def _sharded(plan: Mapping[str, Any], given: Mapping[str, Any]) -> list[Change]:

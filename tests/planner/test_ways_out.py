@@ -9,14 +9,17 @@ GIB = 2**30
 ADAMW = {"betas": [0.9, 0.95], "weight_decay": 0.1}
 
 
-def titles(*, given=None, optimizer=None, world=1, mesh=None, strategy="DataParallel", **settings):
+def titles(*, given=None, optimizer=None, world=1, mesh=None, strategy="DataParallel", largest="update", **settings):
     usual = {"per_device_train_batch_size": 4, "gradient_checkpointing": False, "bf16": False, "fp16": False}
-    plan = {"settings": usual | settings, "mesh": mesh or {}, "strategy": strategy, "world_size": world}
+    phases = [{"phase": "evaluation", "num_bytes": 2}, {"phase": "update", "num_bytes": 1}]
+    ranks = [{"phases": phases if largest == "evaluation" else phases[1:]}]
+    plan = {"settings": usual | settings, "mesh": mesh or {}, "strategy": strategy, "world_size": world, "ranks": ranks}
     return [change.title for change in changes_of(plan, given or {}, optimizer)]
 
 
 ACCEL = {"trainer": "forgather.ml:AccelTrainer"}
 SHARDS = {"replicate": 1, "shard": 2}
+EVAL = "evaluation of one row at a time"
 FSDP, HOST, ZERO = "weights sharded by FSDP2", "weights and optimizer in host memory", "ZeRO 3"
 
 
@@ -27,6 +30,11 @@ FSDP, HOST, ZERO = "weights sharded by FSDP2", "weights and optimizer in host me
         ({"per_device_train_batch_size": 1, "fp16": True}, ["recomputed activations"]),
         ({"gradient_checkpointing": True, "bf16": True}, ["smaller micro-batches"]),
         ({"given": {"accumulate_grad_batches": {0: 2}}, "bf16": True}, ["recomputed activations"]),
+        ({"largest": "evaluation", "gradient_checkpointing": True}, [EVAL, "smaller micro-batches", "bfloat16"]),
+        (
+            {"largest": "evaluation", "given": {"per_device_eval_batch_size": 1}, "gradient_checkpointing": True},
+            ["smaller micro-batches", "bfloat16"],
+        ),
     ],
 )
 def test_a_change_is_one_that_the_run_does_not_use(options, found):
@@ -64,7 +72,7 @@ def test_what_can_be_divided_further_is(options, found):
 
 def test_a_smaller_optimizer_keeps_decay_and_betas():
     plan = {"settings": {"per_device_train_batch_size": 1, "gradient_checkpointing": True, "bf16": True, "fp16": False}}
-    eight, factor = changes_of({**plan, "mesh": {}, "strategy": "", "world_size": 1}, {}, ADAMW)
+    eight, factor = changes_of({**plan, "mesh": {}, "strategy": "", "world_size": 1, "ranks": []}, {}, ADAMW)
     assert {"optim": "adamw_8bit", "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95} == eight.settings
     assert {"optimizer_factory": "null"} == eight.of_main
     assert "adafactor {weight_decay: 0.1}" in factor.of_main["optimizer_factory"]
