@@ -44,7 +44,7 @@ def plan_checks(
     device = _device(main, invocation, member)
     if device is None:
         return []
-    words = [*_words(invocation, configure, member, device, found), "--json"]
+    words = [*_words(invocation, configure, member, device, found), "--no-check", "--json"]
     check = begin_plan_check(words, device, run_dir, print_note)
     check.wait(PATIENCE_SECONDS if options.hardware is None else None)
     return [check]

@@ -95,7 +95,8 @@ def locate_error(error: ForgatherError, writers: Writers) -> None:
 
     For an error of a constructor, the keyword arguments of that call are searched. For an error of the run, all keyword
     arguments in `main` are searched, but only for names with an underscore, because a single word may be part of the
-    sentence. If the error itself carries the name of an argument, that name is searched first.
+    sentence. If the error itself carries the name of an argument, that name is searched first; "main" is the call of
+    the target `main`.
 
     Args:
         error: the error, whose `path` and `span` are set.
@@ -112,6 +113,8 @@ def locate_error(error: ForgatherError, writers: Writers) -> None:
             written = entry.value.span if entry.alias and entry.value.span is not None else entry.span
             error.span = writers.span(written, error.path)
             return
+    if marked == "main" and (main := writers.graph.targets.get("main")) is not None:
+        error.path, error.span = "main", main.value.span
 
 
 def note_path(error: ForgatherError) -> str | None:

@@ -236,7 +236,7 @@ planner:
     planner.model_builders
     planner.engine_tensors planner.stage_parts planner.stored_state
     planner.trace_facts planner.planned_batches
-    planner.generation_trace planner.untraceable
+    planner.generation_trace planner.transformers_steps planner.untraceable
     planner.rank_recorder
     planner.rank_trace planner.batch_trial
     planner.deep_trace

@@ -11,7 +11,7 @@ from typing import Any
 from forgather.cli.auto_start import with_auto_values
 from forgather.cli.calibrating import calibrate
 from forgather.cli.invocation import Invocation
-from forgather.cli.options import add_json, add_output, add_set, memory_size
+from forgather.cli.options import OWN_NAMES, add_json, add_output, add_set, memory_size
 from forgather.cli.output import print_findings, print_note, write_json, write_text
 from forgather.cli.plan_find import add_find, run_find
 from forgather.cli.plan_output import fit_lines, plan_lines, row_lines
@@ -34,7 +34,7 @@ with what is assumed. If a process does not fit, changes of the config are plann
 out. --tokens and --days ask how many devices a deadline needs. -o plan.html writes a page with bars of the memory of
 each process, its course over a step, and the time by kind. --calibrate learns from finished runs how much of its rates
 a device reaches, for later plans. --find plans all ways to train the config on the devices, ranks those that fit, and
-says why others do not."""
+says why others do not. The config is checked first, as by 'fgcli check'; one with errors is not planned."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml plan
   fgcli -t fsdp2.yaml plan --hardware h200 --gpus 8 --nodes 4
@@ -93,6 +93,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="fit efficiencies to the measured steps of these run folders, and write a file for --hardware "
         "(-o FILE, default: calibrated.json)",
     )
+    parser.add_argument("--no-check", action="store_true", help="plan without checking the config first")
     add_find(parser)
     add_set(parser)
     add_json(parser)
@@ -108,6 +109,10 @@ def run(invocation: Invocation) -> int:
     named = None if options.hardware is None else device_of(options.hardware, gpus=1)
     check_amounts(**amounts, device=None if named is None else named.hardware)
     project = invocation.open_project()
+    if not options.no_check:
+        from forgather.project.check import check_project
+
+        project.refuse(check_project(project, for_run=True, reserved=OWN_NAMES).findings)
     plan_run(project)
     print_findings(project.diagnostics, project.meta.project_dir)
     ask_trust(project, [MAIN])

@@ -8,7 +8,9 @@ attempt.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -202,6 +204,17 @@ def start_fake_group(rank: int, world_size: int) -> None:
     # By name: the module belongs to torch's tests, and only a dry run needs it.
     store = import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size)
+
+
+@contextlib.contextmanager
+def leaving_no_group() -> Iterator[None]:
+    """Context manager that destroys a process group that was made in its body."""
+    existed = dist.is_initialized()
+    try:
+        yield
+    finally:
+        if not existed:
+            shutdown()
 
 
 def shutdown() -> None:

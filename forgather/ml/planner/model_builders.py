@@ -106,7 +106,9 @@ def _loading_shapes() -> Iterator[None]:
         if quantized is not None:
             options.setdefault("quantization_config", AutoQuantizationConfig.from_dict(quantized))
         with torch.device("meta"), no_init_weights():
-            shapes = kind(config, *args).state_dict()
+            made = kind(config, *args)
+        # A tied weight is stored once. If both of its names were there, transformers would compare the values.
+        shapes = {name: one for name, one in made.state_dict().items() if name not in made.all_tied_weights_keys}
         dtype = config.dtype or _stored_dtype(name)
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         fakes = {

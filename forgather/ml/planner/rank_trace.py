@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_iter
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.activation_checkpointing import repeated_blocks
 from forgather.ml.distributed.env import fake_world
+from forgather.ml.distributed.group import leaving_no_group
 from forgather.ml.planner.allocations import STEP_PHASES, Allocation, Peak, Region, peaks
 from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, passes_to_settle, separate_engine
 from forgather.ml.planner.extrapolation import block_list, shorten
@@ -51,6 +52,7 @@ from forgather.ml.planner.rank_recorder import (
 from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.planner.stage_metadata import Relay, relayed
 from forgather.ml.planner.trace_facts import TraceFacts, facts_of, mean_accumulation
+from forgather.ml.planner.transformers_steps import planned_trainer
 from forgather.ml.planner.untraceable import formula_sizes, has_formula, untraceable
 from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale, living_tensors, only_new_objects
 from forgather.ml.planner.window_shape import WindowShape, reshaped
@@ -150,9 +152,9 @@ def trace_shapes(
     token = build_strategy.set(functools.partial(_build, fake=fake, depth=depth, sizes=sizes))
     try:
         stages = contextlib.nullcontext() if relay is None else relayed(relay)
-        world = contextlib.nullcontext() if facts.world_size == 1 else fake_world(facts)
+        world = leaving_no_group() if facts.world_size == 1 else fake_world(facts)
         with world, separate_engine(), shapes_only(), loading_fakes(), stages, only_new_objects():
-            trainer = make_trainer(lambda function: without_memory_for_models(function, fake))
+            trainer = planned_trainer(make_trainer(lambda function: without_memory_for_models(function, fake)))
             batches = planned_batches(trainer)
             with fake, RealIntegers():  # type: ignore[no-untyped-call]
                 with ReadingZeros(trainer.strategy.model):
@@ -356,7 +358,8 @@ class _Tracer(NamedTuple):
         strategy = self.trainer.strategy
         for batch in self.planned.evaluation:
             self.places.begin_pass("evaluation")
-            strategy.evaluate(batch)
+            (given,) = window_with_divergence(strategy, replace(self.planned.first, batches=[batch])).batches
+            strategy.evaluate(given)
         # Answers are no work of a step.
         work.repeats = 0
         for prompts in self.planned.prompts:

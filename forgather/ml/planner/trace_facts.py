@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_iter
 from forgather.ml.planner.extrapolation import extrapolated_counts, line
 from forgather.ml.planner.stage_parts import StageParts, parts_of
 from forgather.ml.planner.stored_state import StoredState, state_of
-from forgather.ml.strategy.data_parallel import DataParallel
 from forgather.ml.strategy.describe import axes_of
 from forgather.ml.strategy.pipeline.local_stages import LocalStages
 from forgather.ml.trainer.run_start import num_steps_and_epochs
@@ -182,7 +181,7 @@ def _untraced(strategy: Any) -> dict[str, int]:
 
 
 def _reduced_bytes(strategy: Any) -> int:
-    if not isinstance(strategy, DataParallel) or strategy.topology.world_size == 1:
+    if not hasattr(strategy, "gradients_are_views") or strategy.topology.world_size == 1:
         return 0
     trained = [weight for weight in strategy.model.parameters() if weight.requires_grad]
     return sum(weight.numel() * weight.element_size() for weight in trained)

@@ -13,8 +13,9 @@ from forgather.ml.models import from_pretrained
 from forgather.ml.planner.model_builders import building, loading_fakes
 from forgather.ml.planner.rank_recorder import OTHER_MODELS
 from forgather.ml.planner.real_integers import RealIntegers
+from forgather.ml.preference_losses import KTOLoss
 from tests.ml.fixtures import tiny_llama
-from tests.ml.planner.task_cells import FULL, QUICK, measured, traced
+from tests.ml.planner.task_cells import FULL, PAIRS, QUICK, TaskCell, feedback, measured, traced, trainer
 from tests.ml.planner.test_rank_trace import planned
 
 
@@ -42,14 +43,16 @@ def test_the_traced_peak_is_the_measured_one(cell, traces_of, tmp_path, record_p
         assert -cell.below <= plan / real - 1 <= cell.above, (real, plan)
 
 
-def test_a_model_of_a_folder_needs_its_config_only(tmp_path):
-    tiny_llama().config.save_pretrained(tmp_path)
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_model_of_a_folder_needs_its_config_only(tmp_path, is_tied):
+    stored = tiny_llama(tie_word_embeddings=is_tied)
+    stored.config.save_pretrained(tmp_path)
 
     with loading_fakes(), building(FakeTensorMode(allow_non_fake_inputs=True)):
         model = from_pretrained(tmp_path, dtype="bfloat16")
 
     assert {(FakeTensor, torch.bfloat16)} == {(type(weight), weight.dtype) for weight in model.parameters()}
-    assert sum(map(torch.numel, tiny_llama().parameters())) == sum(map(torch.numel, model.parameters()))
+    assert sum(map(torch.numel, stored.parameters())) == sum(map(torch.numel, model.parameters()))
 
 
 class Packed(nn.Parameter):
@@ -94,6 +97,15 @@ def test_constructors_may_read_rows_of_numbers_and_initial_weights():
         model = DeeperLayersAreDroppedMore()
     assert pytest.approx([0, 0.1, 0.2, 0.3]) == model.rates
     assert isinstance(model.weight, FakeTensor)
+
+
+def test_an_evaluation_has_the_estimate_that_its_loss_needs(tmp_path):
+    rows = feedback()[:16]
+    make = trainer(
+        args={"eval_strategy": "epoch"}, rows=lambda: rows, eval_dataset=rows, adapter={}, loss_fn=KTOLoss(), **PAIRS
+    )
+    trace = traced(TaskCell("KTO", make), tmp_path)[0]
+    assert any(region.phase == "evaluation" for region in trace.peaks)
 
 
 def test_the_weights_of_a_teacher_have_a_row_of_their_own(traces_of):
