@@ -99,6 +99,7 @@ def test_constructors_may_read_rows_of_numbers_and_initial_weights():
     assert isinstance(model.weight, FakeTensor)
 
 
+@pytest.mark.matrix
 def test_an_evaluation_has_the_estimate_that_its_loss_needs(tmp_path):
     rows = feedback()[:16]
     make = trainer(
