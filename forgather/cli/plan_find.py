@@ -58,6 +58,12 @@ def run_find(project: Project, options: argparse.Namespace, *, gpus: int) -> int
     Raises:
         PlanError: FG992 if nothing fits; FG993 if nothing can be searched for or written.
     """
+    if (other := next((name for name in ("grid", "longest") if getattr(options, name) is not None), None)) is not None:
+        raise PlanError(
+            f"--{other} has no meaning beside --find",
+            code="FG993",
+            hint=f"find a way first, --write it as a config, and plan that one with --{other}",
+        )
     if options.global_batch is not None and options.global_batch < 1:
         raise PlanError(f"--global-batch is {options.global_batch}", code="FG993", hint="give a number above 0")
     search = Search(

@@ -101,7 +101,7 @@ class ModelInputs:
         # Without a mask, models of transformers read document boundaries from positions; others may not.
         self._is_transformers = any(isinstance(part, PreTrainedModel) for part in model.modules())
         self._no_cache = NoCache(model)
-        self._max_positions = _max_positions(model)
+        self._max_positions = max_positions(model)
 
     def prepared(self, batch: Any) -> Any:
         """Returns a batch with its document boundaries, and without a mask that would let attention cross them.
@@ -216,7 +216,7 @@ def _without_mask(batch: Mapping[str, Any], mask_BT: Tensor, positions_BT: Tenso
     return {**batch, "attention_mask": None, "position_ids": positions_BT}
 
 
-def _max_positions(model: nn.Module) -> int | None:
+def max_positions(model: nn.Module) -> int | None:
     """Returns the largest number of positions that a model supports, or None if that number is not certain.
 
     A table of learned positions ends at this number. Rotary positions end there too, unless a setting such as

@@ -1,12 +1,13 @@
-"""The largest batch whose memory stays below a limit: arithmetic over a few traces.
+"""The largest batch, or the longest rows, whose memory stays below a limit: arithmetic over a few traces.
 
-The input is a function that traces numbers of rows, and one that predicts the peak of any number from traces. Two small
-numbers are traced, the answer is computed, and the answer itself is traced. While a step runs the same operators with
-every number of rows, the bytes that are alive at one moment are affine in that number, and the prediction is exact. If
-the trace of the answer has another peak than predicted, it becomes one of the points and the computation is repeated.
+The input is a function that traces sizes, and one that predicts the peak of any size from traces. Some small sizes are
+traced, the answer is computed, and the answer itself is traced. While a step runs the same operators with every size,
+the bytes that are alive at one moment are affine in the number of rows and at most quadratic in their length, and the
+prediction is exact. If the trace of the answer has another peak than predicted, it becomes one of the points and the
+computation is repeated.
 
 Units:
-    bytes; sizes are numbers of rows.
+    bytes; sizes are numbers of rows, or lengths in steps of some tokens.
 """
 
 from __future__ import annotations
@@ -51,31 +52,36 @@ def largest_size(
     limit: int,
     *,
     most: int,
+    first: Sequence[int] = (1, 2),
+    most_traces: int = MOST_TRACES,
 ) -> LargestSize:
     """Returns the largest size whose peak is not above a limit.
 
     Args:
         measure: a function that traces sizes and returns their traces.
-        predict: a function of (traces of one or two sizes, a size), which returns the peak of the size in bytes. For a
-            size that was traced, it returns the peak of the trace.
+        predict: a function of (traces of one size, or of as many as `first`; a size), which returns the peak of the
+            size in bytes. For a size that was traced, it returns the peak of the trace.
         limit: the limit in bytes.
         most: the largest size that is allowed, such as the number of rows of the data.
+        first: the sizes that are traced first, of which 1 is one. A prediction uses as many traces.
+        most_traces: the number of sizes that are traced at most.
 
     Raises:
         ValueError: if `most` is below 1.
     """
     if most < 1:
         raise ValueError(f"most is {most}; the smallest size is 1")
-    traces = dict(zip((1, 2)[:most], measure((1, 2)[:most]), strict=True))
+    allowed = [size for size in first if size <= most]
+    traces = dict(zip(allowed, measure(allowed), strict=True))
     peaks = {size: predict({size: trace}, size) for size, trace in traces.items()}
     while True:
         low = max((size for size, peak in peaks.items() if peak <= limit), default=0)
         high = min((size for size, peak in peaks.items() if peak > limit), default=most + 1)
-        if low == 0 or low >= high - 1 or len(traces) >= MOST_TRACES:
+        if low == 0 or low >= high - 1 or len(traces) >= most_traces:
             following = peaks.get(low + 1)
             return _answer(peaks, low, following, is_exact=low == 0 or low >= high - 1)
         # The points on both sides of the answer, then the nearest ones.
-        nearest = sorted(traces, key=lambda size: (size not in (low, high), abs(size - low)))[:2]
+        nearest = sorted(traces, key=lambda size: (size not in (low, high), abs(size - low)))[: len(first)]
         points = {size: traces[size] for size in nearest}
         size = (low + high) // 2
         if len(traces) <= _PREDICTED:

@@ -20,7 +20,7 @@ foundation:
     planner.device_count planner.selection planner.step_time
     planner.benchmark planner.resources planner.run_time
     planner.benchmark_results
-    planner.ranking planner.storage planner.ways_out
+    planner.grid planner.ranking planner.storage planner.ways_out
 graph:
     config config.builtin_names config.environment config.insight config.lint
     config.lint.file_suggestions
@@ -110,13 +110,13 @@ launch:
     launch.benchmark_run launch.plan_check launch.restart
     launch.batch_trial
     launch.calibration launch.choice_project launch.time_planning
-    launch.auto_values launch.finding launch.ways_out
+    launch.auto_values launch.sequences launch.finding launch.ways_out
     launch.written_choice
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.auto_start cli.calibrating cli.generation_options cli.harness_output cli.plan_find cli.plan_output cli.plan_start cli.plan_time_output cli.selection_output
+    cli.auto_start cli.calibrating cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.selection_output
     cli.commands.benchmark cli.commands.export cli.commands.select
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
@@ -179,7 +179,7 @@ adapters:
     trained_adapter
 report:
     report.html_text report.pictures report.run_data
-    report.chart report.samples
+    report.chart report.length_grid report.samples
     report.page
     report.data_page report.plan_page
     report
@@ -232,7 +232,7 @@ planner:
     planner planner.devices_here planner.library_kernels planner.offload planner.operators planner.packed_weights planner.pipeline_step planner.processors_here planner.stage_metadata
     planner.allocations planner.operations planner.real_integers
     planner.calibration
-    planner.extrapolation planner.places planner.value_readings planner.window_shape
+    planner.extrapolation planner.places planner.row_length planner.value_readings planner.window_shape
     planner.model_builders
     planner.engine_tensors planner.stage_parts planner.stored_state
     planner.trace_facts planner.planned_batches
@@ -242,7 +242,7 @@ planner:
     planner.deep_trace
     planner.row_line
     planner.memory planner.row_limit planner.stage_costs
-    planner.batch_plans planner.split_search
+    planner.batch_plans planner.sequence_plans planner.split_search
 benchmark:
     benchmark_cell
 """

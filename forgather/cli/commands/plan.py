@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -14,11 +14,14 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import OWN_NAMES, add_json, add_output, add_set, memory_size
 from forgather.cli.output import print_findings, print_note, write_json, write_text
 from forgather.cli.plan_find import add_find, run_find
+from forgather.cli.plan_grid import add_grid, grid_lines, longest_lines
 from forgather.cli.plan_output import fit_lines, plan_lines, row_lines
 from forgather.cli.plan_time_output import device_count_lines, time_lines
 from forgather.cli.trusting import ask_trust
+from forgather.launch.auto_values import AutoValue
 from forgather.launch.in_process import MAIN, plan_run
 from forgather.launch.planning import device_of, fit_on, free_on, page_of, rows_within, traced_plan
+from forgather.launch.sequences import Cluster, grid_of, longest_of, row_length
 from forgather.launch.time_planning import device_count_of, time_of
 from forgather.launch.ways_out import Place, ways_out
 from forgather.planner.run_time import check_amounts
@@ -34,7 +37,8 @@ with what is assumed. If a process does not fit, changes of the config are plann
 out. --tokens and --days ask how many devices a deadline needs. -o plan.html writes a page with bars of the memory of
 each process, its course over a step, and the time by kind. --calibrate learns from finished runs how much of its rates
 a device reaches, for later plans. --find plans all ways to train the config on the devices, ranks those that fit, and
-says why others do not. The config is checked first, as by 'fgcli check'; one with errors is not planned."""
+says why others do not. --grid plans other lengths of rows and numbers of rows, and --longest finds the longest rows
+that fit. The config is checked first, as by 'fgcli check'; one with errors is not planned."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml plan
   fgcli -t fsdp2.yaml plan --hardware h200 --gpus 8 --nodes 4
@@ -45,6 +49,8 @@ EXAMPLES = """examples:
   fgcli plan --calibrate output_models/a/runs/RUN output_models/b/runs/RUN -o ours.json
   fgcli -t tiny.yaml plan --hardware ours.json
   fgcli -t tiny.yaml plan --free 9.5GiB
+  fgcli -t tiny.yaml plan --hardware l4 --grid 2048,4096,8192x1,2,4
+  fgcli -t tiny.yaml plan --hardware l4 --longest
   fgcli -t tiny.yaml plan --json
   fgcli -t tiny.yaml plan --find --hardware l4 --gpus 4 --write four_gpus
   fgcli -t tiny.yaml plan --hardware h200 -o plan.html"""
@@ -94,6 +100,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "(-o FILE, default: calibrated.json)",
     )
     parser.add_argument("--no-check", action="store_true", help="plan without checking the config first")
+    add_grid(parser)
     add_find(parser)
     add_set(parser)
     add_json(parser)
@@ -120,9 +127,10 @@ def run(invocation: Invocation) -> int:
     gpus = options.gpus if options.gpus is not None else asked if isinstance(asked, int) else 1
     if options.find:
         return run_find(project, options, gpus=gpus)
+    length = row_length(project) if options.grid is not None or options.longest is not None else None
     values = with_auto_values(project, invocation, gpus=gpus, nodes=options.nodes)
     # What constructors print must not be mixed with the result.
-    fit = time = count = None
+    fit = time = count = grid = longest = None
     with redirect_stdout(sys.stderr):
         device = free_on(named or device_of(None, gpus=gpus), options.free, options.device_type)
         # Nobody limits the memory of a run on a CPU, so that a limit is that of a GPU somewhere else.
@@ -140,22 +148,33 @@ def run(invocation: Invocation) -> int:
                 count = device_count_of(project, found, work, device.hardware, **deadline)
         if fit is not None and device is not None and not options.no_ways_out and _lacks(fit):
             fit["ways_out"] = ways_out(project, found, Place(device=device, **cluster), say=print_note)
-    result = {"config": project.config_name, **found, "fit": fit, "time": time, "devices": count}
+        others = Cluster(**cluster, device=device, limit=options.memory)
+        if length is not None and options.grid is not None:
+            grid = grid_of(project, found, length, options.grid, others)
+        if length is not None and options.longest is not None:
+            longest = longest_of(project, found, length, options.longest, others)
+    sizes = {"grid": grid, "longest": longest}
+    result = {"config": project.config_name, **found, "fit": fit, "time": time, "devices": count, **sizes}
+    _write(options, result, rows or None, values)
+    return 0
+
+
+def _write(
+    options: argparse.Namespace, result: Mapping[str, Any], rows: Mapping[str, Any] | None, values: Sequence[AutoValue]
+) -> None:
+    """Writes a plan as `--json` and `-o` say."""
     if options.json:
         auto = {value.name: {"value": value.text, "reason": value.reason} for value in values}
-        write_json({**result, "largest_batch": rows or None, "auto": auto}, options.output)
+        write_json({**result, "largest_batch": rows, "auto": auto}, options.output)
     elif options.output and options.output.endswith(".html"):
         write_text(page_of(result), options.output)
     else:
-        lines = [
-            *(value.line() for value in values),
-            *plan_lines(found),
-            *fit_lines(fit, found["world_size"]),
-            *row_lines(rows),
-        ]
-        lines += [*time_lines(time, found["world_size"]), *device_count_lines(count, options.days)]
+        lines = [*(value.line() for value in values), *plan_lines(result)]
+        lines += [*fit_lines(result["fit"], result["world_size"]), *row_lines(rows)]
+        lines += time_lines(result["time"], result["world_size"])
+        lines += device_count_lines(result["devices"], options.days)
+        lines += [*grid_lines(result["grid"]), *longest_lines(result["longest"])]
         write_text("\n".join(lines), options.output)
-    return 0
 
 
 def _lacks(fit: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ processes of a run call it together, each in a process that ends afterwards.
 from __future__ import annotations
 
 from forgather.ml.planner.planned_batches import planned_batches
-from forgather.ml.planner.window_shape import WindowShape, reshaped
+from forgather.ml.planner.window_shape import WindowShape
 from forgather.ml.trainer.divergence import window_with_divergence
 from forgather.ml.trainer.loop import loss_divisor
 from forgather.ml.trainer.trainer import Trainer
@@ -29,7 +29,7 @@ def try_batch(trainer: Trainer) -> None:
     strategy = trainer.strategy
     strategy.build_optimizer()
     planned = planned_batches(trainer)
-    window = reshaped(planned.longest, WindowShape())
+    window = planned.window(WindowShape())
     for _ in range(_STEPS):
         step = window_with_divergence(strategy, window)
         strategy.forward_backward(step, denom=loss_divisor(window.num_valid))

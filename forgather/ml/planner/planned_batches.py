@@ -6,16 +6,20 @@ of the longest row alone. Takes a trainer; gives windows and evaluation batches 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Mapping, Sized
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
+from forgather.errors import PlanError
 from forgather.ml.generation.generator import Generator
 from forgather.ml.losses import LossRule
+from forgather.ml.planner.row_length import ResizedRows, num_tokens
+from forgather.ml.planner.window_shape import WindowShape, reshaped
 from forgather.ml.trainer.answers import AnswerGenerator
 from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.data_loader import TrainBatches, is_iterable
@@ -28,6 +32,7 @@ from forgather.ml.types import Window
 MOST_READ = 1000
 """The number of rows that are read for their length, of a data set that does not store lengths."""
 _MOST_MICRO_BATCHES = 2
+_STREAMED = 64  # rows of a stream that are taken for another length
 
 
 class PromptBatch(NamedTuple):
@@ -57,6 +62,8 @@ class PlannedBatches:
         evaluation: a batch of each evaluation set, of its longest rows; none of a run that does not evaluate.
         prompts: a batch of each evaluation set that the model answers, of its longest prompts.
         notes: what is not known about longer rows, one sentence each.
+        rows: the number of rows of a micro-batch of the first window.
+        of_length: the same for rows of some lengths, where they are asked for.
     """
 
     first: Window
@@ -64,22 +71,42 @@ class PlannedBatches:
     evaluation: tuple[Any, ...]
     prompts: tuple[PromptBatch, ...]
     notes: tuple[str, ...]
+    rows: int
+    of_length: Mapping[int, PlannedBatches] = field(default_factory=dict)
+
+    def at_length(self, length: int | None) -> PlannedBatches:
+        """Returns the batches of a length, one of `of_length`; None gives those of the run."""
+        return self if length is None else self.of_length[length]
+
+    def window(self, shape: WindowShape) -> Window:
+        """Returns a window of a size, see `reshaped`."""
+        return reshaped(self.longest if shape.longest else self.first, shape, self.rows)
 
 
-def planned_batches(trainer: Trainer) -> PlannedBatches:
+def planned_batches(trainer: Trainer, lengths: Iterable[int] = ()) -> PlannedBatches:
     """Returns the batches of a trainer that a plan is made for.
 
     Args:
         trainer: the trainer of the config. Its strategy was built.
+        lengths: the numbers of tokens for which the rows of the data are repeated or cut as well.
+
+    Raises:
+        PlanError: FG997 if the rows have no tokens, although lengths are given.
     """
+    first = _largest_window(trainer._train_batches(), trainer.strategy.rule)
+    of_length = {length: _planned(trainer, first, length) for length in lengths}
+    return replace(_planned(trainer, first, None), of_length=of_length)
+
+
+def _planned(trainer: Trainer, first: Window, length: int | None) -> PlannedBatches:
     notes: list[str] = []
     rule, args, topology = trainer.strategy.rule, trainer.args, trainer.strategy.topology
-    first = longest = _largest_window(trainer._train_batches(), rule)
+    longest = first
     dataset, collate = trainer._inputs(trainer.train_dataset)
-    if (rows := _longest(dataset, "training", notes)) is not None:
-        share = RankShare.for_topology(topology, args.per_device_train_batch_size)
-        copies = _copies(dataset, rows, share.all_rows * min(len(first.batches), _MOST_MICRO_BATCHES))
-        longest = _largest_window(TrainBatches(copies, args, collate, topology=topology), rule)
+    share = RankShare.for_topology(topology, args.per_device_train_batch_size)
+    count = share.all_rows * min(len(first.batches), _MOST_MICRO_BATCHES)
+    if (rows := _sized(dataset, length, (count, count), "training", notes)) is not None:
+        longest = _largest_window(TrainBatches(rows, args, collate, topology=topology), rule)
     evaluation, prompts = [], []
     sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, Mapping) else {"": trainer.eval_dataset}
     evaluates = args.eval_on_start or args.eval_strategy != "no"
@@ -87,9 +114,12 @@ def planned_batches(trainer: Trainer) -> PlannedBatches:
         if given is None:
             continue
         dataset, collate = trainer._inputs(given)
-        if (rows := _longest(dataset, f"evaluation ({name})" if name else "evaluation", notes)) is not None:
-            all_rows = args.per_device_eval_batch_size * topology.dp_size
-            dataset = _copies(dataset, rows, min(len(dataset), all_rows))
+        count = args.per_device_eval_batch_size * topology.dp_size
+        counts = (count if is_iterable(dataset) else min(len(dataset), count), count)
+        if (
+            rows := _sized(dataset, length, counts, f"evaluation ({name})" if name else "evaluation", notes)
+        ) is not None:
+            dataset = rows
         read = eval_batches(dataset, args, collate, topology).read(rule)
         evaluation.append(next(read).batch)
         if (generator := trainer.answer_generator) is not None:
@@ -98,8 +128,50 @@ def planned_batches(trainer: Trainer) -> PlannedBatches:
             else:
                 prompts.append(_longest_prompts(generator, given, args.per_device_eval_batch_size))
     return PlannedBatches(
-        first=first, longest=longest, evaluation=tuple(evaluation), prompts=tuple(prompts), notes=tuple(notes)
+        first=first if length is None else longest,
+        longest=longest,
+        evaluation=tuple(evaluation),
+        prompts=tuple(prompts),
+        notes=tuple(notes),
+        rows=args.per_device_train_batch_size,
     )
+
+
+def _sized(dataset: Any, length: int | None, counts: tuple[int, int], name: str, notes: list[str]) -> Any:
+    """Returns the longest rows of a data set, or rows of a length; None if it is fine as it is.
+
+    Args:
+        dataset: the data set.
+        length: the number of tokens of a row; None for the longest ones.
+        counts: the number of rows, and the number of them if a text is cut into rows: there are more of them if they
+            are shorter.
+        name: the name of the data set.
+        notes: what is not known about longer rows, which is added.
+    """
+    if length is not None and is_iterable(dataset):
+        dataset = list(itertools.islice(dataset, _STREAMED))
+    rows = _longest(dataset, name, notes)
+    if length is None:
+        return None if rows is None else _copies(dataset, rows, counts[0])
+    if rows is not None:
+        dataset = _copies(dataset, rows, counts[0])
+    present = _present(dataset, counts[0], name)
+    if rows is None and length != present and len(dataset) < counts[1]:
+        dataset = _copies(dataset, [*range(len(dataset))], counts[1])
+    return ResizedRows(dataset, length - present)
+
+
+def _present(dataset: Any, count: int, name: str) -> int:
+    """Returns the number of tokens of the longest of the first rows."""
+    try:
+        with IsolatedRNG().seeded(0):
+            return max(num_tokens(dataset[number]) for number in range(min(len(dataset), count)))
+    except (KeyError, TypeError) as error:
+        raise PlanError(
+            f"the {name} rows have no 'input_ids', whose number could be changed",
+            code="FG997",
+            hint="plan without --grid and --longest: the size of such rows is no setting",
+        ) from error
 
 
 def _longest_prompts(generator: AnswerGenerator, dataset: Any, most_rows: int) -> PromptBatch:

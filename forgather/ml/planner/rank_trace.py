@@ -55,7 +55,7 @@ from forgather.ml.planner.trace_facts import TraceFacts, facts_of, mean_accumula
 from forgather.ml.planner.transformers_steps import planned_trainer
 from forgather.ml.planner.untraceable import formula_sizes, has_formula, untraceable
 from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale, living_tensors, only_new_objects
-from forgather.ml.planner.window_shape import WindowShape, reshaped
+from forgather.ml.planner.window_shape import WindowShape
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.initial_weights import fill_with_fakes, shapes_only
 from forgather.ml.strategy.meta_model import move_to_meta
@@ -148,14 +148,13 @@ def trace_shapes(
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     sizes: list[int] = []
-
     token = build_strategy.set(functools.partial(_build, fake=fake, depth=depth, sizes=sizes))
     try:
         stages = contextlib.nullcontext() if relay is None else relayed(relay)
         world = leaving_no_group() if facts.world_size == 1 else fake_world(facts)
         with world, separate_engine(), shapes_only(), loading_fakes(), stages, only_new_objects():
             trainer = planned_trainer(make_trainer(lambda function: without_memory_for_models(function, fake)))
-            batches = planned_batches(trainer)
+            batches = planned_batches(trainer, {shape.length for shape in shapes if shape.length})
             with fake, RealIntegers():  # type: ignore[no-untyped-call]
                 with ReadingZeros(trainer.strategy.model):
                     trainer.strategy.build_optimizer()
@@ -227,23 +226,25 @@ def _traces(
     windows: dict[Any, tuple[Window, float]] = {}
     keys = []
     for shape in shapes:
-        sized = reshaped(planned.longest if shape.longest else planned.first, shape)
+        sized = planned.at_length(shape.length).window(shape)
         steps = shape.micro_batches or mean_accumulation(trainer)
-        keys.append((steps, tuple(item.shape for item in tree_iter(sized.batches) if isinstance(item, Tensor))))
+        tensors = (item for item in tree_iter(sized.batches) if isinstance(item, Tensor))
+        keys.append((shape.length, steps, *(item.shape for item in tensors)))
         windows.setdefault(keys[-1], (sized, steps))
+    # Evaluations come after all steps of a length: ZeRO 3 needs a step to learn the order of the modules again.
+    ends = {length: (length, *rest) for length, *rest in windows}
     traced: dict[Any, RankTrace] = {}
     with places.followed(), noting_width(local, places.blocks, widths), ReadingZeros(local):
         tracer = _Tracer(trainer, planned, places, fake, category_of(strategy, places, widths), device_type)
         for key, (window, steps) in windows.items():
             # The first step makes the optimizer's state. The first one of a size fills the caches of DTensor, which
             # sees other sizes for other rows only where layers are divided.
-            if not traced or strategy.layout.tensor_parallel_size > 1:
+            if key[0] not in {length for length, *_ in traced} or strategy.layout.tensor_parallel_size > 1:
                 first = replace(window, batches=window.batches[:1] * passes_to_settle(strategy))
                 _step(trainer, first, places, WorkCounter(places.work_phase))
-            # Evaluations come after all steps: ZeRO 3 needs a step to learn the order of the modules again.
-            traced[key] = tracer.trace(window, steps, evaluates=len(traced) + 1 == len(windows))
-    last = traced[key]
-    return [_with_evaluation(traced[key], last) for key in keys]
+            of_length = tracer._replace(planned=planned.at_length(key[0]))
+            traced[key] = of_length.trace(window, steps, evaluates=key == ends[key[0]])
+    return [_with_evaluation(traced[key], traced[ends[key[0]]]) for key in keys]
 
 
 def _with_evaluation(trace: RankTrace, other: RankTrace) -> RankTrace:
@@ -290,10 +291,10 @@ def _naming_readings(
 
 
 def _formulas(trainer: Trainer, planned: PlannedBatches, shapes: Iterable[WindowShape], reason: str) -> list[RankTrace]:
-    windows = [reshaped(planned.longest if shape.longest else planned.first, shape) for shape in shapes]
+    windows = (planned.at_length(one.length).window(one) for one in shapes)
     sizes = formula_sizes(trainer, windows, [*planned.notes, reason])
-    peaks_of_nothing = {Region("backward", BEFORE): Peak(0, {})}
-    return [RankTrace(num_blocks=0, peaks=peaks_of_nothing, allocations=(), messages={}, **one) for one in sizes]
+    nothing = {Region("backward", BEFORE): Peak(0, {})}
+    return [RankTrace(num_blocks=0, peaks=nothing, allocations=(), messages={}, **one) for one in sizes]
 
 
 class _Tracer(NamedTuple):

@@ -1,14 +1,15 @@
-"""Traces of other numbers of rows, computed from the traces of two.
+"""Traces of other numbers of rows, computed from the traces of two; and peaks of other lengths, from those of three.
 
 A step runs the same operators with every number of rows, so that each allocation and each operator of one trace has a
-counterpart in the other, and its size is affine in the number of rows. Peaks are computed from the sizes of the
-allocations, at each of the traced depths, before a deep model is drawn: at another size the peak may be elsewhere.
+counterpart in the other, and its size is affine in the number of rows. In the length of rows, sizes are at most
+quadratic. Peaks are computed from the sizes of the allocations, at each of the traced depths, before a deep model is
+drawn: at another size the peak may be elsewhere.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,15 +21,16 @@ from forgather.ml.planner.rank_trace import RankTrace
 from forgather.planner.work import Message, Operation, work_on_line
 
 
-def peak_at(points: Mapping[int, DepthTraces], rows: int) -> int:
-    """Returns the peak of a number of rows in bytes, with what no operator allocates.
+def peak_at(points: Mapping[int, DepthTraces], size: int) -> int:
+    """Returns the peak of a number of rows, or of a length of rows, in bytes, with what no operator allocates.
 
     Args:
-        points: the traces of one or two numbers of rows. With one, `rows` is that number.
-        rows: the number of rows.
+        points: the traces of some sizes. With one, `size` is that one; two give sizes that are affine, and three those
+            that are quadratic.
+        size: the number of rows, or the length.
     """
     untraced = next(iter(points.values())).deep_facts.untraced
-    return max(peak.num_bytes for peak in _peaks_at(points, rows).values()) + sum(untraced.values())
+    return max(peak.num_bytes for peak in _peaks_at(points, size).values()) + sum(untraced.values())
 
 
 def runs_one_program(points: Mapping[int, DepthTraces]) -> bool:
@@ -87,28 +89,44 @@ def _peaks_at(points: Mapping[int, DepthTraces], rows: int) -> Mapping[Region, P
 def _peaks(points: Mapping[int, RankTrace], size: int) -> Mapping[Region, Peak]:
     if len(points) == 1:
         return next(iter(points.values())).peaks
-    (low, below), (high, above) = sorted(points.items())
+    weights, divisor = _weights(sorted(points), size)
+    first, *others = traces = [points[one] for one in sorted(points)]
 
-    def line(one: int, other: int) -> int:
-        return one + (other - one) * (size - low) // (high - low)
+    def line(values: Sequence[int]) -> int:
+        return sum(weight * value for weight, value in zip(weights, values, strict=True)) // divisor
 
-    between = {at: _on_line(below.peaks[at], above.peaks[at], line) for at in below.peaks if at in above.peaks}
-    if _is_one_program(below, above):
+    common = [at for at in first.peaks if all(at in one.peaks for one in others)]
+    between = {at: _on_line([one.peaks[at] for one in traces], line) for at in common}
+    if all(_is_one_program(first, one) for one in others):
         sized = [
-            replace(one, num_bytes=line(one.num_bytes, other.num_bytes))
-            for one, other in zip(_in_order(below), _in_order(above), strict=True)
+            replace(alike[0], num_bytes=line([one.num_bytes for one in alike]))
+            for alike in zip(*map(_in_order, traces), strict=True)
         ]
         return {**between, **peaks(sized, lambda item: item.category or TEMPORARIES)}
     # Other operators ran: the peaks of the regions are the best that is known, and the trace of the answer decides.
     return between
 
 
-def _on_line(low: Peak, high: Peak, line: Callable[[int, int], int]) -> Peak:
-    names = {**low.categories, **high.categories}
+def _weights(sizes: Sequence[int], size: int) -> tuple[list[int], int]:
+    """Returns the weights, and their common divisor, of the values at some sizes in the value at another one.
+
+    Source:
+        Lagrange's form of the polynomial through all values, in whole numbers.
+    """
+    others = [[other for other in sizes if other != one] for one in sizes]
+    divisors = [math.prod(one - other for other in rest) for one, rest in zip(sizes, others, strict=True)]
+    divisor = math.lcm(*divisors)
+    return [
+        math.prod(size - other for other in rest) * (divisor // own) for own, rest in zip(divisors, others, strict=True)
+    ], divisor
+
+
+def _on_line(found: Sequence[Peak], line: Callable[[Sequence[int]], int]) -> Peak:
+    names = {name: None for one in found for name in one.categories}
     return Peak(
-        line(low.num_bytes, high.num_bytes),
-        {name: line(low.categories.get(name, 0), high.categories.get(name, 0)) for name in names},
-        made_by=low.made_by,
+        line([one.num_bytes for one in found]),
+        {name: line([one.categories.get(name, 0) for one in found]) for name in names},
+        made_by=found[0].made_by,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter
 
+from forgather.ml.model_inputs import max_positions
 from forgather.ml.planner.extrapolation import extrapolated_counts, line
 from forgather.ml.planner.stage_parts import StageParts, parts_of
 from forgather.ml.planner.stored_state import StoredState, state_of
@@ -61,6 +62,8 @@ class TraceFacts:
         settings: the settings of `SETTINGS`, as the trainer has them.
         notes: what the trace leaves out, one sentence each.
         parts: the parts of the model in pipeline stages; None without a pipeline.
+        max_positions: the largest number of tokens of a row for which the model has positions; None if no number is
+            certain.
     """
 
     strategy: str
@@ -83,6 +86,7 @@ class TraceFacts:
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     parts: StageParts | None = None
+    max_positions: int | None = None
 
     def at_depth(self, deeper: TraceFacts, num_blocks: int) -> TraceFacts:
         """Returns the facts of a model with more blocks, on the line through the two depths that are traced."""
@@ -146,6 +150,7 @@ def facts_of(trainer: Trainer, window: Window, local: nn.Module, notes: Iterable
         settings={name: getattr(args, name, None) for name in SETTINGS},
         notes=tuple(notes),
         parts=parts_of(strategy),
+        max_positions=max_positions(strategy.model),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from forgather.ml.number_format import format_count
 from forgather.ml.report.html_text import html_text
+from forgather.ml.report.length_grid import VERDICTS, lengths_html
 from forgather.ml.report.page import POLICY, STYLE
 from forgather.planner.memory_plan import format_size
 from forgather.planner.ways_out import way_lines
@@ -34,7 +35,6 @@ _USES = (
 _OTHER = len(_USES)
 _PARTS = {"forward": "forward pass", "backward": "backward pass"}
 _HEADROOM = 1.06
-_VERDICTS = {"fits": "good", "may fit": "fair", "does not fit": "bad"}
 _WIDTH, _HEIGHT = 1000.0, 100.0  # of the timeline's view box, which is stretched to the width of the page
 
 
@@ -42,7 +42,7 @@ def plan_page(found: Mapping[str, Any]) -> str:
     """Returns a plan as an HTML document.
 
     Args:
-        found: what `fgcli plan --json` prints: the plan, with `config`, `fit` and `time`.
+        found: what `fgcli plan --json` prints: the plan, with `config`, `fit`, `time`, `grid` and `longest`.
     """
     title = str(found.get("config") or "plan")
     body = "".join(
@@ -50,6 +50,7 @@ def plan_page(found: Mapping[str, Any]) -> str:
             _head(found, title),
             _tiles(found),
             _ranks(found),
+            _lengths(found),
             _timeline(found),
             _rows(found),
             _time(found),
@@ -73,7 +74,7 @@ def _head(found: Mapping[str, Any], title: str) -> str:
         f"{found['rows_per_update']:,} rows{tokens} an update"
     )
     verdict = _verdict(found)
-    badge = f'<span class="badge {_VERDICTS[verdict]}">{verdict}</span>' if verdict else ""
+    badge = f'<span class="badge {VERDICTS[verdict]}">{verdict}</span>' if verdict else ""
     return (
         f'<header><div><p class="kicker">plan of a run</p><h1>{html_text(title)}</h1>'
         f'<p class="sub">{html_text(about)}</p></div>{badge}</header>'
@@ -83,7 +84,7 @@ def _head(found: Mapping[str, Any], title: str) -> str:
 def _verdict(found: Mapping[str, Any]) -> str | None:
     fits = (found.get("fit") or {}).get("ranks") or ()
     verdicts = {rank["verdict"] for rank in fits}
-    return next((one for one in reversed(_VERDICTS) if one in verdicts), None)
+    return next((one for one in reversed(VERDICTS) if one in verdicts), None)
 
 
 def _tiles(found: Mapping[str, Any]) -> str:
@@ -163,7 +164,7 @@ def _rank_bar(rank: Mapping[str, Any], world_size: int, fit: Mapping[str, Any] |
     if fit is not None:
         words += f" of {format_size(fit['available'])}"
         line = f'<u style="--at:{fit["available"] / whole:.3%}" title="memory of the device"></u>'
-        words += f' · <b class="{_VERDICTS[fit["verdict"]]}">{fit["verdict"]}</b>'
+        words += f' · <b class="{VERDICTS[fit["verdict"]]}">{fit["verdict"]}</b>'
     return (
         f'<div class="rank"><p><span>{html_text(_who(rank, world_size))}</span><span>{words}</span></p>'
         f'<div class="stack">{pieces}{line}</div></div>'
@@ -175,6 +176,11 @@ def _legend(uses: Sequence[str], *, has_overheads: bool = False) -> str:
     if has_overheads:
         keys += '<span><i class="least"></i>overhead (assumed)</span><span><u></u>memory of the device</span>'
     return f'<p class="uses">{keys}</p>'
+
+
+def _lengths(found: Mapping[str, Any]) -> str:
+    body = lengths_html(found)
+    return body and _card("Tokens of a row x rows of a micro-batch: peak of a process, tokens a second", body)
 
 
 def _timeline(found: Mapping[str, Any]) -> str:

@@ -78,4 +78,13 @@ def test_the_stages_of_a_pipeline_are_made_for_one_number_of_rows(tmp_path):
 def test_tensors_without_a_common_number_of_rows_are_refused():
     window = Window([{"input_ids": torch.ones(4, 2), "starts": torch.ones(3)}], 1.0, 8, 4)
     with pytest.raises(PlanError, match="no common number of rows: 3, 4"):
-        reshaped(window, WindowShape(rows=2))
+        reshaped(window, WindowShape(rows=2), 4)
+
+
+def test_a_row_may_be_several_in_the_tensors_and_rows_that_are_joined_are_refused():
+    pairs = Window([{"input_ids": torch.arange(8).view(4, 2)}], 1.0, 8, 2)
+    (batch,) = reshaped(pairs, WindowShape(rows=3), 2).batches
+    assert [0, 2, 4, 6, 0, 2] == batch["input_ids"][:, 0].tolist()
+    joined = Window([{"input_ids": torch.ones(1, 8)}], 1.0, 8, 4)
+    with pytest.raises(PlanError, match="a batch have 1 rows, which are made of 4 rows of the data"):
+        reshaped(joined, WindowShape(rows=2), 4)

@@ -1,0 +1,146 @@
+"""A grid of plans: lengths of rows by numbers of rows, each cell with its peak, whether it fits, and its speed.
+
+Takes the axes as text and the plan of each cell as data; gives cells as plain values.
+
+Units:
+    tokens, rows, bytes, tokens/s of all processes together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from forgather.planner.efficiency import Range
+from forgather.planner.fit import RankFit, Verdict
+from forgather.planner.memory_plan import format_size
+
+MOST_CELLS = 100
+_FACTORS = (0.5, 1, 2, 4)
+
+
+class Axes(NamedTuple):
+    """The axes of a grid.
+
+    Args:
+        lengths: the numbers of tokens of a row; empty for those around the length of the config.
+        rows: the numbers of rows of a micro-batch; empty for those around the number of the config.
+    """
+
+    lengths: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+
+    def around(self, length: int, rows: int) -> Axes:
+        """Returns the axes with half, twice and four times the values of a config where none are given."""
+        return Axes(self.lengths or _around(length), self.rows or _around(rows))
+
+
+def parse_axes(text: str) -> Axes | None:
+    """Returns the axes of a text such as 2048,4096x1,2,4; None if it is not one. Either side may be empty.
+
+    Example:
+        >>> parse_axes("4096,2048x1,2")
+        Axes(lengths=(2048, 4096), rows=(1, 2))
+        >>> parse_axes("x8"), parse_axes("2048x0")
+        (Axes(lengths=(), rows=(8,)), None)
+    """
+    sides = text.split("x")
+    numbers = [[part.strip() for part in side.split(",")] if side else [] for side in sides]
+    if len(sides) > 2 or not all(
+        part.isascii() and part.isdigit() and len(part) < 10 for side in numbers for part in side
+    ):
+        return None
+    found = Axes(*(tuple(sorted({int(part) for part in side})) for side in numbers))
+    is_whole = (found.lengths or found.rows) and 0 not in (*found.lengths, *found.rows)
+    return found if is_whole else None
+
+
+def _around(value: int) -> tuple[int, ...]:
+    return tuple(sorted({max(1, int(value * factor)) for factor in _FACTORS}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridCell:
+    """A cell of a grid.
+
+    Args:
+        length: the number of tokens of each row.
+        rows: the number of rows of a micro-batch.
+        micro_batches: the number of micro-batches of an update.
+        peak_bytes: the planned peak of the rank with the largest one; None if the cell is not planned.
+        verdict: whether the cell fits; None if nothing limits the memory, or if the cell is not planned.
+        least: the need of the rank with the lower bounds of what is assumed.
+        most: the same with the upper bounds.
+        tokens_per_second: the speed of all processes together; None if no device is known.
+        reason: why the cell is not planned; None if it is.
+    """
+
+    length: int
+    rows: int
+    micro_batches: int = 0
+    peak_bytes: int | None = None
+    verdict: Verdict | None = None
+    least: int | None = None
+    most: int | None = None
+    tokens_per_second: Range | None = None
+    reason: str | None = None
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns the cell as plain data."""
+        return asdict(self)
+
+    def planned(self, plan: Mapping[str, Any], fits: Sequence[RankFit], limit: int | None) -> GridCell:
+        """Returns this cell with the peak of its plan, and whether it fits.
+
+        Args:
+            plan: the plan as data.
+            fits: whether each rank fits on a device; empty if the memory of none is known.
+            limit: the bytes that the tensors of a process may take; None leaves it to the device.
+        """
+        peak = max(phase["num_bytes"] for phase in plan["ranks"][0]["phases"])
+        if limit is not None:
+            verdict = Verdict.FITS if peak <= limit else Verdict.TOO_LARGE
+            return replace(self, peak_bytes=peak, verdict=verdict, least=peak, most=peak)
+        worst = max(fits, key=lambda fit: fit.least, default=None)
+        if worst is None:
+            return replace(self, peak_bytes=peak, least=peak, most=peak)
+        return replace(self, peak_bytes=peak, verdict=worst.verdict, least=worst.least, most=worst.most)
+
+
+def reasons(grid: Mapping[str, Any]) -> list[str]:
+    """Returns why cells of a grid are not planned, each reason once with its first cell.
+
+    Args:
+        grid: the grid as data, with its cells as `GridCell.as_data` gives them.
+    """
+    found: dict[str, str] = {}
+    for cell in grid["cells"]:
+        if cell["reason"] is not None:
+            found.setdefault(cell["reason"], f"{cell['length']:,} tokens x {_rows(cell['rows'])}: {cell['reason']}")
+    return list(found.values())
+
+
+def longest_sentence(found: Mapping[str, Any]) -> str:
+    """Returns the longest rows that fit as a sentence.
+
+    Args:
+        found: the answer as data: a `LargestSize` in tokens, with `limit`, `step`, `rows` and `setting`.
+    """
+    limit, size, rows = format_size(found["limit"]), found["size"], f"{_rows(found['rows'])} of a micro-batch"
+    if size == 0:
+        over = format_size(found["num_bytes"] - found["limit"])
+        return f"no length fits into {limit} with {rows}: {found['step']:,} tokens need {over} too much"
+    if found["is_bound_by_positions"]:
+        more = f"the bound is max_position_embeddings of the model, {found['max_positions']:,}, not memory"
+    elif found["next_bytes"] is not None:
+        more = f"{size + found['step']:,} need {format_size(found['next_bytes'])}"
+    else:
+        more = "longer ones were not tried"
+    least = "" if found["is_exact"] else "at least "
+    need = format_size(found["num_bytes"])
+    return f"longest rows within {limit} with {rows}: {least}{size:,} tokens ({found['setting']}), {need}; {more}"
+
+
+def _rows(number: int) -> str:
+    return f"{number} row{'' if number == 1 else 's'}"
