@@ -9,6 +9,7 @@ from typing import Any
 
 from forgather.cli.output import print_note, write_json, write_text
 from forgather.errors import PlanError
+from forgather.interrupt import status_of
 from forgather.launch.finding import Found, Search, find
 from forgather.launch.planning import Device, device_of
 from forgather.launch.written_choice import refuse_writing, write_best
@@ -81,14 +82,17 @@ def run_find(project: Project, options: argparse.Namespace, *, gpus: int) -> int
     with redirect_stdout(sys.stderr):
         found = find(project, search)
     written = None
-    if options.write is not None:
+    if options.write is not None and found.interruption is None:
         file, cell = write_best(project, found, search, options.write, options.write_as)
         written = {"file": file, "title": cell.title, "rows": cell.rows, "micro_batches": cell.micro_batches}
     if options.json:
         write_json({"config": project.config_name, **found.as_data(), "written": written}, options.output)
     else:
         write_text("\n".join(_lines(found, search, written)), options.output)
-    return 0
+    if found.interruption is None:
+        return 0
+    print_note("interrupted: the ranking is that of the ways that were planned until then; nothing was written")
+    return status_of(found.interruption)
 
 
 def _device(options: argparse.Namespace, gpus: int) -> Device:

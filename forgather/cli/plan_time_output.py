@@ -35,7 +35,7 @@ def time_lines(time: Mapping[str, Any] | None, world_size: int) -> list[str]:
     if run is not None:
         price = "" if run["price"] is None else f", price {_between(run['price'], '{:,.0f}'.format)}"
         devices = "" if world_size == 1 else f", {_between(run['gpu_hours'], _amount)} device hours"
-        steps = f"{run['num_updates']} step{'' if run['num_updates'] == 1 else 's'}"
+        steps = f"{run['num_updates']:,} step{'' if run['num_updates'] == 1 else 's'}"
         hours = {bound: 3600 * number for bound, number in run["hours"].items()}
         lines.append(
             f"  run              {steps}, {_amount(run['tokens'])} tokens: {_between(hours, _duration)}{devices}{price}"
@@ -70,7 +70,7 @@ def device_count_lines(count: Mapping[str, Any] | None, days: float | None) -> l
         f"in {days:g} days",
         f"  by time    {by_time}",
         f"  by memory  {by_memory}",
-        f"  {machines(count['planned'])}: {_between(count['days'], '{:.3g}'.format)} days, "
+        f"  {machines(count['planned'])}: {_between(count['days'], _digits)} days, "
         f"{_amount(count['tokens_per_update'])} tokens in a step; memory: {count['verdict']}",
         *why,
     ]
@@ -85,8 +85,14 @@ def _duration(seconds: float) -> str:
     for unit, least in (("days", 2 * 86400), ("hours", 2 * 3600), ("min", 120), ("s", 1), ("ms", 1e-3)):
         if seconds >= least:
             per = {"days": 86400, "hours": 3600, "min": 60, "s": 1, "ms": 1e-3}[unit]
-            return f"{seconds / per:.3g} {unit}"
+            return f"{_digits(seconds / per)} {unit}"
     return f"{seconds * 1e6:.3g} us"
+
+
+def _digits(number: float) -> str:
+    """Returns a number with three digits that count, and never with an exponent."""
+    rounded = float(f"{number:.3g}")
+    return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:g}"
 
 
 def _amount(number: float) -> str:

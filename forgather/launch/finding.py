@@ -65,6 +65,7 @@ class Found:
         choices: the choice of each title.
         rows: the rows of an update.
         traced: the number of choices that were traced.
+        interruption: what ended the search early; None of a whole search.
     """
 
     cells: tuple[Cell, ...]
@@ -72,6 +73,7 @@ class Found:
     choices: Mapping[str, Choice]
     rows: int
     traced: int
+    interruption: KeyboardInterrupt | None = None
 
     def as_data(self) -> dict[str, Any]:
         """Returns the ranking and the other cells as plain data."""
@@ -79,6 +81,7 @@ class Found:
             "rows_per_update": self.rows,
             "num_cells": len(self.cells),
             "num_traced_choices": self.traced,
+            "is_complete": self.interruption is None,
             "ranking": [cell.as_data() for cell in self.ranking],
             "rejected": [cell.as_data() for cell in self.cells if not cell.is_usable],
         }
@@ -91,17 +94,30 @@ def find(project: Project, search: Search) -> Found:
         project: the project, opened with the config.
         search: what is searched for.
 
+    Returns:
+        The ranking; after Ctrl-C, that of what was planned until then.
+
     Raises:
         PlanError: FG992 if nothing fits; FG993 if the trainer of the config has no other strategies.
+        KeyboardInterrupt: after Ctrl-C, if nothing that fits was planned until then.
     """
+    cells: list[Cell] = []
+    ranking: list[Cell] = []
+    interruption = None
     with ChoiceProjects(project, search.gpus) as projects:
         rows = search.rows if search.rows is not None else projects.rows_per_update()
         found = choices(search.gpus, search.nodes, projects.given)
         planner = _Planner(search, projects, rows)
-        cells = [cell for choice in found for cell in planner.cells_of(choice)]
-        refuse_if_nothing_fits(cells)
         by_title = {choice.title: choice for choice in found}
-        ranking = planner.verified(ranked(cells, search.by), by_title)
+        try:
+            for number, choice in enumerate(found, start=1):
+                cells += planner.cells_of(choice, f"{number} of {len(found)}")
+            refuse_if_nothing_fits(cells)
+            ranking = planner.verified(ranked(cells, search.by), by_title)
+        except KeyboardInterrupt as stop:
+            if not any(cell.is_usable for cell in cells):
+                raise
+            interruption = stop
     kept = {(cell.title, cell.rows): cell for cell in [*cells, *ranking]}
     refuse_if_nothing_fits([*kept.values()])
     return Found(
@@ -110,6 +126,7 @@ def find(project: Project, search: Search) -> Found:
         choices=by_title,
         rows=rows,
         traced=planner.traced,
+        interruption=interruption,
     )
 
 
@@ -121,11 +138,15 @@ class _Planner:
         self._state: tuple[int, int, int] | None = None
         self.traced = 0
 
-    def cells_of(self, choice: Choice) -> list[Cell]:
-        """Returns the cells of a choice, one for each size of micro-batches."""
+    def cells_of(self, choice: Choice, place: str) -> list[Cell]:
+        """Returns the cells of a choice, one for each size of micro-batches; `place` is that in the search."""
         sizes = batches(self._rows, choice.replicas)
         if not sizes:
-            reason = f"{self._rows} rows of an update cannot be divided among {choice.replicas} replicas"
+            rows = f"{self._rows} row{'' if self._rows == 1 else 's'}"
+            reason = (
+                f"{rows} of an update cannot be divided among {choice.replicas} replicas: "
+                f"give --global-batch a multiple of {choice.replicas}"
+            )
             return [Cell(title=choice.title, rows=1, micro_batches=1, settings={}, reason=reason)]
         empty = [
             Cell(title=choice.title, rows=size, micro_batches=number, settings=choice.settings)
@@ -138,7 +159,7 @@ class _Planner:
         bound = self._least(choice)
         if bound is not None:
             return [replace(cell, **bound) for cell in empty]
-        self._search.say(f"planning {choice.title}")
+        self._search.say(f"planning {choice.title} ({place})")
         self.traced += 1
         try:
             plans = self._plans(_BATCHES, opened, sizes)

@@ -153,8 +153,19 @@ def refuse_if_nothing_fits(cells: Sequence[Cell]) -> None:
         f"nothing fits: the nearest way is {nearest.title} with micro-batches of {_rows(nearest.rows)}, which needs "
         f"{need} of {memory}, {format_size(nearest.excess)} too much",
         code="FG992",
-        hint=f"its largest rows: {largest}. Use more or larger devices, shorter rows, an adapter, or a smaller model",
+        hint=f"its largest rows: {largest}. Use more or larger devices, shorter rows, an adapter, or a smaller model"
+        + _refused(cells),
     )
+
+
+def _refused(cells: Sequence[Cell]) -> str:
+    """Returns a sentence about the ways that were not planned, with the reason of the first one."""
+    reasons = {cell.title: cell.reason for cell in cells if cell.reason is not None}
+    if not reasons:
+        return ""
+    title, reason = next(iter(reasons.items()))
+    ways = "1 way was" if len(reasons) == 1 else f"{len(reasons)} ways were"
+    return f". {ways} not planned, such as {title}: {reason}"
 
 
 def _rows(number: int) -> str:

@@ -1,6 +1,7 @@
 """`fgcli plan --find` on a config that is built: what is ranked, written, checked and trained."""
 
 import json
+import signal
 import time
 from importlib import import_module
 
@@ -51,6 +52,24 @@ def test_the_best_way_is_found_written_and_passes_the_check(bench, capsys):
     capsys.readouterr()
     assert 1 == main(["-t", "tiny", "plan", "--find", "--hardware", "box.json", "--write", "best"])
     assert "error[FG993]: 'best' exists already" in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_the_ranking_of_what_was_planned(bench, capsys, monkeypatch):
+    planned = []
+
+    def say(line):
+        planned.append(line)
+        if "(2 of 2)" in line:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("forgather.cli.plan_find.print_note", say)
+    words = ["-t", "tiny", "plan", "--find", "--hardware", "box.json", "--write", "best", "--json"]
+    assert 130 == main(words)
+    found = json.loads(capsys.readouterr().out)
+    assert (False, None) == (found["is_complete"], found["written"])
+    assert ["one process, recomputed"] == sorted({cell["title"] for cell in found["ranking"]})
+    assert not (bench / "templates/configs/best.yaml").exists()
+    assert planned[-1].startswith("interrupted: the ranking is that of the ways")
 
 
 def test_a_leaf_switches_the_trainer_of_a_config(bench):

@@ -99,6 +99,7 @@ def test_if_nothing_fits_the_nearest_way_is_named():
     with pytest.raises(PlanError, match=r"nearest way is B.*1 row, which needs 31.0 GiB of 24.0 GiB, 7.0 GiB") as found:
         refuse_if_nothing_fits(cells)
     assert "FG992" == found.value.code
+    assert (found.value.hint or "").endswith("a smaller model. 1 way was not planned, such as D: [FG770] no")
     refuse_if_nothing_fits([*cells, cell("E")])
     with pytest.raises(PlanError, match="none of the ways"):
         refuse_if_nothing_fits(cells[-1:])
