@@ -37,7 +37,8 @@ PIECES = {
     "engine": f"{PLANNER}test_engine_traces.py {PLANNER}test_layout_traces.py {PLANNER}test_planned_batches.py",
     "batches": f"{PLANNER}test_batch_plans.py",
     "phases": f"{PLANNER}test_phase_traces.py {PLANNER}test_formulas_traced.py {PLANNER}test_untraceable.py",
-    "tasks": f"{PLANNER}test_task_traces.py",
+    "lengths": f"{PLANNER}test_sequence_plans.py tests/ml/test_plan_grid.py",
+    "tasks": f"{PLANNER}test_task_traces.py {PLANNER}test_transformers_steps.py",
     "times": f"{PLANNER}test_step_times.py {PLANNER}test_calibration.py {PLANNER}test_split_search.py "
     f"{PLANNER}test_library_kernels.py",
     "found": "tests/ml/test_plan_find.py tests/ml/test_plan_command.py",

@@ -92,7 +92,7 @@ def test_a_plan_says_how_long_the_run_takes_and_on_how_many_devices(bench, capsy
     assert (1, 1, "fits") == (count["planned"], count["by_memory"], count["verdict"])
     assert {"low": 1, "high": 1} == count["by_time"]
     lines = "\n".join([*time_lines(found["time"], 1), *device_count_lines(count, 1)])
-    assert f"{run['num_updates']} steps" in lines
+    assert f"{run['num_updates']:,} steps" in lines
     assert "by memory  at least 1 machine (1 device)" in lines
     assert "more could not be planned" not in lines
 
