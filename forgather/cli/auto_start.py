@@ -38,6 +38,8 @@ def auto_values_of_all(
         project.add_overrides([(path, text) for path, text in shared["values"]])
         if shared["tries"]:
             _tried_values(project, member)
+        elif asks:
+            _without_trial(project)
         return []
     world, local = (member.facts.world_size, member.facts.local_world_size) if member is not None else (1, 1)
     values = with_auto_values(project, invocation, gpus=local, nodes=world // local, output_dir=output_dir)
@@ -46,7 +48,16 @@ def auto_values_of_all(
         member.share("auto", {"values": [(value.path, value.text) for value in values], "tries": tries})
     for value in values:
         print_note(value.line())
+    if asks and not tries:
+        _without_trial(project)
     return [*values, *_tried_values(project, member)] if tries else values
+
+
+def _without_trial(project: Project) -> None:
+    """Turns the trial off: the number of rows is that of the checkpoint."""
+    arguments = trainer_arguments(project.graph)
+    assert arguments is not None  # noqa: S101 - they ask for the trial
+    project.add_overrides([(arguments.path("auto_find_batch_size"), "false")])
 
 
 def _tried_values(project: Project, member: Any) -> list[AutoValue]:

@@ -20,7 +20,7 @@ from forgather.project.path_display import near_path
 from forgather.project.run_reader import open_run
 
 USUAL_FILE = "calibrated.json"
-_OF_A_PLAN = ("gpus", "device_type", "tokens", "days", "price", "memory", "grid", "longest", "overrides")
+_OF_A_PLAN = ("gpus", "device_type", "tokens", "days", "price", "memory", "free", "grid", "longest", "overrides")
 
 
 def calibrate(invocation: Invocation) -> int:

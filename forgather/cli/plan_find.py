@@ -11,7 +11,7 @@ from forgather.cli.output import print_note, write_json, write_text
 from forgather.errors import PlanError
 from forgather.interrupt import status_of
 from forgather.launch.finding import Found, Search, find
-from forgather.launch.planning import Device, device_of
+from forgather.launch.planning import Device, device_of, free_on
 from forgather.launch.written_choice import refuse_writing, write_best
 from forgather.planner.foreign_configs import FORMS
 from forgather.planner.hardware import Hardware
@@ -95,8 +95,21 @@ def run_find(project: Project, options: argparse.Namespace, *, gpus: int) -> int
     return status_of(found.interruption)
 
 
+def refuse_without_find(options: argparse.Namespace) -> None:
+    """Raises an error for options that belong to a search.
+
+    Raises:
+        PlanError: FG993 with the first of them.
+    """
+    for name in ("write", "global_batch"):
+        if getattr(options, name) is not None:
+            raise PlanError(
+                f"--{name.replace('_', '-')} has no meaning without --find", code="FG993", hint="add --find"
+            )
+
+
 def _device(options: argparse.Namespace, gpus: int) -> Device:
-    device = device_of(options.hardware, gpus=gpus)
+    device = free_on(device_of(options.hardware, gpus=gpus), options.free, options.device_type)
     if options.memory is None:
         if device is None:
             raise PlanError(

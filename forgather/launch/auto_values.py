@@ -21,6 +21,7 @@ from forgather.launch.batch_trial import asks_for_trial
 from forgather.launch.in_process import MAIN
 from forgather.launch.planning import MOST_ROWS, Device, device_of, rows_within, traced_plan
 from forgather.launch.time_planning import time_of
+from forgather.planner.choices import GLOBAL_BATCH, MICRO_BATCHES
 from forgather.planner.fit import largest_peak
 from forgather.planner.memory_plan import format_size
 from forgather.project.project import Project
@@ -155,7 +156,7 @@ def values_of_checkpoint(project: Project, checkpoint: str) -> list[AutoValue]:
     try:
         with open(os.path.join(checkpoint, _TRAINED_WITH), encoding="utf-8") as stream:
             trained = json.load(stream)
-        names = dict.fromkeys((*auto_settings(project), *((ROWS,) if asks_for_trial(project) else ())))
+        names = dict.fromkeys((*auto_settings(project), *(_tried(arguments) if asks_for_trial(project) else ())))
         known = {name: _inside(trained, name) for name in names}
     except (OSError, ValueError, TypeError, AttributeError):
         # A checkpoint of another tool; whether this one can be read is for the run to say.
@@ -166,6 +167,12 @@ def values_of_checkpoint(project: Project, checkpoint: str) -> list[AutoValue]:
         for name, value in known.items()
         if value not in (None, AUTO)
     ]
+
+
+def _tried(arguments: TrainerArguments) -> tuple[str, ...]:
+    """Returns the settings that a trial of the batch may have changed; what is solved for follows from them."""
+    given = [arguments.plain(name) is not None for name in (GLOBAL_BATCH, MICRO_BATCHES)]
+    return (ROWS, MICRO_BATCHES) if all(given) else (ROWS,)
 
 
 def _inside(settings: Mapping[str, Any], name: str) -> Any:
@@ -182,9 +189,8 @@ def find_values(project: Project, room: Room) -> list[AutoValue]:
         room: what is known about the devices.
 
     Raises:
-        PlanError: FG947 if no cuts of a pipeline fit into the memory; FG948 if nothing limits a batch, or if not even
-            one row fits; FG997 for the batch of a pipeline
-            without a number of micro-batches.
+        PlanError: FG947 if no cuts of a pipeline fit into the memory; FG948 if nothing limits a batch, or if no batch
+            fits; FG997 for the batch of a pipeline without a number of micro-batches.
     """
     wanted = auto_settings(project)
     arguments = _arguments(project)

@@ -74,12 +74,14 @@ class PlanCheck:
         self._thread.join()
 
     def _follow(self) -> None:
-        plan, why = self._answer()
-        if plan:
-            plan |= {"fit": fit_on(plan, self._device), "command": self._command}
-            self._write(plan)
-        self._say(fit_line(plan["fit"]) if plan else f"plan: skipped ({why})")
-        self._is_said.set()
+        try:
+            plan, why = self._answer()
+            if plan:
+                plan |= {"fit": fit_on(plan, self._device), "command": self._command}
+                self._write(plan)
+            self._say(fit_line(plan["fit"]) if plan else f"plan: skipped ({why})")
+        finally:
+            self._is_said.set()
         if plan and any(rank["verdict"] != "fits" for rank in plan["fit"]["ranks"]):
             self._plan_ways(plan)
 
@@ -103,7 +105,10 @@ class PlanCheck:
             lines = [line for line in errors.splitlines() if line.strip()]
             why = next((line for line in lines if line.startswith("error")), lines[-1] if lines else "it was ended")
             return {}, why.strip()
-        return json.loads(written), ""
+        try:
+            return json.loads(written), ""
+        except ValueError as error:
+            return {}, f"its output is no JSON: {error}"
 
     def _write(self, plan: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):

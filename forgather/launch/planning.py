@@ -117,7 +117,7 @@ def _pipeline_rows(
         changed.add_overrides([(arguments.path(name), str(value)) for name, value in settings.items()])
         return changed
 
-    found = asdict(largest_size(measure, peak_of_worst, limit, most=MOST_ROWS // chunks))
+    found = asdict(largest_size(measure, peak_of_worst, limit, most=max(1, MOST_ROWS // chunks)))
     rows = {"size": found["size"] * chunks, "traced": tuple(size * chunks for size in found["traced"])}
     return {**found, **rows, "unit": chunks, "pipeline_chunks": chunks}
 

@@ -239,7 +239,7 @@ def _micro_batches(project: Project, found: Mapping[str, Any], rows: int, cluste
     sizes = {name: arguments.plain(name) for name in ("data_parallel_size", "tensor_parallel_size")}
     world = {"world_size": cluster.gpus * cluster.nodes}
     facts = batch_facts({**given, ROWS: rows, "given": (*given, ROWS), **sizes, **world})
-    return int(facts[STEPS]) if facts["batch_fault"] is None else str(facts["batch_fault"])
+    return int(facts.get(STEPS, given.get(STEPS))) if facts["batch_fault"] is None else str(facts["batch_fault"])
 
 
 def _refuse_schedule(project: Project) -> None:

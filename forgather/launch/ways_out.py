@@ -21,7 +21,7 @@ from forgather.launch.time_planning import step_of
 from forgather.planner.choices import MICRO_BATCHES, ROWS
 from forgather.planner.fit import Verdict, fit_plan
 from forgather.planner.leaf import value_text
-from forgather.planner.ways_out import NUMBER, Change, WayOut, changes_of, nearest_first
+from forgather.planner.ways_out import EVAL_ROWS, NUMBER, Change, WayOut, changes_of, nearest_first
 from forgather.planner.work import RunWork
 from forgather.project.check import check_project
 from forgather.project.literal import plain_value
@@ -217,7 +217,7 @@ def _given(graph: Graph) -> dict[str, Any]:
     arguments = trainer_arguments(graph)
     main = graph.targets[MAIN].value
     found: dict[str, Any] = {"trainer": main.constructor if isinstance(main, Call) else ""}
-    for name in ("accumulate_grad_batches", "pipeline_chunks", "fsdp", "fsdp_config", "deepspeed"):
+    for name in ("accumulate_grad_batches", "pipeline_chunks", "fsdp", "fsdp_config", "deepspeed", EVAL_ROWS):
         node = arguments.get(name) if arguments is not None else None
         try:
             found[name] = None if node is None else plain_value(node, name)

@@ -154,17 +154,17 @@ _DIVISION = ("sharding_strategy", "reshard_after_forward", "shard_size")
 
 
 def _optimizers(optimizer: Mapping[str, Any]) -> list[Change]:
-    """Returns optimizers with a smaller state than AdamW, with its weight decay and betas."""
-    decay = optimizer.get("weight_decay", 0.0)
-    betas = optimizer.get("betas", (0.9, 0.999))
-    beta_names = zip(("adam_beta1", "adam_beta2"), betas, strict=True)
-    usual = {"optim": "adamw_8bit", "weight_decay": decay, **dict(beta_names)}
+    """Returns optimizers with a smaller state than AdamW, with its weight decay and betas; none if it has more."""
+    given = {name: value for name, value in optimizer.items() if value is not None}
+    decay, (beta1, beta2) = given.pop("weight_decay", None), given.pop("betas", (0.9, 0.999))
+    if given:
+        return []
+    # A factory that gives no weight decay gets that of the trainer's arguments.
+    usual = {"adam_beta1": beta1, "adam_beta2": beta2} | ({} if decay is None else {"weight_decay": decay})
+    arguments = "{}" if decay is None else f"{{weight_decay: {decay}}}"
     return [
-        Change(title="8-bit AdamW", settings=usual, of_main={"optimizer_factory": "null"}),
-        Change(
-            title="Adafactor",
-            of_main={"optimizer_factory": f"!partial:forgather.ml.optim:adafactor {{weight_decay: {decay}}}"},
-        ),
+        Change(title="8-bit AdamW", settings={"optim": "adamw_8bit", **usual}, of_main={"optimizer_factory": "null"}),
+        Change(title="Adafactor", of_main={"optimizer_factory": f"!partial:forgather.ml.optim:adafactor {arguments}"}),
     ]
 
 

@@ -44,7 +44,7 @@ class TrainerArguments:
         return self.call.constructor.endswith(":PipelineTrainingArguments")
 
     def replicas(self, processes: int) -> int:
-        """Returns the number of data-parallel ranks of a run with some processes."""
+        """Returns the number of data-parallel ranks of a run with some processes, which are 1 at least."""
         sizes = [self.plain(name) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
         if self.is_pipeline and not isinstance(sizes[1], int):
             # A pipeline takes all processes that other sizes leave.
@@ -52,7 +52,7 @@ class TrainerArguments:
             return given if isinstance(given, int) else 1
         for size in sizes:
             processes //= size if isinstance(size, int) else 1
-        return processes
+        return max(1, processes)
 
     def path(self, name: str) -> str:
         """Returns the path of a setting for `--set`, with the prefix `+` if the setting is not given."""

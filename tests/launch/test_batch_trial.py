@@ -11,6 +11,7 @@ import torch
 from torch.distributed import HashStore
 
 from forgather.launch import batch_trial
+from forgather.launch.auto_values import values_of_checkpoint
 from forgather.launch.batch_trial import Tried, asks_for_trial
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed.peer import Peer
@@ -184,6 +185,7 @@ def test_a_resumed_run_keeps_the_batch_and_tries_nothing(bench):
     longer = ("--set", "trainer_args.max_steps=3", "--resume")
     resumed = train(bench, "one", *saving, *longer, limit="4,0,memory", out="kept")
     assert "tried on all devices" not in resumed.stderr
+    assert "has no effect" not in resumed.stderr
     assert "per_device_train_batch_size is 5 (as in checkpoint-2)" in resumed.stderr
     # Which is how a run ends whose device became smaller.
     assert "OutOfMemoryError" in resumed.stderr
@@ -201,3 +203,18 @@ def test_where_nothing_fits_and_where_a_trial_fails(bench):
     assert 1 == other.returncode
     assert "is 8, which could not be tried (ValueError: with these rows)" in other.stderr
     assert "error: ValueError: with these rows" in other.stderr
+
+
+def test_a_resumed_run_keeps_the_division_of_its_global_batch(bench):
+    sizes = {"global_batch_size": 8, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    given = [(f"trainer_args.{name}", str(value)) for name, value in sizes.items()]
+    (bench / "checkpoint-2").mkdir()
+    trained = {**sizes, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    (bench / "checkpoint-2" / "training_args.json").write_text(json.dumps(trained))
+
+    def kept(overrides):
+        found = values_of_checkpoint(Project("one", overrides=overrides), str(bench / "checkpoint-2"))
+        return {value.name: value.text for value in found}
+
+    assert {"per_device_train_batch_size": "2", "gradient_accumulation_steps": "4"} == kept(given)
+    assert {"per_device_train_batch_size": "2"} == kept(given[:2])

@@ -71,6 +71,13 @@ def test_a_cell_is_the_plan_of_the_config_with_its_values(bench, capsys):
     assert grid_lines(found["grid"])[-1] == f"  not planned: 32 tokens x 4 rows: {REASON}"
 
 
+def test_a_global_batch_with_its_micro_batches_fits_one_number_of_rows(bench, capsys):
+    both = ("--set", "trainer_args.global_batch_size=4", "--set", "trainer_args.gradient_accumulation_steps=2")
+    first, second = planned(capsys, *DEVICE, *ALONE, "--grid", "16x1,2", *both)["grid"]["cells"]
+    assert (None, True) == (first["peak_bytes"], second["peak_bytes"] > 0)
+    assert "global_batch_size is 4" in first["reason"]
+
+
 @pytest.mark.matrix
 def test_cells_around_the_config_are_plans_of_their_values(bench, capsys):
     positions = ("--set", "model_config.max_position_embeddings=32")
@@ -117,6 +124,7 @@ def test_a_limit_is_on_the_bytes_of_tensors(bench, capsys):
             "accumulate_grad_batches changes the number of micro-batches during the run",
         ),
         ("tiny", ["--find", "--grid"], "--grid has no meaning beside --find"),
+        ("tiny", ["--write", "best"], "--write has no meaning without --find"),
     ],
 )
 def test_what_has_no_lengths_is_refused_by_name(bench, capsys, monkeypatch, config, words, message):

@@ -77,6 +77,11 @@ def test_a_smaller_optimizer_keeps_decay_and_betas():
     assert {"optimizer_factory": "null"} == eight.of_main
     assert "adafactor {weight_decay: 0.1}" in factor.of_main["optimizer_factory"]
     assert eight.sets & factor.sets
+    # The trainer's own weight decay stays where the factory gives none; other arguments cannot be carried over.
+    eight, factor = changes_of({**plan, "mesh": {}, "strategy": "", "world_size": 1, "ranks": []}, {}, {"betas": None})
+    assert {"optim": "adamw_8bit", "adam_beta1": 0.9, "adam_beta2": 0.999} == eight.settings
+    assert factor.of_main["optimizer_factory"].endswith("adafactor {}")
+    assert [] == changes_of({**plan, "mesh": {}, "strategy": "", "world_size": 1, "ranks": []}, {}, {"lr": 0.1})
     both = titles(per_device_train_batch_size=1, optimizer=None)
     assert "Adafactor" not in both
 

@@ -13,7 +13,7 @@ from forgather.cli.calibrating import calibrate
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import OWN_NAMES, add_json, add_output, add_set, memory_size
 from forgather.cli.output import print_findings, print_note, write_json, write_text
-from forgather.cli.plan_find import add_find, run_find
+from forgather.cli.plan_find import add_find, refuse_without_find, run_find
 from forgather.cli.plan_grid import add_grid, grid_lines, longest_lines
 from forgather.cli.plan_output import fit_lines, plan_lines, row_lines
 from forgather.cli.plan_time_output import device_count_lines, time_lines
@@ -127,6 +127,7 @@ def run(invocation: Invocation) -> int:
     gpus = options.gpus if options.gpus is not None else asked if isinstance(asked, int) else 1
     if options.find:
         return run_find(project, options, gpus=gpus)
+    refuse_without_find(options)
     length = row_length(project) if options.grid is not None or options.longest is not None else None
     values = with_auto_values(project, invocation, gpus=gpus, nodes=options.nodes)
     # What constructors print must not be mixed with the result.

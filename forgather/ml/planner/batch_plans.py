@@ -18,6 +18,7 @@ from forgather.ml.planner.deep_trace import DepthTraces, depth_traces
 from forgather.ml.planner.memory import plan_of
 from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_shapes
 from forgather.ml.planner.row_line import runs_one_program, trace_at
+from forgather.ml.planner.transformers_steps import planned_trainer
 from forgather.ml.planner.window_shape import WindowShape
 from forgather.ml.trainer.batch_sampler import RankShare
 from forgather.ml.trainer.data_loader import check_size, is_iterable
@@ -114,7 +115,7 @@ class _Sizes:
 
     def make_trainer(self, hook: Any) -> Any:
         """Returns the trainer, and notes for which micro-batches its data has too few rows."""
-        trainer = self._make_trainer(hook)
+        trainer = planned_trainer(self._make_trainer(hook))
         dataset, _ = trainer._inputs(trainer.train_dataset)
         for rows, _ in self._batches:
             try:

@@ -15,6 +15,7 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.deep_trace import DepthTraces, depth_traces
 from forgather.ml.planner.rank_trace import MakeTrainer
 from forgather.ml.planner.row_line import peak_at
+from forgather.ml.planner.transformers_steps import planned_trainer
 from forgather.ml.planner.window_shape import WindowShape
 from forgather.planner.batch_size import largest_size
 
@@ -51,7 +52,7 @@ def largest_rows(
 
     def without_pipeline(hook: Any) -> Any:
         """Returns the trainer, unless it is one of a pipeline."""
-        trainer = make_trainer(hook)
+        trainer = planned_trainer(make_trainer(hook))
         if trainer.strategy.layout.pipeline_parallel_size > 1:
             raise PlanError(
                 "the largest batch of a pipeline is not searched for: its stages are made for one number of rows",

@@ -17,6 +17,7 @@ from forgather.ml.planner.deep_trace import DepthTraces, depth_traces
 from forgather.ml.planner.memory import plan_of
 from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace
 from forgather.ml.planner.row_line import peak_at
+from forgather.ml.planner.transformers_steps import planned_trainer
 from forgather.ml.planner.window_shape import WindowShape
 from forgather.planner.batch_size import largest_size
 from forgather.planner.work import RunWork
@@ -155,7 +156,7 @@ class _Tracer:
         return dict(zip(cells, found, strict=True))
 
     def _without_pipeline(self, hook: Any) -> Any:
-        trainer = self._make_trainer(hook)
+        trainer = planned_trainer(self._make_trainer(hook))
         if trainer.strategy.layout.pipeline_parallel_size > 1:
             raise PlanError(
                 "other lengths of rows are not planned for a pipeline: its stages are made for one size",

@@ -87,13 +87,16 @@ def keep_loss_scale(precision: Any) -> None:
 def only_new_objects() -> Iterator[None]:
     """Context manager in which Python's garbage collector looks at objects that were made inside of it only.
 
-    A process that has imported torch has a million others.
+    A process that has imported torch has a million others. If the caller has frozen objects, they stay frozen, as do
+    those that were made until here.
     """
+    was_frozen = gc.get_freeze_count() > 0
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
 
 
 def living_tensors(fake: FakeTensorMode) -> Iterator[Tensor]:

@@ -12,6 +12,7 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.adapters import lora
 from forgather.ml.distributed.env import exported_facts, process_facts
 from forgather.ml.planner.rank_trace import trace_rank
+from forgather.ml.planner.row_limit import largest_rows
 from forgather.ml.planner.transformers_steps import planned_trainer
 from forgather.ml.trainer.hf import HFTrainer
 from tests.ml.distributed.gang import run_ranks
@@ -102,3 +103,10 @@ def test_what_cannot_be_traced_is_refused_with_the_reason(tmp_path):
         with pytest.raises(PlanError, match=reason) as caught:
             planned_trainer(given)
         assert "FG969" == caught.value.code
+
+
+def test_the_largest_batch_is_found_as_for_other_trainers(tmp_path):
+    found = largest_rows(
+        functools.partial(trainer, tmp_path), world_size=1, local_world_size=1, limit=24 * 2**20, most=64
+    )
+    assert 0 < found["num_bytes"] <= 24 * 2**20 < found["next_bytes"]

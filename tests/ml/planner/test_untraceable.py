@@ -1,6 +1,7 @@
 """Models whose forward pass reads values are planned by formulas that say so, or refused with the line of the code."""
 
 import functools
+import gc
 
 import pytest
 from torch import nn
@@ -10,6 +11,7 @@ from forgather.ml.planner.memory import plan_run
 from forgather.ml.planner.rank_trace import trace_rank
 from forgather.ml.planner.row_limit import largest_rows
 from forgather.ml.planner.untraceable import UntraceableModel, untraceable
+from forgather.ml.planner.value_readings import only_new_objects
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.planner import cell_models
 from tests.ml.planner.cells import measured_peak
@@ -95,3 +97,19 @@ def test_an_error_of_the_model_is_raised_as_it_is(tmp_path):
     with pytest.raises(RuntimeError, match="size|shape|must match"):
         trace_rank(functools.partial(trainer(model=Wrong), tmp_path), facts)
     assert untraceable(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
+
+
+@pytest.mark.parametrize("was_frozen", [False, True])
+def test_objects_that_the_caller_has_frozen_stay_so(was_frozen):
+    kept = gc.get_freeze_count()
+    gc.unfreeze()
+    try:
+        if was_frozen:
+            gc.freeze()
+        before = gc.get_freeze_count()
+        with only_new_objects():
+            assert gc.get_freeze_count() > 0
+        assert (gc.get_freeze_count() >= before > 0) if was_frozen else 0 == gc.get_freeze_count()
+    finally:
+        if kept:
+            gc.freeze()
