@@ -21,7 +21,6 @@ from forgather.launch.batch_trial import asks_for_trial
 from forgather.launch.in_process import MAIN
 from forgather.launch.planning import MOST_ROWS, Device, device_of, rows_within, traced_plan
 from forgather.launch.time_planning import time_of
-from forgather.planner.choices import GLOBAL_BATCH, MICRO_BATCHES
 from forgather.planner.fit import largest_peak
 from forgather.planner.memory_plan import format_size
 from forgather.project.project import Project
@@ -171,8 +170,8 @@ def values_of_checkpoint(project: Project, checkpoint: str) -> list[AutoValue]:
 
 def _tried(arguments: TrainerArguments) -> tuple[str, ...]:
     """Returns the settings that a trial of the batch may have changed; what is solved for follows from them."""
-    given = [arguments.plain(name) is not None for name in (GLOBAL_BATCH, MICRO_BATCHES)]
-    return (ROWS, MICRO_BATCHES) if all(given) else (ROWS,)
+    given = [arguments.plain(name) is not None for name in (GLOBAL, ACCUMULATION)]
+    return (ROWS, ACCUMULATION) if all(given) else (ROWS,)
 
 
 def _inside(settings: Mapping[str, Any], name: str) -> Any:

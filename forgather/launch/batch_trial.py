@@ -29,7 +29,7 @@ from forgather.launch.multi_process import children_environment
 from forgather.launch.plan_check import is_out_of_memory
 from forgather.launcher_env import compared_by_launcher
 from forgather.planner.batch_size import smaller_sizes
-from forgather.planner.choices import DEFAULTS, GLOBAL_BATCH, MICRO_BATCHES, ROWS
+from forgather.planner.choices import DEFAULTS, MICRO_BATCHES, ROWS
 from forgather.project.project import Project
 from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
 
@@ -98,16 +98,16 @@ def confirmed_rows(project: Project, member: Any = None) -> Tried:
 
 def _batches(arguments: TrainerArguments, world_size: int) -> Iterator[dict[str, int]]:
     """Yields the sizes to try, the largest first; with a global batch, those that accumulation completes to it."""
-    update, steps = arguments.plain(GLOBAL_BATCH), arguments.plain(MICRO_BATCHES)
+    update, steps = arguments.global_batch(), arguments.plain(MICRO_BATCHES)
     replicas = arguments.replicas(world_size)
     rows = arguments.plain(ROWS)
     if not isinstance(rows, int):
         count = steps if isinstance(steps, int) else 1
-        rows = update // (replicas * count) if isinstance(update, int) else DEFAULTS[ROWS]
+        rows = DEFAULTS[ROWS] if update is None else update // (replicas * count)
     chunks = arguments.plain("pipeline_chunks")
     unit = chunks if isinstance(chunks, int) else 1
     yield {ROWS: rows}
-    if not isinstance(update, int):
+    if update is None:
         yield from ({ROWS: smaller} for smaller in smaller_sizes(rows, unit))
         return
     for smaller in range(rows - 1, 0, -1):

@@ -19,7 +19,7 @@ from forgather.launch.planning import Device, error_line
 from forgather.launch.time_planning import step_of
 from forgather.planner.choices import Choice, batches, choices
 from forgather.planner.efficiency import Range
-from forgather.planner.fit import Verdict, fit_plan, overheads
+from forgather.planner.fit import Verdict, fit_plan, overheads, worst_fit
 from forgather.planner.ranking import Cell, ranked, refuse_if_nothing_fits
 from forgather.planner.work import RunWork
 from forgather.project.project import Project
@@ -206,7 +206,7 @@ class _Planner:
         plan, work = found
         device = self._search.device
         fits = fit_plan(plan, device.hardware, held_bytes=device.held_bytes)
-        worst = max(fits, key=lambda fit: fit.least, default=None)
+        worst = worst_fit(fits)
         rank = plan["ranks"][0]
         phase = max(rank["phases"], key=lambda phase: phase["num_bytes"])
         peak = phase["num_bytes"]

@@ -233,9 +233,11 @@ def longest_of(
 def _micro_batches(project: Project, found: Mapping[str, Any], rows: int, cluster: Cluster) -> int | str:
     """Returns the number of micro-batches of an update with some rows each; the reason if there is none."""
     arguments = trainer_arguments(project.graph)
-    if arguments is None or arguments.plain(GLOBAL) is None:
+    total = None if arguments is None else arguments.global_batch()
+    if arguments is None or total is None:
         return int(found["settings"][STEPS])
-    given = {name: value for name in (GLOBAL, STEPS) if (value := arguments.plain(name)) is not None}
+    steps = arguments.plain(STEPS)
+    given = {GLOBAL: total} | ({} if steps is None else {STEPS: steps})
     sizes = {name: arguments.plain(name) for name in ("data_parallel_size", "tensor_parallel_size")}
     world = {"world_size": cluster.gpus * cluster.nodes}
     facts = batch_facts({**given, ROWS: rows, "given": (*given, ROWS), **sizes, **world})

@@ -19,7 +19,7 @@ from forgather.launch.in_process import MAIN
 from forgather.launch.planning import Device, error_line, traced_plan
 from forgather.launch.time_planning import step_of
 from forgather.planner.choices import MICRO_BATCHES, ROWS
-from forgather.planner.fit import Verdict, fit_plan
+from forgather.planner.fit import Verdict, fit_plan, worst_fit
 from forgather.planner.leaf import value_text
 from forgather.planner.ways_out import EVAL_ROWS, NUMBER, Change, WayOut, changes_of, nearest_first
 from forgather.planner.work import RunWork
@@ -179,7 +179,8 @@ class _Planner:
         yield from ((one, *plan) for one, plan in zip(sized, plans, strict=True))
 
     def _filled(self, change: Change, plan: Mapping[str, Any], work: RunWork) -> WayOut:
-        worst = max(self.fits(plan), key=lambda fit: fit.most)
+        worst = worst_fit(self.fits(plan))
+        assert worst is not None  # noqa: S101 - the memory of the device is known
         hardware = self._place.device.hardware
         return WayOut(
             title=change.title,

@@ -10,7 +10,7 @@ Units:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -141,6 +141,12 @@ def overheads(kind: str, peak_bytes: int, mesh: Mapping[str, int]) -> tuple[Over
         )
     )
     return tuple(found)
+
+
+def worst_fit(fits: Iterable[RankFit]) -> RankFit | None:
+    """Returns the fit of the rank that decides: of those with the worst verdict, the one with the largest need."""
+    order = list(Verdict)
+    return max(fits, key=lambda fit: (order.index(fit.verdict), fit.least, fit.most), default=None)
 
 
 def largest_peak(hardware: Hardware, mesh: Mapping[str, int], *, held_bytes: int = 0) -> float:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from forgather.planner.efficiency import Range
-from forgather.planner.fit import RankFit, Verdict
+from forgather.planner.fit import RankFit, Verdict, worst_fit
 from forgather.planner.memory_plan import format_size
 
 MOST_CELLS = 100
@@ -102,7 +102,7 @@ class GridCell:
         if limit is not None:
             verdict = Verdict.FITS if peak <= limit else Verdict.TOO_LARGE
             return replace(self, peak_bytes=peak, verdict=verdict, least=peak, most=peak)
-        worst = max(fits, key=lambda fit: fit.least, default=None)
+        worst = worst_fit(fits)
         if worst is None:
             return replace(self, peak_bytes=peak, least=peak, most=peak)
         return replace(self, peak_bytes=peak, verdict=worst.verdict, least=worst.least, most=worst.most)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forgather.batch_triangle import GLOBAL, engine_total
 from forgather.config.graph import Call, Entry, Graph, Node, Scalar, is_null
 from forgather.config.insight.path_lookup import path_text
 from forgather.config.traverse import walk_places
+from forgather.errors import ProjectError
+from forgather.project.literal import plain_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,17 @@ class TrainerArguments:
         """Returns the value of a setting; None if the setting is not given, or is not a plain scalar."""
         node = self.get(name)
         return node.value if isinstance(node, Scalar) else None
+
+    def global_batch(self) -> int | None:
+        """Returns `global_batch_size`, or else `train_batch_size` of a DeepSpeed mapping; None without a number."""
+        total = self.plain(GLOBAL)
+        if isinstance(total, int):
+            return total
+        node = self.get("deepspeed")
+        try:
+            return None if node is None else engine_total({"deepspeed": plain_value(node, "deepspeed")})
+        except ProjectError:
+            return None
 
     @property
     def is_pipeline(self) -> bool:

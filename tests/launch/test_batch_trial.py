@@ -218,3 +218,16 @@ def test_a_resumed_run_keeps_the_division_of_its_global_batch(bench):
 
     assert {"per_device_train_batch_size": "2", "gradient_accumulation_steps": "4"} == kept(given)
     assert {"per_device_train_batch_size": "2"} == kept(given[:2])
+
+
+def test_the_batch_of_a_deepspeed_mapping_is_kept_by_smaller_rows(bench):
+    project = Project("two", overrides=[("+trainer_args.deepspeed", "{train_batch_size: 8}")])
+    arguments = trainer_arguments(project.graph)
+    assert 8 == arguments.global_batch()
+    sizes = list(batch_trial._batches(arguments, 2))
+    assert {8} == {2 * one["per_device_train_batch_size"] * one["gradient_accumulation_steps"] for one in sizes[1:]}
+    usual = trainer_arguments(Project("two").graph)
+    assert (None, {"per_device_train_batch_size"}) == (
+        usual.global_batch(),
+        set(list(batch_trial._batches(usual, 2))[1]),
+    )

@@ -1,7 +1,7 @@
 """Whether a plan fits on a device: three verdicts at their borders, and assumed rows."""
 
 from forgather.cli.plan_output import fit_lines
-from forgather.planner.fit import Verdict, fit_plan, overheads
+from forgather.planner.fit import Overhead, RankFit, Verdict, fit_plan, overheads, worst_fit
 from forgather.planner.hardware import Hardware
 
 GIB = 2**30
@@ -79,3 +79,15 @@ def test_without_a_device_nothing_is_said():
     assert [] == fit_lines(None, 1)
     memoryless = Hardware(name="x", title="a processor", kind="cpu").as_data()
     assert "does not say what fits" in fit_lines({"hardware": memoryless, "held_bytes": 0, "ranks": []}, 1)[-1]
+
+
+def test_the_rank_that_decides_has_the_worst_verdict():
+    def fit(least, more):
+        over = (Overhead(name="a", least=0, most=more, basis="a test"),)
+        sizes = {"held_bytes": 0, "memory_bytes": 10, "largest": "a", "largest_bytes": 1}
+        return RankFit(ranks=(0, 0), peak_bytes=least, overheads=over, **sizes)
+
+    large, wide = fit(9, 0), fit(8, 4)
+    assert (Verdict.FITS, Verdict.MAY_FIT) == (large.verdict, wide.verdict)
+    assert wide == worst_fit([large, wide]) == worst_fit([wide, large])
+    assert worst_fit([]) is None

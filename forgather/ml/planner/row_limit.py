@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -17,6 +18,7 @@ from forgather.ml.planner.rank_trace import MakeTrainer
 from forgather.ml.planner.row_line import peak_at
 from forgather.ml.planner.transformers_steps import planned_trainer
 from forgather.ml.planner.window_shape import WindowShape
+from forgather.ml.trainer.trainer import Trainer
 from forgather.planner.batch_size import largest_size
 
 
@@ -50,19 +52,28 @@ def largest_rows(
         local_world_size=min(local_world_size, world_size),
     )
 
-    def without_pipeline(hook: Any) -> Any:
-        """Returns the trainer, unless it is one of a pipeline."""
-        trainer = planned_trainer(make_trainer(hook))
-        if trainer.strategy.layout.pipeline_parallel_size > 1:
-            raise PlanError(
-                "the largest batch of a pipeline is not searched for: its stages are made for one number of rows",
-                code="FG997",
-                hint="plan the sizes one by one, with --set trainer_args.per_device_train_batch_size=...",
-            )
-        return trainer
-
     def measure(sizes: Sequence[int]) -> list[DepthTraces]:
         shapes = [WindowShape(rows=size) for size in sizes]
-        return depth_traces(without_pipeline, facts, shapes, device_type=device_type)
+        return depth_traces(functools.partial(without_pipeline, make_trainer), facts, shapes, device_type=device_type)
 
     return asdict(largest_size(measure, peak_at, limit, most=most))
+
+
+def without_pipeline(make_trainer: MakeTrainer, hook: Any) -> Trainer:
+    """Returns the trainer whose strategy is traced.
+
+    Args:
+        make_trainer: a function that returns the trainer of the config, see `trace_shapes`.
+        hook: its argument.
+
+    Raises:
+        PlanError: FG997 for a pipeline.
+    """
+    trainer = planned_trainer(make_trainer(hook))
+    if trainer.strategy.layout.pipeline_parallel_size > 1:
+        raise PlanError(
+            "other sizes are not planned for a pipeline: its stages are made for one size",
+            code="FG997",
+            hint="plan the sizes one by one, with --set",
+        )
+    return trainer

@@ -7,6 +7,7 @@ the trainer of all of them is built twice. The longest rows are computed from th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
@@ -16,8 +17,8 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.deep_trace import DepthTraces, depth_traces
 from forgather.ml.planner.memory import plan_of
 from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace
+from forgather.ml.planner.row_limit import without_pipeline
 from forgather.ml.planner.row_line import peak_at
-from forgather.ml.planner.transformers_steps import planned_trainer
 from forgather.ml.planner.window_shape import WindowShape
 from forgather.planner.batch_size import largest_size
 from forgather.planner.work import RunWork
@@ -145,25 +146,16 @@ class _Tracer:
     """Traces rank 0 of a run without a pipeline at any size."""
 
     def __init__(self, make_trainer: MakeTrainer, world_size: int, local_world_size: int, device_type: str) -> None:
-        self._make_trainer, self._device_type = make_trainer, device_type
+        self._make_trainer = functools.partial(without_pipeline, make_trainer)
+        self._device_type = device_type
         local = min(local_world_size, world_size)
         self.facts = ProcessFacts(rank=0, local_rank=0, world_size=world_size, local_world_size=local)
 
     def traces(self, cells: Sequence[CellSize]) -> dict[CellSize, DepthTraces]:
         """Returns the traces of some sizes; the trainer is built once for each depth."""
         shapes = [WindowShape(rows=one.rows, micro_batches=one.micro_batches, length=one.length) for one in cells]
-        found = depth_traces(self._without_pipeline, self.facts, shapes, device_type=self._device_type)
+        found = depth_traces(self._make_trainer, self.facts, shapes, device_type=self._device_type)
         return dict(zip(cells, found, strict=True))
-
-    def _without_pipeline(self, hook: Any) -> Any:
-        trainer = planned_trainer(self._make_trainer(hook))
-        if trainer.strategy.layout.pipeline_parallel_size > 1:
-            raise PlanError(
-                "other lengths of rows are not planned for a pipeline: its stages are made for one size",
-                code="FG997",
-                hint="plan the sizes one by one, with --set",
-            )
-        return trainer
 
 
 def _sized(trace: RankTrace, cell: CellSize) -> RankTrace:
