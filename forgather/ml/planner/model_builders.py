@@ -98,6 +98,7 @@ def _loading_shapes() -> Iterator[None]:
     kept = PreTrainedModel.from_pretrained.__func__  # type: ignore[attr-defined]
 
     def load(kind: type[PreTrainedModel], /, name: Any, *args: Any, config: Any = None, **options: Any) -> Any:
+        """Stands for `from_pretrained`: the model has the shapes of its config."""
         if active_fake_mode() is None or options.get("state_dict") is not None:
             return kept(kind, name, *args, config=config, **options)
         if not isinstance(config, PreTrainedConfig):
@@ -151,6 +152,7 @@ def _replacing_conversions() -> Iterator[None]:
     kept = nn.Module._apply
 
     def apply(module: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        """Stands for `nn.Module._apply`: each tensor is replaced, and tied ones stay tied."""
         done: dict[int, tuple[Tensor, Tensor]] = {}
         for _, owner, name, old in list(tensors_of(module)):
             if (name not in owner._parameters and name not in owner._buffers) or not (recurse or owner is module):

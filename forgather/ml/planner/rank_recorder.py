@@ -49,6 +49,7 @@ def category_of(strategy: Any, places: Places, widths: Sequence[int]) -> Callabl
     """
 
     def categorize(allocation: Allocation) -> str | None:
+        """Returns the category of a new allocation."""
         if allocation.category is not None:
             return allocation.category
         if (use := use_of_message(allocation.operation)) is not None:
