@@ -49,6 +49,10 @@ def _rank_lines(rank: Mapping[str, Any], world_size: int) -> list[str]:
             bar = "#" * round(share * _BAR)
             size = format_size(row["num_bytes"])
             lines.append(f"    {row['name']:<{width}}  {size:>9}  {share:>4.0%}  {row['source']:<7}  {bar}".rstrip())
+    if rank["host"]:
+        rows = ", ".join(f"{row['name']} {format_size(row['num_bytes'])}" for row in rank["host"])
+        whole = format_size(sum(row["num_bytes"] for row in rank["host"]))
+        lines.append(f"  beside that, in the memory of the host: {whole} ({rows})")
     return lines
 
 

@@ -96,12 +96,14 @@ class RankMemory:
         stages: the numbers of the pipeline stages on these ranks; empty without a pipeline.
         phases: the phases of the run.
         timeline: the parts of the step, in the order in which the first micro-batch passes them.
+        host: what each of them keeps in the memory of the host while its device computes, which no phase counts.
     """
 
     ranks: tuple[int, int]
     stages: tuple[int, ...]
     phases: tuple[PhaseMemory, ...]
     timeline: tuple[PlaceMemory, ...] = ()
+    host: tuple[MemoryRow, ...] = ()
 
     @property
     def peak(self) -> PhaseMemory:

@@ -15,14 +15,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from forgather.errors import PlanError
-from forgather.planner.efficiency import Efficiency, Range
+from forgather.planner.efficiency import ON_PROCESSORS, Efficiency, Range
 from forgather.planner.hardware import Hardware
-from forgather.planner.work import Message, Operation, RankWork, RunWork
+from forgather.planner.work import ON_HOST, TO_DEVICE, TO_HOST, Message, Operation, RankWork, RunWork
 
 MATRIX, ATTENTION, ELEMENTWISE, RECOMPUTATION = "matrix products", "attention", "elementwise", "recomputation"
 OPTIMIZER, COMMUNICATION, BUBBLE = "optimizer", "communication", "bubble"
-KINDS = (MATRIX, ATTENTION, ELEMENTWISE, RECOMPUTATION, OPTIMIZER, COMMUNICATION, BUBBLE)
+HOST_LINK = "copies to and from the host"
+KINDS = (MATRIX, ATTENTION, ELEMENTWISE, RECOMPUTATION, OPTIMIZER, COMMUNICATION, HOST_LINK, BUBBLE)
 _RATES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp32", "int8": "int8"}
+HOST_MEMORY = Range(51.2e9, 921.6e9)
+"""The memory bandwidth of a machine with GPUs, which its processes share; that of the own machine is unknown. From two
+channels of DDR4-3200 (25.6 GB/s each, JESD79-4) to two sockets of the fastest processor of the table of hardware."""
+HOST_LINKS = Range(16e9, 64e9)
+"""The rate of PCIe 3.0 to 5.0 with 16 lanes, for a device of which no link to the host is known."""
 _LINKS = ("nvlink", "infinity fabric", "pcie", "network")
 
 Simulate = Callable[[str, Sequence[tuple[float, float]], int, int, float], float]
@@ -70,6 +76,8 @@ class _RankTime:
     hideable: Range
     blocking: Range
     transfer: Range
+    copies: Range
+    blocking_copies: Range
 
     @property
     def passes(self) -> Range:
@@ -98,7 +106,10 @@ def step_time(work: RunWork, hardware: Hardware, efficiency: Efficiency, *, simu
     bubble = Range() if work.schedule is None else _bubble(times, work, simulate, slowest)
     # Messages of the sharded strategies run beside computation, as far as there is any.
     exposed = Range(max(0.0, slowest.hideable.low - slowest.passes.low), slowest.hideable.high) + slowest.blocking
-    rows = {**slowest.kinds, COMMUNICATION: exposed, BUBBLE: bubble}
+    # So do copies to and from the host, over another link.
+    hidden = max(slowest.passes.low, slowest.hideable.low)
+    copies = Range(max(0.0, slowest.copies.low - hidden), slowest.copies.high) + slowest.blocking_copies
+    rows = {**slowest.kinds, COMMUNICATION: exposed, HOST_LINK: copies, BUBBLE: bubble}
     seconds = sum(rows.values(), Range())
     dtype, peak = _main_rate(work, hardware)
     tokens = work.rows_per_update * (work.tokens_per_row or 1)
@@ -138,13 +149,23 @@ def _rank_time(one: RankWork, work: RunWork, hardware: Hardware, efficiency: Eff
     for operation, count in one.operations.items():
         if operation.phase == "evaluation":
             continue
+        if operation.phase == ON_HOST:
+            kinds[OPTIMIZER] += _host_seconds(operation, work.local_world_size).times(count)
+            continue
         seconds = operation_seconds(operation, hardware, efficiency).times(count)
         kinds[_kind(operation)] += seconds
         if operation.phase != "update":
             passes["forward" if operation.phase == "forward" else "backward"] += seconds
-    hideable = blocking = transfer = Range()
+    hideable = blocking = transfer = copies = blocking_copies = Range()
     for message, count in one.messages.items():
         if message.phase == "evaluation":
+            continue
+        if message.name in (TO_DEVICE, TO_HOST):
+            seconds = _copy_seconds(message, hardware, efficiency).times(count)
+            if message.phase == "update":
+                blocking_copies += seconds
+            else:
+                copies += seconds
             continue
         seconds = message_seconds(message, hardware, efficiency, local_world_size=work.local_world_size)
         if message.name.startswith(("c10d.send", "c10d.recv")):
@@ -154,7 +175,30 @@ def _rank_time(one: RankWork, work: RunWork, hardware: Hardware, efficiency: Eff
             hideable += seconds.times(count)
         else:
             blocking += seconds.times(count)
-    return _RankTime(kinds=kinds, **passes, hideable=hideable, blocking=blocking, transfer=transfer)
+    return _RankTime(
+        kinds=kinds,
+        **passes,
+        hideable=hideable,
+        blocking=blocking,
+        transfer=transfer,
+        copies=copies,
+        blocking_copies=blocking_copies,
+    )
+
+
+def _host_seconds(operation: Operation, processes: int) -> Range:
+    """Returns the time of an operator on the host, whose processes all compute at the same time."""
+    share = ON_PROCESSORS.memory
+    moving = Range(HOST_MEMORY.low * share.low, HOST_MEMORY.high * share.high).under(processes * operation.num_bytes)
+    launching = ON_PROCESSORS.call_seconds
+    return Range(max(moving.low, launching.low), max(moving.high, launching.high))
+
+
+def _copy_seconds(message: Message, hardware: Hardware, efficiency: Efficiency) -> Range:
+    known = hardware.links.get("pcie")
+    link = HOST_LINKS if known is None else Range(known, known)
+    share = efficiency.communication
+    return Range(link.low * share.low, link.high * share.high).under(message.num_bytes) + efficiency.call_seconds
 
 
 def _hides_messages(hardware: Hardware) -> bool:
@@ -254,10 +298,31 @@ def _bubble(times: Sequence[_RankTime], work: RunWork, simulate: Simulate, slowe
     return Range(max(0.0, step("low") - slowest.passes.low), max(0.0, step("high") - slowest.passes.high))
 
 
+def _host_assumptions(work: RunWork, hardware: Hardware) -> list[str]:
+    found = []
+    if any(message.name in (TO_DEVICE, TO_HOST) for one in work.ranks for message in one.messages):
+        known = hardware.links.get("pcie")
+        link = (
+            f"{HOST_LINKS.low / 1e9:g} to {HOST_LINKS.high / 1e9:g} GB/s, because none is known"
+            if known is None
+            else f"{known / 1e9:g} GB/s: {hardware.sources.get('pcie', 'given')}"
+        )
+        found.append(
+            f"each device has its own link to the host, of {link}; the lower bound hides copies behind computation"
+        )
+    if any(operation.phase == ON_HOST for one in work.ranks for operation in one.operations):
+        found.append(
+            f"the optimizer steps in the memory of the host, of {HOST_MEMORY.low / 1e9:g} to "
+            f"{HOST_MEMORY.high / 1e9:g} GB/s for all processes of a machine"
+        )
+    return found
+
+
 def _assumptions(work: RunWork, hardware: Hardware, efficiency: Efficiency, dtype: str) -> tuple[str, ...]:
     found = [efficiency.sentence()]
     if work.world_size > 1 and _hides_messages(hardware):
         found.append("the lower bound hides all messages of sharding behind computation, the upper bound none of them")
+    found += _host_assumptions(work, hardware)
     if work.world_size > work.local_world_size and "network" in hardware.links:
         found.append(f"network of {hardware.links['network'] / 1e9:g} GB/s: {hardware.sources.get('network', 'given')}")
     key = "fp8" if dtype.startswith("float8") else _RATES.get(dtype, "fp32")

@@ -31,6 +31,7 @@ def host_rows(plan: Mapping[str, Any], *, processes: int) -> tuple[Overhead, ...
             "weights while they are made or read", plan["model_bytes"], "one process of a machine holds the whole model"
         ),
         *_saved_rows(plan),
+        *offloaded_rows(plan, processes=processes),
         Overhead(
             name="processes",
             least=700 * _MIB * processes,
@@ -56,6 +57,35 @@ def _saved_rows(plan: Mapping[str, Any]) -> list[Overhead]:
         return []
     basis = "rank 0 copies the whole model to its machine; checkpoints are written in parts, by all ranks"
     return [_exact("weights while the model is saved", plan["weights_bytes"], basis)]
+
+
+def offloaded_rows(plan: Mapping[str, Any], *, processes: int) -> tuple[Overhead, ...]:
+    """Returns what the processes of one machine offload to its memory; empty if nothing is offloaded.
+
+    Args:
+        plan: the plan as data, see `forgather.planner.memory_plan.MemoryPlan`.
+        processes: the number of processes on the machine.
+    """
+    sums: dict[str, int] = {}
+    for rank in plan["ranks"]:
+        first, last = rank["ranks"]
+        for row in rank["host"]:
+            sums[row["name"]] = sums.get(row["name"], 0) + row["num_bytes"] * (last - first + 1)
+    return tuple(
+        Overhead(
+            name=f"offloaded {name}",
+            least=size * processes // plan["world_size"],
+            # torch rounds pinned memory up to a power of two.
+            most=size * processes // plan["world_size"] * (2 if name in _PINNED else 1),
+            basis=f"of {processes} process{'es' * (processes > 1)}"
+            + ("; at most twice as much, where pinned memory is rounded up" if name in _PINNED else ""),
+            source=Source.TRACED,
+        )
+        for name, size in sums.items()
+    )
+
+
+_PINNED = ("parameters", "gradients")
 
 
 def checkpoint_bytes(plan: Mapping[str, Any]) -> int | None:

@@ -12,12 +12,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+ON_HOST = "host"
+"""The phase of operators that run on processors in a run of GPUs: those of an offloaded optimizer."""
+TO_DEVICE, TO_HOST = "host.to_device", "host.to_host"
+"""The names of messages between a device and its host."""
+
 
 class Operation(NamedTuple):
     """Operators that do the same work.
 
     Args:
-        phase: "forward", "backward", "recompute", "update" or "evaluation".
+        phase: "forward", "backward", "recompute", "update", "evaluation", or `ON_HOST` for what the host computes.
         name: the name of the operator, such as "aten.mm".
         dtype: the dtype of its first tensor, such as "bfloat16".
         flops: the floating-point operations of one call.
@@ -41,7 +46,7 @@ class Message(NamedTuple):
 
     Args:
         phase: as in `Operation`.
-        name: the name of the operator, such as "c10d._allgather_base_".
+        name: the name of the operator, such as "c10d._allgather_base_", or `TO_DEVICE` or `TO_HOST`.
         num_bytes: the bytes of the largest tensor that takes part, on this rank.
         group_size: the number of ranks that take part.
         stride: the difference between the first two ranks of the group: 1 for neighbors.

@@ -229,7 +229,7 @@ generation:
 dry run:
     dry_run
 planner:
-    planner planner.devices_here planner.library_kernels planner.offload planner.operators planner.packed_weights planner.pipeline_step planner.processors_here planner.stage_metadata
+    planner planner.devices_here planner.library_kernels planner.operators planner.packed_weights planner.pipeline_step planner.processors_here planner.stage_metadata
     planner.allocations planner.operations planner.real_integers
     planner.calibration
     planner.extrapolation planner.places planner.row_length planner.value_readings planner.window_shape
@@ -238,6 +238,8 @@ planner:
     planner.trace_facts planner.planned_batches
     planner.generation_trace planner.transformers_steps planner.untraceable
     planner.rank_recorder
+    planner.offload
+    planner.optimizer_path
     planner.rank_trace planner.batch_trial
     planner.deep_trace
     planner.row_line

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +24,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from forgather.ml.planner.operators import has_dtensor, name_of, tensors_in
 
-STEP_PHASES = ("forward", "backward", "update")
-"""The phases of an optimizer step; all others come between two steps."""
+_BEFORE = -1
+HOST = "host"
+"""The phase of the region that stands for the memory of the host: of all allocations there, wherever they were made."""
+STEP_PHASES = ("forward", "backward", "update", HOST)
+"""The phases of an optimizer step, and its memory of the host; all others come between two steps."""
 
 
 class Region(NamedTuple):
@@ -55,6 +58,7 @@ class Allocation:
         dtype: the dtype of that tensor.
         category: what the memory is used for. None if nobody said so.
         died: the time at which the storage was freed. None if it was alive at the end.
+        on_host: whether a GPU would not hold it, because it is in the memory of the host.
     """
 
     num_bytes: int
@@ -65,6 +69,7 @@ class Allocation:
     dtype: torch.dtype
     category: str | None = None
     died: int | None = None
+    on_host: bool = False
 
     def __str__(self) -> str:
         sizes = " x ".join(map(str, self.shape)) or "1"
@@ -126,6 +131,17 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 held = self._live[id(storage)][1]
                 # Their order says nothing: those of an engine come as Python's memory has them.
                 held.born, held.category = 0, category
+
+    def move_to_host(self, tensors: Iterable[Tensor]) -> None:
+        """Marks storages that are alive as memory of the host; tensors that were never seen are ignored.
+
+        Shapes:
+            tensors: any shapes.
+        """
+        for tensor in tensors:
+            for storage in storages(tensor):
+                if (known := self._live.get(id(storage))) is not None:
+                    known[1].on_host = True
 
     def until_now(self) -> tuple[Allocation, ...]:
         """Returns copies of all allocations so far, in the order of their birth."""
@@ -256,12 +272,29 @@ def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
 
 
 def peaks(allocations: Iterable[Allocation], category_of: Callable[[Allocation], str]) -> Mapping[Region, Peak]:
-    """Returns the peak of each region in which memory was allocated.
+    """Returns the peak of each region in which memory was allocated, and that of the memory of the host, if any.
 
     Args:
         allocations: the allocations of a recording.
         category_of: a function that returns the category of an allocation.
     """
+    known = list(allocations)
+    on_host = [one for one in known if one.on_host]
+    if not on_host:
+        return _peaks_of(known, category_of, lambda one: one.region)
+    # What is made on the host still ends a region of the device, in which nothing else may be made.
+    marks = [replace(one, num_bytes=0) for one in on_host]
+    return {
+        **_peaks_of([*(one for one in known if not one.on_host), *marks], category_of, lambda one: one.region),
+        **_peaks_of(on_host, category_of, lambda one: Region(HOST, _BEFORE)),
+    }
+
+
+def _peaks_of(
+    allocations: Iterable[Allocation],
+    category_of: Callable[[Allocation], str],
+    region_of: Callable[[Allocation], Region],
+) -> dict[Region, Peak]:
     events: list[tuple[int, int, Allocation]] = []
     for allocation in allocations:
         events.append((allocation.born, 1, allocation))
@@ -276,10 +309,11 @@ def peaks(allocations: Iterable[Allocation], category_of: Callable[[Allocation],
         sums[category] = sums.get(category, 0) + sign * allocation.num_bytes
         if sign < 0:
             continue
-        peak = found.get(allocation.region)
+        region = region_of(allocation)
+        peak = found.get(region)
         if peak is None or total > peak.num_bytes:
-            found[allocation.region] = Peak(total, {name: size for name, size in sums.items() if size}, time)
-            makers[allocation.region] = allocation
+            found[region] = Peak(total, {name: size for name, size in sums.items() if size}, time)
+            makers[region] = allocation
     for region, maker in makers.items():
         found[region].made_by = str(maker)
     return found

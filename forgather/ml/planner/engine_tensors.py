@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -62,11 +62,72 @@ def hold_engine(
     """
     if not isinstance(strategy, DeepSpeedZero):
         return
-    zero = strategy._engine.optimizer
     recorder.hold(living_tensors(fake), buckets)
-    recorder.hold(getattr(zero, _FP32_PARTITIONS.get(strategy.config.stage, _FP32_PARTITIONS_STAGE_3)), optimizer)
+    recorder.hold(_fp32_partitions(strategy), optimizer)
     partitions = (getattr(weight, "ds_tensor", None) for weight in strategy.model.parameters())
     recorder.hold((item for item in partitions if item is not None), parameters)
+
+
+class EngineHost(NamedTuple):
+    """The tensors that an engine keeps in the memory of the host if it offloads them. It names no device in a trace.
+
+    Args:
+        weights: the parts of the weights with which the model computes.
+        gradients: what it keeps of gradients.
+        state: the float32 weights, and copies of them on their way to the model. The optimizer's state is not here.
+    """
+
+    weights: Sequence[Tensor]
+    gradients: Sequence[Tensor]
+    state: Sequence[Tensor]
+
+
+def engine_host(strategy: DeepSpeedZero) -> EngineHost:
+    """Returns the tensors of an engine that may be offloaded."""
+    zero = strategy._engine.optimizer
+    partitions = _fp32_partitions(strategy)
+
+    def kept(*names: str) -> list[Tensor]:
+        found = tree_iter([getattr(zero, name, None) for name in names])
+        return [item for item in found if isinstance(item, Tensor)]
+
+    return EngineHost(
+        weights=[one.ds_tensor for one in strategy.model.parameters() if hasattr(one, "ds_tensor")],
+        gradients=[
+            *(one.grad for one in partitions if one.grad is not None),
+            *kept("accumulated_grads_in_cpu", "grad_partitions_flat_buffer", "temp_grad_buffer_for_cpu_offload"),
+        ],
+        state=[*partitions, *kept("param_buffer_of_bit16_for_cpu_offload_groups")],
+    )
+
+
+class EngineSizes(NamedTuple):
+    """The bytes of the part of a model that a rank has, as an engine copies it between host and device.
+
+    Args:
+        gradients: its gradients, in float32.
+        updated: its trained weights, in the dtype in which the model computes.
+        gathered: its weights that are gathered for each pass, in the same dtype.
+    """
+
+    gradients: int
+    updated: int
+    gathered: int
+
+
+def engine_sizes(strategy: DeepSpeedZero) -> EngineSizes:
+    """Returns what an engine copies between host and device."""
+    elements = sum(one.numel() for one in _fp32_partitions(strategy))
+    weights = list(strategy.model.parameters())
+    size = next((one.element_size() for one in weights if one.requires_grad), 4)
+    divided = [one.ds_tensor for one in weights if not getattr(one, "ds_persist", True)]
+    return EngineSizes(4 * elements, size * elements, sum(one.numel() * one.element_size() for one in divided))
+
+
+def _fp32_partitions(strategy: DeepSpeedZero) -> list[Tensor]:
+    return list(
+        getattr(strategy._engine.optimizer, _FP32_PARTITIONS.get(strategy.config.stage, _FP32_PARTITIONS_STAGE_3))
+    )
 
 
 def passes_to_settle(strategy: Any) -> int:

@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forgather.launcher_env import ProcessFacts
-from forgather.ml.planner.allocations import Peak, Region
+from forgather.ml.planner.allocations import HOST, Peak, Region
 from forgather.ml.planner.deep_trace import deep_traces
 from forgather.ml.planner.generation_trace import GENERATION
+from forgather.ml.planner.offload import BUFFERS
+from forgather.ml.planner.places import BEFORE
 from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_rank, trace_shapes
 from forgather.ml.planner.stage_metadata import Relay
 from forgather.ml.planner.stored_state import joined
@@ -29,7 +31,7 @@ _PHASES = {
     "evaluation": ("evaluation",),
     "generation": (GENERATION,),
 }
-_LASTING = ("parameters", "optimizer")
+_LASTING = ("parameters", "optimizer", BUFFERS)
 _BUCKET_BYTES = 25 * 2**20  # the usual size of a bucket of DDP
 _WORDS = {
     "forward": "forward pass",
@@ -92,6 +94,7 @@ def plan_of(
             stages=trace.facts.stages,
             phases=tuple(_phases(trace)),
             timeline=tuple(_timeline(trace)),
+            host=_host(trace),
         )
         for position, trace in enumerate(traces)
     ]
@@ -216,6 +219,12 @@ def _phases(trace: RankTrace) -> list[PhaseMemory]:
     if trace.facts.settings.get("save_strategy") != "no":
         found.append(_saving(trace))
     return found
+
+
+def _host(trace: RankTrace) -> tuple[MemoryRow, ...]:
+    peak = trace.peaks.get(Region(HOST, BEFORE))
+    sizes = {} if peak is None else peak.categories
+    return tuple(MemoryRow(name=use, num_bytes=size) for use, size in sorted(sizes.items(), key=lambda item: -item[1]))
 
 
 def _saving(trace: RankTrace) -> PhaseMemory:

@@ -23,14 +23,15 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.activation_checkpointing import repeated_blocks
 from forgather.ml.distributed.env import fake_world
 from forgather.ml.distributed.group import leaving_no_group
-from forgather.ml.planner.allocations import STEP_PHASES, Allocation, Peak, Region, peaks
+from forgather.ml.planner.allocations import HOST, STEP_PHASES, Allocation, Peak, Region, peaks
 from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, passes_to_settle, separate_engine
 from forgather.ml.planner.extrapolation import block_list, shorten
 from forgather.ml.planner.generation_trace import generate
 from forgather.ml.planner.library_kernels import kernel_notes
 from forgather.ml.planner.model_builders import building, loading_fakes, without_memory_for_models
-from forgather.ml.planner.offload import offload_notes, steps_on_the_host
+from forgather.ml.planner.offload import Offload
 from forgather.ml.planner.operations import WorkCounter
+from forgather.ml.planner.optimizer_path import choose_path
 from forgather.ml.planner.packed_weights import other_models, parts_of
 from forgather.ml.planner.places import BEFORE, Places, noting_width
 from forgather.ml.planner.planned_batches import PlannedBatches, planned_batches
@@ -95,8 +96,8 @@ class RankTrace:
 
     @property
     def peak(self) -> tuple[Region, Peak]:
-        """The region of the largest sum of bytes, and its peak."""
-        return max(self.peaks.items(), key=lambda item: item[1].num_bytes)
+        """The region of the largest sum of bytes of a device, and its peak."""
+        return max((item for item in self.peaks.items() if item[0].phase != HOST), key=lambda item: item[1].num_bytes)
 
 
 Constructor = Callable[..., Any]
@@ -158,8 +159,7 @@ def trace_shapes(
             with fake, RealIntegers():  # type: ignore[no-untyped-call]
                 with ReadingZeros(trainer.strategy.model):
                     trainer.strategy.build_optimizer()
-                if device_type != "cpu" and not steps_on_the_host(trainer.strategy):
-                    choose_foreach(trainer.strategy.optimizer)
+                choose_path(trainer.strategy, device_type)
                 keep_loss_scale(getattr(trainer.strategy, "precision", None))
                 whole = sizes[0] if sizes else None
                 if trainer.strategy.layout.pipeline_parallel_size > 1:
@@ -200,20 +200,6 @@ def _faked(make_model: Callable[[], nn.Module], device: torch.device, sizes: lis
 
 def _without_compile(recipe: Recipe) -> list[Callable[[nn.Module], None]]:
     return [step for step in recipe.prepare if getattr(getattr(step, "func", step), "__name__", "") != "compile_model"]
-
-
-def choose_foreach(optimizer: Any) -> None:
-    """Makes an optimizer of torch compute as it does on a GPU: all weights at once, unless it was told otherwise.
-
-    Args:
-        optimizer: the optimizer, or a wrapper with its parameter groups.
-
-    Source:
-        `torch.optim.optimizer._default_to_fused_or_foreach`, which is false for tensors on a CPU and for fake ones.
-    """
-    for group in optimizer.param_groups:
-        if "foreach" in group and group["foreach"] is None and not group.get("fused") and not group["differentiable"]:
-            group["foreach"] = True
 
 
 def _traces(
@@ -317,6 +303,8 @@ class _Tracer(NamedTuple):
         recorder = RankRecorder(places.region, self.categorize, work, self.device_type)
         places.begin_pass("forward")
         self._hold(recorder, window)
+        offload = Offload.of(strategy, self.device_type)
+        offload.hold(recorder, local)
 
         def keep_gradients() -> None:
             recorder.set_category((*gradients_of(local), *engine_gradients(strategy)), GRADIENTS)
@@ -327,16 +315,18 @@ class _Tracer(NamedTuple):
             work.repeats = accumulation - 1 if work.is_repeated else 1
             _step(trainer, window, places, work, after_backward=keep_gradients)
             recorder.set_category(state_of_optimizer(strategy.optimizer), OPTIMIZER)
+            offload.place(recorder.allocations)
+            offload.count(work, accumulation)
             step = recorder.until_now()
             if evaluates:
                 self._evaluate(recorder, work)
-        notes = [*self.planned.notes, *kernel_notes(local, strategy.optimizer, self.device_type)]
-        notes += offload_notes(strategy, self.device_type)
+        notes = [*self.planned.notes, *kernel_notes(local, strategy.optimizer, self.device_type), *offload.notes()]
+        facts = facts_of(trainer, window, local, notes)
         return RankTrace(
             num_blocks=len(places.blocks),
             peaks=peaks(recorder.allocations, lambda allocation: allocation.category or TEMPORARIES),
             allocations=step,
-            facts=facts_of(trainer, window, local, notes),
+            facts=replace(facts, untraced={**facts.untraced, **offload.untraced()}),
             operations=dict(work.operations),
             messages=dict(work.messages),
             block_operations=dict(work.block_operations),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from forgather.ml.planner.allocations import Allocation, Peak, Region, peaks
+from forgather.ml.planner.allocations import HOST, Allocation, Peak, Region, peaks
 from forgather.ml.planner.deep_trace import DepthTraces
 from forgather.ml.planner.extrapolation import extrapolated
 from forgather.ml.planner.rank_recorder import TEMPORARIES
@@ -30,7 +30,8 @@ def peak_at(points: Mapping[int, DepthTraces], size: int) -> int:
         size: the number of rows, or the length.
     """
     untraced = next(iter(points.values())).deep_facts.untraced
-    return max(peak.num_bytes for peak in _peaks_at(points, size).values()) + sum(untraced.values())
+    found = _peaks_at(points, size).items()
+    return max(peak.num_bytes for at, peak in found if at.phase != HOST) + sum(untraced.values())
 
 
 def runs_one_program(points: Mapping[int, DepthTraces]) -> bool:
