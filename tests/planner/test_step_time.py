@@ -13,7 +13,7 @@ from forgather.planner.fit import RankFit
 from forgather.planner.hardware import Hardware
 from forgather.planner.run_time import check_amounts, machines_for, run_time
 from forgather.planner.step_time import message_seconds, step_time
-from forgather.planner.work import Message, Operation, RankWork, RunWork
+from forgather.planner.work import ON_HOST, TO_DEVICE, TO_HOST, Message, Operation, RankWork, RunWork
 
 ONE = Range(1, 1)
 EXACT = Efficiency(
@@ -72,6 +72,27 @@ def test_efficiencies_and_calls_widen_the_range():
     worse = Efficiency(compute=Range(0.5, 1), memory=ONE, call_seconds=Range(0, 3))
     step = planned(work({matrix("forward"): 1, matrix("forward", 1): 1}), worse)
     assert (pytest.approx(1), pytest.approx(3 + 3)) == (step.seconds.low, step.seconds.high)
+
+
+def test_an_offloaded_optimizer_takes_the_time_of_the_host_and_of_its_link():
+    device = replace(DEVICE, links={**DEVICE.links, "pcie": 1e9})
+    operations = {matrix("forward"): 1, Operation(ON_HOST, "aten.mul", "float32", 0, int(51.2e9)): 1}
+    messages = {
+        Message("forward", TO_DEVICE, int(3e9), 1): 1,
+        Message("backward", TO_HOST, int(1e9), 1): 1,
+        Message("update", TO_DEVICE, int(1e9), 1): 2,
+    }
+    given = work(operations, messages, world=2, local=2)
+    step = step_time(given, device, EXACT, simulate=schedule_seconds)
+    # Two processes share the memory of the host, of which between 0.6 and 0.9 are reached.
+    optimizer = step.rows["optimizer"]
+    assert (pytest.approx(2 * 51.2 / 921.6 / 0.9), pytest.approx(2 / 0.6)) == (optimizer.low, optimizer.high)
+    # One of four seconds of copies passes behind the second of computation; those of the update never do.
+    assert Range(3 + 2, 4 + 2) == step.rows["copies to and from the host"]
+    assert "its own link to the host, of 1 GB/s" in " ".join(step.assumptions)
+    unknown = planned(given)
+    assert pytest.approx(6 / 16) == unknown.rows["copies to and from the host"].high
+    assert "because none is known" in " ".join(unknown.assumptions)
 
 
 def test_a_plan_says_that_its_peak_rate_was_not_verified():

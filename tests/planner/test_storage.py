@@ -8,6 +8,7 @@ from forgather.planner.storage import checkpoint_bytes, disk_rows, host_rows
 def plan(**settings):
     return {
         "world_size": 8,
+        "ranks": [],
         "model_bytes": 100,
         "weights_bytes": 80,
         "optimizer_bytes": 160,
@@ -55,3 +56,11 @@ def test_the_memory_of_a_machine():
     least, most = host(dataloader_num_workers=2)["data loader workers"]
     assert (2 * least, 2 * most) == host(processes=8, dataloader_num_workers=2)["data loader workers"]
     assert least < most
+
+
+def test_a_machine_holds_what_its_processes_offload():
+    offloaded = [{"name": "parameters", "num_bytes": 10}, {"name": "optimizer", "num_bytes": 20}]
+    run = {**plan(), "ranks": [{"ranks": (0, 7), "host": offloaded}]}
+    found = {row.name: (row.least, row.most) for row in host_rows(run, processes=4)}
+    # Pinned memory is rounded up to a power of two.
+    assert ((40, 80), (80, 80)) == (found["offloaded parameters"], found["offloaded optimizer"])

@@ -118,7 +118,7 @@ class EngineSizes(NamedTuple):
 def engine_sizes(strategy: DeepSpeedZero) -> EngineSizes:
     """Returns what an engine copies between host and device."""
     elements = sum(one.numel() for one in _fp32_partitions(strategy))
-    weights = list(strategy.model.parameters())
+    weights: list[Any] = list(strategy.model.parameters())
     size = next((one.element_size() for one in weights if one.requires_grad), 4)
     divided = [one.ds_tensor for one in weights if not getattr(one, "ds_persist", True)]
     return EngineSizes(4 * elements, size * elements, sum(one.numel() * one.element_size() for one in divided))
