@@ -74,7 +74,6 @@ def device_count_of(
 
 _WHY_FEWER = {
     "FG703": "the trainer of the config runs in one process; trainers/accel_trainer.yaml runs in several",
-    "FG804": "the data of the config has too few rows for them",
 }
 """Why more processes cannot be planned, by the code of the error."""
 

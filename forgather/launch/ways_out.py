@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from forgather.config.graph import Call, Graph
-from forgather.errors import ProjectError, Severity
+from forgather.errors import ForgatherError, ProjectError, Severity
 from forgather.launch.in_process import MAIN
 from forgather.launch.planning import Device, error_line, traced_plan
 from forgather.launch.time_planning import step_of
@@ -176,7 +176,10 @@ class _Planner:
             batches=self._divisions(),
             device_type=self._place.device_type,
         )
-        yield from ((one, *plan) for one, plan in zip(sized, plans, strict=True))
+        for one, plan in zip(sized, plans, strict=True):
+            if isinstance(plan, ForgatherError):
+                raise plan
+            yield one, *plan
 
     def _filled(self, change: Change, plan: Mapping[str, Any], work: RunWork) -> WayOut:
         worst = worst_fit(self.fits(plan))

@@ -18,6 +18,7 @@ from torch.utils.data import Subset
 from forgather.errors import PlanError
 from forgather.ml.generation.generator import Generator
 from forgather.ml.losses import LossRule
+from forgather.ml.number_format import plural
 from forgather.ml.planner.row_length import ResizedRows, num_tokens
 from forgather.ml.planner.window_shape import WindowShape, reshaped
 from forgather.ml.trainer.answers import AnswerGenerator
@@ -93,13 +94,35 @@ def planned_batches(trainer: Trainer, lengths: Iterable[int] = ()) -> PlannedBat
     Raises:
         PlanError: FG997 if the rows have no tokens, although lengths are given.
     """
+    notes = _with_rows_of_an_update(trainer)
     first = _largest_window(trainer._train_batches(), trainer.strategy.rule)
-    of_length = {length: _planned(trainer, first, length) for length in lengths}
-    return replace(_planned(trainer, first, None), of_length=of_length)
+    of_length = {length: _planned(trainer, first, length, notes) for length in lengths}
+    return replace(_planned(trainer, first, None, notes), of_length=of_length)
 
 
-def _planned(trainer: Trainer, first: Window, length: int | None) -> PlannedBatches:
-    notes: list[str] = []
+def _with_rows_of_an_update(trainer: Trainer) -> tuple[str, ...]:
+    """Repeats the training data of a trainer if it has fewer rows than an update takes; returns a note that says so.
+
+    The data may be a sample, and the devices those of a later machine: a plan is for full updates in any case.
+    """
+    args, dataset = trainer.args, trainer.train_dataset
+    if dataset is None or is_iterable(dataset) or not len(dataset):
+        return ()
+    least = RankShare.for_topology(trainer.strategy.topology, args.per_device_train_batch_size).all_rows
+    update = least * args.accumulation.largest
+    present = len(dataset)
+    if present >= update:
+        return ()
+    trainer.train_dataset = _copies(dataset, [*range(present)], update)
+    refused = f"; 'fgcli train' needs {least:,} at least (FG804)" if present < least else ""
+    return (
+        f"the training data has {plural(present, 'row')}, fewer than the {update:,} of an update, for which the plan "
+        f"repeats them{refused}",
+    )
+
+
+def _planned(trainer: Trainer, first: Window, length: int | None, known: Iterable[str]) -> PlannedBatches:
+    notes = [*known]
     rule, args, topology = trainer.strategy.rule, trainer.args, trainer.strategy.topology
     longest = first
     dataset, collate = trainer._inputs(trainer.train_dataset)

@@ -75,6 +75,17 @@ def test_rows_of_equal_length_are_taken_as_they_come(tmp_path):
     assert found.longest is found.first
 
 
+@pytest.mark.parametrize(("present", "needs"), [(3, True), (11, False), (12, None)])
+def test_an_update_is_planned_for_fewer_rows_than_it_takes(present, needs, tmp_path):
+    made = trainer(tmp_path, Dataset.from_list([row(8)] * present), gradient_accumulation_steps=3)
+
+    found = planned_batches(made)
+
+    assert shape_of(found.first.batches) == [(4, 8)] * 3
+    assert [needs] == ["FG804" in note for note in found.notes] if needs is not None else not found.notes
+    assert all(f"{present} rows, fewer than the 12 of an update" in note for note in found.notes)
+
+
 def test_what_is_not_known_about_longer_rows_is_said(tmp_path):
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
