@@ -8,6 +8,7 @@ changed.
 from __future__ import annotations
 
 import copy
+import functools
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -362,8 +363,21 @@ def _warn_of_unknown_fields(config: PretrainedConfig) -> None:
 def _warn_of_vocab_size(config: PretrainedConfig, found: int) -> None:
     given = config.vocab_size
     # The value of the class attribute is the default, which the user did not choose.
-    if given not in (found, getattr(type(config), "vocab_size", found)):
-        _log.warning("vocab_size is %d, but the model gets the size of the tokenizer, %d", given, found)
+    if given in (found, getattr(type(config), "vocab_size", found)):
+        return
+    way_out = (
+        f"; for a model of {given} tokens (more memory, larger logits): tokenizer: ~ in [model], or "
+        "--set model.tokenizer=null"
+        if given > found
+        else "; leave vocab_size out"
+    )
+    _warn_once(f"vocab_size is {given}, but the model gets the size of the tokenizer, {found}{way_out}")
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    # A plan makes the model several times.
+    _log.warning("%s", message)
 
 
 def as_dtype(dtype: torch.dtype | str) -> torch.dtype:

@@ -69,8 +69,11 @@ def test_the_config_is_copied_and_follows_a_tokenizer(config):
     assert config.vocab_size == 64
 
 
-@pytest.mark.parametrize(("given", "said"), [(50, True), (100, False), (32000, False)])
-def test_a_vocabulary_size_that_a_tokenizer_overrides_is_reported(caplog, given, said):
+@pytest.mark.parametrize(
+    ("given", "way_out"),
+    [(50, ["leave vocab_size out"]), (5000, ["--set model.tokenizer=null"]), (100, []), (32000, [])],
+)
+def test_a_vocabulary_size_that_a_tokenizer_overrides_is_reported_once(caplog, given, way_out):
     class Tokens:
         bos_token_id, eos_token_id, pad_token_id = 3, 4, 5
 
@@ -78,8 +81,13 @@ def test_a_vocabulary_size_that_a_tokenizer_overrides_is_reported(caplog, given,
             return 100
 
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    from_config(LlamaConfig(vocab_size=given, **shape), tokenizer=Tokens())
-    assert said == ("vocab_size is 50, but the model gets the size of the tokenizer, 100" in caplog.text)
+    for _ in range(2):
+        from_config(LlamaConfig(vocab_size=given, **shape), tokenizer=Tokens())
+    said = [f"vocab_size is {given}, but the model gets the size of the tokenizer, 100"] * len(way_out)
+    assert len(way_out) == len(caplog.messages)
+    assert all(one in message for one, message in zip(said + way_out, caplog.messages * 2, strict=True))
+    kept = from_config(LlamaConfig(vocab_size=given, **shape))
+    assert given == kept.get_input_embeddings().weight.shape[0]
 
 
 def test_building_and_loading_say_nothing_of_their_own(tmp_path, capfd, caplog):
