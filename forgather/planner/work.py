@@ -192,7 +192,9 @@ def _by_kind(work: Mapping[Any, int]) -> dict[Any, list[tuple[Any, int]]]:
 
 def _pairs(small: list[tuple[Any, int]], large: list[tuple[Any, int]]) -> Iterator[tuple[Any, Any, int]]:
     """Returns pairs of calls of the two sizes, each with the number of such pairs."""
-    if sum(count for _, count in small) != sum(count for _, count in large):
+    # A number that was drawn from two depths may be below zero where the operators differ; the sums are right.
+    are_calls = all(count > 0 for _, count in (*small, *large))
+    if not are_calls or sum(count for _, count in small) != sum(count for _, count in large):
         yield _total(small), _total(large), 1
         return
     rest = [list(pair) for pair in reversed(large)]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -49,6 +50,15 @@ def closed_form(kind):
     products = 2 * ROWS * TOKENS * (LAYERS * block + WIDTH * VOCABULARY)
     attention = ROWS * LAYERS * 4 * TOKENS * TOKENS * WIDTH // 2
     return 3 * (products + attention)
+
+
+def test_questions_about_a_tensor_are_no_work():
+    counting = Counting()
+    with FakeTensorMode():
+        tensor = torch.ones(1000)
+    for func, result in ((torch.ops.prim.device.default, tensor.device), (torch.ops.aten.neg.default, tensor)):
+        counting.work.count(func, (tensor,), {}, result)
+    assert ["aten.neg"] == [operation.name for operation in counting.work.operations]
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

@@ -119,6 +119,11 @@ def test_work_is_on_a_line_even_where_sizes_of_different_operators_are_equal():
     other = {Operation("forward", "add", "float32", 0, 6): 3}
     drawn = work_on_line({Operation("forward", "add", "float32", 0, 4): 2}, other, between=(1, 2), at=3)
     assert 8 + 2 * 10 == sum(key.num_bytes * count for key, count in drawn.items())
+    # So they are where a number below zero was drawn from two depths.
+    add = Operation("forward", "add", "float32", 0, 4)
+    small, large = {add: -1, add._replace(num_bytes=9): 2}, {add: -1, add._replace(num_bytes=11): 2}
+    drawn = work_on_line(small, large, between=(1, 2), at=4)
+    assert 14 + 3 * 4 == sum(key.num_bytes * count for key, count in drawn.items())
 
 
 def test_a_choice_in_the_words_of_other_tools():

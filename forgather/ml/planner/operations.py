@@ -70,7 +70,8 @@ class WorkCounter:
         if func.namespace in ("c10d", "_c10d_functional"):
             self._count_message(packet, args, kwargs, result)
             return
-        if func.is_view:
+        # Operators of "prim" ask for facts of a tensor, such as its device, and move nothing.
+        if func.is_view or func.namespace == "prim":
             return
         tensors = tensors_in(args, kwargs, result)
         if not tensors:
