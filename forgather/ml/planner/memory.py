@@ -17,6 +17,7 @@ from forgather.ml.planner.deep_trace import deep_traces
 from forgather.ml.planner.generation_trace import GENERATION
 from forgather.ml.planner.offload import BUFFERS
 from forgather.ml.planner.places import BEFORE
+from forgather.ml.planner.rank_recorder import WORKSPACES
 from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_rank, trace_shapes
 from forgather.ml.planner.stage_metadata import Relay
 from forgather.ml.planner.stored_state import joined
@@ -204,7 +205,11 @@ def _phases(trace: RankTrace) -> list[PhaseMemory]:
         if not regions:
             continue
         at, peak = max(regions.items(), key=lambda item: item[1].num_bytes)
-        rows = [MemoryRow(name=use, num_bytes=size) for use, size in peak.categories.items() if size]
+        rows = [
+            MemoryRow(name=use, num_bytes=size, source=Source.FORMULA if use == WORKSPACES else Source.TRACED)
+            for use, size in peak.categories.items()
+            if size
+        ]
         rows += [
             MemoryRow(name=use, num_bytes=size, source=Source.FORMULA) for use, size in trace.facts.untraced.items()
         ]

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from forgather.ml.planner.allocations import Allocation, AllocationRecorder, Region
+from forgather.ml.planner.convolutions import Workspace, workspace_of
 from forgather.ml.planner.engine_tensors import is_engine_bucket
 from forgather.ml.planner.generation_trace import GENERATION
 from forgather.ml.planner.library_kernels import kernel_of
@@ -28,6 +29,7 @@ ACTIVATIONS, LOGITS, TEMPORARIES, BATCH = "activations", "logits", "temporaries"
 OTHER_MODELS = "other models"
 GATHERED, COMMUNICATION, BUCKETS = "gathered weights", "communication", "buckets"
 CACHE = "cache of keys and values"
+WORKSPACES = "workspaces of convolutions"
 _GATHERS = ("fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy", "c10d._allgather_base_")
 _SENDS = ("fsdp.chunk_cat", "c10d._reduce_scatter_base_", "c10d.allreduce_", "_c10d_functional.all_reduce")
 _GLOO_COPIES = ("c10d._allgather_base_", "c10d._reduce_scatter_base_")
@@ -100,7 +102,10 @@ class RankRecorder(AllocationRecorder):  # type: ignore[no-untyped-call]
             # Autograd, which the operator is below of, has divided such an operator everywhere else.
             with self._active_again():
                 return func.decompose(*args, **(kwargs or {}))
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if (workspace := self._workspace(name, args)) is not None:
+            result = self._with_workspace(workspace, func, types, args, kwargs)
+        else:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
         if result is NotImplemented or not self.counts:
             return result
         self._work.count(func, args, kwargs or {}, result)
@@ -111,6 +116,30 @@ class RankRecorder(AllocationRecorder):  # type: ignore[no-untyped-call]
             del copy
         if (category := use_of_message(name)) is not None:
             self.set_new_category(tensors_in(args, kwargs or {}, result), category)
+        return result
+
+    def _workspace(self, name: str, args: Any) -> Workspace | None:
+        return workspace_of(name, args) if self._device_type == "cpu" and self.counts else None
+
+    def _with_workspace(self, workspace: Workspace, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an operator with what it allocates out of sight, in the order of these allocations."""
+
+        def allocated(num_bytes: int) -> list[Tensor]:
+            """Returns new memory that is not counted as work."""
+            if num_bytes <= 0:
+                return []
+            sizes = [-(-num_bytes // 4)]
+            found = super(RankRecorder, self).__torch_dispatch__(
+                torch.ops.aten.empty.memory_format, (), (sizes,), {"dtype": torch.float32, "device": "cpu"}
+            )
+            self.set_new_category([found], WORKSPACES)
+            return [found]
+
+        during, before = allocated(workspace.during), allocated(workspace.before)
+        del before
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        after = allocated(workspace.after)
+        del after, during
         return result
 
     def _run_kernel(self, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -31,6 +31,7 @@ _USES = (
     "cache of keys and values",
     "logits",
     "temporaries",
+    "workspaces of convolutions",
 )
 _OTHER = len(_USES)
 _PARTS = {"forward": "forward pass", "backward": "backward pass"}

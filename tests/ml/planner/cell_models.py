@@ -22,6 +22,9 @@ from tests.ml.fixtures import tiny_llama
 
 LENGTH, VOCABULARY, ROWS = 64, 512, 256
 LABELS = ["a", "b", "c"]
+OWN = ("own", "hourglass")
+"""Modules that return class scores."""
+
 WIDTH = {"hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4}
 
 
@@ -41,6 +44,37 @@ class Own(nn.Module):
         for block in self.blocks:
             found = found + block(found)
         return self.head(found)
+
+
+class Hourglass(nn.Module):
+    """Convolutions of all kinds: with strides, gaps and groups, by channel, transposed, and one of each width."""
+
+    def __init__(self, layers, width=20):
+        super().__init__()
+        wide = 2 * width
+        self.stem = nn.Conv2d(3, width, 5, padding=2, bias=False)
+        self.down = nn.Conv2d(width, wide, 3, stride=2, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(wide, wide, 5, padding=2, groups=wide),
+                nn.GroupNorm(4, wide),
+                nn.Conv2d(wide, 2 * wide, 1),
+                nn.SiLU(),
+                nn.Conv2d(2 * wide, wide, 3, padding=2, dilation=2, groups=1 + number % 2),
+            )
+            for number in range(layers)
+        )
+        self.up = nn.ConvTranspose2d(wide, width, 4, stride=2, padding=1)
+        self.mix = nn.Conv2d(2 * width, width, 3, padding=1)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, pixel_values):
+        first = nn.functional.silu(self.stem(pixel_values))
+        found = self.down(first)
+        for block in self.blocks:
+            found = found + block(found)
+        found = self.mix(nn.functional.silu(torch.cat([self.up(found), first], dim=1)))
+        return self.head(found.mean((2, 3)))
 
 
 def model(name, layers, **sizes) -> nn.Module:
@@ -92,7 +126,8 @@ _MODELS = {
     "bert": _bert,
     "t5": _t5,
     "vit": _vit,
-    "own": lambda layers, **sizes: Own(layers, **sizes),
+    "own": Own,
+    "hourglass": Hourglass,
 }
 
 
@@ -101,7 +136,7 @@ def rows(name, length=LENGTH):
     """Returns the rows on which a model can be trained. They are made once, before anything is measured."""
     draw = torch.Generator().manual_seed(0)
     labels = torch.randint(0, len(LABELS), (ROWS,), generator=draw)
-    if name in ("vit", "own"):
+    if name in ("vit", *OWN):
         side = 32 if name == "vit" else 16
         pixels = torch.rand((ROWS, 3, side, side), generator=draw)
         return [{"pixel_values": one, "labels": label} for one, label in zip(pixels, labels, strict=True)]

@@ -124,7 +124,7 @@ def make_trainer(cell, output_dir, hook=lambda function: function):
         args=args,
         train_dataset=cell_models.rows(cell.model, cell.length),
         adapter=lora(r=4) if cell.adapter else None,
-        loss_fn=nn.CrossEntropyLoss() if cell.model == "own" else None,
+        loss_fn=nn.CrossEntropyLoss() if cell.model in cell_models.OWN else None,
     )
 
 

@@ -22,7 +22,6 @@ LARGE = {
     "length": 16,
     "sizes": {"hidden_size": 512, "intermediate_size": 1376, "num_attention_heads": 8, "vocab_size": 1024},
 }
-CONVOLUTIONS = "kernels of convolutions allocate workspaces, which no operator shows"
 ONE_ROW = {"per_device_train_batch_size": 1}
 
 
@@ -86,9 +85,16 @@ CELLS = [
     single("ViT, recomputed", "vit", RECOMPUTED),
     replicated("ViT, DDP", "vit"),
     sharded("ViT, FSDP2, hybrid", "vit", {"fsdp": "hybrid_shard", "fsdp_config": {"shard_size": 2}}, world_size=4),
-    single("own module", "own", missed=CONVOLUTIONS),
-    replicated("own module, DDP", "own", missed=CONVOLUTIONS),
+    single("own module", "own"),
+    replicated("own module, DDP", "own"),
     sharded("own module, FSDP2", "own"),
+    single("convolutions", "hourglass"),
+    single("convolutions, bf16", "hourglass", BF16),
+    single("convolutions, one row", "hourglass", ONE_ROW),
+    single("convolutions, wide", "hourglass", {"per_device_train_batch_size": 16}, sizes={"width": 56}),
+    single("convolutions, recomputed", "hourglass", RECOMPUTED),
+    replicated("convolutions, DDP", "hourglass"),
+    sharded("convolutions, FSDP2", "hourglass"),
     zero("ZeRO-1", "llama", 1),
     zero("ZeRO-2", "llama", 2),
     zero("ZeRO-2, accumulated", "llama", 2, {"gradient_accumulation_steps": 2}),
@@ -109,6 +115,10 @@ CELLS = [
 ]
 
 
+USED = ("own module, DDP",)
+"""Cells whose measurements were used after all: workspaces of convolutions were counted because of them."""
+
+
 def is_held_out(cell):
     """Whether a cell was kept away from the development of the planner: about two thirds of the cells above."""
-    return cell in CELLS and zlib.crc32(str(cell).encode()) % 3 > 0
+    return cell in CELLS and str(cell) not in USED and zlib.crc32(str(cell).encode()) % 3 > 0
