@@ -219,7 +219,14 @@ def longest_of(
             hint="add --hardware, for example --hardware rtx-4090, or --memory 24GB",
         )
     if limit is None and device is not None:
-        limit = int(largest_peak(device.hardware, found["mesh"], held_bytes=device.held_bytes))
+        limit = int(
+            largest_peak(
+                device.hardware,
+                found["mesh"],
+                held_bytes=device.held_bytes,
+                convolution_bytes=found["convolution_bytes"],
+            )
+        )
     module, function = _LONGEST.split(":")
     settings = found["settings"]
     size = import_module(module).CellSize(usual.value, settings[ROWS], settings[STEPS])

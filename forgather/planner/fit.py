@@ -98,13 +98,14 @@ class RankFit:
         return {**asdict(self), **sums}
 
 
-def overheads(kind: str, peak_bytes: int, mesh: Mapping[str, int]) -> tuple[Overhead, ...]:
+def overheads(kind: str, peak_bytes: int, mesh: Mapping[str, int], convolution_bytes: int = 0) -> tuple[Overhead, ...]:
     """Returns what a device of a kind holds besides tensors.
 
     Args:
         kind: the kind of the device, see `Hardware`. Processors have no overhead of this sort.
         peak_bytes: the peak of the tensors of a rank.
         mesh: the size of each mesh axis; each axis above 1 has a communicator.
+        convolution_bytes: the bytes of the arguments and results of the largest convolution.
     """
     if kind == "cpu":
         return ()
@@ -122,6 +123,15 @@ def overheads(kind: str, peak_bytes: int, mesh: Mapping[str, int]) -> tuple[Over
             basis="torch's cuBLAS workspaces: 8 MiB, or 32 MiB on Hopper, for 1 to 4 handles",
         ),
     ]
+    if convolution_bytes:
+        found.append(
+            Overhead(
+                name="workspaces of convolutions",
+                least=0,
+                most=convolution_bytes,
+                basis="cuDNN may copy what the largest convolution reads and writes into another layout",
+            )
+        )
     communicators = sum(size > 1 for size in mesh.values())
     if communicators:
         found.append(
@@ -149,16 +159,21 @@ def worst_fit(fits: Iterable[RankFit]) -> RankFit | None:
     return max(fits, key=lambda fit: (order.index(fit.verdict), fit.least, fit.most), default=None)
 
 
-def largest_peak(hardware: Hardware, mesh: Mapping[str, int], *, held_bytes: int = 0) -> float:
+def largest_peak(
+    hardware: Hardware, mesh: Mapping[str, int], *, held_bytes: int = 0, convolution_bytes: int = 0
+) -> float:
     """Returns the largest peak with which a rank fits, even with the upper bounds of what no trace sees.
 
     Args:
         hardware: the device, whose memory is known.
         mesh: the size of each mesh axis.
         held_bytes: what other processes hold on the device.
+        convolution_bytes: the bytes of the arguments and results of the largest convolution.
     """
     assert hardware.memory_bytes is not None  # noqa: S101 - the caller asked
-    fixed, at_large = (sum(one.most for one in overheads(hardware.kind, peak, mesh)) for peak in (0, _LARGE))
+    fixed, at_large = (
+        sum(one.most for one in overheads(hardware.kind, peak, mesh, convolution_bytes)) for peak in (0, _LARGE)
+    )
     share = (at_large - fixed) / _LARGE
     return max(0.0, (hardware.memory_bytes - held_bytes - fixed) / (1 + share))
 
@@ -183,7 +198,7 @@ def fit_plan(plan: Mapping[str, Any], hardware: Hardware, *, held_bytes: int = 0
         fit = RankFit(
             ranks=tuple(rank["ranks"]),
             peak_bytes=_size(phase),
-            overheads=overheads(hardware.kind, _size(phase), plan["mesh"]),
+            overheads=overheads(hardware.kind, _size(phase), plan["mesh"], plan.get("convolution_bytes", 0)),
             held_bytes=held_bytes,
             memory_bytes=hardware.memory_bytes,
             largest=rows[0]["name"] if rows else "",

@@ -130,6 +130,8 @@ class MemoryPlan:
         optimizer_bytes: the optimizer state that a checkpoint stores; None if that is unknown.
         settings: the settings of the run that decide what can make it smaller, such as `gradient_checkpointing`.
         notes: what the plan leaves out or assumes, one sentence each.
+        convolution_bytes: the bytes of the arguments and results of the largest convolution on a GPU, where libraries
+            may copy them.
     """
 
     world_size: int
@@ -146,6 +148,7 @@ class MemoryPlan:
     optimizer_bytes: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    convolution_bytes: int = 0
 
     def as_data(self) -> dict[str, Any]:
         """Returns the plan as plain data, with the sum of each phase."""

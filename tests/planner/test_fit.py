@@ -1,7 +1,7 @@
 """Whether a plan fits on a device: three verdicts at their borders, and assumed rows."""
 
 from forgather.cli.plan_output import fit_lines
-from forgather.planner.fit import Overhead, RankFit, Verdict, fit_plan, overheads, worst_fit
+from forgather.planner.fit import Overhead, RankFit, Verdict, fit_plan, largest_peak, overheads, worst_fit
 from forgather.planner.hardware import Hardware
 
 GIB = 2**30
@@ -53,6 +53,17 @@ def test_each_axis_of_the_mesh_has_a_communicator():
 
     assert [] == nccl(replicate=1)
     assert [2 * one for one in nccl(shard=4)] == nccl(shard=4, tensor=2) != []
+
+
+def test_workspaces_of_convolutions_are_between_none_and_a_copy_of_the_largest():
+    def bounds(size):
+        device = Hardware(name="x", title="x", memory_bytes=GIB)
+        found = fit_plan({**plan({"logits": 8}), "convolution_bytes": size}, device)[0].overheads
+        return [(row.least, row.most) for row in found if row.name == "workspaces of convolutions"]
+
+    assert ([], [(0, 100)]) == (bounds(0), bounds(100))
+    sizes = [largest_peak(Hardware(name="x", title="x", memory_bytes=9 * GIB), {}, convolution_bytes=n) for n in (0, 9)]
+    assert sizes[0] > sizes[1] > sizes[0] - 10
 
 
 def test_no_memory_no_answer():

@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 _PRODUCT = "bitsandbytes.gemm_4bit"
 _STEPS = "bitsandbytes.optimizer_update_"
@@ -27,6 +28,13 @@ _KERNELS = {
 }
 _FUSED_TOKENS = 4
 """A GPU multiplies the hidden states of so few tokens by a weight of 4 bits without dequantizing the whole weight."""
+
+
+_CONVOLUTIONS = "workspaces of convolutions are those of oneDNN with the registers and the threads of this machine"
+_CONVOLUTIONS_OF_GPU = (
+    "no row counts cuDNN's workspaces of convolutions: they are assumed, between none and a copy of what the largest "
+    "convolution reads and writes"
+)
 
 
 def kernel_of(name: str, args: Any, device_type: str) -> Callable[..., Any] | None:
@@ -51,6 +59,8 @@ def kernel_notes(local: nn.Module, optimizer: Any, device_type: str) -> Iterator
         optimizer: the optimizer of the run.
         device_type: the kind of device that is planned for.
     """
+    if any(isinstance(module, _ConvNd) for module in local.modules()):
+        yield _CONVOLUTIONS if device_type == "cpu" else _CONVOLUTIONS_OF_GPU
     layers = {type(module).__name__ for module in local.modules() if type(module).__module__.startswith("bitsandbytes")}
     steps = type(getattr(optimizer, "optimizer", optimizer)).__module__.startswith("bitsandbytes")
     if device_type == "cpu":

@@ -115,6 +115,7 @@ def plan_of(
         optimizer_bytes=sum(stored.optimizer.values()) if stored.is_known else None,
         settings=first.settings,
         notes=first.notes,
+        convolution_bytes=max(trace.facts.convolution_bytes for trace in traces),
     )
     return plan.as_data(), _work(usual or traces, world_size, local_world_size)
 

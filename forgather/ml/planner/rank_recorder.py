@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from forgather.ml.planner.allocations import Allocation, AllocationRecorder, Region
-from forgather.ml.planner.convolutions import Workspace, workspace_of
+from forgather.ml.planner.convolutions import BACKWARD, FORWARD, Workspace, workspace_of
 from forgather.ml.planner.engine_tensors import is_engine_bucket
 from forgather.ml.planner.generation_trace import GENERATION
 from forgather.ml.planner.library_kernels import kernel_of
@@ -79,6 +79,10 @@ class RankRecorder(AllocationRecorder):  # type: ignore[no-untyped-call]
         categorize: a function that returns the category of a new allocation, or None if it is known later.
         work: the counter of operators and messages.
         device_type: the kind of device that is planned for, "cpu" or "cuda".
+
+    Attributes:
+        convolution_bytes: the bytes of the arguments and results of the largest convolution on a GPU, whose library
+            may copy them out of sight; 0 on a CPU.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class RankRecorder(AllocationRecorder):  # type: ignore[no-untyped-call]
         self._work = work
         self._device_type = device_type
         self._inside_kernel = False
+        self.convolution_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator, records the storages of its results, and counts its work."""
@@ -109,6 +114,9 @@ class RankRecorder(AllocationRecorder):  # type: ignore[no-untyped-call]
         if result is NotImplemented or not self.counts:
             return result
         self._work.count(func, args, kwargs or {}, result)
+        if self._device_type != "cpu" and name in (FORWARD, BACKWARD):
+            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(args, result))
+            self.convolution_bytes = max(self.convolution_bytes, size)
         if self._device_type == "cpu" and name in _GLOO_COPIES:
             whole = max(tensors_in(args), key=Tensor.numel)
             copy = super().__torch_dispatch__(torch.ops.aten.clone.default, types, (whole,))

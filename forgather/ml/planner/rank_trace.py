@@ -321,7 +321,7 @@ class _Tracer(NamedTuple):
             if evaluates:
                 self._evaluate(recorder, work)
         notes = [*self.planned.notes, *kernel_notes(local, strategy.optimizer, self.device_type), *offload.notes()]
-        facts = facts_of(trainer, window, local, notes)
+        facts = facts_of(trainer, window, local, notes, recorder.convolution_bytes)
         return RankTrace(
             num_blocks=len(places.blocks),
             peaks=peaks(recorder.allocations, lambda allocation: allocation.category or TEMPORARIES),

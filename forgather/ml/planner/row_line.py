@@ -63,12 +63,14 @@ def trace_at(points: Mapping[int, DepthTraces], rows: int, micro_batches: int) -
         values = getattr(one, kind), getattr(other, kind)
         return work_on_line(*values, between=(low, high), at=rows) if low < high else dict(values[0])
 
+    sizes = [trace.facts.convolution_bytes for trace in (one, other)]
+    rise = (sizes[1] - sizes[0]) * (rows - low) // max(1, high - low)
     repeated = {key: count * (micro_batches - 2) for key, count in work("repeated").items()}
     return RankTrace(
         num_blocks=one.num_blocks,
         peaks=_peaks_at(points, rows),
         allocations=(),
-        facts=one.facts,
+        facts=replace(one.facts, convolution_bytes=sizes[0] + rise),
         operations=_sum(work("operations"), {key: n for key, n in repeated.items() if isinstance(key, Operation)}),
         messages=_sum(work("messages"), {key: n for key, n in repeated.items() if isinstance(key, Message)}),
     )

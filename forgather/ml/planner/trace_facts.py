@@ -64,6 +64,7 @@ class TraceFacts:
         parts: the parts of the model in pipeline stages; None without a pipeline.
         max_positions: the largest number of tokens of a row for which the model has positions; None if no number is
             certain.
+        convolution_bytes: the bytes of the arguments and results of the largest convolution on a GPU.
     """
 
     strategy: str
@@ -87,6 +88,7 @@ class TraceFacts:
     notes: tuple[str, ...] = ()
     parts: StageParts | None = None
     max_positions: int | None = None
+    convolution_bytes: int = 0
 
     def at_depth(self, deeper: TraceFacts, num_blocks: int) -> TraceFacts:
         """Returns the facts of a model with more blocks, on the line through the two depths that are traced."""
@@ -100,7 +102,9 @@ class TraceFacts:
         )
 
 
-def facts_of(trainer: Trainer, window: Window, local: nn.Module, notes: Iterable[str]) -> TraceFacts:
+def facts_of(
+    trainer: Trainer, window: Window, local: nn.Module, notes: Iterable[str], convolution_bytes: int = 0
+) -> TraceFacts:
     """Returns the facts of a trace.
 
     Args:
@@ -108,6 +112,7 @@ def facts_of(trainer: Trainer, window: Window, local: nn.Module, notes: Iterable
         window: the window that was traced.
         local: the part of the model on this rank.
         notes: what the trace leaves out, one sentence each; what follows from the trainer is added.
+        convolution_bytes: see `TraceFacts`.
     """
     strategy, args = trainer.strategy, trainer.args
     sizes = _sizes(local)
@@ -151,6 +156,7 @@ def facts_of(trainer: Trainer, window: Window, local: nn.Module, notes: Iterable
         notes=tuple(notes),
         parts=parts_of(strategy),
         max_positions=max_positions(strategy.model),
+        convolution_bytes=convolution_bytes,
     )
 
 

@@ -31,6 +31,7 @@ FULL = [
     ),
     (Cell("tensor", 2, "AccelTrainer", {"tensor_parallel_size": 2}, layers=7), [(1, 6), (3, 2), (6, 1)]),
     (Cell("LoRA", adapter=True), [(1, 6), (3, 2), (6, 1)]),
+    (Cell("convolutions", model="own"), [(1, 6), (3, 2), (6, 1)]),
     *(
         (
             Cell(f"ZeRO {stage}", 2, "AccelTrainer", {"deepspeed": {"zero_optimization": {"stage": stage}}}),
@@ -56,6 +57,7 @@ def test_plans_of_batches_equal_plans_of_their_own(cell, batches, tmp_path):
         args = {**cell.args, "per_device_train_batch_size": rows, "gradient_accumulation_steps": number}
         own = replace(cell, args=args)
         expected, expected_work = plan_run(functools.partial(make_trainer, own, tmp_path), **sizes)
+        assert expected["convolution_bytes"] == plan["convolution_bytes"]
         phases = [one["ranks"][0]["phases"] for one in (plan, expected)]
         for given, wanted in zip(*phases, strict=True):
             assert wanted["num_bytes"] == given["num_bytes"], (rows, number)

@@ -66,3 +66,5 @@ def test_notes_say_what_kernels_of_a_library_are_not_counted():
     assert ["1,536" in note for note in kernel_notes(model, None, "cuda")] == [True]
     assert ["other kernels" in note for note in kernel_notes(model, None, "cpu")] == [True]
     assert [] == list(kernel_notes(nn.Linear(2, 2), None, "cpu"))
+    notes = [*kernel_notes(nn.Conv1d(2, 2, 1), None, "cpu"), *kernel_notes(nn.Conv1d(2, 2, 1), None, "cuda")]
+    assert [("oneDNN" in note, "cuDNN" in note) for note in notes] == [(True, False), (False, True)]
