@@ -38,7 +38,9 @@ def dry_run_layout(plan: RunPlan, world_size: int, asked: ProcessRequest) -> dic
     module, name = _DRY_RUN.split(":")
     dry_run = getattr(import_module(module), name)
     with plan.project.located():
-        found: dict[str, Any] = dry_run(lambda: plan.project(MAIN), world_size=world_size, local_world_size=per_node)
+        found: dict[str, Any] = dry_run(
+            lambda hook: plan.project.build_with(hook, MAIN), world_size=world_size, local_world_size=per_node
+        )
     return found
 
 

@@ -25,12 +25,15 @@ from forgather.ml.distributed.env import DistributedEnvironment, fake_world
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.losses import num_rows
 from forgather.ml.model_inputs import inputs_of
+from forgather.ml.planner.model_builders import loading_fakes, without_memory_for_models
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.describe import axes_of
-from forgather.ml.strategy.initial_weights import shapes_only
+from forgather.ml.strategy.initial_weights import fill_with_fakes, shapes_only
 from forgather.ml.strategy.meta_model import meta_model
 from forgather.ml.strategy.pipeline.microbatch_split import part_of
 from forgather.ml.trainer.trainer import Trainer
+
+Constructor = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +87,14 @@ class DryRun:
         return asdict(self)
 
 
-def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_size: int) -> dict[str, Any]:
+def dry_run(
+    make_trainer: Callable[[Callable[[Constructor], Constructor]], Any], *, world_size: int, local_world_size: int
+) -> dict[str, Any]:
     """Returns a `DryRun` as a dict.
 
     Args:
-        make_trainer: a function that returns the trainer of the config.
+        make_trainer: a function that returns the trainer of the config. Its argument is a function that must be called
+            with each constructor, and whose result is called in place of the constructor.
         world_size: the number of processes.
         local_world_size: the number of processes on one machine.
 
@@ -102,21 +108,17 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
         recipes.append(recipe)
         _build(strategy, recipe)
 
+    # A config may build its model before its trainer, whose weights would fill the memory.
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
     # A trainer builds its strategy in its constructor, with the function in this variable.
     token = build_strategy.set(build)
     try:
-        with _as_rank(0, world_size, local_world_size), shapes_only():
-            trainer = make_trainer()
-            if not isinstance(trainer, Trainer):
-                raise DistributedError(
-                    f"main is a {type(trainer).__name__}, and a dry run of several processes needs a trainer of "
-                    "Forgather",
-                    code="FG745",
-                    hint="use trainers/accel_trainer.yaml or trainers/pipeline_trainer.yaml, or leave --world-size out",
-                )
+        with _as_rank(0, world_size, local_world_size), shapes_only(), loading_fakes():
+            trainer = make_trainer(lambda function: without_memory_for_models(function, fake))
+            _refuse_other_object(trainer)
             layout = trainer.strategy.layout
             first = _holding(trainer.strategy, layout, 0)
-            step, problem = _step(trainer, recipes[0])
+            step, problem = _step(trainer, recipes[0], fake)
         holdings = [first]
         # Without a pipeline all ranks hold the same modules: rank 0 stands for them.
         for position in range(1, layout.pipeline_parallel_size):
@@ -142,6 +144,15 @@ def dry_run(make_trainer: Callable[[], Any], *, world_size: int, local_world_siz
         step=step,
         step_problem=problem,
     ).as_data()
+
+
+def _refuse_other_object(main: object) -> None:
+    if not isinstance(main, Trainer):
+        raise DistributedError(
+            f"main is a {type(main).__name__}, and a dry run of several processes needs a trainer of Forgather",
+            code="FG745",
+            hint="use trainers/accel_trainer.yaml or trainers/pipeline_trainer.yaml, or leave --world-size out",
+        )
 
 
 def _as_rank(rank: int, world_size: int, local_world_size: int) -> contextlib.AbstractContextManager[None]:
@@ -220,7 +231,7 @@ def _ranges(numbers: list[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def _step(trainer: Trainer, recipe: Recipe) -> tuple[dict[str, str], str | None]:
+def _step(trainer: Trainer, recipe: Recipe, mode: FakeTensorMode) -> tuple[dict[str, str], str | None]:
     """Returns the shapes of one micro-batch in the model, and the reason why some are missing, or None."""
     if trainer.train_dataset is None:
         return {}, "there is no train_dataset"
@@ -232,13 +243,15 @@ def _step(trainer: Trainer, recipe: Recipe) -> tuple[dict[str, str], str | None]
         batch = part_of(batch, 0, num_rows(batch) // parts)
     shapes = {name: shape_of(value) for name, value in _named_items(inputs_of(batch)) if isinstance(value, Tensor)}
     # Fake tensors instead of the meta device: models that read values of tensors know fake ones and avoid it.
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
     placed = {
         name: mode.from_tensor(value) if isinstance(value, Tensor) else value for name, value in _named_items(batch)
     }
     try:
         with mode:
             model = recipe.make_model()
+            if any(weight.is_meta for weight in model.parameters()):
+                # The config built it before the strategy, which has moved it.
+                fill_with_fakes(model)
             _record_shapes(model, shapes)
             trainer.strategy.rule.total(
                 model, placed if isinstance(batch, Mapping) else tuple(placed.values()), denom=1

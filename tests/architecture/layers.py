@@ -116,7 +116,7 @@ cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.auto_start cli.calibrating cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.selection_output
+    cli.auto_start cli.calibrating cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.selection_output
     cli.commands.benchmark cli.commands.export cli.commands.select
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
@@ -226,8 +226,6 @@ text-to-image models:
 generation:
     generation.loading
     generation.server
-dry run:
-    dry_run
 planner:
     planner planner.convolutions planner.devices_here planner.library_kernels planner.operators planner.packed_weights planner.pipeline_step planner.processors_here planner.stage_metadata
     planner.allocations planner.operations planner.real_integers
@@ -245,6 +243,8 @@ planner:
     planner.row_line
     planner.memory planner.row_limit planner.stage_costs
     planner.batch_plans planner.sequence_plans planner.split_search
+dry run:
+    dry_run
 benchmark:
     benchmark_cell
 """

@@ -15,7 +15,6 @@ MODULE_LINES, MOST_MODULE_LINES = 400, 700
 FUNCTION_LINES, MOST_FUNCTION_LINES = 60, 100
 PARAMETERS = 12
 LONG_MODULES = {
-    "forgather/cli/commands/train.py": "one sequence, from the options of a run to its exit status",
     "forgather/config/_jinja/environment.py": "one class, with every function that a running template calls",
     "forgather/codegen/python/context.py": "the state of one generated function, and each form that a value takes in it",
     "forgather/config/_jinja/template_errors.py": "one table of what Jinja and Python raise, with the nearest names",

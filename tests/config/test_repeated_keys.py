@@ -159,3 +159,13 @@ def test_a_target_in_place_of_a_block_is_said_to_be_meant_as_one(tmp_path, paren
     assert ("FG225", severity, 3) == (found.code, str(found.severity), found.span.line)
     assert effect in found.message
     assert "write the block [args]" in found.hint
+
+
+def test_a_target_within_its_own_block_is_to_be_removed(tmp_path):
+    (tmp_path / "base").write_text(WITH_BLOCK)
+    (tmp_path / "main").write_text("-- extends 'base'\n[args]\nargs: &args\n  a: 2\n")
+    (found,) = load(render(ConfigEnvironment(searchpath=(str(tmp_path),)), "main")).diagnostics
+    assert ("FG225", 3) == (found.code, found.span.line)
+    assert found.hint.startswith("remove `args:` from this line")
+    (tmp_path / "main").write_text("-- extends 'base'\n[args]\n  a: 2\n")
+    assert () == load(render(ConfigEnvironment(searchpath=(str(tmp_path),)), "main")).diagnostics

@@ -4,6 +4,8 @@ import os
 
 import pytest
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers import LlamaForCausalLM
 from transformers import Trainer as TransformersTrainer
 
 import forgather.ml as ml
@@ -27,10 +29,26 @@ def trainer_of(tmp_path, kind="AccelTrainer", **given):
 
 
 def found(make, world_size=64):
-    laid_out = dry_run(make, world_size=world_size, local_world_size=8)
+    laid_out = dry_run(lambda hook: make(), world_size=world_size, local_world_size=8)
     assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & {*os.environ}
     assert not dist.is_initialized()
     return laid_out
+
+
+def test_a_model_that_the_config_builds_takes_no_memory(tmp_path):
+    built = []
+
+    def make(hook):
+        built.append(hook(LlamaForCausalLM)(tiny_llama(num_hidden_layers=16).config))
+        args = ml.TrainingArguments(tmp_path, **PLAIN)
+        return ml.Trainer(model=built[0], args=args, train_dataset=rows(1024))
+
+    laid_out = dry_run(make, world_size=1, local_world_size=8)
+
+    assert all(isinstance(one, FakeTensor) or one.is_meta for one in built[0].parameters())
+    assert laid_out["step_problem"] is None
+    assert "(4, 12, 64) float32" == laid_out["step"]["output"]
+    assert WHOLE == laid_out["parameters"]
 
 
 WHOLE = sum(weight.numel() for weight in model_init().parameters())

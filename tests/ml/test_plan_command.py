@@ -76,6 +76,18 @@ def test_a_plan_says_whether_the_run_fits(bench, capsys):
     assert "ways_out" not in found["fit"]
 
 
+def test_a_dry_run_says_whether_the_run_fits_and_writes_nothing(bench, capsys):
+    assert 0 == main(["-t", "tiny", "train", "--dry-run", "--hardware", "box.json"])
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("project ")
+    assert re.match(r"plan: does not fit, .* of the 1\.0 MiB that are free on our box; 'fgcli plan'", said[-1])
+    assert 0 == main(["-t", "tiny", "train", "--dry-run", "--hardware", "fast.json", "--world-size", "1", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert ["fits"] == [rank["verdict"] for rank in found["fit"]["ranks"]]
+    assert 1 == found["world_size"]
+    assert not list(bench.glob("**/runs"))
+
+
 def test_a_plan_says_how_long_the_run_takes_and_on_how_many_devices(bench, capsys):
     asked = ["--hardware", "fast.json", "--tokens", "1e6", "--price", "2", "--days", "1"]
     assert 0 == main(["-t", "tiny", "plan", "--json", *asked])

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from forgather.cli.auto_start import auto_values_of_all, with_auto_values
+from forgather.cli.dry_run_output import dry_run, machines_of
 from forgather.cli.invocation import Invocation
 from forgather.cli.next_steps import (
     RESUME_OPTION,
@@ -33,7 +34,6 @@ from forgather.launch import run as run_plan
 from forgather.launch.auto_values import AutoValue
 from forgather.launch.batch_scripts import KINDS as SCRIPTS
 from forgather.launch.batch_scripts import batch_script, job_name
-from forgather.launch.dry_run import dry_run_layout, layout_text
 from forgather.launch.in_process import read_summary
 from forgather.launch.multi_process import (
     CHECKED,
@@ -66,7 +66,7 @@ from forgather.project.fault_tolerance import (
     resumes_from,
 )
 from forgather.project.output_lock import output_folder_lock
-from forgather.project.path_display import Display, near_path
+from forgather.project.path_display import near_path
 from forgather.project.project import Project
 
 CONFIG_OPTIONS = True
@@ -80,6 +80,7 @@ EXAMPLES = """examples:
   fgcli -t tiny.yaml train
   fgcli -t tiny.yaml train --dry-run
   fgcli -t fsdp2.yaml train --dry-run --world-size 64
+  fgcli -t fsdp2.yaml train --dry-run --hardware rtx4090
   fgcli -t tiny.yaml train --set trainer_args.max_steps=10 --set trainer_args.learning_rate=3e-4
   fgcli -t tiny.yaml train --resume                                   resume from the newest intact checkpoint
   fgcli -t tiny.yaml train --resume DIR/checkpoint-500 --allow-missing optimizer,schedule"""
@@ -87,7 +88,12 @@ EXAMPLES = """examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command-line arguments of this command to its parser."""
-    parser.add_argument("--dry-run", action="store_true", help="print what would run, and construct nothing")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would run, and construct nothing; with --world-size or --hardware, construct it without "
+        "weights",
+    )
     parser.add_argument(
         "--world-size",
         "--world_size",
@@ -160,14 +166,15 @@ def run(invocation: Invocation) -> int:
         refuse_missing_rendezvous(asked)
     print_findings(findings or project.diagnostics, project.meta.project_dir, invocation.check_command)
     command = ["fgcli", *invocation.arguments]
-    # A dry run for several processes constructs the objects of the config, so it runs the code, too.
-    if options.world_size is not None or not (options.dry_run or options.print):
+    # A dry run that says who holds what, or whether it fits, constructs the objects of the config: it runs their code.
+    builds = options.world_size is not None or options.hardware is not None
+    if builds or not (options.dry_run or options.print):
         ask_trust(project)
-    if options.world_size is not None:
-        per_machine = asked.per_node if isinstance(asked.per_node, int) else options.world_size
-        with_auto_values(project, invocation, gpus=per_machine, nodes=max(1, options.world_size // per_machine))
     if options.dry_run:
-        return _dry_run(plan, asked, command, world_size=options.world_size, as_json=options.json)
+        machines = machines_of(asked, options.world_size)
+        if builds:
+            with_auto_values(project, invocation, **machines)
+        return dry_run(plan, asked, command, options, machines)
     if options.print:
         write_text(_script(options.print, asked, invocation, project))
         return 0
@@ -361,60 +368,6 @@ def _findings(project: Project, *, is_run: bool = True) -> Sequence[Diagnostic]:
     findings = check_project(project, for_run=True, reserved=OWN_NAMES).findings
     project.refuse(findings)
     return [found for found in findings if not is_reported_by_run(found, project.graph, is_run=is_run)]
-
-
-def _dry_run(plan: RunPlan, asked: ProcessRequest, command: list[str], *, world_size: int | None, as_json: bool) -> int:
-    if world_size is None:
-        _print_plan(plan, asked, command, as_json=as_json)
-        return 0
-    # What constructors print must not be mixed with the result.
-    with redirect_stdout(sys.stderr):
-        found = dry_run_layout(plan, world_size, asked)
-    if as_json:
-        write_json(found)
-    else:
-        write_text(layout_text(found))
-    return 0
-
-
-def _print_plan(plan: RunPlan, asked: ProcessRequest, command: list[str], *, as_json: bool) -> None:
-    project = plan.project
-    display = Display(project.meta.project_dir, project.meta.workspace_root)
-    facts = {
-        "project": project.meta.name,
-        "config": project.config_name,
-        "main": plan.constructor,
-        "targets": list(project.targets),
-        "output_dir": plan.output_dir,
-        "run_dir": plan.run_dir,
-        "variables": dict(project.variables),
-        "overrides": [{"path": path, "value": text} for path, text in project.overrides],
-        "nproc_per_node": asked.per_node,
-        "nnodes": asked.num_nodes,
-        "command": command,
-    }
-    if as_json:
-        write_json(facts)
-        return
-    changes = [f"{name}={value!r}" for name, value in project.variables.items()]
-    changes += [f"{path}={text}" for path, text in project.overrides]
-    rows = {
-        "project": f"{project.meta.name}  ({display(project.meta.project_dir)})",
-        "config": ", ".join(project.lineage).removeprefix("config "),
-        "main": plan.constructor,
-        "targets": ", ".join(project.targets),
-        "run folder": display(plan.run_dir),
-        "changes": ", ".join(changes) or "none",
-    }
-    if not asked.is_one:
-        rows["processes"] = _processes(asked)
-    write_text("\n".join(f"{label:<10}  {value}" for label, value in rows.items()))
-
-
-def _processes(asked: ProcessRequest) -> str:
-    here = {"gpu": "one for each GPU", "auto": "one for each GPU, else one for each CPU"}.get(str(asked.per_node))
-    each = "" if asked.num_nodes == 1 else f" on each of {asked.num_nodes} machines, this is machine {asked.node_rank}"
-    return f"{here or asked.per_node}{each}  ({asked.source})"
 
 
 def _print_outcome(outcome: Outcome, staying: str | None, *, as_json: bool) -> None:

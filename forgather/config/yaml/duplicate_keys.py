@@ -135,9 +135,19 @@ def _meant_block(repeat: Repeat, event: Event, places: SourcePositions) -> Diagn
         else f"{subject} does not change {place}, in the values that use it",
         code="FG225",
         severity=Severity.ERROR if buried else Severity.WARNING,
-        hint=f"write the block [{later.key}], with `== super()` as its first line to keep the parent's text",
+        hint=_block_hint(str(later.key), ours.origin),
     )
     return replace(finding, span=ours.span)
+
+
+def _block_hint(key: str, origin: Origin | None) -> str:
+    """Returns what to do with a line that writes a target in place of a block of its name, and why."""
+    if origin is not None and any(site.block == key for site in origin.sites):
+        return f"remove `{key}:` from this line: the parent has written it, and the block [{key}] is the value below it"
+    return (
+        f"remove `{key}:` and write the block [{key}] with the value below it; `== super()` as its first line keeps "
+        f"the parent's text. The parent writes `{key}:` itself; a target of your own needs another name"
+    )
 
 
 def _idle(earlier: Entry, later: Entry, event: Event, places: SourcePositions) -> Iterator[Diagnostic]:

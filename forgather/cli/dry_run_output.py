@@ -1,0 +1,107 @@
+"""`fgcli train --dry-run`: what would run, what each process would hold, and whether it fits, as text or as data."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from typing import Any
+
+from forgather.cli.output import write_json, write_text
+from forgather.launch import RunPlan
+from forgather.launch.dry_run import dry_run_layout, layout_text
+from forgather.launch.plan_check import fit_line
+from forgather.launch.planning import device_of, fit_on, traced_plan
+from forgather.launch.process_request import ProcessRequest
+from forgather.project.path_display import Display
+
+
+def machines_of(asked: ProcessRequest, world_size: int | None) -> dict[str, Any]:
+    """Returns the number of processes on each machine, and of machines, as arguments of a plan.
+
+    Args:
+        asked: the processes that the config and the command line ask for.
+        world_size: the number of processes of `--world-size`; None without it.
+    """
+    per_node = asked.per_node if isinstance(asked.per_node, int) else None
+    if world_size is None:
+        return {"gpus": per_node or 1, "nodes": asked.num_nodes}
+    gpus = min(per_node or world_size, world_size)
+    return {"gpus": gpus, "nodes": max(1, world_size // max(1, gpus))}
+
+
+def dry_run(
+    plan: RunPlan, asked: ProcessRequest, command: list[str], options: argparse.Namespace, machines: dict[str, Any]
+) -> int:
+    """Prints a dry run, and returns the exit status.
+
+    Args:
+        plan: the run.
+        asked: the processes that the config and the command line ask for.
+        command: the words of the command.
+        options: the options of the command.
+        machines: what `machines_of` returns.
+    """
+    fit = layout = None
+    # What constructors print must not be mixed with the result.
+    with redirect_stdout(sys.stderr):
+        if options.world_size is not None:
+            layout = dry_run_layout(plan, options.world_size, asked)
+        if options.hardware is not None:
+            device = device_of(options.hardware, gpus=machines["gpus"])
+            assert device is not None  # noqa: S101 - it has a name
+            found, _ = traced_plan(plan.project, **machines, device_type=device.type)
+            fit = fit_on(found, device)
+    if options.json:
+        write_json({**(layout or _facts(plan, asked, command)), "fit": fit})
+    else:
+        text = _text(plan, asked) if layout is None else layout_text(layout)
+        write_text(text if fit is None else f"{text}\n\n{_fit_text(fit)}")
+    return 0
+
+
+def _fit_text(fit: Mapping[str, Any]) -> str:
+    lacks = any(rank["verdict"] != "fits" for rank in fit["ranks"])
+    return fit_line(fit) + ("; 'fgcli plan' with the same --hardware plans ways out" if lacks else "")
+
+
+def _facts(plan: RunPlan, asked: ProcessRequest, command: list[str]) -> dict[str, Any]:
+    project = plan.project
+    return {
+        "project": project.meta.name,
+        "config": project.config_name,
+        "main": plan.constructor,
+        "targets": list(project.targets),
+        "output_dir": plan.output_dir,
+        "run_dir": plan.run_dir,
+        "variables": dict(project.variables),
+        "overrides": [{"path": path, "value": text} for path, text in project.overrides],
+        "nproc_per_node": asked.per_node,
+        "nnodes": asked.num_nodes,
+        "command": command,
+    }
+
+
+def _text(plan: RunPlan, asked: ProcessRequest) -> str:
+    project = plan.project
+    display = Display(project.meta.project_dir, project.meta.workspace_root)
+    changes = [f"{name}={value!r}" for name, value in project.variables.items()]
+    changes += [f"{path}={text}" for path, text in project.overrides]
+    rows = {
+        "project": f"{project.meta.name}  ({display(project.meta.project_dir)})",
+        "config": ", ".join(project.lineage).removeprefix("config "),
+        "main": plan.constructor,
+        "targets": ", ".join(project.targets),
+        "run folder": display(plan.run_dir),
+        "changes": ", ".join(changes) or "none",
+    }
+    if not asked.is_one:
+        rows["processes"] = _processes(asked)
+    return "\n".join(f"{label:<10}  {value}" for label, value in rows.items())
+
+
+def _processes(asked: ProcessRequest) -> str:
+    here = {"gpu": "one for each GPU", "auto": "one for each GPU, else one for each CPU"}.get(str(asked.per_node))
+    each = "" if asked.num_nodes == 1 else f" on each of {asked.num_nodes} machines, this is machine {asked.node_rank}"
+    return f"{here or asked.per_node}{each}  ({asked.source})"
