@@ -263,6 +263,8 @@ def _is_number(text: str) -> bool:
 
 STARTED_BY_FGCLI = "FORGATHER_CHECKED"
 """The variable that `fgcli` sets for the processes that it starts."""
+ENDS_WITH_PARENT = "FORGATHER_ENDS_WITH_PARENT"
+"""The variable of a process that ends with the one that started it, see `forgather.launch.bound_process`."""
 _NUM_PROCESSES_OPTION = r"--num[-_]processes(?:=(\d+))?"
 _NUM_PROCESSES_SETTING = r"(?m)^num_processes:\s*(\d+)"
 

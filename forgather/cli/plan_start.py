@@ -6,7 +6,9 @@ Takes the command line of the run; gives the command line that plans the same co
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from forgather.cli.invocation import Invocation
@@ -73,12 +75,32 @@ def note_ways_out(
         found: the numbers that were found for values `auto`.
         checks: the plan that this process has begun, if it has.
     """
+    until = time.monotonic() + WAYS_SECONDS
     for check in checks:
         check.wait_for_ways(WAYS_SECONDS)
     device = _device(main, invocation, member)
+    # The main process plans when it has built the run; one that failed to build it waits for nothing.
     is_elsewhere = member is not None and not member.is_main and not invocation.options.no_plan and device is not None
-    command = _words(invocation, configure, member, device, found)
-    note_largest_row(error, run_dir, command=command, patience=WAYS_SECONDS if is_elsewhere else 0.0)
+    seconds = until - time.monotonic()
+    note_largest_row(
+        error,
+        run_dir,
+        command=_words(invocation, configure, member, device, found),
+        patience=seconds if is_elsewhere and main is not None else 0.0,
+        seconds=seconds,
+        is_first=partial(_is_first, member),
+    )
+
+
+def _is_first(member: Any) -> bool:
+    """Returns whether this process is the first one of the run that asks."""
+    if member is None or member.store is None:
+        return True
+    try:
+        return bool(member.store.add("ways_out", 1) == 1)
+    except RuntimeError:
+        # The process that hosts the store has ended, and so has the run.
+        return False
 
 
 def _device(main: object, invocation: Invocation, member: Any) -> Device | None:

@@ -3,7 +3,8 @@
 With `auto_find_batch_size: true`, `confirmed_rows` starts a process next to each process of the run. These processes
 build the run and compute two steps of its longest rows. If the memory of one of them does not suffice, all are ended,
 and all try a smaller batch. A trial that has ended holds no memory, and the run itself has computed nothing: it is that
-of a config with the number written. Run as a module, this file is such a process.
+of a config with the number written. A trial ends with the run that has started it, also if that one is killed. Run as a
+module, this file is such a process.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from datetime import datetime
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from forgather.errors import PlanError
 from forgather.interrupt import end_promptly
+from forgather.launch.bound_process import BoundProcess, end_with_parent
 from forgather.launch.in_process import MAIN
 from forgather.launch.multi_process import children_environment
 from forgather.launch.plan_check import is_out_of_memory
@@ -139,25 +140,17 @@ class _Trial:
     def result(self) -> tuple[int, str]:
         """Returns the status of the trial on all processes, and why it failed if it is not the memory."""
         with tempfile.TemporaryFile("w+") as errors, children_environment():
-            process = subprocess.Popen(
+            process = BoundProcess(
                 [sys.executable, "-m", "forgather.launch.batch_trial"],
                 env=self._environment(),
-                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
-                text=True,
-                start_new_session=True,
+                request=f"{json.dumps(self._request)}\n",
             )
             try:
-                assert process.stdin is not None  # noqa: S101 - it is a pipe
-                with suppress(BrokenPipeError):
-                    json.dump(self._request, process.stdin)
-                    process.stdin.close()
                 is_ended = self._wait(process)
             finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                process.end()
             errors.seek(0)
             lines = [line for line in errors.read().splitlines() if line.strip()]
         why = lines[-1].strip() if lines and process.returncode else ""
@@ -167,7 +160,7 @@ class _Trial:
         status = by_signal if process.returncode < 0 else _kind(process.returncode)
         return _agreed(self._member, self._name, status, why)
 
-    def _wait(self, process: subprocess.Popen[str]) -> bool:
+    def _wait(self, process: BoundProcess) -> bool:
         """Waits until the process or that of another rank has ended; returns whether it must be ended."""
         patience: float | None = None
         while process.poll() is None:
@@ -250,5 +243,7 @@ def _try_here(request: Mapping[str, Any], say: Callable[[str], object]) -> int:
 
 
 if __name__ == "__main__":
+    asked = json.loads(sys.stdin.readline())
+    end_with_parent()
     # The interpreter's teardown would wait for the other processes.
-    end_promptly(_try_here(json.load(sys.stdin), lambda line: sys.stderr.write(f"{line}\n")))
+    end_promptly(_try_here(asked, lambda line: sys.stderr.write(f"{line}\n")))

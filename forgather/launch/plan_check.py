@@ -4,11 +4,13 @@
 in one line whether each process fits, and writes the plan into the run folder as `plan.json`. If a process does not
 fit, ways out are planned next. The report of the run and `note_largest_row` read this file. The planning process sees
 no GPU, and a run waits for it only for a few seconds.
+
+The ways out of a run are planned once, and are then in `plan.json`: by the check if the plan does not fit, otherwise by
+the first process that lacks memory. Other processes wait for them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -18,16 +20,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from forgather.launch.bound_process import BoundProcess
 from forgather.launch.planning import Device, fit_on
+from forgather.planner.fit import surely_fits
 from forgather.planner.memory_plan import PLAN_FILE, format_size
 from forgather.planner.ways_out import way_lines
 
 PATIENCE_SECONDS = 3.0
 """How long a run waits for its plan before it starts. The plan is printed later if it takes longer."""
 WAYS_SECONDS = 60.0
-"""How long a run that had too little memory plans ways out before it ends."""
+"""How long a run that had too little memory waits for its plan and its ways out before it ends."""
+_POLL_SECONDS = 0.1
 _LAUNCHER_VARIABLES = re.compile(
     "RANK$|LOCAL_|WORLD_SIZE$|GROUP_|ROLE_|MASTER_|TORCHELASTIC_|SLURM_|OMPI_|PMI_|ACCELERATE_|FORGATHER_CHECKED$"
 )
@@ -69,20 +75,19 @@ class PlanCheck:
         self._say = lambda line: None
         with self._starting:
             self._has_ended = True
-            if self._process.poll() is None:
-                self._process.kill()
+            self._process.end()
         self._thread.join()
 
     def _follow(self) -> None:
         try:
-            plan, why = self._answer()
+            plan, why = _answer(self._process)
             if plan:
                 plan |= {"fit": fit_on(plan, self._device), "command": self._command}
                 self._write(plan)
             self._say(fit_line(plan["fit"]) if plan else f"plan: skipped ({why})")
         finally:
             self._is_said.set()
-        if plan and any(rank["verdict"] != "fits" for rank in plan["fit"]["ranks"]):
+        if plan and not surely_fits(plan["fit"]):
             self._plan_ways(plan)
 
     def _plan_ways(self, plan: dict[str, Any]) -> None:
@@ -91,43 +96,62 @@ class PlanCheck:
             if self._has_ended:
                 return
             self._process = _start([*self._command, *_free_words(free)])
-        changed, _ = self._answer()
-        ways = changed.get("fit", {}).get("ways_out", [])
-        if lines := way_lines(ways):
-            plan["fit"]["ways_out"] = ways
-            self._write(plan)
+        ways, why = _planned_ways(self._process)
+        if self._has_ended:
+            return
+        # Also if there are none: other processes wait for the answer.
+        self._write(_with_ways(plan, ways))
+        if why:
+            self._say(f"plan: no ways out are known ({why})")
+        elif lines := way_lines(ways):
             self._say(f"plan: the nearest way out is {lines[0]}:{lines[1]}")
 
-    def _answer(self) -> tuple[dict[str, Any], str]:
-        """Returns the plan that the process prints, and why there is none if it fails."""
-        written, errors = self._process.communicate()
-        if self._process.returncode:
-            lines = [line for line in errors.splitlines() if line.strip()]
-            why = next((line for line in lines if line.startswith("error")), lines[-1] if lines else "it was ended")
-            return {}, why.strip()
-        try:
-            return json.loads(written), ""
-        except ValueError as error:
-            return {}, f"its output is no JSON: {error}"
-
     def _write(self, plan: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            draft = f"{self._file}.draft"
-            with open(draft, "w", encoding="utf-8") as stream:
-                json.dump(plan, stream, indent=1)
-            os.replace(draft, self._file)
+        try:
+            _write_plan(self._file, plan)
+        except OSError as error:
+            self._say(f"plan: not stored in the run folder ({error})")
 
 
-def _start(command: Sequence[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        env=_environment(os.environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-    )
+def _start(command: Sequence[str]) -> BoundProcess:
+    return BoundProcess(command, env=_environment(os.environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def _answer(process: BoundProcess, seconds: float | None = None) -> tuple[dict[str, Any], str]:
+    """Returns the plan that a process prints, and why there is none if it fails or takes too long."""
+    try:
+        written, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.end()
+        process.communicate()
+        return {}, f"planning took longer than {seconds:.0f} s"
+    finally:
+        process.end()
+    if process.returncode:
+        lines = [line for line in errors.splitlines() if line.strip()]
+        why = next((line for line in lines if line.startswith("error")), lines[-1] if lines else "it was ended")
+        return {}, why.strip()
+    try:
+        return json.loads(written), ""
+    except ValueError as error:
+        return {}, f"its output is no JSON: {error}"
+
+
+def _planned_ways(process: BoundProcess, seconds: float | None = None) -> tuple[list[dict[str, Any]], str]:
+    """Returns the ways out that a process prints, and why there are none if it fails or takes too long."""
+    plan, why = _answer(process, seconds)
+    return (plan["fit"].get("ways_out", []), "") if plan else ([], why)
+
+
+def _with_ways(plan: Mapping[str, Any], ways: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {**plan, "fit": {**plan["fit"], "ways_out": [*ways]}}
+
+
+def _write_plan(file: str, plan: Mapping[str, Any]) -> None:
+    draft = f"{file}.draft"
+    with open(draft, "w", encoding="utf-8") as stream:
+        json.dump(plan, stream, indent=1)
+    os.replace(draft, file)
 
 
 def _free_words(free: int) -> list[str]:
@@ -165,7 +189,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (kind, MemoryError)) or any(word in str(error) for word in words)
 
 
-def note_largest_row(error: BaseException, run_dir: str, *, command: Sequence[str], patience: float) -> None:
+def note_largest_row(
+    error: BaseException,
+    run_dir: str,
+    *,
+    command: Sequence[str],
+    patience: float,
+    seconds: float,
+    is_first: Callable[[], bool],
+) -> None:
     """Adds a note to an out-of-memory error: the largest row of the run's plan, and the nearest ways out, each planned.
 
     Args:
@@ -173,22 +205,20 @@ def note_largest_row(error: BaseException, run_dir: str, *, command: Sequence[st
         run_dir: the run folder; without a plan in it, the note names the command that plans.
         command: the words of the `fgcli plan` command of the run.
         patience: how many seconds to wait for the plan of the main process.
+        seconds: how many seconds to wait for ways out, from the same instant.
+        is_first: a function that returns true in the first process of the run that calls it, and false in the others.
     """
-    until = time.monotonic() + patience
+    began = time.monotonic()
     file = os.path.join(run_dir, PLAN_FILE)
-    while not os.path.exists(file) and time.monotonic() < until:
-        time.sleep(0.1)
     typed = shlex.join(["fgcli", *command])
-    try:
-        with open(file, encoding="utf-8") as stream:
-            plan = json.load(stream)
-        rank = max(plan["fit"]["ranks"], key=lambda rank: rank["most"])
-        peak, row = format_size(rank["peak_bytes"]), format_size(rank["largest_bytes"])
-        first = f"the plan of this run has a peak of {peak}, and its largest row is {rank['largest']}, {row}"
-        ways = way_lines(_ways_after(plan, rank))
-    except (OSError, ValueError, LookupError, TypeError):
+    plan = _awaited(lambda: _read_plan(file), began + patience)
+    if plan is None or not plan["fit"]["ranks"]:
         error.add_note(f"there is no plan of this run. What it holds, and changes with which it fits: {typed}")
         return
+    rank = max(plan["fit"]["ranks"], key=lambda rank: rank["most"])
+    peak, row = format_size(rank["peak_bytes"]), format_size(rank["largest_bytes"])
+    first = f"the plan of this run has a peak of {peak}, and its largest row is {rank['largest']}, {row}"
+    ways = way_lines(_ways_after(file, plan, rank, until=began + seconds, is_first=is_first))
     if not ways:
         error.add_note(f"{first}. Changes that make it smaller: {typed}")
         return
@@ -198,28 +228,39 @@ def note_largest_row(error: BaseException, run_dir: str, *, command: Sequence[st
         error.add_note(f"{way}\n{words}")
 
 
-def _ways_after(plan: Mapping[str, Any], rank: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the ways out of a run that had too little memory; empty if they cannot be planned in time.
+def _ways_after(
+    file: str, plan: Mapping[str, Any], rank: Mapping[str, Any], *, until: float, is_first: Callable[[], bool]
+) -> list[dict[str, Any]]:
+    """Returns the ways out of a run that had too little memory; empty if nobody has planned them in time.
 
     What is planned to fit but did not needs a way with less than the least that was planned.
     """
-    if plan["fit"].get("ways_out"):
-        return [*plan["fit"]["ways_out"]]
-    words = _free_words(min(rank["available"], rank["least"] - 1))
+    seconds = until - time.monotonic()
+    if "ways_out" not in plan["fit"] and surely_fits(plan["fit"]) and seconds > 0 and is_first():
+        words = _free_words(min(rank["available"], rank["least"] - 1))
+        ways, _ = _planned_ways(_start([*plan["command"], *words]), seconds)
+        # Other processes wait for them, and then have none.
+        with suppress(OSError):
+            _write_plan(file, _with_ways(plan, ways))
+        return ways
+    return _awaited(lambda: (_read_plan(file) or plan)["fit"].get("ways_out"), until) or []
+
+
+def _read_plan(file: str) -> dict[str, Any] | None:
+    """Returns the plan in a file; None if there is none, or if the file is damaged."""
     try:
-        ended = subprocess.run(
-            [*plan["command"], *words],
-            env=_environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            timeout=WAYS_SECONDS,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [*json.loads(ended.stdout)["fit"]["ways_out"]]
+        with open(file, encoding="utf-8") as stream:
+            plan = json.load(stream)
+    except (OSError, ValueError):
+        return None
+    return plan if isinstance(plan, dict) and plan.get("fit") else None
+
+
+def _awaited(read: Callable[[], Any], until: float) -> Any:
+    """Returns what a function reads as soon as it is there; None if it is not there at an instant."""
+    while (value := read()) is None and time.monotonic() < until:
+        time.sleep(_POLL_SECONDS)
+    return value
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

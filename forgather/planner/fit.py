@@ -159,6 +159,15 @@ def worst_fit(fits: Iterable[RankFit]) -> RankFit | None:
     return max(fits, key=lambda fit: (order.index(fit.verdict), fit.least, fit.most), default=None)
 
 
+def surely_fits(fit: Mapping[str, Any]) -> bool:
+    """Returns whether every rank fits even with the upper bounds; true if the memory of the device is unknown.
+
+    Args:
+        fit: the fits of the ranks as data, each as `RankFit.as_data` gives it, under "ranks".
+    """
+    return all(rank["verdict"] == Verdict.FITS for rank in fit["ranks"])
+
+
 def largest_peak(
     hardware: Hardware, mesh: Mapping[str, int], *, held_bytes: int = 0, convolution_bytes: int = 0
 ) -> float:

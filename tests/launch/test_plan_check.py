@@ -1,17 +1,21 @@
 """The plan of a run beside its start: one line, a file in the run folder, and nothing that the run has to wait for."""
 
 import json
+import subprocess
 import sys
 import threading
 import time
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from forgather.cli.commands.train import configure
-from forgather.cli.plan_start import plan_words
+from forgather.cli.plan_start import _is_first, plan_words
 from forgather.launch.plan_check import PlanCheck, fit_line, is_out_of_memory, note_largest_row
 from forgather.launch.planning import Device, fit_on
+from forgather.launcher_env import ProcessFacts
+from forgather.ml.distributed.peer import Peer
 from forgather.planner.hardware import Hardware
 from tests.patience import patience
 
@@ -140,26 +144,95 @@ def test_a_run_that_does_not_fit_gets_ways_out(tmp_path):
 
 def noted(folder, **options):
     error = RuntimeError("out of memory")
-    note_largest_row(error, str(folder), **{"command": ["-t", "a", "plan"], "patience": 0.0} | options)
+    usual = {"command": ["-t", "a", "plan"], "patience": 0.0, "seconds": patience(60), "is_first": lambda: True}
+    note_largest_row(error, str(folder), **usual | options)
     return "\n".join(error.__notes__).splitlines()
 
 
-@pytest.mark.parametrize(("memory", "free"), [(16 * GIB, 4 * GIB - 1), (3 * GIB, 3 * GIB)])
-def test_an_out_of_memory_error_names_the_largest_row_and_plans_ways_out(tmp_path, memory, free):
-    # Of a run that was planned to fit, the ways out need less than it; of another one, they fit.
-    command = [sys.executable, "-IS", "-c", WAYS.replace('"less"', 'f"{free:.0f}"')]
-    (tmp_path / "plan.json").write_text(json.dumps({**PLAN, "fit": fit_on(PLAN, device(memory)), "command": command}))
+def stored(folder, memory, code, **fit):
+    command = [sys.executable, "-IS", "-c", code]
+    plan = {**PLAN, "fit": {**fit_on(PLAN, device(memory)), **fit}, "command": command}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    return plan
+
+
+def test_an_out_of_memory_error_names_the_largest_row_and_plans_ways_out(tmp_path):
+    # Of a run that was planned to fit, the ways out need less than it.
+    stored(tmp_path, 16 * GIB, WAYS.replace('"less"', 'f"{free:.0f}"'))
     first, way, words = noted(tmp_path)
     assert "a peak of 4.0 GiB, and its largest row is logits, 3.0 GiB. The nearest ways out, each planned:" in first
-    assert way.startswith(f"{free}: fits.")
+    assert way.startswith(f"{4 * GIB - 1}: fits.")
     assert "  --set a=1" == words
 
 
-def test_ways_out_that_cannot_be_planned_leave_the_row_and_the_command(tmp_path):
-    command = [sys.executable, "-IS", "-c", "raise SystemExit(3)"]
-    (tmp_path / "plan.json").write_text(json.dumps({**PLAN, "fit": fit_on(PLAN, device(GIB)), "command": command}))
-    (line,) = noted(tmp_path)
+def test_of_all_processes_that_lack_memory_one_plans_ways_out(tmp_path):
+    stored(tmp_path, 16 * GIB, f"open({str(tmp_path / 'planned')!r}, 'a').write('once ')\n{WAYS}")
+    store, notes = HashStore(), {}
+
+    def lack(rank):
+        member = Peer(ProcessFacts(rank=rank, local_rank=rank, world_size=3, local_world_size=3), store, 5.0)
+        notes[rank] = noted(tmp_path, is_first=lambda: _is_first(member))
+
+    threads = [threading.Thread(target=lack, args=[rank]) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert "once " == (tmp_path / "planned").read_text()
+    assert notes[0] == notes[1] == notes[2]
+    assert notes[0][1].startswith(LESS)
+
+
+def test_ways_out_that_another_process_plans_are_waited_for(tmp_path):
+    # Of a run that does not fit, the check plans them, whoever lacks memory first.
+    plan = stored(tmp_path, GIB, f"open({str(tmp_path / 'planned')!r}, 'w')")
+    (way,) = json.loads(subprocess.check_output([sys.executable, "-c", WAYS, "--free", "1KiB"]))["fit"]["ways_out"]
+    whole = json.dumps({**plan, "fit": {**plan["fit"], "ways_out": [way]}})
+    draft = tmp_path / "plan.json.draft"
+    draft.write_text(whole)
+    writing = threading.Timer(0.3, draft.replace, [tmp_path / "plan.json"])
+    writing.start()
+    assert noted(tmp_path)[1].startswith("less: fits.")
+    writing.join()
+    assert not (tmp_path / "planned").exists()
+
+
+@pytest.mark.parametrize(
+    ("memory", "fit", "code"),
+    [
+        (16 * GIB, {}, "raise SystemExit(3)"),
+        (16 * GIB, {}, "import time; time.sleep(600)"),
+        # Nobody writes them: the main process was ended.
+        (GIB, {}, "raise SystemExit(3)"),
+        # They were planned, and there are none.
+        (GIB, {"ways_out": []}, WAYS),
+        (16 * GIB, {"ways_out": []}, WAYS),
+    ],
+)
+def test_ways_out_that_cannot_be_planned_leave_the_row_and_the_command(tmp_path, memory, fit, code):
+    stored(tmp_path, memory, code, **fit)
+    began = time.monotonic()
+    (line,) = noted(tmp_path, seconds=0.2)
+    assert time.monotonic() - began < patience(30)
     assert line.endswith("its largest row is logits, 3.0 GiB. Changes that make it smaller: fgcli -t a plan")
+
+
+def test_a_check_without_ways_out_says_why_and_stores_that_there_are_none(tmp_path):
+    lines = []
+    code = f"import sys\nif '--no-ways-out' in sys.argv:\n    print({json.dumps(PLAN)!r})\nelse:\n    sys.exit('error[FG300]: x')"
+    planned = check(code, tmp_path, lines, memory=3 * GIB)
+    planned.wait_for_ways(patience(60))
+    planned.end()
+    assert ["plan: no ways out are known (error[FG300]: x)"] == lines[1:]
+    assert [] == json.loads((tmp_path / "plan.json").read_text())["fit"]["ways_out"]
+
+
+def test_a_plan_that_cannot_be_stored_is_said(tmp_path):
+    lines = []
+    planned = check(PRINTS.replace("assert", "0 and"), tmp_path / "none", lines)
+    assert planned.wait(patience(60))
+    planned.end()
+    assert lines[0].startswith("plan: not stored in the run folder ([Errno 2]")
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"fit": null}', '{"fit": {"ranks": []}}'])
@@ -172,8 +245,9 @@ def test_without_a_plan_the_note_names_the_command(tmp_path, content):
 
 
 def test_another_process_waits_for_the_plan(tmp_path):
-    plan = json.dumps({**PLAN, "fit": {**fit_on(PLAN, device(GIB)), "ways_out": []}, "command": ["false"]})
-    writing = threading.Timer(0.3, (tmp_path / "plan.json").write_text, [plan])
+    stored(tmp_path, GIB, "", ways_out=[])
+    plan = (tmp_path / "plan.json").rename(tmp_path / "later")
+    writing = threading.Timer(0.3, plan.rename, [tmp_path / "plan.json"])
     writing.start()
     assert "largest row is logits" in noted(tmp_path, patience=patience(60))[0]
     writing.join()

@@ -24,6 +24,7 @@ from forgather.launch.planning import device_of, fit_on, free_on, page_of, rows_
 from forgather.launch.sequences import Cluster, grid_of, longest_of, row_length
 from forgather.launch.time_planning import device_count_of, time_of
 from forgather.launch.ways_out import Place, ways_out
+from forgather.planner.fit import surely_fits
 from forgather.planner.run_time import check_amounts
 from forgather.project.world_size import processes_per_machine
 
@@ -147,7 +148,7 @@ def run(invocation: Invocation) -> int:
             if options.days is not None:
                 deadline = {"tokens": options.tokens, "days": options.days}
                 count = device_count_of(project, found, work, device.hardware, **deadline)
-        if fit is not None and device is not None and not options.no_ways_out and _lacks(fit):
+        if fit is not None and device is not None and not options.no_ways_out and not surely_fits(fit):
             fit["ways_out"] = ways_out(project, found, Place(device=device, **cluster), say=print_note)
         others = Cluster(**cluster, device=device, limit=options.memory)
         if length is not None and options.grid is not None:
@@ -176,7 +177,3 @@ def _write(
         lines += device_count_lines(result["devices"], options.days)
         lines += [*grid_lines(result["grid"]), *longest_lines(result["longest"])]
         write_text("\n".join(lines), options.output)
-
-
-def _lacks(fit: Mapping[str, Any]) -> bool:
-    return any(rank["verdict"] != "fits" for rank in fit["ranks"])

@@ -1,0 +1,86 @@
+"""Processes that end with the process that started them, also if that one is killed.
+
+The starting process keeps the writing end of their standard input, which the system closes when that process ends, on
+every system and whatever the reason. A started process calls `end_with_parent`, which waits for this in a thread. So no
+memory of a device stays taken by a process without a run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO
+
+from forgather.launcher_env import ENDS_WITH_PARENT
+from forgather.process_limits import LISTENER
+
+
+class BoundProcess(subprocess.Popen[str]):
+    """A process that ends with the current one, in a session of its own with all processes that it starts.
+
+    Args:
+        command: the words of the command, which calls `end_with_parent`, as `fgcli` does.
+        env: the environment variables.
+        stdout: what its standard output is connected to, as for `subprocess.Popen`.
+        stderr: the same for its error stream.
+        request: a line for its standard input, which it reads before it calls `end_with_parent`; "" for none.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        stdout: int | IO[str],
+        stderr: int | IO[str],
+        request: str = "",
+    ) -> None:
+        super().__init__(
+            command,
+            env={**env, ENDS_WITH_PARENT: "1"},
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,
+        )
+        assert self.stdin is not None  # noqa: S101 - it is a pipe
+        # `communicate` would close the standard input at once.
+        self._lifeline, self.stdin = self.stdin, None
+        with suppress(BrokenPipeError):
+            self._lifeline.write(request)
+            self._lifeline.flush()
+
+    def end(self) -> None:
+        """Ends the process and all that it has started, if it has not ended yet, and waits until it is gone."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+        with suppress(BrokenPipeError):
+            self._lifeline.close()
+
+
+def end_with_parent() -> None:
+    """Makes the current process, which was started as a `BoundProcess`, end with the process that started it.
+
+    From now on, the standard input is empty.
+    """
+    # Programs that this process starts have another standard input.
+    os.environ.pop(ENDS_WITH_PARENT, None)
+    lifeline = os.dup(0)
+    with open(os.devnull, "rb") as empty:
+        os.dup2(empty.fileno(), 0)
+    threading.Thread(target=_end_at_close, args=[lifeline], name=LISTENER, daemon=True).start()
+
+
+def _end_at_close(lifeline: int) -> None:
+    while os.read(lifeline, 1):
+        pass
+    # Processes that load data are in the same group.
+    os.killpg(0, signal.SIGKILL)

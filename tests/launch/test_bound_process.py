@@ -1,0 +1,95 @@
+"""Processes that a run starts next to itself: none of them outlives the run, even if that one is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from forgather.launch.bound_process import BoundProcess
+from tests.patience import patience
+from tests.project.workbench import make_project
+
+# Writes who it is, and waits for a signal. It is called where a run would build its trainer.
+TOY = """\
+import os, subprocess, sys, time
+
+class Arguments:
+    def __init__(self, **settings): pass
+
+def hang(args=None):
+    worker = subprocess.Popen([sys.executable, "-IS", "-c", "import time; time.sleep(90)"])
+    with open("pids.draft", "w") as stream:
+        stream.write(f"{os.getpid()} {worker.pid}")
+    os.rename("pids.draft", "pids")
+    time.sleep(90)
+"""
+CONFIG = """\
+main: !singleton:toy.py:hang
+    kwargs:
+        args: !singleton:toy.py:Arguments {per_device_train_batch_size: 8, auto_find_batch_size: true}
+"""
+TRIAL = """
+from forgather.launch.batch_trial import confirmed_rows
+from forgather.project.project import Project
+confirmed_rows(Project("one"))
+"""
+# The words of a plan are replaced by those of another command that builds the run, because a plan imports torch first.
+PLAN = """
+import sys, time
+from forgather.launch.plan_check import PlanCheck
+from forgather.launch.planning import Device
+from forgather.planner.hardware import Hardware
+words = "import sys, runpy; sys.argv[1:] = '-t one construct main'.split(); runpy.run_module('forgather', run_name='__main__')"
+check = PlanCheck([sys.executable, "-c", words], Device(Hardware(name="x", title="x")), ".", print)
+time.sleep(90)
+"""
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stream:
+            return stream.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition):
+    until = time.monotonic() + patience(5)
+    while not condition():
+        assert time.monotonic() < until, "it never happened"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("code", [TRIAL, PLAN], ids=["trial", "plan"])
+def test_what_a_killed_run_has_started_ends_with_it(tmp_path, monkeypatch, code):
+    folder = make_project(tmp_path / "bench", {"toy.py": TOY, "templates/configs/one.yaml": CONFIG})
+    monkeypatch.setenv("FORGATHER_TRUST", f"{folder}/")
+    run = subprocess.Popen([sys.executable, "-c", code], cwd=folder)
+    wait_until(lambda: (folder / "pids").exists() or run.poll() is not None)
+    pids = (folder / "pids").read_text().split()
+    assert all(map(is_running, pids))
+    run.kill()
+    run.wait()
+    wait_until(lambda: not any(map(is_running, pids)))
+
+
+def test_a_process_that_is_ended_takes_along_what_it_has_started(tmp_path):
+    code = (
+        "import subprocess, sys; request = sys.stdin.readline()\n"
+        "from forgather.launch.bound_process import end_with_parent; end_with_parent()\n"
+        "worker = subprocess.Popen([sys.executable, '-IS', '-c', 'import time; time.sleep(90)'])\n"
+        "print(request.strip(), repr(sys.stdin.read()), worker.pid, flush=True); worker.wait()"
+    )
+    words = [sys.executable, "-c", code]
+    process = BoundProcess(words, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, request="asked\n")
+    request, rest, worker = process.stdout.readline().split()
+    # After the request, the standard input is empty.
+    assert ("asked", "''") == (request, rest)
+    assert is_running(worker)
+    process.end()
+    wait_until(lambda: not is_running(worker))
+    assert -signal.SIGKILL == process.returncode
+    process.communicate()
