@@ -155,7 +155,13 @@ def prepare_run(plan: RunPlan, command: Sequence[str]) -> str:
     return folder
 
 
-def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = None) -> Outcome:
+def run(
+    plan: RunPlan,
+    run_dir: str,
+    *,
+    built: Callable[[Any], None] | None = None,
+    failed: Callable[[BaseException], None] | None = None,
+) -> Outcome:
     """Constructs the target `main`, and calls `main.train()` for a trainer, or `main()` for any other callable.
 
     If an error or a signal ends the run before the first optimizer step, the run folder is removed. The folder is kept
@@ -165,6 +171,7 @@ def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = No
         plan: the plan of the run.
         run_dir: the run folder.
         built: a function that is called with the constructed `main` before it is run, or None.
+        failed: a function that is called with the error that ends the run while the run folder still exists, or None.
 
     Raises:
         ProjectError: FG412 if `main` is neither a trainer nor a callable.
@@ -196,10 +203,14 @@ def run(plan: RunPlan, run_dir: str, *, built: Callable[[Any], None] | None = No
             interrupted=True,
             nothing_trained=nothing_trained,
         )
-    except BaseException:
-        # Each process removes it: the main process may be ended while it waits for one that failed.
-        if not _can_run(main) or _nothing_was_trained(main):
-            remove_unused_record(run_dir)
+    except BaseException as error:
+        try:
+            if failed is not None:
+                failed(error)
+        finally:
+            # Each process removes it: the main process may be ended while it waits for one that failed.
+            if not _can_run(main) or _nothing_was_trained(main):
+                remove_unused_record(run_dir)
         raise
 
 

@@ -1,6 +1,7 @@
 """The plan of a run beside its start: one line, a file in the run folder, and nothing that the run has to wait for."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -12,12 +13,15 @@ from torch.distributed import HashStore
 
 from forgather.cli.commands.train import configure
 from forgather.cli.plan_start import _is_first, plan_words
+from forgather.launch import plan_run, prepare_run, run
 from forgather.launch.plan_check import PlanCheck, fit_line, is_out_of_memory, note_largest_row
 from forgather.launch.planning import Device, fit_on
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed.peer import Peer
 from forgather.planner.hardware import Hardware
+from forgather.project.project import Project
 from tests.patience import patience
+from tests.project.workbench import TINY_TRAINING, fgcli, make_project
 
 GIB = 2**30
 ROWS = [{"name": "logits", "num_bytes": 3 * GIB}, {"name": "parameters", "num_bytes": GIB}]
@@ -251,6 +255,55 @@ def test_another_process_waits_for_the_plan(tmp_path):
     writing.start()
     assert "largest row is logits" in noted(tmp_path, patience=patience(60))[0]
     writing.join()
+
+
+def test_a_failed_run_is_explained_before_its_folder_is_removed(tmp_path, monkeypatch):
+    config = "main: !singleton:toy.py:fail {}\n"
+    toy = "def fail():\n    raise MemoryError('too little')\n"
+    folder = make_project(tmp_path / "bench", {"templates/configs/one.yaml": config, "toy.py": toy})
+    monkeypatch.setenv("FORGATHER_TRUST", f"{folder}/")
+    plan = plan_run(Project("one", str(folder)))
+    run_dir = prepare_run(plan, ["fgcli"])
+    found = []
+    with pytest.raises(MemoryError, match="too little"):
+        run(plan, run_dir, failed=lambda error: found.append((str(error), os.path.exists(run_dir))))
+    assert [("too little", True)] == found
+    assert not os.path.exists(run_dir)
+
+
+LIMITING = """\
+import sys
+
+class Limited:
+    def __init__(self, collator):
+        self.collator = collator
+
+    def __call__(self, items):
+        if "train" in sys.argv:
+            raise MemoryError("too little")
+        return self.collator(items)
+"""
+LIMITED = """\
+[data_collator]
+    !singleton:toy.py:Limited
+    collator:
+        !singleton:forgather.ml.data:CausalLMCollator
+        tokenizer: *tokenizer
+"""
+
+
+@pytest.mark.matrix
+def test_a_run_without_memory_for_its_first_step_prints_its_plan_and_ways_out(tmp_path):
+    config = f"{TINY_TRAINING}{LIMITED}"
+    rows = "".join(json.dumps({"text": f"row {number} of many"}) + "\n" for number in range(64))
+    folder = make_project(
+        tmp_path / "bench", {"templates/configs/one.yaml": config, "toy.py": LIMITING, "rows.jsonl": rows}
+    )
+    trusted = {"FORGATHER_TRUST": f"{folder}/"}
+    ended = fgcli("-t", "one", "train", "--hardware", "l4", cwd=folder, env=trusted)
+    assert "plan: " in ended.stderr
+    assert "note: the plan of this run has a peak of" in ended.stderr
+    assert "The nearest ways out, each planned:" in ended.stderr
 
 
 @pytest.mark.parametrize(

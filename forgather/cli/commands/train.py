@@ -323,15 +323,15 @@ def _run_main(
         if member is not None:
             member.begin_run()
 
-    try:
-        return run_plan(plan, run_dir, built=built)
-    except ForgatherError as error:
-        add_resume_command(error, plan.project, ["fgcli", *invocation.arguments], plan.output_dir)
-        raise
-    except (RuntimeError, MemoryError) as error:
+    def failed(error: BaseException) -> None:
         if is_out_of_memory(error):
             main = mains[0] if mains else None
             note_ways_out(error, main, run_dir, invocation, configure, member, found=found, checks=checks)
+
+    try:
+        return run_plan(plan, run_dir, built=built, failed=failed)
+    except ForgatherError as error:
+        add_resume_command(error, plan.project, ["fgcli", *invocation.arguments], plan.output_dir)
         raise
     finally:
         for check in checks:
