@@ -34,7 +34,7 @@ def selection_lines(found: Mapping[str, Any]) -> list[str]:
     ]
     lines += [f"  {name:<14}{memory[f'{name}_gb']:>7.2f} GB" for name in _ROWS]
     lines += [f"note: {note}" for note in found["assumed"]]
-    return lines + [f"note: {reason}" for reason in found["unsuitable"].values()]
+    return lines + [f"note: {name} is left out: {reason}" for name, reason in found["unsuitable"].items()]
 
 
 def _plural(count: int, noun: str, ending: str = "s") -> str:

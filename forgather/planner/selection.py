@@ -263,9 +263,11 @@ def _fastest(shape: ModelShape, possible: list[Way], device: Hardware, limit: fl
     fitting = [one for one in found if limit is None or one[1].peak <= limit]
     if not fitting:
         way, used = min(found, key=lambda one: one[1].peak)
+        # From a process on processors nothing can be offloaded: what fits on a GPU with offload may not fit here.
+        where, each = (" of processors, without offload", "process") if device.kind == "cpu" else ("", "GPU")
         raise PlanError(
-            f"{shape.name!r} does not fit on {way.gpus} x {(limit or 0) / _GB:.4g} GB: the nearest way, "
-            f"{spelled(way)}, needs {used.peak / _GB:.1f} GB on each GPU ({_largest(used)})",
+            f"{shape.name!r} does not fit on {way.gpus} x {(limit or 0) / _GB:.4g} GB{where}: the nearest way, "
+            f"{spelled(way)}, needs {used.peak / _GB:.1f} GB on each {each} ({_largest(used)})",
             code="FG999",
             hint=_MORE,
         )

@@ -182,7 +182,8 @@ report:
     report.html_text report.pictures report.run_data
     report.chart report.length_grid report.samples
     report.page
-    report.data_page report.plan_page
+    report.data_page report.time_cards
+    report.plan_page
     report
 callbacks:
     callbacks.effective_settings callbacks.output_target

@@ -35,6 +35,7 @@ def found():
     fit = {"peak_bytes": 8 * GIB, "least": 9 * GIB, "most": 10 * GIB, "available": 16 * GIB, "verdict": "fits"}
     fit |= {"ranks": (0, 3), "overheads": [overhead], "largest": "activations"}
     step = {"seconds": {"low": 0.5, "high": 2.0}, "assumptions": ["0.4 to <0.75"], "rows": {}}
+    step |= {"mfu": {"low": 0.2, "high": 0.4}, "tokens_per_second": {"low": 512.0, "high": 2048.0}}
     step["rows"] = {"matrix products": {"low": 0.4, "high": 1.5}, "bubble": {"low": 0.1, "high": 0.5}}
     return {
         "config": "<script>", "world_size": 4, "strategy": "Replicated", "mesh": {"dp": 4}, "parameters": 10**9,
@@ -65,7 +66,7 @@ def shares(page, key):
 def test_bars_are_in_proportion_to_the_device(found):
     found["time"] = None
     page, whole = plan_page(found), 16 * 1.06
-    sizes = {"u0": 2, "u7": 4, "u4": 1, "u11": 1, "least": 1, "most": 1}
+    sizes = {"u0": 2, "u7": 4, "u4": 1, "u12": 1, "least": 1, "most": 1}
     for key, size in sizes.items():
         assert [pytest.approx(100 * size / whole, abs=1e-3)] == shares(page, key)
     assert f'--at:{16 / whole:.3%}" title="memory of the device"' in page
@@ -89,13 +90,36 @@ def test_the_course_of_a_step_has_its_peak_where_the_plan_has_it(found):
 def test_each_row_says_how_it_was_found_and_texts_are_escaped(found):
     page = plan_page(found)
     for name, source in (("activations", "traced"), ("buckets", "formula"), ("context", "assumed")):
-        assert re.search(rf'{name}</td>.*?<b class="{source}">{source}</b></td></tr>', page)
+        assert re.search(rf'{name}(<small>reports</small>)?</td>.*?<b class="{source}">{source}</b></td></tr>', page)
     assert "&lt;b&gt;own&lt;/b&gt;" in page
     reader = Balanced()
     reader.feed(page)
     assert [] == reader.open
     assert "script" not in reader.seen
     assert "default-src 'none'" in page
+
+
+def test_names_in_sentences_are_code_and_no_backtick_is_left(found):
+    found["notes"] = ["set `bf16: <true>`"]
+    found["time"]["step"]["assumptions"] = ["no `overlap`"]
+    found["fit"]["ranks"][0]["overheads"][0]["basis"] = "as of `torch`"
+    page = plan_page(found)
+    assert all(f"<code>{name}</code>" in page for name in ("bf16: &lt;true&gt;", "overlap", "torch"))
+    assert "`" not in page
+
+
+def test_a_colour_has_one_meaning(found):
+    rows = found["time"]["step"]["rows"]
+    rows |= {name: {"low": 0.1, "high": 0.2} for name in ("optimizer", "communication", "attention")}
+    found["ranks"][0]["phases"][0]["rows"] += [row("optimizer", 1), row("communication", 1)]
+    page = plan_page(found)
+    keys = {}
+    for key, name in re.findall(r'<i class="([uw]\d+)"[^>]* title="([^:"]+): ', page):
+        keys.setdefault(key, set()).add(name)
+    assert {"u1": {"optimizer"}, "u5": {"communication"}, "w0": {"matrix products"}}.items() <= keys.items()
+    assert all(len(names) == 1 for names in keys.values())
+    style = {key: re.search(rf"--{key}:(#\w+)", page)[1] for key in [*(f"u{n}" for n in range(13)), "w0", "w1", "w2"]}
+    assert len({*style.values()}) == len(style)
 
 
 def test_a_plan_without_a_device_has_no_line_and_no_time(found):
@@ -121,7 +145,7 @@ def test_the_page_answers_how_many_devices_a_deadline_needs(found):
 
     cells = dict(re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td></tr>", page))
     assert ("3 to 5", "at least 2") == (cells["machines, by time"], cells["machines, by memory"])
-    assert ("5 of 8 devices", "8 days to 13.5 days") == (
+    assert ("5 of 8 devices", "8 to 13.5 days") == (
         cells["machines that were planned"],
         cells["time of the run on these"],
     )

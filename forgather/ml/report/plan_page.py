@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forgather.ml.number_format import format_count
-from forgather.ml.report.html_text import html_text
+from forgather.ml.report.html_text import html_text, prose_html
 from forgather.ml.report.length_grid import VERDICTS, lengths_html
 from forgather.ml.report.page import POLICY, STYLE
+from forgather.ml.report.time_cards import amount, between, card, deadline_card, time_card
 from forgather.planner.memory_plan import format_size
 from forgather.planner.ways_out import way_lines
 
@@ -54,8 +54,8 @@ def plan_page(found: Mapping[str, Any]) -> str:
             _lengths(found),
             _timeline(found),
             _rows(found),
-            _time(found),
-            _deadline(found),
+            time_card(found),
+            deadline_card(found),
         )
     )
     return (
@@ -71,7 +71,7 @@ def _head(found: Mapping[str, Any], title: str) -> str:
     mesh = " x ".join(f"{axis} {size}" for axis, size in found["mesh"].items() if size > 1) or "one process"
     tokens = "" if found["tokens_per_row"] is None else f" of {found['tokens_per_row']:,} tokens"
     about = (
-        f"{format_count(found['parameters'])} parameters · {found['strategy']} · {mesh} · "
+        f"{amount(found['parameters'])} parameters · {found['strategy']} · {mesh} · "
         f"{found['rows_per_update']:,} rows{tokens} an update"
     )
     verdict = _verdict(found)
@@ -96,11 +96,15 @@ def _tiles(found: Mapping[str, Any]) -> str:
         tiles.append(("device memory", format_size(fit["hardware"]["memory_bytes"]), fit["hardware"]["title"]))
     if time is not None:
         seconds = time["step"]["seconds"]
-        tiles.append(("time of a step", _between(seconds), f"{found['rows_per_update']:,} rows"))
+        tiles.append(("time of a step", between(seconds), f"{found['rows_per_update']:,} rows"))
         run = time["run"]
         if run is not None:
             hours = {bound: 3600 * number for bound, number in run["hours"].items()}
-            tiles.append(("time of the run", _between(hours), f"{run['num_updates']:,} steps"))
+            tiles.append(("time of the run", between(hours), f"{run['num_updates']:,} steps"))
+            if run.get("price") is not None:
+                low, high = (f"{run['price'][bound]:,.0f}" for bound in ("low", "high"))
+                devices = " to ".join(f"{run['gpu_hours'][bound]:,.0f}" for bound in ("low", "high"))
+                tiles.append(("price of the run", f"{low} to {high}", f"{devices} device hours"))
     cells = "".join(
         f'<div class="tile"><span>{html_text(name)}</span><b>{html_text(value)}</b>'
         f"<small>{html_text(note)}</small></div>"
@@ -143,11 +147,7 @@ def _ranks(found: Mapping[str, Any]) -> str:
     )
     uses = [row["name"] for rank in found["ranks"] for row in _peak(rank)["rows"]]
     legend = _legend(_ordered(uses), has_overheads=any(fit["overheads"] for fit in fits.values()))
-    return _card("Memory of each process at its peak", legend + bars)
-
-
-def _card(title: str, body: str) -> str:
-    return f'<section class="card"><h3>{html_text(title)}</h3>{body}</section>'
+    return card("Memory of each process at its peak", legend + bars)
 
 
 def _rank_bar(rank: Mapping[str, Any], world_size: int, fit: Mapping[str, Any] | None, whole: float) -> str:
@@ -163,7 +163,9 @@ def _rank_bar(rank: Mapping[str, Any], world_size: int, fit: Mapping[str, Any] |
     )
     line, words = "", format_size(peak["num_bytes"])
     if fit is not None:
-        words += f" of {format_size(fit['available'])}"
+        least, most = (format_size(fit[bound]) for bound in ("least", "most"))
+        needs = least if least == most else f"{least} to {most}"
+        words += f" of tensors; needs {needs} of {format_size(fit['available'])}"
         line = f'<u style="--at:{fit["available"] / whole:.3%}" title="memory of the device"></u>'
         words += f' · <b class="{VERDICTS[fit["verdict"]]}">{fit["verdict"]}</b>'
     return (
@@ -181,7 +183,7 @@ def _legend(uses: Sequence[str], *, has_overheads: bool = False) -> str:
 
 def _lengths(found: Mapping[str, Any]) -> str:
     body = lengths_html(found)
-    return body and _card("Tokens of a row x rows of a micro-batch: peak of a process, tokens a second", body)
+    return body and card("Tokens of a row x rows of a micro-batch: peak of a process, tokens a second", body)
 
 
 def _timeline(found: Mapping[str, Any]) -> str:
@@ -204,11 +206,14 @@ def _timeline(found: Mapping[str, Any]) -> str:
     number = max(range(len(places)), key=sums.__getitem__)
     left, high = across[number] / _WIDTH, sums[number] / top
     side = " left" if left > 0.6 else ""
-    marks = (
+    mark = (
         f'<b class="peak{side}" style="--x:{left:.2%};--y:{high:.2%}"><span>peak {format_size(sums[number])}</span></b>'
     )
-    if limit is not None:
-        marks += f'<em class="limit" style="--y:{limit / top:.2%}"><span>device {format_size(limit)}</span></em>'
+    device = (
+        ""
+        if limit is None
+        else f'<em class="limit" style="--y:{limit / top:.2%}"><span>device {format_size(limit)}</span></em>'
+    )
     ticks = "".join(
         f'<em style="--y:{value / top:.2%}"><span>{format_size(value)}</span></em>' for value in _ticks(top)
     )
@@ -219,9 +224,9 @@ def _timeline(found: Mapping[str, Any]) -> str:
         f'<svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" preserveAspectRatio="none" role="img" '
         f'aria-label="{html_text(note)}">{"".join(areas)}</svg>'
     )
-    return _card(
+    return card(
         f"Memory over a step: the peak of each part, {_who(rank, found['world_size'])}",
-        f'<div class="time"><div class="grid">{ticks}</div>{picture}{marks}</div>{_axis(places, across)}'
+        f'<div class="time"><div class="grid">{ticks}</div>{picture}{device}{mark}</div>{_axis(places, across)}'
         f'<p class="note">{html_text(note)}</p>',
     )
 
@@ -232,10 +237,10 @@ def _positions(places: Sequence[Mapping[str, Any]]) -> list[float]:
     for before, place in zip(places, places[1:], strict=False):
         same = before["phase"] == place["phase"]
         steps.append(steps[-1] + max(1, abs(place["block"] - before["block"]) if same else 1))
-    # The update is one place, which is given a tenth of the width for its name.
+    # The update is one place, which is given about a tenth of the width for its name.
     for number, place in enumerate(places):
         if place["phase"] == "update":
-            wide = steps[-1] / 20
+            wide = steps[-1] / (5 if number == len(places) - 1 else 10)
             steps = [step + wide * ((n >= number) + (n > number)) for n, step in enumerate(steps)]
     return [_WIDTH * step / steps[-1] for step in steps]
 
@@ -282,7 +287,7 @@ def _rows(found: Mapping[str, Any]) -> str:
         '<p class="note"><b class="traced">traced</b> the code of the run allocated it, with tensors without values · '
         '<b class="formula">formula</b> from settings and sizes · <b class="assumed">assumed</b> a usual value</p>'
     )
-    return _card("What it is, and how it was found", f'<div class="tables">{tables}</div>{keys}')
+    return card("What it is, and how it was found", f'<div class="tables">{tables}</div>{keys}')
 
 
 def _phase_table(phase: Mapping[str, Any]) -> str:
@@ -298,7 +303,7 @@ def _phase_table(phase: Mapping[str, Any]) -> str:
 
 def _bounded_table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
     cells = "".join(
-        f"<tr><td>{html_text(row['name'])}</td><td>{_sizes(row)}</td><td></td>"
+        f"<tr><td>{html_text(row['name'])}<small>{prose_html(row['basis'])}</small></td><td>{_sizes(row)}</td><td></td>"
         f'<td><b class="{row["source"]}">{row["source"]}</b></td></tr>'
         for row in rows
     )
@@ -310,80 +315,12 @@ def _sizes(row: Mapping[str, Any]) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def _time(found: Mapping[str, Any]) -> str:
-    """Returns the time of a step by kind of work: one bar for the lower bound and one for the upper bound."""
-    if found.get("time") is None:
-        return ""
-    step = found["time"]["step"]
-    kinds = [kind for kind, seconds in step["rows"].items() if seconds["high"] > 0]
-    whole = max(sum(step["rows"][kind][bound] for kind in kinds) for bound in ("low", "high")) or 1.0
-    bars = "".join(_time_bar(step, kinds, bound, whole) for bound in ("low", "high"))
-    rows = "".join(
-        f'<tr><td><i class="u{number}"></i>{html_text(kind)}</td><td>{_between(step["rows"][kind])}</td>'
-        f'<td><b class="assumed">assumed</b></td></tr>'
-        for number, kind in enumerate(kinds)
-    )
-    assumed = "".join(f"<li>{html_text(sentence)}</li>" for sentence in step["assumptions"])
-    note = "Operators and bytes are traced; how fast they run is assumed:"
-    return _card(
-        "Time of a step by kind of work",
-        f'{bars}<table class="uses-table"><tbody>{rows}</tbody></table><p class="note">{note}</p>'
-        f'<ul class="note">{assumed}</ul>',
-    )
-
-
-def _deadline(found: Mapping[str, Any]) -> str:
-    """Returns how many machines finish before the deadline that was asked for; "" if none was."""
-    count = found.get("devices")
-    if count is None:
-        return ""
-    fewest, most = count["by_time"]["low"], count["by_time"]["high"]
-    memory = "no number was found" if count["by_memory"] is None else f"at least {count['by_memory']:,}"
-    days = {bound: 86400 * number for bound, number in count["days"].items()}
-    rows = [
-        ("machines, by time", f"{fewest:,.0f}" if fewest == most else f"{fewest:,.0f} to {most:,.0f}"),
-        ("machines, by memory", memory),
-        ("machines that were planned", f"{count['planned']:,} of {count['devices_per_machine']:,} devices"),
-        ("time of the run on these", _between(days)),
-        ("tokens of a step", f"{count['tokens_per_update']:,}"),
-        ("memory", count["verdict"]),
-        *([("more could not be planned", count["why_fewer"])] if count["why_fewer"] else []),
-    ]
-    cells = "".join(f"<tr><td>{html_text(name)}</td><td>{html_text(value)}</td></tr>" for name, value in rows)
-    return _card("Devices for the deadline", f'<table class="uses-table"><tbody>{cells}</tbody></table>')
-
-
-def _time_bar(step: Mapping[str, Any], kinds: Sequence[str], bound: str, whole: float) -> str:
-    pieces = "".join(
-        f'<i class="u{number}" style="--share:{step["rows"][kind][bound] / whole:.3%}" '
-        f'title="{html_text(kind)}: {_duration(step["rows"][kind][bound])}"></i>'
-        for number, kind in enumerate(kinds)
-    )
-    words = "at best" if bound == "low" else "at worst"
-    return (
-        f'<div class="rank"><p><span>{words}</span><span>{_duration(step["seconds"][bound])}</span></p>'
-        f'<div class="stack">{pieces}</div></div>'
-    )
-
-
 def _more(found: Mapping[str, Any]) -> str:
     lines = way_lines((found["fit"] or {}).get("ways_out", ()))
-    ways = [f"{line}: {words.strip()}" for line, words in zip(lines[::2], lines[1::2], strict=True)]
+    ways = [f"{line}: `{words.strip()}`" for line, words in zip(lines[::2], lines[1::2], strict=True)]
     lists = [("The nearest ways out, each planned", ways), ("Notes", found["notes"])]
     return "".join(
-        _card(title, f"<ul>{''.join(f'<li>{html_text(one)}</li>' for one in items)}</ul>")
+        card(title, f"<ul>{''.join(f'<li>{prose_html(one)}</li>' for one in items)}</ul>")
         for title, items in lists
         if items
     )
-
-
-def _between(bounds: Mapping[str, float]) -> str:
-    low, high = _duration(bounds["low"]), _duration(bounds["high"])
-    return low if low == high else f"{low} to {high}"
-
-
-def _duration(seconds: float) -> str:
-    for unit, size, least in (("days", 86400, 2 * 86400), ("hours", 3600, 7200), ("min", 60, 120), ("s", 1, 1)):
-        if seconds >= least:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
