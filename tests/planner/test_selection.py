@@ -8,6 +8,7 @@ import warnings
 import pytest
 
 from forgather.cli.main import main
+from forgather.cli.selection_output import selection_lines
 from forgather.errors import PlanError
 from forgather.hardware_selector import HardwareSelector
 from forgather.planner.benchmark import benchmark
@@ -161,3 +162,14 @@ def test_the_commands_print_what_the_selector_returns(capsys):
     assert "FG998" in capsys.readouterr().err
     assert 0 == main(["benchmark", "--list-models"])
     assert "meta-llama/Llama-2-7b-hf" in capsys.readouterr().out
+
+
+def test_hardware_that_is_left_out_is_named_with_what_it_lacks():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = HardwareSelector().select_hardware_for_task(
+            "text_generation", "llama-7b", distributed=True, gpu_count=4, max_memory_gb=24
+        )
+    assert "on the host" in found["summary"]
+    (line,) = [line for line in selection_lines(found) if "does not fit" in line]
+    assert line.startswith("note: cpu is left out: ") and "of processors, without offload" in line
