@@ -18,6 +18,7 @@ from tests.ml.planner.live_bytes import profiled
 LAYOUTS = {
     "one": (1, {}),
     "one, bf16": (1, {"bf16": True}),
+    "one, bf16, words": (1, {"bf16": True}),
     "DDP": (2, {}),
     "FSDP2": (2, {"fsdp": "full_shard"}),
     "FSDP2 on 4, bf16": (4, {"fsdp": "full_shard", "bf16": True}),
@@ -35,6 +36,9 @@ def make_trainer(layout, output_dir, hook=None, eval_rows=None):
         (ml.Trainer, ml.TrainingArguments) if world_size == 1 else (ml.AccelTrainer, ml.AccelTrainingArguments)
     )
     sizes = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}
+    if "words" in layout:
+        # The logits of a token are the peak.
+        sizes["vocab_size"] = 4000
     tokenizer = letters()
     args = {
         "use_cpu": True,
@@ -88,7 +92,7 @@ def test_answers_need_what_is_planned(layout, tmp_path):
     plan, phases = planned(layout, tmp_path)
     real = run_ranks(LAYOUTS[layout][0], _measured, layout, tmp_path, "generation")
     # The rank with the longest prompt.
-    assert -0.03 <= phases["generation"]["num_bytes"] / max(real) - 1 <= 0.05, (phases["generation"], real)
+    assert -0.01 <= phases["generation"]["num_bytes"] / max(real) - 1 <= 0.03, (phases["generation"], real)
     rows = {row["name"]: row["num_bytes"] for row in phases["generation"]["rows"]}
     # Autocast computes keys and values in 32 bits; FSDP2 casts the model.
     element = 2 if "FSDP2" in layout and "bf16" in layout else 4
