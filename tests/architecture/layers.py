@@ -229,7 +229,7 @@ generation:
     generation.loading
     generation.server
 planner:
-    planner planner.convolutions planner.devices_here planner.library_kernels planner.operators planner.packed_weights planner.pipeline_step planner.processors_here planner.stage_metadata
+    planner planner.convolutions planner.devices_here planner.gpu_attention planner.library_kernels planner.operators planner.packed_weights planner.pipeline_step planner.processors_here planner.stage_metadata
     planner.allocations planner.operations planner.real_integers
     planner.calibration
     planner.extrapolation planner.places planner.row_length planner.value_readings planner.window_shape

@@ -27,6 +27,7 @@ from forgather.ml.planner.allocations import HOST, STEP_PHASES, Allocation, Peak
 from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, passes_to_settle, separate_engine
 from forgather.ml.planner.extrapolation import block_list, shorten
 from forgather.ml.planner.generation_trace import generate
+from forgather.ml.planner.gpu_attention import GpuAttention
 from forgather.ml.planner.library_kernels import kernel_notes
 from forgather.ml.planner.model_builders import building, loading_fakes, without_memory_for_models
 from forgather.ml.planner.offload import Offload
@@ -220,8 +221,9 @@ def _traces(
     # Evaluations come after all steps of a length: ZeRO 3 needs a step to learn the order of the modules again.
     ends = {length: (length, *rest) for length, *rest in windows}
     traced: dict[Any, RankTrace] = {}
-    with places.followed(), noting_width(local, places.blocks, widths), ReadingZeros(local):
-        tracer = _Tracer(trainer, planned, places, fake, category_of(strategy, places, widths), device_type)
+    attention = GpuAttention(device_type)
+    with places.followed(), noting_width(local, places.blocks, widths), ReadingZeros(local), attention:
+        tracer = _Tracer(trainer, planned, places, fake, category_of(strategy, places, widths), device_type, attention)
         for key, (window, steps) in windows.items():
             # The first step makes the optimizer's state. The first one of a size fills the caches of DTensor, which
             # sees other sizes for other rows only where layers are divided.
@@ -292,6 +294,7 @@ class _Tracer(NamedTuple):
     fake: FakeTensorMode
     categorize: Callable[[Allocation], str | None]
     device_type: str
+    attention: GpuAttention
 
     def trace(self, window: Window, accumulation: float, *, evaluates: bool) -> RankTrace:
         """Returns the trace of a step, and of what comes between two steps if it is asked for."""
@@ -321,6 +324,7 @@ class _Tracer(NamedTuple):
             if evaluates:
                 self._evaluate(recorder, work)
         notes = [*self.planned.notes, *kernel_notes(local, strategy.optimizer, self.device_type), *offload.notes()]
+        notes += self.attention.notes()
         facts = facts_of(trainer, window, local, notes, recorder.convolution_bytes)
         return RankTrace(
             num_blocks=len(places.blocks),

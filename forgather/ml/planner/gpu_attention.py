@@ -1,0 +1,76 @@
+"""The kernels of attention that a GPU takes, for a trace whose tensors are on the CPU.
+
+A CPU has a fused kernel without dropout, and computes all scores otherwise. A GPU has one for half precision without a
+mask, and one that takes masks, dropout and 32 bits, but no grouped queries. `GpuAttention` makes the trace keep what
+these keep: the scores only where neither of them fits.
+
+Source:
+    `can_use_flash_attention` and `can_use_mem_efficient_attention` in torch's `sdp_utils.cpp` of CUDA. Not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+_WITHOUT_SCORES = (
+    "attention with a mask or dropout is planned as torch's memory-efficient kernel computes it on a GPU, which keeps "
+    "no scores"
+)
+_WITH_SCORES = "attention with grouped queries keeps all scores in 32 bits or with a mask: torch has no such GPU kernel"
+_WIDEST = 256  # elements of a head
+
+
+class GpuAttention:
+    """Context manager in which torch's attention takes the path of a GPU.
+
+    Args:
+        device_type: the kind of device that is planned for. Nothing changes for "cpu".
+    """
+
+    def __init__(self, device_type: str) -> None:
+        self._is_active = device_type != "cpu"
+        self._said: dict[str, None] = {}
+        self._kept: Any = None
+
+    def notes(self) -> Iterator[str]:
+        """Yields what is assumed about the attention that was computed, one sentence each."""
+        yield from self._said
+
+    def __enter__(self) -> GpuAttention:
+        self._kept = functional.scaled_dot_product_attention
+        if self._is_active:
+            functional.scaled_dot_product_attention = self._attend
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        functional.scaled_dot_product_attention = self._kept
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        """Stands for `scaled_dot_product_attention`."""
+        takes_mask = not enable_gqa or query.shape[-3] == key.shape[-3]
+        is_flash = attn_mask is None and query.dtype is not torch.float32 and query.shape[-1] <= _WIDEST
+        settings: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        if not is_flash and not takes_mask:
+            self._said[_WITH_SCORES] = None
+            with sdpa_kernel(SDPBackend.MATH):
+                return self._kept(query, key, value, attn_mask, dropout_p, **settings)
+        if attn_mask is not None or dropout_p:
+            self._said[_WITHOUT_SCORES] = None
+        # A fused kernel keeps the seed of dropout. That of the CPU, which computes here, has none.
+        return self._kept(query, key, value, attn_mask, 0.0, **settings)

@@ -1,0 +1,58 @@
+"""A plan for a GPU keeps the scores of attention where a GPU has no fused kernel, and only there."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+
+from forgather.ml.planner.allocations import AllocationRecorder, Region
+from forgather.ml.planner.gpu_attention import GpuAttention
+
+ROWS, HEADS, LENGTH, WIDTH = 2, 4, 32, 8
+FLOAT, HALF = torch.float32, torch.bfloat16
+KINDS = {
+    "plain": ({}, False, False),
+    "mask": ({"mask": True}, False, False),
+    "dropout": ({"dropout_p": 0.1}, True, False),
+    "mask and dropout": ({"mask": True, "dropout_p": 0.1}, True, False),
+    "grouped, half": ({"dtype": HALF, "key_heads": 2}, False, False),
+    "grouped, half, mask": ({"dtype": HALF, "key_heads": 2, "mask": True}, False, True),
+    "grouped": ({"key_heads": 2}, False, True),
+}
+
+
+def keeps_scores(device_type, *, dtype=FLOAT, key_heads=HEADS, mask=False, dropout_p=0.0):
+    attention = GpuAttention(device_type)
+    with FakeTensorMode(), attention, AllocationRecorder(lambda: Region("forward", 0)) as recorder:
+        states = [
+            torch.empty(ROWS, heads, LENGTH, WIDTH, dtype=dtype, requires_grad=True)
+            for heads in (HEADS, key_heads, key_heads)
+        ]
+        given = torch.empty(ROWS, 1, LENGTH, LENGTH, dtype=dtype) if mask else None
+        result = functional.scaled_dot_product_attention(
+            *states, given, dropout_p=dropout_p, enable_gqa=key_heads != HEADS
+        )
+        kept = [item for item in recorder.allocations if item.died is None]
+        assert (ROWS, HEADS, LENGTH, WIDTH) == result.shape
+    scores = ROWS * HEADS * LENGTH * LENGTH * dtype.itemsize
+    return any(item.num_bytes >= scores for item in kept), [*attention.notes()]
+
+
+@pytest.mark.parametrize(("given", "on_cpu", "on_gpu"), KINDS.values(), ids=KINDS)
+def test_scores_are_kept_where_a_device_has_no_fused_kernel(given, on_cpu, on_gpu):
+    assert (on_cpu, []) == keeps_scores("cpu", **given)
+    found, notes = keeps_scores("cuda", **given)
+    assert on_gpu == found
+    if on_gpu:
+        assert ["keeps all scores" in note for note in notes] == [True]
+    else:
+        has_words = "mask" in given or "dropout_p" in given
+        assert ["keeps no scores" in note for note in notes] == [True] * has_words
+
+
+def test_torch_computes_as_before_afterwards():
+    before = functional.scaled_dot_product_attention
+    with pytest.raises(ZeroDivisionError), GpuAttention("cuda"):
+        assert functional.scaled_dot_product_attention is not before
+        raise ZeroDivisionError
+    assert functional.scaled_dot_product_attention is before
