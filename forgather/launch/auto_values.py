@@ -22,6 +22,7 @@ from forgather.launch.in_process import MAIN
 from forgather.launch.planning import MOST_ROWS, Device, device_of, rows_within, traced_plan
 from forgather.launch.time_planning import time_of
 from forgather.planner.fit import largest_peak
+from forgather.planner.leaf import value_text
 from forgather.planner.memory_plan import format_size
 from forgather.project.project import Project
 from forgather.project.targets import run_meta
@@ -31,7 +32,7 @@ from forgather.rules import shipped_rules
 
 ROWS, CHUNKS, SPLIT = "per_device_train_batch_size", "pipeline_chunks", "split_spec"
 PRECISION = "accelerator_args.mixed_precision"
-GLOBAL, ACCUMULATION = "global_batch_size", "gradient_accumulation_steps"
+ACCUMULATION = "gradient_accumulation_steps"
 _SEARCH = "forgather.ml.planner.split_search:search_split"
 _TRAINED_WITH = "training_args.json"
 _MOST_CHUNKS = 6
@@ -170,8 +171,8 @@ def values_of_checkpoint(project: Project, checkpoint: str) -> list[AutoValue]:
 
 def _tried(arguments: TrainerArguments) -> tuple[str, ...]:
     """Returns the settings that a trial of the batch may have changed; what is solved for follows from them."""
-    given = [arguments.plain(name) is not None for name in (GLOBAL, ACCUMULATION)]
-    return (ROWS, ACCUMULATION) if all(given) else (ROWS,)
+    is_given = arguments.global_batch() is not None and arguments.plain(ACCUMULATION) is not None
+    return (ROWS, ACCUMULATION) if is_given else (ROWS,)
 
 
 def _inside(settings: Mapping[str, Any], name: str) -> Any:
@@ -244,10 +245,11 @@ def _rows(project: Project, room: Room) -> tuple[str, str]:
     unit = _rows_unit(arguments)
     # The numbers that are still to be found do not matter for the trace of a model without stages.
     start = {ROWS: str(unit), **({CHUNKS: "null"} if CHUNKS in auto_settings(project) else {})}
-    update, steps = arguments.plain(GLOBAL), arguments.plain(ACCUMULATION)
+    update, steps = arguments.global_batch(), arguments.plain(ACCUMULATION)
     if update is not None:
+        start |= {name: value_text(value) for name, value in arguments.without_global_batch().items()}
         # Of two micro-batches or more, all but the first find gradients in memory.
-        start |= {GLOBAL: "null", ACCUMULATION: "2" if steps is None else str(steps)}
+        start |= {ACCUMULATION: "2" if steps is None else str(steps)}
     limit = int(min(limits))
     answer = rows_within(
         _with(project, (), **start), gpus=room.gpus, nodes=room.nodes, limit=limit, device_type=room.device_type
@@ -259,7 +261,7 @@ def _rows(project: Project, room: Room) -> tuple[str, str]:
             code="FG948",
             hint="`fgcli plan` shows what takes the memory, and what makes it smaller",
         )
-    if isinstance(update, int):
+    if update is not None:
         replicas = arguments.replicas(room.gpus * room.nodes)
         return rows_of_update(update, steps, answer["size"], replicas, unit=unit)
     most = f"; no more than {MOST_ROWS} are tried" if answer["size"] == MOST_ROWS else ""
@@ -298,14 +300,16 @@ def rows_of_update(update: int, steps: object, most: int, replicas: int, *, unit
         sizes = [rows for rows in sizes if rows * replicas * int(str(steps)) == update]
     if not sizes:
         raise PlanError(
-            f"{ROWS} is 'auto', and no number up to {most}, which fits, makes {GLOBAL} {update} on {replicas} ranks"
-            + ("" if steps is None else f" in {steps} micro-batches"),
+            f"{ROWS} is 'auto', and no number up to {most}, which fits, makes an update of {update} rows "
+            f"on {replicas} ranks" + ("" if steps is None else f" in {steps} micro-batches"),
             code="FG948",
             hint=f"write {ACCUMULATION}: null, so that it follows"
             if steps is not None
-            else f"set {GLOBAL} to a multiple of {replicas}",
+            else f"make the rows of an update a multiple of {replicas}",
         )
-    return str(sizes[-1]), f"{most} would fit; {update // (sizes[-1] * replicas)} micro-batches make {GLOBAL} {update}"
+    return str(
+        sizes[-1]
+    ), f"{most} would fit; {update // (sizes[-1] * replicas)} micro-batches make an update of {update} rows"
 
 
 def _chunks(project: Project, room: Room) -> tuple[str, str]:

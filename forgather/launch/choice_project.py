@@ -40,6 +40,7 @@ from forgather.project.trainer_arguments import trainer_arguments
 from forgather.project.world_size import processes_per_machine
 
 _TRIED = "tried"
+_SIZES = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
 
 
 class ChoiceProjects:
@@ -85,23 +86,20 @@ class ChoiceProjects:
                 code="FG993",
                 hint="search with a constant number: --set trainer_args.accumulate_grad_batches=~ --global-batch ROWS",
             )
+        if arguments is not None and (total := arguments.global_batch()) is not None:
+            return total
         values = {**DEFAULTS, **self.given}
-        if isinstance(values[GLOBAL_BATCH], int):
-            return int(values[GLOBAL_BATCH])
-        processes = processes_per_machine(self._project.graph)
-        number = processes if isinstance(processes, int) else self._gpus
-        parts = [values[name] or 1 for name in ("tensor_parallel_size", "pipeline_parallel_size")]
-        if self._trainer == PIPELINE_TRAINER and values["pipeline_parallel_size"] is None:
-            parts[1] = number // (parts[0] * (values["data_parallel_size"] or 1))
-        factors = [values[ROWS], values[MICRO_BATCHES], *parts]
-        if not all(isinstance(one, int) and one > 0 for one in factors):
+        counts = {name: values[name] for name in (GLOBAL_BATCH, ROWS, MICRO_BATCHES, *_SIZES)}
+        unknown = [f"{name} is {value}" for name, value in counts.items() if not _is_count(value)]
+        if arguments is None or unknown:
             raise PlanError(
-                f"the rows of an update do not follow from the config: {ROWS} is {values[ROWS]!r}, {MICRO_BATCHES} is "
-                f"{values[MICRO_BATCHES]!r}",
+                f"the rows of an update do not follow from the config: {', '.join(unknown) or 'its args are no call'}",
                 code="FG993",
                 hint="give them with --global-batch ROWS",
             )
-        return int(values[ROWS] * values[MICRO_BATCHES] * max(1, number // (parts[0] * parts[1])))
+        processes = processes_per_machine(self._project.graph)
+        replicas = arguments.replicas(processes if isinstance(processes, int) else self._gpus)
+        return int(values[ROWS] * values[MICRO_BATCHES] * replicas)
 
     def text(self, choice: Choice, batch: tuple[int, int], *, name: str) -> str:
         """Returns the text of the leaf of a choice.
@@ -201,6 +199,10 @@ def _trainer_of(project: Project) -> str:
 def _constructor(graph: Graph) -> str:
     main = graph.targets[MAIN].value
     return main.constructor if isinstance(main, Call) else "no constructor"
+
+
+def _is_count(value: object) -> bool:
+    return value is None or (isinstance(value, int) and value > 0)
 
 
 def _is_setting(path: str) -> bool:

@@ -54,6 +54,7 @@ def value_text(value: Any) -> str:
     """Returns a value as YAML in one line."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {value_text(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, str) and value.replace("_", "").isalnum() and not value[0].isdigit():
-        return value
+    is_word = isinstance(value, str) and value.replace("_", "").isalnum() and not value[0].isdigit()
+    if is_word and value.lower() not in ("true", "false", "null"):
+        return str(value)
     return "~" if value is None else json.dumps(value)

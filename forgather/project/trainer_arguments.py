@@ -6,10 +6,11 @@ recognized only if the graph contains them as a call, because any other value is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from forgather.batch_triangle import GLOBAL, engine_total
-from forgather.config.graph import Call, Entry, Graph, Node, Scalar, is_null
+from forgather.config.graph import Call, Entry, Graph, Mapped, Node, Scalar, is_null
 from forgather.config.insight.path_lookup import path_text
 from forgather.config.traverse import walk_places
 from forgather.errors import ProjectError
@@ -51,6 +52,16 @@ class TrainerArguments:
             return None if node is None else engine_total({"deepspeed": plain_value(node, "deepspeed")})
         except ProjectError:
             return None
+
+    def without_global_batch(self) -> dict[str, object]:
+        """Returns the settings with which nothing gives the rows of an update; empty if nothing does."""
+        free: dict[str, object] = {} if self.plain(GLOBAL) is None else {GLOBAL: None}
+        node = self.get("deepspeed")
+        if self.global_batch() is None or not isinstance(node, Mapped):
+            return free
+        config = plain_value(node, "deepspeed")
+        assert isinstance(config, Mapping)  # noqa: S101 - of such a node
+        return free | {"deepspeed": {key: value for key, value in config.items() if key != "train_batch_size"}}
 
     @property
     def is_pipeline(self) -> bool:

@@ -26,6 +26,7 @@ SAVING = f"{AUTO}    save_strategy: steps\n    save_steps: 2\n"
 LIMITED = SAVING.replace("[raw_dataset]", "[meta]\n    == super()\n    device_memory: 1.5MB\n[raw_dataset]")
 PIPELINE = TINY_TRAINING.replace("trainers/trainer", "trainers/pipeline_trainer").replace("_layers: 1", "_layers: 3")
 ACCELERATED = TINY_TRAINING.replace("trainers/trainer", "trainers/accel_trainer")
+ENGINE = ACCELERATED.replace("per_device_train_batch_size: 2", "per_device_train_batch_size: auto")
 ROWS = "trainer_args.per_device_train_batch_size"
 
 
@@ -40,6 +41,7 @@ def bench(tmp_path, monkeypatch):
         "templates/configs/wrong.yaml": LIMITED.replace("1.5MB", "much"),
         "templates/configs/mixed.yaml": f"{ACCELERATED}    accelerator_args: {{mixed_precision: auto}}\n",
         "templates/configs/zero.yaml": f"{ACCELERATED}    deepspeed: {{train_micro_batch_size_per_gpu: auto}}\n",
+        "templates/configs/engine.yaml": f"{ENGINE}    deepspeed: {{train_batch_size: 12, zero_optimization: {{stage: 1, reduce_bucket_size: 1000}}}}\n",
         "templates/configs/stages.yaml": f"{PIPELINE}    split_spec: auto\n    pipeline_chunks: auto\n",
     }
     folder = make_project(tmp_path / "bench", files)
@@ -103,11 +105,27 @@ def test_the_largest_batch_is_printed_recorded_and_kept_by_a_resumed_run(bench, 
 def test_the_rows_divide_the_global_batch(bench):
     # Of 23 rows that fit, 20 make an update of 40, in two micro-batches.
     (found,) = find_values(with_update(40, "null"), ROOM)
-    assert ("20", "23 would fit; 2 micro-batches make global_batch_size 40") == (found.text, found.reason)
+    assert ("20", "23 would fit; 2 micro-batches make an update of 40 rows") == (found.text, found.reason)
     # No number of rows makes it in one.
     with pytest.raises(PlanError, match="no number up to 23, which fits") as caught:
         rows_of_update(40, 1, 23, 1)
     assert "FG948" == caught.value.code
+
+
+def test_the_rows_divide_the_batch_of_a_deepspeed_mapping(bench):
+    project = Project("engine", ".", trust=True)
+    (found,) = find_values(project, Room(gpus=2, nodes=1, limits=(10**7,)))
+    assert ("6", "update of 12 rows") == (found.text, found.reason[-17:])
+    planned = Project("engine", ".", trust=True, overrides=[(found.path, found.text)])
+    plan, work = traced_plan(planned, gpus=2, nodes=1, device_type="cuda")
+    assert (12, 6) == (work.rows_per_update, plan["settings"]["per_device_train_batch_size"])
+    # A resumed run keeps the number of micro-batches that a trial has changed.
+    Path("checkpoint-2").mkdir()
+    trained = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
+    Path("checkpoint-2/training_args.json").write_text(json.dumps(trained))
+    steps = [("trainer_args.gradient_accumulation_steps", "1"), ("+trainer_args.auto_find_batch_size", "true")]
+    kept = values_of_checkpoint(Project("engine", ".", overrides=steps), "checkpoint-2")
+    assert ["3", "2"] == [value.text for value in kept]
 
 
 def test_meta_names_devices_and_an_option_replaces_them(bench):

@@ -96,6 +96,27 @@ def test_a_leaf_switches_the_trainer_of_a_config(bench):
         assert "FG770" in (projects.refusal(projects.open(choice, (1, 2)), choice) or "")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "rows"),
+    [
+        ("+trainer_args.deepspeed", "{train_batch_size: 6, zero_optimization: {stage: 1}}", 6),
+        ("trainer_args.global_batch_size", "12", 12),
+        ("trainer_args.gradient_accumulation_steps", "3", 3 * 2),
+        ("trainer_args.global_batch_size", "!call:builtins:int ['12']", "global_batch_size is computed"),
+        ("trainer_args.per_device_train_batch_size", "auto", "per_device_train_batch_size is auto"),
+        ("main.args", "{a: 1}", "its args are no call"),
+    ],
+)
+def test_the_rows_of_an_update_follow_from_the_config(bench, name, text, rows):
+    with ChoiceProjects(Project("tiny", overrides=[(name, text)]), 2) as projects:
+        if isinstance(rows, int):
+            assert rows == projects.rows_per_update()
+        else:
+            with pytest.raises(PlanError, match=rows) as caught:
+                projects.rows_per_update()
+            assert "FG993" == caught.value.code
+
+
 PIPELINE = """-- extends 'trainers/pipeline_trainer.yaml'
 
 [trainer_args]
