@@ -20,7 +20,10 @@ from forgather.project.path_display import near_path
 from forgather.project.run_reader import open_run
 
 USUAL_FILE = "calibrated.json"
-_OF_A_PLAN = ("gpus", "device_type", "tokens", "days", "price", "memory", "free", "grid", "longest", "overrides")
+_OF_A_PLAN = (
+    *("gpus", "device_type", "tokens", "days", "price", "memory", "free", "grid", "longest", "overrides"),
+    *("find", "by", "global_batch", "write", "write_as"),
+)
 
 
 def calibrate(invocation: Invocation) -> int:
@@ -34,10 +37,11 @@ def calibrate(invocation: Invocation) -> int:
         ProjectError: FG437 or FG438 if a folder is not that of a run, or if its record is damaged.
     """
     options = invocation.options
-    other = next((name for name in _OF_A_PLAN if getattr(options, name, None) is not None), None)
+    given = {name: getattr(options, name) for name in _OF_A_PLAN}
+    other = next((name for name, value in given.items() if value is not None and value is not False), None)
     if other is not None:
         raise PlanError(
-            f"--{'set' if other == 'overrides' else other.replace('_', '-')} has no meaning beside --calibrate",
+            f"--{'set' if other == 'overrides' else other.replace('_', '-')} cannot be combined with --calibrate",
             code="FG983",
             hint="calibrate first; then plan with the hardware file that it writes",
         )

@@ -30,7 +30,7 @@ def add_find(parser: argparse.ArgumentParser) -> None:
         help="rank the ways to train this config: strategy, recomputation, micro-batches; with --hardware or --memory. "
         "Pipelines and offload are not among them: plan a config that has them without --find",
     )
-    parser.add_argument("--by", choices=ORDERS, default="tokens", help="with --find: the order (default: tokens)")
+    parser.add_argument("--by", choices=ORDERS, help="with --find: the order (default: tokens)")
     parser.add_argument(
         "--global-batch",
         type=int,
@@ -43,7 +43,6 @@ def add_find(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--write-as",
         choices=("config", *FORMS),
-        default="config",
         help="what --write writes: a config, or a file of another tool (default: config)",
     )
 
@@ -59,9 +58,10 @@ def run_find(project: Project, options: argparse.Namespace, *, gpus: int) -> int
     Raises:
         PlanError: FG992 if nothing fits; FG993 if nothing can be searched for or written.
     """
-    if (other := next((name for name in ("grid", "longest") if getattr(options, name) is not None), None)) is not None:
+    others = ("grid", "longest", "tokens", "days")
+    if (other := next((name for name in others if getattr(options, name) is not None), None)) is not None:
         raise PlanError(
-            f"--{other} has no meaning beside --find",
+            f"--{other} cannot be combined with --find",
             code="FG993",
             hint=f"find a way first, --write it as a config, and plan that one with --{other}",
         )
@@ -71,19 +71,20 @@ def run_find(project: Project, options: argparse.Namespace, *, gpus: int) -> int
         gpus=gpus,
         nodes=options.nodes,
         device=_device(options, gpus),
-        by=options.by,
+        by=options.by or ORDERS[0],
         price=options.price,
         rows=options.global_batch,
         say=print_note,
     )
+    written_as = options.write_as or "config"
     if options.write is not None:
-        refuse_writing(project, options.write, options.write_as)
+        refuse_writing(project, options.write, written_as)
     # What constructors print must not be mixed with the result.
     with redirect_stdout(sys.stderr):
         found = find(project, search)
     written = None
     if options.write is not None and found.interruption is None:
-        file, cell = write_best(project, found, search, options.write, options.write_as)
+        file, cell = write_best(project, found, search, options.write, written_as)
         written = {"file": file, "title": cell.title, "rows": cell.rows, "micro_batches": cell.micro_batches}
     if options.json:
         write_json({"config": project.config_name, **found.as_data(), "written": written}, options.output)
@@ -101,11 +102,9 @@ def refuse_without_find(options: argparse.Namespace) -> None:
     Raises:
         PlanError: FG993 with the first of them.
     """
-    for name in ("write", "global_batch"):
+    for name in ("write", "write_as", "global_batch", "by"):
         if getattr(options, name) is not None:
-            raise PlanError(
-                f"--{name.replace('_', '-')} has no meaning without --find", code="FG993", hint="add --find"
-            )
+            raise PlanError(f"--{name.replace('_', '-')} needs --find", code="FG993", hint="add --find")
 
 
 def _device(options: argparse.Namespace, gpus: int) -> Device:

@@ -196,6 +196,24 @@ def _cell(cell: GridCell, plan: Any, positions: int | None, cluster: Cluster) ->
     return filled.as_data()
 
 
+def refuse_without_limit(device: Device | None, limit: int | None) -> None:
+    """Raises an error if nothing limits the length of rows.
+
+    Args:
+        device: the device of each process; None if it is unknown.
+        limit: the bytes that the tensors of a process may take; None leaves it to the device.
+
+    Raises:
+        PlanError: FG993 if neither has a limit.
+    """
+    if limit is None and (device is None or device.hardware.memory_bytes is None):
+        raise PlanError(
+            "--longest needs a limit of memory",
+            code="FG993",
+            hint="add --hardware, for example --hardware rtx-4090, or --memory 24GB",
+        )
+
+
 def longest_of(
     project: Project, found: Mapping[str, Any], usual: RowLength, step: int, cluster: Cluster
 ) -> dict[str, Any]:
@@ -206,19 +224,14 @@ def longest_of(
         found: the plan of the config as data.
         usual: the length of the rows of the config.
         step: the number of tokens by which lengths are tried.
-        cluster: the processes and devices, one of which is limited.
+        cluster: the processes and devices, whose memory is limited, see `refuse_without_limit`.
 
     Raises:
-        PlanError: FG993 if nothing limits the memory; FG997 as of `grid_of`.
+        PlanError: FG997 as of `grid_of`.
     """
     device, limit = cluster.device, cluster.limit
-    if limit is None and (device is None or device.hardware.memory_bytes is None):
-        raise PlanError(
-            "--longest needs a limit of memory",
-            code="FG993",
-            hint="add --hardware, for example --hardware rtx-4090, or --memory 24GB",
-        )
-    if limit is None and device is not None:
+    if limit is None:
+        assert device is not None  # noqa: S101 - something limits the memory
         limit = int(
             largest_peak(
                 device.hardware,

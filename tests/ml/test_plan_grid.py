@@ -123,12 +123,16 @@ def test_a_limit_is_on_the_bytes_of_tensors(bench, capsys):
             ["--grid", "--set", "trainer_args.accumulate_grad_batches={0: 2, 1: 1}"],
             "accumulate_grad_batches changes the number of micro-batches during the run",
         ),
-        ("tiny", ["--find", "--grid"], "--grid has no meaning beside --find"),
-        ("tiny", ["--write", "best"], "--write has no meaning without --find"),
+        ("tiny", ["--find", "--grid"], "--grid cannot be combined with --find"),
+        ("tiny", ["--find", "--tokens", "1e9", "--hardware", "l4"], "--tokens cannot be combined with --find"),
+        ("tiny", ["--by", "memory"], "--by needs --find"),
+        ("tiny", ["--write", "best"], "--write needs --find"),
     ],
 )
 def test_what_has_no_lengths_is_refused_by_name(bench, capsys, monkeypatch, config, words, message):
     monkeypatch.setenv("FORGATHER_TRUST", str(bench))
+    # Before anything is traced.
+    monkeypatch.setattr("forgather.cli.commands.plan.traced_plan", None)
     assert 1 == main(["-t", config, "plan", "--no-check", *words])
     assert message in capsys.readouterr().err
 
