@@ -34,9 +34,11 @@ PIECES = {
     "large": f"{PLANNER}test_large_plans.py",
     "flops": "tests/ml/test_counted_flops.py",
     **{f"rows{part}": f"{PLANNER}test_row_limit.py -k part{part}-" for part in (1, 2, 3)},
-    "engine": f"{PLANNER}test_engine_traces.py {PLANNER}test_layout_traces.py {PLANNER}test_planned_batches.py",
+    "engine": f"{PLANNER}test_engine_traces.py {PLANNER}test_layout_traces.py {PLANNER}test_planned_batches.py "
+    f"{PLANNER}test_masked_rows.py",
     "batches": f"{PLANNER}test_batch_plans.py",
-    "phases": f"{PLANNER}test_phase_traces.py {PLANNER}test_formulas_traced.py {PLANNER}test_untraceable.py",
+    "phases": f"{PLANNER}test_phase_traces.py {PLANNER}test_formulas_traced.py {PLANNER}test_untraceable.py "
+    f"{PLANNER}test_remembered_fakes.py",
     "lengths": f"{PLANNER}test_sequence_plans.py tests/ml/test_plan_grid.py",
     "tasks": f"{PLANNER}test_task_traces.py {PLANNER}test_transformers_steps.py",
     "times": f"{PLANNER}test_step_times.py {PLANNER}test_calibration.py {PLANNER}test_split_search.py "

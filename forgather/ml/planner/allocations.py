@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 from torch._guards import active_fake_mode
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from forgather.ml.planner.operators import has_dtensor, name_of, tensors_in
+from forgather.ml.planner.operators import EagerMode, has_dtensor, name_of, tensors_in
 
 _BEFORE = -1
 HOST = "host"
@@ -93,7 +94,7 @@ class Peak:
     made_by: str = ""
 
 
-class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class AllocationRecorder(EagerMode):
     """Context manager that records the storages of all tensors that operators return while it is active.
 
     Args:
@@ -103,6 +104,7 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # Python sets these attributes where the class is used as a context manager.
     _resize: Any
+    _shapes_of: Any
     _outer_fake_mode: Any
 
     def __init__(
@@ -113,6 +115,7 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._categorize = categorize
         self._live: dict[int, tuple[weakref.ref[torch.UntypedStorage], Allocation]] = {}
         self._clock = 0
+        self._computes_shapes = False
         self.allocations: list[Allocation] = []
 
     def hold(self, tensors: Iterable[Tensor], category: str) -> None:
@@ -159,12 +162,24 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._replace(storage, known[1], size)
             return result
 
+        self._shapes_of = shapes_of = ShardingPropagator._propagate_tensor_meta_non_cached
+
+        def without_recording(propagator: ShardingPropagator, *args: Any) -> Any:
+            # The first time that a DTensor computes with some shapes, it makes fake tensors of the whole shapes.
+            self._computes_shapes = True
+            try:
+                return shapes_of(propagator, *args)
+            finally:
+                self._computes_shapes = False
+
         torch.UntypedStorage.resize_ = recording_resize  # type: ignore[assignment,method-assign]
+        ShardingPropagator._propagate_tensor_meta_non_cached = without_recording  # type: ignore[assignment,method-assign]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        ShardingPropagator._propagate_tensor_meta_non_cached = self._shapes_of  # type: ignore[method-assign]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -184,8 +199,8 @@ class AllocationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def counts(self) -> bool:
         """Whether the operator that runs is part of the run."""
-        # A DTensor also computes shapes, in a fake mode of its own: they take no memory.
-        return active_fake_mode() is self._outer_fake_mode
+        # The shapes that a DTensor computes take no memory.
+        return not self._computes_shapes and active_fake_mode() is self._outer_fake_mode
 
     def _see(self, storage: torch.UntypedStorage, tensor: Tensor, operation: Any) -> None:
         known = self._live.get(id(storage))

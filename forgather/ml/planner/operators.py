@@ -9,8 +9,21 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+DEVICE_OF = torch.ops.prim.device.default
+"""The operator by which autograd asks for the device of a fake tensor: more than half of all calls in a trace."""
+
+
+class EagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that runs no compiled code, so that torch need not keep its compiler away at each operator."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def leaves(values: Any) -> Iterator[Any]:

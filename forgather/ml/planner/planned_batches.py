@@ -7,7 +7,7 @@ of the longest row alone. Takes a trainer; gives windows and evaluation batches 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from forgather.errors import PlanError
 from forgather.ml.generation.generator import Generator
 from forgather.ml.losses import LossRule
 from forgather.ml.number_format import plural
+from forgather.ml.planner.masked_rows import Masking, is_divided, masked
 from forgather.ml.planner.row_length import ResizedRows, num_tokens
 from forgather.ml.planner.window_shape import WindowShape, reshaped
 from forgather.ml.trainer.answers import AnswerGenerator
@@ -64,6 +65,7 @@ class PlannedBatches:
         prompts: a batch of each evaluation set that the model answers, of its longest prompts.
         notes: what is not known about longer rows, one sentence each.
         rows: the number of rows of a micro-batch of the first window.
+        masking: what masks attention in some micro-batch of the training data.
         of_length: the same for rows of some lengths, where they are asked for.
     """
 
@@ -73,6 +75,7 @@ class PlannedBatches:
     prompts: tuple[PromptBatch, ...]
     notes: tuple[str, ...]
     rows: int
+    masking: Masking = Masking()
     of_length: Mapping[int, PlannedBatches] = field(default_factory=dict)
 
     def at_length(self, length: int | None) -> PlannedBatches:
@@ -80,8 +83,9 @@ class PlannedBatches:
         return self if length is None else self.of_length[length]
 
     def window(self, shape: WindowShape) -> Window:
-        """Returns a window of a size, see `reshaped`."""
-        return reshaped(self.longest if shape.longest else self.first, shape, self.rows)
+        """Returns a window of a size, see `reshaped`, with the masks that some window of the run has."""
+        window = reshaped(self.longest if shape.longest else self.first, shape, self.rows)
+        return replace(window, batches=[masked(batch, self.masking) for batch in window.batches])
 
 
 def planned_batches(trainer: Trainer, lengths: Iterable[int] = ()) -> PlannedBatches:
@@ -126,9 +130,11 @@ def _planned(trainer: Trainer, first: Window, length: int | None, known: Iterabl
     rule, args, topology = trainer.strategy.rule, trainer.args, trainer.strategy.topology
     longest = first
     dataset, collate = trainer._inputs(trainer.train_dataset)
+    lengths = _lengths(dataset)
+    masking = Masking(lengths.are_uneven, is_divided(dataset))
     share = RankShare.for_topology(topology, args.per_device_train_batch_size)
     count = share.all_rows * min(len(first.batches), _MOST_MICRO_BATCHES)
-    if (rows := _sized(dataset, length, (count, count), "training", notes)) is not None:
+    if (rows := _sized(dataset, lengths, length, (count, count), "training", notes)) is not None:
         longest = _largest_window(TrainBatches(rows, args, collate, topology=topology), rule)
     evaluation, prompts = [], []
     sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, Mapping) else {"": trainer.eval_dataset}
@@ -137,14 +143,16 @@ def _planned(trainer: Trainer, first: Window, length: int | None, known: Iterabl
         if given is None:
             continue
         dataset, collate = trainer._inputs(given)
+        lengths = _lengths(dataset)
+        of_set = Masking(lengths.are_uneven, is_divided(dataset))
         count = args.per_device_eval_batch_size * topology.dp_size
         counts = (count if is_iterable(dataset) else min(len(dataset), count), count)
         if (
-            rows := _sized(dataset, length, counts, f"evaluation ({name})" if name else "evaluation", notes)
+            rows := _sized(dataset, lengths, length, counts, f"evaluation ({name})" if name else "evaluation", notes)
         ) is not None:
             dataset = rows
         read = eval_batches(dataset, args, collate, topology).read(rule)
-        evaluation.append(next(read).batch)
+        evaluation.append(masked(next(read).batch, of_set))
         if (generator := trainer.answer_generator) is not None:
             if Generator(trainer.strategy.model, generator.tokenizer).has_encoder:
                 notes.append("answers of a model with an encoder are not planned: their cache needs memory as well")
@@ -157,14 +165,47 @@ def _planned(trainer: Trainer, first: Window, length: int | None, known: Iterabl
         prompts=tuple(prompts),
         notes=tuple(notes),
         rows=args.per_device_train_batch_size,
+        masking=masking,
     )
 
 
-def _sized(dataset: Any, length: int | None, counts: tuple[int, int], name: str, notes: list[str]) -> Any:
+class _Lengths(NamedTuple):
+    """The lengths of rows.
+
+    Args:
+        columns: the lengths in each column of lists.
+        are_all: whether they are those of all rows.
+    """
+
+    columns: Mapping[str, Sequence[int]]
+    are_all: bool
+
+    @property
+    def uneven(self) -> list[Sequence[int]]:
+        """The columns whose rows are of several lengths."""
+        return [column for column in self.columns.values() if len(set(column)) > 1]
+
+    @property
+    def are_uneven(self) -> bool:
+        """Whether the rows are of several lengths."""
+        return bool(self.uneven)
+
+
+def _lengths(dataset: Any) -> _Lengths:
+    if is_iterable(dataset):
+        return _Lengths({}, are_all=False)
+    stored = stored_lengths(dataset)
+    return _Lengths(_read_lengths(dataset), len(dataset) <= MOST_READ) if stored is None else _Lengths(stored, True)
+
+
+def _sized(
+    dataset: Any, lengths: _Lengths, length: int | None, counts: tuple[int, int], name: str, notes: list[str]
+) -> Any:
     """Returns the longest rows of a data set, or rows of a length; None if it is fine as it is.
 
     Args:
         dataset: the data set.
+        lengths: the lengths of its rows.
         length: the number of tokens of a row; None for the longest ones.
         counts: the number of rows, and the number of them if a text is cut into rows: there are more of them if they
             are shorter.
@@ -173,7 +214,8 @@ def _sized(dataset: Any, length: int | None, counts: tuple[int, int], name: str,
     """
     if length is not None and is_iterable(dataset):
         dataset = list(itertools.islice(dataset, _STREAMED))
-    rows = _longest(dataset, name, notes)
+        lengths = _lengths(dataset)
+    rows = _longest(dataset, lengths, name, notes)
     if length is None:
         return None if rows is None else _copies(dataset, rows, counts[0])
     if rows is not None:
@@ -214,7 +256,7 @@ def _largest_window(data: TrainBatches, rule: LossRule) -> Window:
     return next(data.windows(rule, step=step))
 
 
-def _longest(dataset: Any, name: str, notes: list[str]) -> list[int] | None:
+def _longest(dataset: Any, lengths: _Lengths, name: str, notes: list[str]) -> list[int] | None:
     """Returns the numbers of the rows that are longest in some column, the longest in all columns together first.
 
     None if all rows are of equal length, or their lengths are unknown; adds to `notes` what is not known.
@@ -222,12 +264,9 @@ def _longest(dataset: Any, name: str, notes: list[str]) -> list[int] | None:
     if is_iterable(dataset):
         notes.append(f"the {name} rows are streamed: the plan is for the first ones, and longer ones need more")
         return None
-    lengths = stored_lengths(dataset)
-    if lengths is None:
-        lengths = _read_lengths(dataset)
-        if lengths and len(dataset) > MOST_READ:
-            notes.append(f"the plan is for the longest of the first {MOST_READ:,} {name} rows: longer ones need more")
-    uneven = [column for column in lengths.values() if len(set(column)) > 1]
+    if lengths.columns and not lengths.are_all:
+        notes.append(f"the plan is for the longest of the first {MOST_READ:,} {name} rows: longer ones need more")
+    uneven = lengths.uneven
     if not uneven:
         return None
     longest = {max(range(len(column)), key=column.__getitem__) for column in uneven}

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -21,7 +22,7 @@ from forgather.ml.planner.engine_tensors import is_engine_bucket
 from forgather.ml.planner.generation_trace import GENERATION
 from forgather.ml.planner.library_kernels import kernel_of
 from forgather.ml.planner.operations import WorkCounter
-from forgather.ml.planner.operators import name_of, tensors_in
+from forgather.ml.planner.operators import DEVICE_OF, name_of, tensors_in
 from forgather.ml.planner.places import Places
 
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
@@ -100,6 +101,8 @@ class RankRecorder(AllocationRecorder):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator, records the storages of its results, and counts its work."""
+        if func is DEVICE_OF and type(args[0]) is FakeTensor:
+            return args[0].fake_device
         name = name_of(func)
         if (kernel := kernel_of(name, args, self._device_type)) is not None:
             return self._run_kernel(kernel, args, kwargs or {})

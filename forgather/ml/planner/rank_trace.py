@@ -52,6 +52,7 @@ from forgather.ml.planner.rank_recorder import (
     state_of_optimizer,
 )
 from forgather.ml.planner.real_integers import RealIntegers
+from forgather.ml.planner.remembered_fakes import RememberingFakes
 from forgather.ml.planner.stage_metadata import Relay, relayed
 from forgather.ml.planner.trace_facts import TraceFacts, facts_of, mean_accumulation
 from forgather.ml.planner.transformers_steps import planned_trainer
@@ -148,7 +149,7 @@ def trace_shapes(
             the model was not to be shortened.
         Exception: if the code of the model does not fit its settings.
     """
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = RememberingFakes(allow_non_fake_inputs=True)
     sizes: list[int] = []
     token = build_strategy.set(functools.partial(_build, fake=fake, depth=depth, sizes=sizes))
     try:
@@ -225,9 +226,8 @@ def _traces(
     with places.followed(), noting_width(local, places.blocks, widths), ReadingZeros(local), attention:
         tracer = _Tracer(trainer, planned, places, fake, category_of(strategy, places, widths), device_type, attention)
         for key, (window, steps) in windows.items():
-            # The first step makes the optimizer's state. The first one of a size fills the caches of DTensor, which
-            # sees other sizes for other rows only where layers are divided.
-            if key[0] not in {length for length, *_ in traced} or strategy.layout.tensor_parallel_size > 1:
+            # The first step makes the optimizer's state.
+            if key[0] not in {length for length, *_ in traced}:
                 first = replace(window, batches=window.batches[:1] * passes_to_settle(strategy))
                 _step(trainer, first, places, WorkCounter(places.work_phase))
             of_length = tracer._replace(planned=planned.at_length(key[0]))

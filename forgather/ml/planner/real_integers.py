@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from forgather.ml.planner.operators import has_dtensor, leaves, tensors_in
+from forgather.ml.planner.operators import DEVICE_OF, EagerMode, has_dtensor, leaves, tensors_in
 
 _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _FEW_ELEMENTS = 2**10
@@ -26,7 +25,7 @@ _MOST_ELEMENTS = 2**27
 _INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
 
 
-class RealIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class RealIntegers(EagerMode):  # type: ignore[no-untyped-call]
     """Context manager in which operators on real integer tensors give real integer tensors.
 
     It is entered after (inside) a `FakeTensorMode(allow_non_fake_inputs=True)`. All other operators give fake tensors.
@@ -34,14 +33,18 @@ class RealIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator: for real if only integers take part."""
+        if func is DEVICE_OF and type(args[0]) is FakeTensor:
+            return args[0].fake_device
         if has_dtensor(tuple(types)):
             return NotImplemented
         kwargs = kwargs or {}
+        if FakeTensor in types and func.overloadpacket not in _INDEXING:
+            # Most operators take a fake tensor: nothing of them is real.
+            return func(*args, **kwargs)
         if func.overloadpacket in _INDEXING:
             args = (args[0], _positions(args[1]), *args[2:])
         values = [*leaves((args, kwargs))]
         tensors = [item for item in values if isinstance(item, Tensor)]
-        # Most operators take a fake tensor: nothing of them is real.
         if any(isinstance(item, FakeTensor) for item in tensors) or not (
             _is_of_settings(func, tensors) or _is_of_integers(func, tensors, values)
         ):

@@ -20,12 +20,11 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     unset_fake_temporarily,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from forgather.ml.planner.operators import has_dtensor
+from forgather.ml.planner.operators import DEVICE_OF, EagerMode, has_dtensor
 
 
-class ReadingZeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ReadingZeros(EagerMode):
     """Context manager in which the value of a fake scalar is zero, unless it is known. Real scalars keep theirs.
 
     Args:
@@ -58,6 +57,8 @@ class ReadingZeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator, or answers a reading."""
+        if func is DEVICE_OF and type(args[0]) is FakeTensor:
+            return args[0].fake_device
         if has_dtensor(tuple(types)):
             return NotImplemented
         if func is not torch.ops.aten._local_scalar_dense.default or self._depth > 0:
