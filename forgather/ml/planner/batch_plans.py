@@ -1,9 +1,9 @@
 """The plans of one run with several batches: the same update, divided into micro-batches in several ways.
 
 `plan_batches` traces the smallest and the largest of the accumulated micro-batches, and the whole update as one;
-`row_line.py` computes all between them, unless the two run different programs: then each size is traced. `full_plans`
-traces each batch itself, with all blocks of the model. Pipelines are not planned here: their stages are made for one
-number of rows.
+`row_line.py` computes all between them. A size that runs another program than the largest one is traced itself.
+`full_plans` traces each batch itself, with all blocks of the model. Pipelines are not planned here: their stages are
+made for one number of rows.
 """
 
 from __future__ import annotations
@@ -62,12 +62,21 @@ def plan_batches(
         return tuple(dict(zip(sizes, part, strict=True)) for part in (found[: len(sizes)], found[len(sizes) :]))
 
     longest, usual = trace([*((rows, 2) for rows in points), *((rows, 1) for rows in whole)])
-    if len(accumulated) > len(points) and not all(
-        runs_one_program({size: traced[size, 2] for size in points}) for traced in (longest, usual)
-    ):
-        # Nothing follows from these two: each number of rows is traced itself.
-        others = trace([(rows, 2) for rows in accumulated if rows not in points])
-        longest, usual = {**longest, **others[0]}, {**usual, **others[1]}
+
+    def add(sizes: Sequence[int]) -> None:
+        for found, more in zip((longest, usual), trace([(rows, 2) for rows in sizes]), strict=True):
+            found.update(more)
+
+    def are_on_a_line() -> bool:
+        return all(runs_one_program({rows: found[rows, 2] for rows in points}) for found in (longest, usual))
+
+    if len(accumulated) > 2 and not are_on_a_line():
+        # Padding masks attention, and a micro-batch of one row has none: the line may begin with the next number.
+        add(accumulated[1:2])
+        points = [accumulated[1], accumulated[-1]]
+        if len(accumulated) > 3 and not are_on_a_line():
+            # Nothing follows from two numbers of rows: each is traced itself.
+            add(accumulated[2:-1])
 
     def trace_of(traced: Mapping[tuple[int, int], DepthTraces], rows: int, micro_batches: int) -> RankTrace:
         if micro_batches == 1:

@@ -12,6 +12,9 @@ from forgather.planner.efficiency import Efficiency
 from forgather.planner.hardware import hardware
 from forgather.planner.step_time import step_time
 from tests.ml.planner.cells import Cell, make_trainer
+from tests.ml.planner.test_masked_rows import PADDED
+from tests.ml.planner.test_masked_rows import model as shared_heads
+from tests.ml.planner.test_planned_batches import trainer
 
 QUICK = [(Cell("single, recomputed", args={"gradient_checkpointing": True}, layers=2), [(1, 4), (4, 1)])]
 FULL = [
@@ -97,3 +100,25 @@ def test_no_line_is_drawn_through_rows_that_run_another_program(tmp_path):
         for batches in ([(1, 8), (4, 2), (2, 4)], [(4, 2)])
     )
     assert expected["ranks"][0]["phases"][0]["num_bytes"] == plan["ranks"][0]["phases"][0]["num_bytes"]
+
+
+@pytest.mark.matrix
+def test_micro_batches_of_one_row_are_not_padded(tmp_path):
+    sizes = {"world_size": 1, "local_world_size": 1}
+    batches = [(1, 12), (2, 6), (3, 4), (4, 3), (6, 2), (12, 1)]
+
+    def make(hook, rows=1, number=12):
+        args = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": number}
+        return trainer(tmp_path, PADDED, hook, model=shared_heads, **args)
+
+    built = []
+
+    def noting(hook):
+        built.append(hook)
+        return make(hook)
+
+    for (rows, number), (plan, _) in zip(batches, plan_batches(noting, **sizes, batches=batches), strict=True):
+        expected, _ = plan_run(functools.partial(make, rows=rows, number=number), **sizes)
+        assert expected["ranks"][0]["phases"][0]["num_bytes"] == plan["ranks"][0]["phases"][0]["num_bytes"], rows
+    # One and six rows run other programs; two and six run one.
+    assert 2 == len(built)
