@@ -20,6 +20,7 @@ from forgather.planner.ranking import ORDERS, Cell, rejection, rejections
 from forgather.project.project import Project
 
 _SHOWN = 10
+_PIPELINES = "pipelines were not searched: plan a config that extends trainers/pipeline_trainer.yaml"
 
 
 def add_find(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +28,8 @@ def add_find(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--find",
         action="store_true",
-        help="rank the ways to train this config: strategy, recomputation, micro-batches; with --hardware or --memory. "
-        "Pipelines and offload are not among them: plan a config that has them without --find",
+        help="rank the ways to train this config: strategy, recomputation, offload, micro-batches; with --hardware or "
+        "--memory. Pipelines are not among them: plan a config that extends trainers/pipeline_trainer.yaml",
     )
     parser.add_argument("--by", choices=ORDERS, help="with --find: the order (default: tokens)")
     parser.add_argument(
@@ -135,6 +136,8 @@ def _lines(found: Found, search: Search, written: dict[str, Any] | None) -> list
     ]
     if any(cell.is_verified for cell in found.ranking):
         lines.append("verified: traced at its own size, with all blocks of the model")
+    if any(cell.host_bytes for cell in found.ranking[:_SHOWN]):
+        lines.append("host memory: what a machine holds at least of offloaded state; its memory is not known")
     if len(found.ranking) > _SHOWN:
         lines.append(f"and {len(found.ranking) - _SHOWN} more: --json has all")
     usable = {cell.title for cell in found.ranking}
@@ -142,13 +145,14 @@ def _lines(found: Found, search: Search, written: dict[str, Any] | None) -> list
     if rejected:
         lines += ["", "rejected"]
         lines += [f"  {rejection(cell, is_first=cell.title not in usable)}" for cell in rejected]
+    lines += ["", _PIPELINES] if search.gpus * search.nodes > 1 else []
     if written is not None:
         lines += ["", f"written: {written['file']} ({written['title']}, micro-batches of {written['rows']})"]
     return lines
 
 
 def _table(cells: tuple[Cell, ...]) -> list[str]:
-    heads = ("", "way", "rows", "need of a device", "tokens/s", "price of 1B tokens", "")
+    heads = ("", "way", "rows", "need of a device", "host memory", "tokens/s", "price of 1B tokens", "")
     rows = [heads]
     for number, cell in enumerate(cells, 1):
         speed, price = cell.tokens_per_second, cell.price
@@ -160,6 +164,7 @@ def _table(cells: tuple[Cell, ...]) -> list[str]:
                 f"{format_size(cell.least)} to {format_size(cell.most)}"
                 if cell.least < cell.most
                 else format_size(cell.most),
+                format_size(cell.host_bytes) if cell.host_bytes else "",
                 "" if speed is None else f"{speed.low:,.0f} to {speed.high:,.0f}",
                 "" if price is None else f"{price.low:,.2f} to {price.high:,.2f}",
                 f"{cell.verdict}{', verified' if cell.is_verified else ''}",

@@ -24,6 +24,7 @@ from forgather.planner.choices import (
     MICRO_BATCHES,
     PIPELINE_TRAINER,
     ROWS,
+    TRAINER,
     TRAINERS,
     Choice,
     changes,
@@ -110,7 +111,7 @@ class ChoiceProjects:
             name: the name of the config.
         """
         written = self._project.declared_graph
-        keeps = choice.processes == 1 and self._trainer != PIPELINE_TRAINER
+        keeps = choice.trainer == TRAINER and self._trainer != PIPELINE_TRAINER
         trainer = self._trainer if keeps else choice.trainer
         asked = run_meta(written).nproc_per_node
         return leaf_text(
@@ -146,7 +147,7 @@ class ChoiceProjects:
         if errors:
             return f"[{errors[0].code}] {errors[0].message}"
         found = _constructor(opened.graph)
-        if choice.processes > 1 and found != choice.trainer:
+        if choice.trainer != TRAINER and found != choice.trainer:
             return f"the config keeps its trainer {found!r}: its templates do not read `trainer_class`"
         return None
 

@@ -21,12 +21,13 @@ from forgather.planner.choices import Choice, batches, choices
 from forgather.planner.efficiency import Range
 from forgather.planner.fit import Verdict, fit_plan, overheads, worst_fit
 from forgather.planner.ranking import Cell, ranked, refuse_if_nothing_fits
+from forgather.planner.storage import offloaded_rows
 from forgather.planner.work import RunWork
 from forgather.project.project import Project
 
 VERIFIED = 5
 """The number of cells at the top of the ranking that are traced in full."""
-_BATCHES = "forgather.ml.planner.batch_plans:plan_batches"
+_BATCHES = "forgather.ml.planner.batch_plans:plans_by_offload"
 _IN_FULL = "forgather.ml.planner.batch_plans:full_plans"
 
 _Plans = list[tuple[dict[str, Any], RunWork] | ForgatherError]
@@ -110,8 +111,14 @@ def find(project: Project, search: Search) -> Found:
         planner = _Planner(search, projects, rows)
         by_title = {choice.title: choice for choice in found}
         try:
-            for number, choice in enumerate(found, start=1):
-                cells += planner.cells_of(choice, f"{number} of {len(found)}")
+            traced = [choice for choice in found if choice.like is None]
+            for number, choice in enumerate(traced, start=1):
+                if choice.offloads and _fits_without(cells, search.by):
+                    reason = "the model fits without it, which is faster"
+                    cells += _cells(choice, batches(rows, choice.replicas)[:1], reason=reason)
+                    continue
+                offloaded = [one for one in found if one.like == choice.title]
+                cells += planner.cells_of(choice, offloaded, f"{number} of {len(traced)}")
             refuse_if_nothing_fits(cells)
             ranking = planner.verified(ranked(cells, search.by), by_title)
         except KeyboardInterrupt as stop:
@@ -138,8 +145,14 @@ class _Planner:
         self._state: tuple[int, int, int] | None = None
         self.traced = 0
 
-    def cells_of(self, choice: Choice, place: str) -> list[Cell]:
-        """Returns the cells of a choice, one for each size of micro-batches; `place` is that in the search."""
+    def cells_of(self, choice: Choice, offloaded: Sequence[Choice], place: str) -> list[Cell]:
+        """Returns the cells of a choice and of those that only offload more, one for each size of micro-batches.
+
+        Args:
+            choice: the choice.
+            offloaded: the choices whose needs follow from the trace of this one.
+            place: that of the choice in the search.
+        """
         sizes = batches(self._rows, choice.replicas)
         if not sizes:
             rows = f"{self._rows} row{'' if self._rows == 1 else 's'}"
@@ -148,41 +161,48 @@ class _Planner:
                 f"give --global-batch a multiple of {choice.replicas}"
             )
             return [Cell(title=choice.title, rows=1, micro_batches=1, settings={}, reason=reason)]
-        empty = [
-            Cell(title=choice.title, rows=size, micro_batches=number, settings=choice.settings)
-            for size, number in sizes
-        ]
         opened = self._projects.open(choice, sizes[0])
         refusal = self._projects.refusal(opened, choice)
         if refusal is not None:
-            return [replace(cell, reason=refusal) for cell in empty]
+            return [cell for one in (choice, *offloaded) for cell in _cells(one, sizes, reason=refusal)]
+        refused = {one.title: self._projects.refusal(self._projects.open(one, sizes[0]), one) for one in offloaded}
+        usable = [one for one in offloaded if refused[one.title] is None]
+        cells = [cell for one in offloaded for cell in _cells(one, sizes, reason=refused[one.title]) if cell.reason]
         bound = self._least(choice)
-        if bound is not None:
-            return [replace(cell, **bound) for cell in empty]
+        if bound is not None and not usable:
+            return [*_cells(choice, sizes, **bound), *cells]
         self._search.say(f"planning {choice.title} ({place})")
         self.traced += 1
+        planned = [choice, *usable]
         try:
-            plans = self._plans(_BATCHES, opened, sizes)
+            plans = self._traced(_BATCHES, opened, sizes, offloads=[one.offloads for one in usable])
         except Exception as error:  # noqa: BLE001 - code of the user's model under a strategy that it may not support
-            return [replace(cell, reason=error_line(error)) for cell in empty]
-        return [self._filled(cell, plan) for cell, plan in zip(empty, plans, strict=True)]
+            return [*(cell for one in planned for cell in _cells(one, sizes, reason=error_line(error))), *cells]
+        self._know_state(plans[()])
+        for one in planned:
+            found = plans[one.offloads if one.like is not None else ()]
+            cells += [self._filled(*pair) for pair in zip(_cells(one, sizes), found, strict=True)]
+        return cells
 
-    def _plans(self, place: str, opened: Project, sizes: Sequence[tuple[int, int]]) -> _Plans:
+    def _traced(self, place: str, opened: Project, sizes: Sequence[tuple[int, int]], **more: Any) -> Any:
         module, function = place.split(":")
         plan = getattr(import_module(module), function)
         gpus, nodes = self._search.gpus, self._search.nodes
-        result: _Plans = plan(
+        return plan(
             lambda hook: opened.build_with(hook, MAIN),
             world_size=gpus * nodes,
             local_world_size=gpus,
             batches=sizes,
             device_type=self._search.device.type,
+            **more,
         )
-        found = next((one[0] for one in result if not isinstance(one, ForgatherError)), None)
+
+    def _know_state(self, plans: _Plans) -> None:
+        """Remembers the sizes of weights, gradients and optimizer state if a plan has them."""
+        found = next((one[0] for one in plans if not isinstance(one, ForgatherError)), None)
         if self._state is None and found is not None and found["optimizer_bytes"] is not None:
             share = found["trainable"] / found["parameters"]
             self._state = (found["model_bytes"], int(found["model_bytes"] * share), found["optimizer_bytes"])
-        return result
 
     def _least(self, choice: Choice) -> dict[str, Any] | None:
         """Returns the least need of a choice if it is above the memory of a device, by the sizes of the state alone."""
@@ -223,6 +243,7 @@ class _Planner:
             tokens_per_second=tokens,
             seconds=None if step is None else step.seconds,
             price=_price(price, tokens, work.world_size),
+            host_bytes=sum(row.least for row in offloaded_rows(plan, processes=self._search.gpus)),
             is_verified=verified,
         )
 
@@ -234,7 +255,7 @@ class _Planner:
             self._search.say(f"verifying {title}, {', '.join(f'{rows} x {number}' for rows, number in sizes)} rows")
             found: _Plans
             try:
-                found = self._plans(_IN_FULL, self._projects.open(by_title[title], sizes[0]), sizes)
+                found = self._traced(_IN_FULL, self._projects.open(by_title[title], sizes[0]), sizes)
             except ForgatherError as error:
                 found = [error] * len(sizes)
             filled = {
@@ -244,6 +265,20 @@ class _Planner:
             usable = ranked(ranking, self._search.by)
             ranking = [*usable, *(one for one in ranking if not one.is_usable)]
         return ranking
+
+
+def _cells(choice: Choice, sizes: Sequence[tuple[int, int]], **facts: Any) -> list[Cell]:
+    """Returns a cell for each size of micro-batches."""
+    return [
+        Cell(title=choice.title, rows=size, micro_batches=number, settings=choice.settings, **facts)
+        for size, number in sizes
+    ]
+
+
+def _fits_without(cells: Sequence[Cell], by: str) -> bool:
+    """Returns whether all that was planned surely fits, so that offload could only make it slower."""
+    usable = [cell for cell in cells if cell.reason is None]
+    return by != "memory" and bool(usable) and all(cell.verdict is Verdict.FITS for cell in usable)
 
 
 def _unverified(ranking: Sequence[Cell]) -> list[Cell]:

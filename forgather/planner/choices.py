@@ -1,4 +1,4 @@
-"""The ways in which one config can be trained on some devices: strategies, recomputation, and divisions of an update.
+"""The ways to train one config on some devices: strategies, recomputation, offload, and divisions of an update.
 
 Takes the settings of the config and a number of devices; gives `Choice`s, each with the settings of the trainer that
 select it. Whether a config may use a choice is not decided here: `fgcli check` refuses what does not fit together.
@@ -16,6 +16,8 @@ TRAINERS = (TRAINER, ACCEL_TRAINER, PIPELINE_TRAINER)
 """The trainers whose configs can take another strategy: their templates read `trainer_class`."""
 
 ROWS, MICRO_BATCHES, RECOMPUTE = "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing"
+STATE = ("parameters", "gradients", "optimizer")
+"""What a choice may offload to the memory of the host."""
 GLOBAL_BATCH, SCHEDULE, CHUNKS = "global_batch_size", "schedule_class", "pipeline_chunks"
 _OF_PIPELINES = (SCHEDULE, CHUNKS, "pipeline_parallel_size", "stages_per_rank", "split_spec", "checkpoint_sequential")
 DEFAULTS: Mapping[str, Any] = {
@@ -50,7 +52,9 @@ class Choice:
         processes: the number of processes.
         replicas: the number of processes that read different rows.
         divided: among how many processes weights, gradients and optimizer state are divided at most, in this order;
-            empty if these sizes do not follow from those of the model.
+            empty if these sizes do not follow from those of the model, or are not all on the device.
+        offloads: what is in the memory of the host, of "parameters", "gradients" and "optimizer".
+        like: the title of the choice that does the same without offload, and whose trace says what this one needs.
     """
 
     title: str
@@ -59,6 +63,8 @@ class Choice:
     processes: int = 1
     replicas: int = 1
     divided: tuple[int, int, int] | tuple[()] = ()
+    offloads: tuple[str, ...] = ()
+    like: str | None = None
 
     @property
     def recomputes(self) -> bool:
@@ -91,10 +97,16 @@ def choices(gpus: int, nodes: int, given: Mapping[str, Any]) -> tuple[Choice, ..
         if world == 1
         else [*_sharded(gpus, nodes, given), *_tensor(gpus, nodes, given), *_zero(world)]
     )
+    ways = [way for one in plain for way in (one, *_offloaded(one))]
     # Recomputation needs less memory: what does not fit with it does not fit without it.
     return tuple(
-        replace(one, settings={**one.settings, RECOMPUTE: recomputes}, title=_title(one.title, recomputes))
-        for one in plain
+        replace(
+            one,
+            settings={**one.settings, RECOMPUTE: recomputes},
+            title=_title(one.title, recomputes),
+            like=None if one.like is None else _title(one.like, recomputes),
+        )
+        for one in ways
         for recomputes in (True, False)
     )
 
@@ -105,6 +117,14 @@ def _title(strategy: str, recomputes: bool) -> str:
 
 def _on_one(given: Mapping[str, Any]) -> Iterator[Choice]:
     yield Choice(title="one process", trainer=TRAINER, divided=(1, 1, 1))
+    sharded = {"fsdp": "full_shard", "fsdp_config": {**(_fsdp_config(given) or {}), "cpu_offload": True}}
+    yield Choice(title="FSDP2, offloaded", trainer=ACCEL_TRAINER, settings=sharded, offloads=STATE)
+    yield Choice(
+        title="ZeRO 2, optimizer offloaded",
+        trainer=ACCEL_TRAINER,
+        settings={"deepspeed": _zero_config(2, "offload_optimizer")},
+        offloads=STATE[1:],
+    )
 
 
 def _sharded(gpus: int, nodes: int, given: Mapping[str, Any]) -> Iterator[Choice]:
@@ -143,8 +163,30 @@ def _tensor(gpus: int, nodes: int, given: Mapping[str, Any]) -> Iterator[Choice]
 
 def _zero(world: int) -> Iterator[Choice]:
     for stage in (3, 2, 1):
-        settings = {"deepspeed": {"zero_optimization": {"stage": stage}}}
+        settings = {"deepspeed": _zero_config(stage)}
         yield Choice(title=f"ZeRO {stage}", trainer=ACCEL_TRAINER, settings=settings, processes=world, replicas=world)
+
+
+def _zero_config(stage: int, *offloads: str) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage, **{name: {"device": "cpu"} for name in offloads}}}
+
+
+def _offloaded(choice: Choice) -> Iterator[Choice]:
+    """Yields the choices that do the same as another one, with parts of the state in the memory of the host."""
+    common: dict[str, Any] = {"divided": (), "like": choice.title}
+    if "fsdp" in choice.settings and not choice.offloads:
+        config = {**(choice.settings["fsdp_config"] or {}), "cpu_offload": True}
+        settings = {**choice.settings, "fsdp_config": config}
+        yield replace(choice, title=f"{choice.title}, offloaded", settings=settings, offloads=STATE, **common)
+    if "deepspeed" in choice.settings and not choice.offloads:
+        stage = choice.settings["deepspeed"]["zero_optimization"]["stage"]
+        for title, offloads, names, least in (
+            ("optimizer offloaded", STATE[1:], ("offload_optimizer",), 2),
+            ("offloaded", STATE, ("offload_optimizer", "offload_param"), 3),
+        ):
+            if stage >= least:
+                settings = {"deepspeed": _zero_config(stage, *names)}
+                yield replace(choice, title=f"{choice.title}, {title}", settings=settings, offloads=offloads, **common)
 
 
 def _fsdp_config(given: Mapping[str, Any]) -> Mapping[str, Any] | None:

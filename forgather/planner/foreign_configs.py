@@ -84,6 +84,7 @@ def _accelerate(
             "zero_stage": settings["deepspeed"]["zero_optimization"]["stage"],
             "gradient_accumulation_steps": batch["gradient_accumulation_steps"],
             "gradient_clipping": _clipping(given),
+            **{f"{name}_device": part["device"] for name, part in _offloads(settings).items()},
         }
     elif settings.get("fsdp"):
         found["distributed_type"] = "FSDP"
@@ -93,6 +94,7 @@ def _accelerate(
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_activation_checkpointing": bool(settings.get("gradient_checkpointing")),
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+            "fsdp_offload_params": _offloads_fsdp(settings),
         }
         if settings["fsdp"] == "hybrid_shard":
             found["parallelism_config"] = {
@@ -114,8 +116,19 @@ def _arguments(settings: Mapping[str, Any], batch: Mapping[str, int], given: Map
         # transformers recomputes inside of FSDP's units, and refuses `gradient_checkpointing` beside that.
         reshards = settings["fsdp"] != "shard_grad_op"
         config = {"version": 2, "reshard_after_forward": reshards, "activation_checkpointing": recomputes}
+        if _offloads_fsdp(settings):
+            config["cpu_offload"] = True
         return {**found, "fsdp": "full_shard auto_wrap", "fsdp_config": config}
     return {**found, "gradient_checkpointing": recomputes}
+
+
+def _offloads(settings: Mapping[str, Any]) -> dict[str, Any]:
+    zero = settings["deepspeed"]["zero_optimization"]
+    return {name: part for name, part in zero.items() if name.startswith("offload_")}
+
+
+def _offloads_fsdp(settings: Mapping[str, Any]) -> bool:
+    return bool((settings.get("fsdp_config") or {}).get("cpu_offload"))
 
 
 def _clipping(given: Mapping[str, Any]) -> float:

@@ -42,6 +42,7 @@ class Cell:
         price: the price of a billion tokens; None if no price is given.
         reason: why the cell cannot be used, if it is not its memory: the message of a check or of a trace.
         is_bound: whether `least` is only a lower bound, from the sizes of weights and optimizer state.
+        host_bytes: what all processes of a machine offload to its memory.
         is_verified: whether the numbers are those of a trace of this very size, with all blocks of the model.
     """
 
@@ -59,6 +60,7 @@ class Cell:
     price: Range | None = None
     reason: str | None = None
     is_bound: bool = False
+    host_bytes: int = 0
     is_verified: bool = False
 
     @property

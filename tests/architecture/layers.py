@@ -238,7 +238,7 @@ planner:
     planner.trace_facts planner.planned_batches
     planner.generation_trace planner.transformers_steps planner.untraceable
     planner.rank_recorder
-    planner.offload
+    planner.offload planner.trace_result
     planner.optimizer_path
     planner.rank_trace planner.batch_trial
     planner.deep_trace

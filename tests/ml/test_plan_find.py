@@ -4,6 +4,7 @@ import json
 import signal
 import time
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -37,8 +38,10 @@ def test_the_best_way_is_found_written_and_passes_the_check(bench, capsys):
     assert 0 == main(["-t", "tiny", "plan", "--find", "--hardware", "box.json", "--write", "best", "--json"])
     found = json.loads(capsys.readouterr().out)
     # Two rows of an update: two divisions, each with and without recomputation.
-    assert (2, 4, 2) == (found["rows_per_update"], found["num_cells"], found["num_traced_choices"])
+    # Offload is not planned where all fits without.
+    assert (2, 8, 2) == (found["rows_per_update"], found["num_cells"], found["num_traced_choices"])
     ranking = found["ranking"]
+    assert {"the model fits without it, which is faster"} == {cell["reason"] for cell in found["rejected"]}
     assert [True] * 4 == [cell["is_verified"] for cell in ranking]
     best = ranking[0]
     assert ("one process without recomputation", 2, 1) == (best["title"], best["rows"], best["micro_batches"])
@@ -59,7 +62,7 @@ def test_ctrl_c_leaves_the_ranking_of_what_was_planned(bench, capsys, monkeypatc
 
     def say(line):
         planned.append(line)
-        if "(2 of 2)" in line:
+        if "(2 of 6)" in line:
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("forgather.cli.plan_find.print_note", say)
@@ -181,7 +184,9 @@ def test_what_cannot_be_searched_or_written_is_refused(bench, config, options, w
     assert words in told
 
 
-TRAINED = ("DDP", "FSDP2", "FSDP2, not resharded", "tensor 2", "ZeRO 1", "ZeRO 2", "ZeRO 3")
+SHARDED = ("FSDP2", "FSDP2, offloaded", "FSDP2, not resharded", "FSDP2, not resharded, offloaded")
+ZERO_OFFLOADED = ("ZeRO 2, optimizer offloaded", "ZeRO 3, optimizer offloaded", "ZeRO 3, offloaded")
+TRAINED = ("DDP", *SHARDED, "tensor 2", "ZeRO 1", "ZeRO 2", "ZeRO 3", *ZERO_OFFLOADED)
 
 
 @pytest.mark.matrix
@@ -191,7 +196,10 @@ def test_each_way_that_is_written_is_checked_and_trains_two_steps(bench, record_
     found = find(project, search)
     titles = {f"{one}{end}" for one in TRAINED for end in (", recomputed", " without recomputation")}
     assert titles == {cell.title for cell in found.ranking}, [cell for cell in found.cells if cell.reason]
-    for number, cell in enumerate(found.ranking):
+    # Of an offloaded way, one size of micro-batches is trained.
+    first = {cell.title: cell.rows for cell in reversed(found.ranking)}
+    ways = [cell for cell in found.ranking if not cell.host_bytes or first[cell.title] == cell.rows]
+    for number, cell in enumerate(ways):
         name = f"way_{number}"
         only = type(found)(cells=(cell,), ranking=(cell,), choices=found.choices, rows=found.rows, traced=1)
         file, _ = write_best(project, only, search, name, "config")
@@ -200,14 +208,40 @@ def test_each_way_that_is_written_is_checked_and_trains_two_steps(bench, record_
         trained = fgcli("-t", name, "train", cwd=bench)
         assert 0 == trained.returncode, (cell.title, trained.stderr[-2000:])
         assert (bench / "out").is_dir()
-    record_property("figure: configs", len(found.ranking))
+    record_property("figure: configs", len(ways))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("by", ["tokens", "memory"])
+def test_what_fits_only_by_offload_is_found_and_written(bench, by):
+    """The limit is between what the smallest way needs with and without offload."""
+    project = Project("tiny", overrides=[("model_config.hidden_size", "64"), ("model_config.intermediate_size", "256")])
+    gpus = 1 if by == "tokens" else 2
+    whole = find(project, Search(gpus=gpus, nodes=1, device=BOX, rows=2, by="memory"))
+    host = [cell for cell in whole.ranking if cell.host_bytes]
+    least = min(cell.most for cell in whole.ranking if not cell.host_bytes)
+    limit = (least + min(cell.most for cell in host)) // 2
+    assert min(cell.most for cell in host) < limit < least
+    small = Device(Hardware(name="box", title="our box", memory_bytes=limit, **RATES))
+    search = Search(gpus=gpus, nodes=1, device=small, rows=2, by=by)
+    found = find(project, search)
+    best = found.ranking[0]
+    assert best.host_bytes > 0
+    assert best.is_verified
+    assert all(cell.host_bytes for cell in found.ranking if cell.verdict == "fits")
+    file, cell = write_best(Project("tiny"), found, search, "offloaded", "config")
+    assert cell is best
+    assert "offload" in Path(file).read_text()
+    assert 0 == main(["-t", "offloaded", "check", "--strict"])
+    if by == "tokens":
+        assert 0 == main(["-t", "offloaded", "train"])
 
 
 def test_micro_batches_that_are_larger_than_the_data_are_rejected(bench):
     found = find(Project("tiny"), Search(gpus=1, nodes=1, device=BOX, rows=256))
-    rejected = {cell.rows for cell in found.cells if cell.reason}
-    assert {64, 128, 256} == rejected
-    assert all(cell.reason.startswith("[FG804]") for cell in found.cells if cell.reason)
+    rejected = [cell for cell in found.cells if cell.reason and "offloaded" not in cell.title]
+    assert {64, 128, 256} == {cell.rows for cell in rejected}
+    assert all(cell.reason.startswith("[FG804]") for cell in rejected)
     assert {1, 2, 4, 8, 16, 32} == {cell.rows for cell in found.ranking}
     assert [number < VERIFIED for number in range(12)] == [cell.is_verified for cell in found.ranking]
 

@@ -58,7 +58,32 @@ def test_a_leaf_has_at_most_twelve_lines_and_one_for_each_setting_to_undo(given)
 def test_hybrid_shards_need_several_machines_and_one_device_has_one_strategy():
     assert not [one for one in choices(8, 1, {}) if "hybrid" in one.title]
     assert [one for one in choices(8, 2, {}) if "hybrid" in one.title]
-    assert {"forgather.ml:Trainer"} == {one.trainer for one in choices(1, 1, {})}
+    assert {"forgather.ml:Trainer"} == {one.trainer for one in choices(1, 1, {}) if not one.offloads}
+
+
+def test_each_offloaded_way_is_like_another_one_and_keeps_nothing_else():
+    found = {one.title: one for one in choices(8, 2, {})}
+    offloaded = [one for one in found.values() if one.offloads]
+    assert 2 * (3 + 3 + 3) == len(offloaded)
+    for one in offloaded:
+        base = found[one.like]
+        assert (base.trainer, base.processes, base.replicas) == (one.trainer, one.processes, one.replicas)
+        assert base.recomputes == one.recomputes
+        assert base.settings.keys() == one.settings.keys()
+        assert 0 == one.least_state(8, 8, 8)
+    for title, words in (
+        ("FSDP2, offloaded, recomputed", "fsdp_offload_params: true"),
+        ("ZeRO 3, offloaded, recomputed", "offload_param_device: cpu"),
+    ):
+        text = foreign_text("accelerate", found[title].settings, 1, 1, gpus=8, nodes=1, given={})
+        assert words in text
+        assert words not in foreign_text(
+            "accelerate", found[found[title].like].settings, 1, 1, gpus=8, nodes=1, given={}
+        )
+    arguments = json.loads(
+        foreign_text("arguments", found["FSDP2, offloaded, recomputed"].settings, 1, 1, gpus=8, nodes=1, given={})
+    )
+    assert True is arguments["fsdp_config"]["cpu_offload"]
 
 
 def test_settings_of_fsdp_that_no_choice_decides_are_kept():

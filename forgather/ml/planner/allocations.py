@@ -135,8 +135,8 @@ class AllocationRecorder(EagerMode):
                 # Their order says nothing: those of an engine come as Python's memory has them.
                 held.born, held.category = 0, category
 
-    def move_to_host(self, tensors: Iterable[Tensor]) -> None:
-        """Marks storages that are alive as memory of the host; tensors that were never seen are ignored.
+    def found(self, tensors: Iterable[Tensor]) -> Iterator[Allocation]:
+        """Yields the allocations of storages that are alive; tensors that were never seen have none.
 
         Shapes:
             tensors: any shapes.
@@ -144,7 +144,7 @@ class AllocationRecorder(EagerMode):
         for tensor in tensors:
             for storage in storages(tensor):
                 if (known := self._live.get(id(storage))) is not None:
-                    known[1].on_host = True
+                    yield known[1]
 
     def until_now(self) -> tuple[Allocation, ...]:
         """Returns copies of all allocations so far, in the order of their birth."""

@@ -1,8 +1,8 @@
 """The plans of one run with several batches: the same update, divided into micro-batches in several ways.
 
 `plan_batches` traces the smallest and the largest of the accumulated micro-batches, and the whole update as one;
-`row_line.py` computes all between them. A size that runs another program than the largest one is traced itself.
-`full_plans` traces each batch itself, with all blocks of the model. Pipelines are not planned here: their stages are
+`row_line.py` computes all between them. A size that runs another program than the largest one is traced itself. From
+the same traces follow the plans of runs that only offload more of their state. `full_plans` traces each batch itself, with all blocks of the model. Pipelines are not planned here: their stages are
 made for one number of rows.
 """
 
@@ -16,8 +16,9 @@ from forgather.errors import TrainingError
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.deep_trace import DepthTraces, depth_traces
 from forgather.ml.planner.memory import plan_of
-from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_shapes
+from forgather.ml.planner.rank_trace import MakeTrainer, trace_shapes
 from forgather.ml.planner.row_line import runs_one_program, trace_at
+from forgather.ml.planner.trace_result import RankTrace
 from forgather.ml.planner.transformers_steps import planned_trainer
 from forgather.ml.planner.window_shape import WindowShape
 from forgather.ml.trainer.batch_sampler import RankShare
@@ -35,7 +36,26 @@ def plan_batches(
     batches: Sequence[tuple[int, int]],
     device_type: str = "cpu",
 ) -> Plans:
-    """Returns the memory plan and the work of a run for several batches, see `plan_run`.
+    """Returns the memory plan and the work of a run for several batches, see `plans_by_offload`."""
+    return plans_by_offload(
+        make_trainer,
+        world_size=world_size,
+        local_world_size=local_world_size,
+        batches=batches,
+        device_type=device_type,
+    )[()]
+
+
+def plans_by_offload(
+    make_trainer: MakeTrainer,
+    *,
+    world_size: int,
+    local_world_size: int,
+    batches: Sequence[tuple[int, int]],
+    device_type: str = "cpu",
+    offloads: Sequence[tuple[str, ...]] = (),
+) -> dict[tuple[str, ...], Plans]:
+    """Returns the memory plan and the work of a run for several batches, see `plan_run`, and of runs that offload more.
 
     Args:
         make_trainer: a function that returns the trainer of the config, see `trace_shapes`.
@@ -43,10 +63,11 @@ def plan_batches(
         local_world_size: the number of processes on one machine.
         batches: pairs of the rows of a micro-batch and the number of micro-batches of an update.
         device_type: the kind of device, "cpu" or "cuda", see `trace_shapes`.
+        offloads: the parts of the state that other runs of the same strategy offload, see `RankTrace.offloaded`.
 
     Returns:
-        For each batch, its plan and its work, or the error FG804 if the data has fewer rows than one micro-batch of all
-        replicas.
+        By the parts that are offloaded, and of the run itself by `()`: for each batch, its plan and its work, or the
+        error FG804 if the data has fewer rows than one micro-batch of all replicas.
 
     Raises:
         PlanError: FG997 if the tensors of a batch have no common number of rows.
@@ -58,7 +79,7 @@ def plan_batches(
     whole = [rows for rows, number in batches if number == 1]
 
     def trace(sizes: Sequence[tuple[int, int]]) -> tuple[dict[tuple[int, int], DepthTraces], ...]:
-        found = depth_traces(sized.make_trainer, facts, _shapes(sizes), device_type=device_type)
+        found = depth_traces(sized.make_trainer, facts, _shapes(sizes), device_type=device_type, offloads=offloads)
         return tuple(dict(zip(sizes, part, strict=True)) for part in (found[: len(sizes)], found[len(sizes) :]))
 
     longest, usual = trace([*((rows, 2) for rows in points), *((rows, 1) for rows in whole)])
@@ -78,15 +99,18 @@ def plan_batches(
             # Nothing follows from two numbers of rows: each is traced itself.
             add(accumulated[2:-1])
 
-    def trace_of(traced: Mapping[tuple[int, int], DepthTraces], rows: int, micro_batches: int) -> RankTrace:
-        if micro_batches == 1:
-            return traced[rows, 1].deep
-        line = {rows: traced[rows, 2]} if (rows, 2) in traced else {size: traced[size, 2] for size in points}
-        return trace_at(line, rows, micro_batches)
+    def plans(parts: tuple[str, ...]) -> Plans:
+        def trace_of(traced: Mapping[tuple[int, int], DepthTraces], rows: int, micro_batches: int) -> RankTrace:
+            if micro_batches == 1:
+                return traced[rows, 1].offloaded(parts).deep
+            sizes = [rows] if (rows, 2) in traced else points
+            return trace_at({size: traced[size, 2].offloaded(parts) for size in sizes}, rows, micro_batches)
 
-    return sized.plans(
-        lambda batch: (trace_of(longest, *batch), trace_of(usual, *batch)), facts=facts, device_type=device_type
-    )
+        return sized.plans(
+            lambda batch: (trace_of(longest, *batch), trace_of(usual, *batch)), facts=facts, device_type=device_type
+        )
+
+    return {parts: plans(parts) for parts in ((), *offloads)}
 
 
 def full_plans(

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.extrapolation import DEEPER, SHALLOW, extrapolated, extrapolated_work
-from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_shapes
+from forgather.ml.planner.rank_trace import MakeTrainer, trace_shapes
 from forgather.ml.planner.stage_metadata import Relay
 from forgather.ml.planner.trace_facts import TraceFacts
+from forgather.ml.planner.trace_result import RankTrace
 from forgather.ml.planner.window_shape import WindowShape
 
 
@@ -32,6 +35,13 @@ class DepthTraces(NamedTuple):
         """The trace of the whole model."""
         return self.shallow if self.deeper is None else _deep_trace(self.shallow, self.deeper)
 
+    def offloaded(self, parts: tuple[str, ...]) -> DepthTraces:
+        """Returns the traces of a run that offloads parts of its state; of no parts, these."""
+        if not parts:
+            return self
+        shallow = replace(self.shallow.offloaded[parts], whole=self.shallow.whole)
+        return DepthTraces(shallow, None if self.deeper is None else self.deeper.offloaded[parts])
+
     @property
     def deep_facts(self) -> TraceFacts:
         """The facts of the whole model."""
@@ -48,15 +58,19 @@ def depth_traces(
     *,
     relay: Relay | None = None,
     device_type: str = "cpu",
+    offloads: Sequence[tuple[str, ...]] = (),
 ) -> list[DepthTraces]:
     """Returns the traces of a rank at the depths that are needed, for several sizes of its window.
 
     For the arguments see `trace_shapes`.
     """
-    shallow = trace_shapes(make_trainer, facts, shapes, depth=SHALLOW, relay=relay, device_type=device_type)
+    trace = functools.partial(
+        trace_shapes, make_trainer, facts, shapes, relay=relay, device_type=device_type, offloads=offloads
+    )
+    shallow = trace(depth=SHALLOW)
     if shallow[0].whole is None:
         return [DepthTraces(trace, None) for trace in shallow]
-    deeper = trace_shapes(make_trainer, facts, shapes, depth=DEEPER, relay=relay, device_type=device_type)
+    deeper = trace(depth=DEEPER)
     return [DepthTraces(*pair) for pair in zip(shallow, deeper, strict=True)]
 
 

@@ -18,10 +18,11 @@ from forgather.ml.planner.generation_trace import GENERATION
 from forgather.ml.planner.offload import BUFFERS
 from forgather.ml.planner.places import BEFORE
 from forgather.ml.planner.rank_recorder import WORKSPACES
-from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_rank, trace_shapes
+from forgather.ml.planner.rank_trace import MakeTrainer, trace_rank, trace_shapes
 from forgather.ml.planner.stage_metadata import Relay
 from forgather.ml.planner.stored_state import joined
 from forgather.ml.planner.trace_facts import TraceFacts
+from forgather.ml.planner.trace_result import RankTrace
 from forgather.ml.planner.untraceable import UntraceableModel
 from forgather.ml.planner.window_shape import WindowShape
 from forgather.planner.memory_plan import MemoryPlan, MemoryRow, PhaseMemory, PlaceMemory, RankMemory, Source

@@ -1,7 +1,8 @@
 """What a strategy keeps in the memory of the host while GPUs compute, and what it copies between the two.
 
 Tensors of a trace are all on the CPU, so nothing in them tells the two memories apart. `Offload` takes a strategy, and
-marks the allocations of a recording that a GPU would not have; it counts the copies, which a trace does not see.
+marks the allocations of a recording that a GPU would not have, and counts the copies, which a trace does not see: those
+of what the strategy offloads, and of what the same strategy would offload with other settings.
 
 Source:
     `FSDPParam.all_gather_inputs` and `foreach_reduce` of torch 2.13 (a unit's shard is copied to the device each time
@@ -14,10 +15,11 @@ Units:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -25,6 +27,7 @@ from forgather.ml.planner.allocations import Allocation, storages
 from forgather.ml.planner.engine_tensors import engine_host, engine_sizes
 from forgather.ml.planner.operations import WorkCounter
 from forgather.ml.planner.rank_recorder import BUCKETS, GRADIENTS, OPTIMIZER, PARAMETERS, RankRecorder
+from forgather.ml.planner.trace_facts import TraceFacts
 from forgather.ml.strategy.deepspeed import DeepSpeedZero
 from forgather.ml.strategy.deepspeed_config import offloads
 from forgather.planner.work import ON_HOST, TO_DEVICE, TO_HOST, Message, Operation
@@ -64,56 +67,63 @@ class Offload:
         """
         return cls(strategy, () if device_type == "cpu" else offloaded_parts(strategy))
 
-    def hold(self, recorder: RankRecorder, local: nn.Module) -> None:
-        """Marks what exists before a step, and is in the memory of the host.
+    def placed(self, recorder: RankRecorder, local: nn.Module) -> tuple[Allocation, ...]:
+        """Returns copies of all allocations so far; those that are in the memory of the host are marked.
 
         Args:
-            recorder: the recorder, which has all these tensors.
+            recorder: the recorder, after the optimizer's step.
             local: the model.
         """
+        found = recorder.until_now()
         if not self.parts:
-            return
+            return found
+        at = {id(one): index for index, one in enumerate(recorder.allocations)}
+
+        def known(tensors: Iterable[Tensor]) -> list[Allocation]:
+            return [found[at[id(one)]] for one in recorder.found(tensors)]
+
         if isinstance(self.strategy, DeepSpeedZero):
             host = engine_host(self.strategy)
-            if PARAMETERS in self.parts:
-                recorder.move_to_host(host.weights)
-            if OPTIMIZER in self.parts:
-                recorder.hold(host.gradients, GRADIENTS)
-                recorder.move_to_host([*host.gradients, *host.state])
+            for one in known(host.gradients):
+                one.category = GRADIENTS
+            there = known([*host.gradients, *host.state]) if OPTIMIZER in self.parts else []
+            there += known(host.weights) if PARAMETERS in self.parts else []
         else:
-            recorder.move_to_host(local.parameters())
-            recorder.hold(local.buffers(), BUFFERS)
+            for one in known(local.buffers()):
+                one.category = BUFFERS
+            there = known(local.parameters())
+        for one in there:
+            one.on_host = True
+        for one in found if OPTIMIZER in self.parts else ():
+            # Gradients, and all that the optimizer makes.
+            one.on_host |= one.category in (GRADIENTS, OPTIMIZER) or (
+                one.region.phase == "update" and one.category != BUCKETS
+            )
+        return found
 
-    def place(self, allocations: Iterable[Allocation]) -> None:
-        """Marks what a step makes in the memory of the host: gradients, and all that the optimizer makes there.
-
-        Args:
-            allocations: the allocations of a recording, with their categories.
-        """
-        if OPTIMIZER in self.parts:
-            for one in allocations:
-                one.on_host |= one.category in (GRADIENTS, OPTIMIZER) or (
-                    one.region.phase == "update" and one.category != BUCKETS
-                )
-
-    def count(self, work: WorkCounter, accumulation: float) -> None:
-        """Counts the copies between host and device in a step, and makes the optimizer's work one of the host.
+    def work(self, counted: WorkCounter, accumulation: float) -> dict[str, Any]:
+        """Returns the work of a step: the optimizer's is one of the host, and copies between host and device are added.
 
         Args:
-            work: the work of the step.
+            counted: the work of the step as it was counted.
             accumulation: the number of micro-batches.
+
+        Returns:
+            The values of `operations`, `messages` and `repeated` of a `RankTrace`.
         """
+        operations, messages = dict(counted.operations), dict(counted.messages)
+        repeated = {key: count for key, count in counted.repeated.items() if count}
         if OPTIMIZER in self.parts:
-            for key in [key for key in work.operations if key.phase == "update"]:
-                work.operations[key._replace(phase=ON_HOST)] += work.operations.pop(key)
+            for key in [key for key in operations if key.phase == "update"]:
+                operations[key._replace(phase=ON_HOST)] = operations.pop(key)
         for copied in self._copies() if self.parts else ():
             number = copied.each * accumulation + copied.later * (accumulation - 1) + copied.once
-            if not copied.work.num_bytes or not number:
-                continue
-            counts: Any = work.operations if isinstance(copied.work, Operation) else work.messages
-            counts[copied.work] += number
-            if accumulation > 1:
-                work.repeated[copied.work] += copied.each + copied.later
+            if copied.work.num_bytes and number:
+                counts: Any = operations if isinstance(copied.work, Operation) else messages
+                counts[copied.work] = counts.get(copied.work, 0) + number
+                if accumulation > 1:
+                    repeated[copied.work] = repeated.get(copied.work, 0) + copied.each + copied.later
+        return {"operations": operations, "messages": messages, "repeated": repeated}
 
     def _copies(self) -> Iterator[_Copies]:
         if not isinstance(self.strategy, DeepSpeedZero):
@@ -132,19 +142,35 @@ class Offload:
             way = TO_HOST if PARAMETERS in self.parts else TO_DEVICE
             yield _Copies(Message("update", way, sizes.updated, 1), once=1)
 
-    def untraced(self) -> Mapping[str, int]:
-        """Returns the memory of shards that are copied: one of weights that are gathered, one of gradients."""
-        if not self.parts or isinstance(self.strategy, DeepSpeedZero):
-            return {}
-        return {ON_THE_WAY: 2 * max((unit.num_bytes for unit in _units(self.strategy)), default=0)}
+    def facts(self, facts: TraceFacts) -> TraceFacts:
+        """Returns the facts of a run that offloads: with buffers for what is on its way, and a note."""
+        if not self.parts:
+            return facts
+        note = (
+            f"{', '.join(self.parts)} are in the memory of the host, and no row of a device counts them; time on the "
+            "host and on its link is a wide range, and was not measured"
+        )
+        untraced = {**facts.untraced, **self._on_the_way()}
+        return replace(facts, untraced=untraced, notes=(*facts.notes, note))
 
-    def notes(self) -> Iterator[str]:
-        """Yields a sentence that says which rows are memory of the host, if any are."""
-        if self.parts:
-            yield (
-                f"{', '.join(self.parts)} are in the memory of the host, and no row of a device counts them; time on "
-                "the host and on its link is a wide range, and was not measured"
-            )
+    # At stage 2, an engine that offloads nothing holds more while it sums the gradients of later micro-batches. A plan
+    # from its trace is up to the gradients of a rank above that of an engine that offloads.
+
+    def _on_the_way(self) -> dict[str, int]:
+        """Returns the memory of a device through which weights and gradients pass."""
+        if not isinstance(self.strategy, DeepSpeedZero):
+            # A shard of weights that are gathered, and one of gradients.
+            return {ON_THE_WAY: 2 * max((unit.num_bytes for unit in _units(self.strategy)), default=0)}
+        if self.parts == offloaded_parts(self.strategy):
+            return {}
+        # An engine that offloads has a buffer for the gradient of any weight; at stage 3, for the norm of a part of it.
+        trained: list[Any] = [one for one in self.strategy.model.parameters() if one.requires_grad]
+        sizes = (
+            [one.ds_tensor.numel() * torch.float64.itemsize for one in trained]
+            if self.strategy.config.stage == _DIVIDED
+            else [one.numel() * one.element_size() for one in trained]
+        )
+        return {ON_THE_WAY: max(sizes, default=0)}
 
 
 _PARTS = (PARAMETERS, GRADIENTS, OPTIMIZER)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.activation_checkpointing import repeated_blocks
 from forgather.ml.distributed.env import fake_world
 from forgather.ml.distributed.group import leaving_no_group
-from forgather.ml.planner.allocations import HOST, STEP_PHASES, Allocation, Peak, Region, peaks
+from forgather.ml.planner.allocations import Allocation, Peak, Region, peaks
 from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, passes_to_settle, separate_engine
 from forgather.ml.planner.extrapolation import block_list, shorten
 from forgather.ml.planner.generation_trace import generate
@@ -54,7 +54,8 @@ from forgather.ml.planner.rank_recorder import (
 from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.planner.remembered_fakes import RememberingFakes
 from forgather.ml.planner.stage_metadata import Relay, relayed
-from forgather.ml.planner.trace_facts import TraceFacts, facts_of, mean_accumulation
+from forgather.ml.planner.trace_facts import facts_of, mean_accumulation
+from forgather.ml.planner.trace_result import RankTrace
 from forgather.ml.planner.transformers_steps import planned_trainer
 from forgather.ml.planner.untraceable import formula_sizes, has_formula, untraceable
 from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale, living_tensors, only_new_objects
@@ -66,41 +67,6 @@ from forgather.ml.trainer.divergence import window_with_divergence
 from forgather.ml.trainer.loop import loss_divisor
 from forgather.ml.trainer.trainer import Trainer
 from forgather.ml.types import Window
-from forgather.planner.work import Message, Operation
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankTrace:
-    """What a rank holds in a training step and an evaluation.
-
-    Args:
-        num_blocks: the number of repeated blocks of the model on this rank.
-        peaks: the peak of each region of the step.
-        allocations: the allocations of the step, in the order of their birth.
-        facts: the sizes of the run.
-        operations: the number of operators that do the same work, in one step with all its micro-batches, and in one
-            evaluation.
-        messages: the number of equal messages to other ranks, in the same.
-        block_operations: the same operators in a pipeline, by the index of the block; empty without a pipeline.
-        repeated: the operations and messages of one micro-batch that is not the last one; empty if there is only one.
-        whole: the number of blocks before the model was shortened; None if it was not.
-    """
-
-    num_blocks: int
-    peaks: Mapping[Region, Peak]
-    allocations: tuple[Allocation, ...]
-    facts: TraceFacts
-    operations: Mapping[Operation, float]
-    messages: Mapping[Message, float]
-    block_operations: Mapping[tuple[int, Operation], float] = field(default_factory=dict)
-    repeated: Mapping[Operation | Message, int] = field(default_factory=dict)
-    whole: int | None = None
-
-    @property
-    def peak(self) -> tuple[Region, Peak]:
-        """The region of the largest sum of bytes of a device, and its peak."""
-        return max((item for item in self.peaks.items() if item[0].phase != HOST), key=lambda item: item[1].num_bytes)
-
 
 Constructor = Callable[..., Any]
 MakeTrainer = Callable[[Callable[[Constructor], Constructor]], Any]
@@ -126,6 +92,7 @@ def trace_shapes(
     depth: int | None = None,
     relay: Relay | None = None,
     device_type: str = "cpu",
+    offloads: Sequence[tuple[str, ...]] = (),
 ) -> list[RankTrace]:
     """Returns the traces of one rank for several sizes of its window, of one trainer that is built once.
 
@@ -139,6 +106,7 @@ def trace_shapes(
         relay: the messages between pipeline stages about shapes; None without a pipeline.
         device_type: the kind of device that is planned for, "cpu" or "cuda". Tensors of a trace are on the CPU in any
             case; optimizers of torch take another path on a GPU, and gloo, which sends between CPUs, copies messages.
+        offloads: the parts of the state that other runs of the same strategy offload, for `RankTrace.offloaded`.
 
     Returns:
         A trace for each size; for a pipeline only the first one, because its stages are made for one size.
@@ -167,7 +135,7 @@ def trace_shapes(
                 if trainer.strategy.layout.pipeline_parallel_size > 1:
                     shapes = shapes[:1]
                 with _naming_readings(trainer, batches, shapes, has_whole_model=depth is None):
-                    traced = _traces(trainer, batches, shapes, fake, device_type)
+                    traced = _traces(trainer, batches, shapes, fake, device_type, offloads)
                 return [replace(trace, whole=whole) for trace in traced]
     finally:
         build_strategy.reset(token)
@@ -205,7 +173,12 @@ def _without_compile(recipe: Recipe) -> list[Callable[[nn.Module], None]]:
 
 
 def _traces(
-    trainer: Trainer, planned: PlannedBatches, shapes: Iterable[WindowShape], fake: FakeTensorMode, device_type: str
+    trainer: Trainer,
+    planned: PlannedBatches,
+    shapes: Iterable[WindowShape],
+    fake: FakeTensorMode,
+    device_type: str,
+    offloads: Sequence[tuple[str, ...]],
 ) -> list[RankTrace]:
     strategy: Any = trainer.strategy
     local: nn.Module = getattr(strategy, "local", strategy.model)
@@ -224,7 +197,8 @@ def _traces(
     traced: dict[Any, RankTrace] = {}
     attention = GpuAttention(device_type)
     with places.followed(), noting_width(local, places.blocks, widths), ReadingZeros(local), attention:
-        tracer = _Tracer(trainer, planned, places, fake, category_of(strategy, places, widths), device_type, attention)
+        categorize = category_of(strategy, places, widths)
+        tracer = _Tracer(trainer, planned, places, fake, categorize, device_type, attention, offloads)
         for key, (window, steps) in windows.items():
             # The first step makes the optimizer's state.
             if key[0] not in {length for length, *_ in traced}:
@@ -232,35 +206,7 @@ def _traces(
                 _step(trainer, first, places, WorkCounter(places.work_phase))
             of_length = tracer._replace(planned=planned.at_length(key[0]))
             traced[key] = of_length.trace(window, steps, evaluates=key == ends[key[0]])
-    return [_with_evaluation(traced[key], traced[ends[key[0]]]) for key in keys]
-
-
-def _with_evaluation(trace: RankTrace, other: RankTrace) -> RankTrace:
-    """Returns a trace with the evaluation and the answers of another one, which differ in the rows that wait."""
-    if trace is other:
-        return trace
-    more = _bytes_of(trace, BATCH) - _bytes_of(other, BATCH)
-    later: dict[Region, Peak] = {
-        at: replace(
-            peak,
-            num_bytes=peak.num_bytes + more,
-            categories={**peak.categories, BATCH: peak.categories.get(BATCH, 0) + more},
-        )
-        for at, peak in other.peaks.items()
-        if at.phase not in STEP_PHASES
-    }
-
-    def joined(kind: str) -> dict[Any, float]:
-        return {
-            **getattr(trace, kind),
-            **{key: count for key, count in getattr(other, kind).items() if key.phase == "evaluation"},
-        }
-
-    return replace(trace, peaks={**trace.peaks, **later}, operations=joined("operations"), messages=joined("messages"))
-
-
-def _bytes_of(trace: RankTrace, category: str) -> int:
-    return sum(item.num_bytes for item in trace.allocations if item.category == category)
+    return [traced[key].with_evaluation_of(traced[ends[key[0]]]) for key in keys]
 
 
 @contextlib.contextmanager
@@ -295,6 +241,7 @@ class _Tracer(NamedTuple):
     categorize: Callable[[Allocation], str | None]
     device_type: str
     attention: GpuAttention
+    offloads: Sequence[tuple[str, ...]]
 
     def trace(self, window: Window, accumulation: float, *, evaluates: bool) -> RankTrace:
         """Returns the trace of a step, and of what comes between two steps if it is asked for."""
@@ -306,8 +253,8 @@ class _Tracer(NamedTuple):
         recorder = RankRecorder(places.region, self.categorize, work, self.device_type)
         places.begin_pass("forward")
         self._hold(recorder, window)
-        offload = Offload.of(strategy, self.device_type)
-        offload.hold(recorder, local)
+        own = Offload.of(strategy, self.device_type)
+        offloads = [own, *(Offload(strategy, parts) for parts in self.offloads)]
 
         def keep_gradients() -> None:
             recorder.set_category((*gradients_of(local), *engine_gradients(strategy)), GRADIENTS)
@@ -318,24 +265,24 @@ class _Tracer(NamedTuple):
             work.repeats = accumulation - 1 if work.is_repeated else 1
             _step(trainer, window, places, work, after_backward=keep_gradients)
             recorder.set_category(state_of_optimizer(strategy.optimizer), OPTIMIZER)
-            offload.place(recorder.allocations)
-            offload.count(work, accumulation)
-            step = recorder.until_now()
+            steps = [offload.placed(recorder, local) for offload in offloads]
             if evaluates:
                 self._evaluate(recorder, work)
-        notes = [*self.planned.notes, *kernel_notes(local, strategy.optimizer, self.device_type), *offload.notes()]
+        notes = [*self.planned.notes, *kernel_notes(local, strategy.optimizer, self.device_type)]
         notes += self.attention.notes()
         facts = facts_of(trainer, window, local, notes, recorder.convolution_bytes)
-        return RankTrace(
-            num_blocks=len(places.blocks),
-            peaks=peaks(recorder.allocations, lambda allocation: allocation.category or TEMPORARIES),
-            allocations=step,
-            facts=replace(facts, untraced={**facts.untraced, **offload.untraced()}),
-            operations=dict(work.operations),
-            messages=dict(work.messages),
-            block_operations=dict(work.block_operations),
-            repeated={key: count for key, count in work.repeated.items() if count},
+        first, *others = (
+            RankTrace(
+                num_blocks=len(places.blocks),
+                peaks=peaks(offload.placed(recorder, local), lambda allocation: allocation.category or TEMPORARIES),
+                allocations=step,
+                facts=offload.facts(facts),
+                block_operations=dict(work.block_operations),
+                **offload.work(work, accumulation),
+            )
+            for offload, step in zip(offloads, steps, strict=True)
         )
+        return replace(first, offloaded=dict(zip(self.offloads, others, strict=True)))
 
     def _hold(self, recorder: RankRecorder, window: Window) -> None:
         strategy: Any = self.trainer.strategy
@@ -373,6 +320,8 @@ def _step(
     strategy = trainer.strategy
 
     def after_micro_batch() -> None:
+        # DeepSpeed replaces the gradients of a micro-batch by those of the next one.
+        after_backward()
         places.begin_pass("forward")
         work.repeats, work.is_repeated = 1, False
 

@@ -17,7 +17,7 @@ from forgather.ml.planner.allocations import HOST, Allocation, Peak, Region, pea
 from forgather.ml.planner.deep_trace import DepthTraces
 from forgather.ml.planner.extrapolation import extrapolated
 from forgather.ml.planner.rank_recorder import TEMPORARIES
-from forgather.ml.planner.rank_trace import RankTrace
+from forgather.ml.planner.trace_result import RankTrace
 from forgather.planner.work import Message, Operation, work_on_line
 
 

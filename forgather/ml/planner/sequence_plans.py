@@ -16,9 +16,10 @@ from forgather.errors import PlanError
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.deep_trace import DepthTraces, depth_traces
 from forgather.ml.planner.memory import plan_of
-from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace
+from forgather.ml.planner.rank_trace import MakeTrainer
 from forgather.ml.planner.row_limit import without_pipeline
 from forgather.ml.planner.row_line import peak_at
+from forgather.ml.planner.trace_result import RankTrace
 from forgather.ml.planner.window_shape import WindowShape
 from forgather.planner.batch_size import largest_size
 from forgather.planner.work import RunWork

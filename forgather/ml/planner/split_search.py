@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from forgather.errors import PlanError
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.memory import traces_of_run
-from forgather.ml.planner.rank_trace import MakeTrainer, RankTrace, trace_rank
+from forgather.ml.planner.rank_trace import MakeTrainer, trace_rank
 from forgather.ml.planner.stage_costs import costs_of, memory_of, rank_bytes
 from forgather.ml.planner.stage_metadata import Relay
 from forgather.ml.planner.stage_parts import StageParts
+from forgather.ml.planner.trace_result import RankTrace
 from forgather.ml.strategy.pipeline.split import SplitPlan
 from forgather.planner.hardware import Hardware
 from forgather.planner.stage_cuts import UnitCosts, balanced_cuts, no_room

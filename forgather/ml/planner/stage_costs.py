@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from forgather.ml.planner.allocations import Allocation, Peak
 from forgather.ml.planner.rank_recorder import GRADIENTS, OPTIMIZER, PARAMETERS
-from forgather.ml.planner.rank_trace import RankTrace
 from forgather.ml.planner.stage_parts import StageParts
+from forgather.ml.planner.trace_result import RankTrace
 from forgather.ml.strategy.pipeline.bubble_simulation import actions_of
 from forgather.ml.strategy.pipeline.schedules import Placement
 from forgather.planner.efficiency import Efficiency

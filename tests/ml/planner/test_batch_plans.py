@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from forgather.ml.planner.batch_plans import plan_batches
+from forgather.ml.planner.batch_plans import full_plans, plan_batches, plans_by_offload
 from forgather.ml.planner.memory import plan_run
 from forgather.planner.efficiency import Efficiency
 from forgather.planner.hardware import hardware
@@ -72,6 +72,65 @@ def test_plans_of_batches_equal_plans_of_their_own(cell, batches, tmp_path):
             plan["settings"]["per_device_train_batch_size"],
             plan["settings"]["gradient_accumulation_steps"],
         )
+
+
+STATE = ("parameters", "gradients", "optimizer")
+SHARDED = {"fsdp": "full_shard"}
+RECOMPUTED = {"fsdp": "shard_grad_op", "bf16": True, "gradient_checkpointing": True}
+HOST = {"fsdp_config": {"cpu_offload": True}}
+
+
+def zero(stage, *names, **more):
+    buckets = {"reduce_bucket_size": 100_000, "allgather_bucket_size": 100_000}
+    settings = {"stage": stage, **buckets, **{name: {"device": "cpu"} for name in names}}
+    return {"deepspeed": {"zero_optimization": settings}, **more}
+
+
+OPTIMIZER, BOTH = ("offload_optimizer",), ("offload_optimizer", "offload_param")
+OFFLOADED = [
+    (2, SHARDED, {**SHARDED, **HOST}, STATE, 0.0001),
+    (4, {**SHARDED, "tensor_parallel_size": 2}, {**SHARDED, "tensor_parallel_size": 2, **HOST}, STATE, 0.0001),
+    # Without offload, stage 2 holds gradients twice while it sums them, see `offload.py`.
+    (2, zero(2), zero(2, *OPTIMIZER), STATE[1:], 0.25),
+    (2, zero(3), zero(3, *OPTIMIZER), STATE[1:], 0.0001),
+    (2, zero(3, bf16=True), zero(3, *BOTH, bf16=True), STATE, 0.0001),
+]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "args", "own_args", "parts", "above", "layers"),
+    [
+        (2, RECOMPUTED, {**RECOMPUTED, **HOST}, STATE, 0.0001, 2),
+        *(pytest.param(*one, 6, marks=pytest.mark.matrix) for one in OFFLOADED),
+    ],
+    ids=["FSDP2, not resharded", "FSDP2", "tensor, FSDP2", "ZeRO 2", "ZeRO 3", "ZeRO 3, bf16"],
+)
+def test_plans_of_offloaded_state_follow_from_traces_without_offload(
+    world_size, args, own_args, parts, above, layers, tmp_path
+):
+    def planned(plans, args, **more):
+        args = {"optim": "adamw_torch", **args}
+        cell = Cell("", world_size, "AccelTrainer", args, layers=layers, length=8)
+        make = functools.partial(make_trainer, cell, tmp_path)
+        sizes = {"world_size": world_size, "local_world_size": world_size, "device_type": "cuda"}
+        return plans(make, **sizes, batches=[(2, 4), (2, 1), (1, 2)][: layers // 2], **more)
+
+    found = planned(plans_by_offload, args, offloads=[parts])
+    for (plan, work), (own, own_work), (base, _) in zip(
+        found[parts], planned(full_plans, own_args), found[()], strict=True
+    ):
+        peaks = [max(one["num_bytes"] for one in run["ranks"][0]["phases"]) for run in (plan, own, base)]
+        assert -0.015 <= peaks[0] / peaks[1] - 1 <= above
+        # The control: without what is offloaded, the plan is another one.
+        assert peaks[2] > 1.2 * peaks[1]
+        assert {key: n for key, n in work.ranks[0].messages.items() if "host" in key.name} == {
+            key: n for key, n in own_work.ranks[0].messages.items() if "host" in key.name
+        }
+        for use in ("parameters", "optimizer"):
+            sizes = [{row["name"]: row["num_bytes"] for row in run["ranks"][0]["host"]}.get(use) for run in (plan, own)]
+            assert sizes[0] == sizes[1]
+            assert (sizes[0] is not None) == (use in parts)
+        assert own_work.executed_flops == work.executed_flops
 
 
 @pytest.mark.matrix
