@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forgather.launch.sequences import STEP
-from forgather.planner.grid import MOST_CELLS, Axes, longest_sentence, parse_axes, reasons
+from forgather.planner.grid import MOST_CELLS, Axes, longest_sentence, parse_axes, reasons, table_of
 from forgather.planner.memory_plan import format_size
 
 
@@ -49,18 +49,16 @@ def _step(text: str) -> int:
 
 
 def grid_lines(grid: Mapping[str, Any] | None) -> list[str]:
-    """Returns a grid as lines of text; none if nobody asked.
+    """Returns a grid as lines of text; an empty list if it was not requested.
 
     Args:
-        grid: the grid as data, see `forgather.launch.sequences.grid_of`.
+        grid: the grid as data, see `forgather.launch.sequences.grid_of`; None if it was not requested.
     """
     if grid is None:
         return []
-    lengths = list(dict.fromkeys(cell["length"] for cell in grid["cells"]))
-    sizes = list(dict.fromkeys(cell["rows"] for cell in grid["cells"]))
-    cells = {(cell["length"], cell["rows"]): cell for cell in grid["cells"]}
-    table = [["tokens", *(f"{rows} row{'' if rows == 1 else 's'}" for rows in sizes)]]
-    table += [[f"{length:,}", *(cell_text(cells[length, rows]) for rows in sizes)] for length in lengths]
+    heads, cells = table_of(grid)
+    table = [["tokens", *heads]]
+    table += [[f"{length:,}", *map(cell_text, line)] for length, line in cells]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     speeds = any(cell["tokens_per_second"] for cell in grid["cells"])
     lines = [
@@ -89,10 +87,10 @@ def cell_text(cell: Mapping[str, Any]) -> str:
 
 
 def longest_lines(found: Mapping[str, Any] | None) -> list[str]:
-    """Returns the longest rows as lines of text; none if nobody asked.
+    """Returns the longest rows as lines of text; an empty list if they were not requested.
 
     Args:
-        found: the answer as data, see `forgather.launch.sequences.longest_of`.
+        found: the answer as data, see `forgather.launch.sequences.longest_of`; None if it was not requested.
     """
     if found is None:
         return []

@@ -52,7 +52,7 @@ def _rank_lines(rank: Mapping[str, Any], world_size: int) -> list[str]:
     if rank["host"]:
         rows = ", ".join(f"{row['name']} {format_size(row['num_bytes'])}" for row in rank["host"])
         whole = format_size(sum(row["num_bytes"] for row in rank["host"]))
-        lines.append(f"  beside that, in the memory of the host: {whole} ({rows})")
+        lines.append(f"  in addition, in the memory of the host: {whole} ({rows})")
     return lines
 
 
@@ -89,7 +89,7 @@ def row_lines(found: Mapping[str, Any] | None) -> list[str]:
     """Returns the largest batch within a limit as lines of text.
 
     Args:
-        found: the answer as data, see `forgather.launch.planning.rows_within`; None if nobody asked.
+        found: the answer as data, see `forgather.launch.planning.rows_within`; None if it was not requested.
     """
     if not found:
         return []

@@ -44,10 +44,10 @@ def time_lines(time: Mapping[str, Any] | None, world_size: int) -> list[str]:
 
 
 def device_count_lines(count: Mapping[str, Any] | None, days: float | None) -> list[str]:
-    """Returns lines that say how many devices a deadline needs; none if nobody asked.
+    """Returns lines that say how many devices a deadline needs; an empty list without a deadline.
 
     Args:
-        count: the result of `forgather.launch.planning.device_count_of`.
+        count: the result of `forgather.launch.time_planning.device_count_of`; None without a deadline.
         days: the days until the deadline.
     """
     if count is None:

@@ -67,8 +67,9 @@ class Tried(NamedTuple):
 def asks_for_trial(project: Project) -> bool:
     """Returns whether a config asks for trials of its batch."""
     arguments = trainer_arguments(project.graph)
-    is_ours = arguments is not None and arguments.call.constructor.startswith("forgather.")
-    return arguments is not None and is_ours and arguments.plain(TRY) is True
+    if arguments is None or not arguments.call.constructor.startswith("forgather."):
+        return False
+    return arguments.plain(TRY) is True
 
 
 def confirmed_rows(project: Project, member: Any = None) -> Tried:

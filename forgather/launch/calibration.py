@@ -1,4 +1,4 @@
-"""The calibration of a device from finished runs: what a step took, beside what was counted in a step.
+"""The calibration of a device from finished runs: what a step took, next to what was counted in a step.
 
 Takes the records of runs and, if it is known, the device. The steps that each run has measured are read from its
 metrics; the work of a step is counted by planning the recorded config again. `forgather.ml.planner.calibration` fits

@@ -1,4 +1,4 @@
-"""A config with another strategy, which nobody has written yet: the same leaf that `fgcli plan --find --write` writes.
+"""A config with another strategy, which is not written yet: the same leaf that `fgcli plan --find --write` writes.
 
 Takes the `Project` of a config and a `Choice`; gives the text of the leaf, and a `Project` that reads it from a
 temporary folder. What is checked and planned is therefore what is written.

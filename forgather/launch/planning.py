@@ -127,7 +127,7 @@ class Device(NamedTuple):
 
     Args:
         hardware: its facts.
-        held_bytes: what is held on it already; 0 if nobody has looked.
+        held_bytes: what is held on it already; 0 if it is not known.
     """
 
     hardware: Hardware

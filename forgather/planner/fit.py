@@ -56,7 +56,7 @@ class RankFit:
         ranks: the first and the last rank of the range.
         peak_bytes: the planned peak of the rank.
         overheads: what is assumed on top of it.
-        held_bytes: what other processes hold on the device; 0 if nobody has looked.
+        held_bytes: what other processes hold on the device; 0 if it is not known.
         memory_bytes: the memory of the device.
         largest: the name of the largest row at the peak.
         largest_bytes: its size.

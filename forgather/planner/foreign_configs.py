@@ -113,7 +113,7 @@ def _arguments(settings: Mapping[str, Any], batch: Mapping[str, int], given: Map
         auto["gradient_accumulation_steps"] = "auto"
         return {**found, "gradient_checkpointing": recomputes, "deepspeed": {**auto, **settings["deepspeed"]}}
     if settings.get("fsdp"):
-        # transformers recomputes inside of FSDP's units, and refuses `gradient_checkpointing` beside that.
+        # transformers recomputes inside of FSDP's units, and refuses `gradient_checkpointing` alongside that.
         reshards = settings["fsdp"] != "shard_grad_op"
         config = {"version": 2, "reshard_after_forward": reshards, "activation_checkpointing": recomputes}
         if _offloads_fsdp(settings):

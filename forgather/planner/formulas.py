@@ -234,7 +234,7 @@ def _state(shape: ModelShape, way: Way, trained: int) -> tuple[float, float, flo
 
 
 def _gathered(shape: ModelShape, way: Way, trained: int) -> tuple[float, float]:
-    """Returns the bytes of weights for the computation, beside those that are kept, and of buckets."""
+    """Returns the bytes of weights for the computation, in addition to those that are kept, and of buckets."""
     mixed = way.dtype != "fp32"
     half = 2 if mixed else 4
     if way.strategy == "DDP":

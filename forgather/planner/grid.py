@@ -108,6 +108,30 @@ class GridCell:
         return replace(self, peak_bytes=peak, verdict=worst.verdict, least=worst.least, most=worst.most)
 
 
+class GridTable(NamedTuple):
+    """The cells of a grid by their place in a table.
+
+    Args:
+        heads: the heads of the columns, such as "2 rows".
+        lines: the length of each line, with its cells.
+    """
+
+    heads: list[str]
+    lines: list[tuple[int, list[Mapping[str, Any]]]]
+
+
+def table_of(grid: Mapping[str, Any]) -> GridTable:
+    """Returns a grid as a table: a line for each length, and a column for each number of rows.
+
+    Args:
+        grid: the grid as data, with its cells as `GridCell.as_data` gives them.
+    """
+    cells = {(cell["length"], cell["rows"]): cell for cell in grid["cells"]}
+    sizes = dict.fromkeys(rows for _, rows in cells)
+    lengths = dict.fromkeys(length for length, _ in cells)
+    return GridTable([*map(_rows, sizes)], [(length, [cells[length, rows] for rows in sizes]) for length in lengths])
+
+
 def reasons(grid: Mapping[str, Any]) -> list[str]:
     """Returns why cells of a grid are not planned, each reason once with its first cell.
 
@@ -143,4 +167,4 @@ def longest_sentence(found: Mapping[str, Any]) -> str:
 
 
 def _rows(number: int) -> str:
-    return f"{number} row{'' if number == 1 else 's'}"
+    return f"{number:,} row{'' if number == 1 else 's'}"

@@ -1,7 +1,7 @@
 """The time of an optimizer step as a range: a roofline for each operator, rings for collectives, and the bubble.
 
 Takes a `RunWork`, a `Hardware` and an `Efficiency`; gives a `StepTime`. The lower bound assumes the better efficiency
-and that all communication that can run beside computation does. The upper bound assumes the worse one, and no overlap.
+and that all communication that can overlap computation does. The upper bound assumes the worse one, and no overlap.
 
 Units:
     seconds, floating-point operations, bytes.
@@ -104,7 +104,7 @@ def step_time(work: RunWork, hardware: Hardware, efficiency: Efficiency, *, simu
     times = [_rank_time(one, work, hardware, efficiency) for one in work.ranks]
     slowest = max(times, key=lambda one: one.passes.high + one.update.high)
     bubble = Range() if work.schedule is None else _bubble(times, work, simulate, slowest)
-    # Messages of the sharded strategies run beside computation, as far as there is any.
+    # Messages of the sharded strategies run alongside computation, as far as there is any.
     exposed = Range(max(0.0, slowest.hideable.low - slowest.passes.low), slowest.hideable.high) + slowest.blocking
     # So do copies to and from the host, over another link.
     hidden = max(slowest.passes.low, slowest.hideable.low)

@@ -1,7 +1,8 @@
 """Ways out of a run that does not fit: changes of its config that need less memory, and what was planned with each.
 
 `changes_of` takes a plan and the settings of its config; gives the changes that can make its largest parts smaller.
-Whoever plans them gives `WayOut`s, and `nearest_first` orders those. Nothing is known of a change before it is planned.
+`launch/ways_out.py` plans them and gives `WayOut`s, which `nearest_first` orders. What a change brings is known only
+when it is planned.
 
 Units:
     bytes.

@@ -57,7 +57,7 @@ class Allocation:
         operation: the operator that returned it, such as "aten.mm"; "" if it existed before the recording.
         shape: the shape of the first tensor on the storage.
         dtype: the dtype of that tensor.
-        category: what the memory is used for. None if nobody said so.
+        category: what the memory is used for. None if it is not known.
         died: the time at which the storage was freed. None if it was alive at the end.
         on_host: whether a GPU would not hold it, because it is in the memory of the host.
     """

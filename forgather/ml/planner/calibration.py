@@ -35,7 +35,7 @@ _STEPS = 40
 _DIFFERENCE = 1e-3
 _CONVERGED = 1e-6
 _OUTLIER = 0.2  # an error above this counts by its size, and one below it by its square
-_TRIED = (-2.0, -1.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0)  # logarithms of a factor beside the common one
+_TRIED = (-2.0, -1.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0)  # logarithms of a factor next to the common one
 _EXPLAINED = 0.7  # one more factor must make the squared error for each degree of freedom smaller by this factor
 _GOOD_ENOUGH = 0.01  # errors below this are not explained any further
 

@@ -1,6 +1,6 @@
 """The grid of lengths by numbers of rows on the page of a plan, and the longest rows that fit.
 
-Takes a plan as data; gives HTML, which is empty where nobody asked for other lengths.
+Takes a plan as data; gives HTML, which is empty if no other lengths were requested.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forgather.ml.report.html_text import html_text
-from forgather.planner.grid import longest_sentence, reasons
+from forgather.planner.grid import longest_sentence, reasons, table_of
 from forgather.planner.memory_plan import format_size
 
 VERDICTS = {"fits": "good", "may fit": "fair", "does not fit": "bad"}
@@ -27,14 +27,10 @@ def lengths_html(found: Mapping[str, Any]) -> str:
     table = ""
     if grid is not None:
         notes += [f"not planned: {reason}" for reason in reasons(grid)]
-        cells = {(cell["length"], cell["rows"]): cell for cell in grid["cells"]}
-        sizes = list(dict.fromkeys(rows for _, rows in cells))
-        heads = "".join(f"<th>{rows:,} row{'' if rows == 1 else 's'}</th>" for rows in sizes)
-        lines = "".join(
-            f"<tr><th>{length:,}</th>{''.join(_length_cell(cells[length, rows]) for rows in sizes)}</tr>"
-            for length in dict.fromkeys(length for length, _ in cells)
-        )
-        table = f'<table class="lengths"><tr><th>tokens</th>{heads}</tr>{lines}</table>'
+        columns, cells = table_of(grid)
+        heads = "".join(f"<th>{head}</th>" for head in ("tokens", *columns))
+        lines = "".join(f"<tr><th>{length:,}</th>{''.join(map(_length_cell, line))}</tr>" for length, line in cells)
+        table = f'<table class="lengths"><tr>{heads}</tr>{lines}</table>'
     words = "".join(f'<p class="note">{html_text(note)}</p>' for note in notes)
     return table + words
 

@@ -1,6 +1,6 @@
 """The cards of the page of a plan that are about time: a step by kinds of work, and the devices for a deadline.
 
-Takes a plan as data; gives HTML, which is empty where the time is unknown or nobody asked.
+Takes a plan as data; gives HTML, which is empty if the time is unknown or was not requested.
 """
 
 from __future__ import annotations
