@@ -6,8 +6,9 @@ of the longest row alone. Takes a trainer; gives windows and evaluation batches 
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ MOST_READ = 1000
 """The number of rows that are read for their length, of a data set that does not store lengths."""
 _MOST_MICRO_BATCHES = 2
 _STREAMED = 64  # rows of a stream that are taken for another length
+# A function of a data set, the lengths of its rows, numbers of rows, a name and notes, which gives other rows.
+_RowsOf = Callable[[Any, "_Lengths", tuple[int, int], str, list[str]], Any]
 
 
 class PromptBatch(NamedTuple):
@@ -100,8 +103,11 @@ def planned_batches(trainer: Trainer, lengths: Iterable[int] = ()) -> PlannedBat
     """
     notes = _with_rows_of_an_update(trainer)
     first = _largest_window(trainer._train_batches(), trainer.strategy.rule)
-    of_length = {length: _planned(trainer, first, length, notes) for length in lengths}
-    return replace(_planned(trainer, first, None, notes), of_length=of_length)
+    of_length = {}
+    for length in lengths:
+        resized = _planned(trainer, first, functools.partial(_rows_of_length, length), notes)
+        of_length[length] = replace(resized, first=resized.longest)
+    return replace(_planned(trainer, first, _longest_rows, notes), of_length=of_length)
 
 
 def _with_rows_of_an_update(trainer: Trainer) -> tuple[str, ...]:
@@ -125,7 +131,7 @@ def _with_rows_of_an_update(trainer: Trainer) -> tuple[str, ...]:
     )
 
 
-def _planned(trainer: Trainer, first: Window, length: int | None, known: Iterable[str]) -> PlannedBatches:
+def _planned(trainer: Trainer, first: Window, rows_of: _RowsOf, known: Iterable[str]) -> PlannedBatches:
     notes = [*known]
     rule, args, topology = trainer.strategy.rule, trainer.args, trainer.strategy.topology
     longest = first
@@ -134,7 +140,7 @@ def _planned(trainer: Trainer, first: Window, length: int | None, known: Iterabl
     masking = Masking(lengths.are_uneven, is_divided(dataset))
     share = RankShare.for_topology(topology, args.per_device_train_batch_size)
     count = share.all_rows * min(len(first.batches), _MOST_MICRO_BATCHES)
-    if (rows := _sized(dataset, lengths, length, (count, count), "training", notes)) is not None:
+    if (rows := rows_of(dataset, lengths, (count, count), "training", notes)) is not None:
         longest = _largest_window(TrainBatches(rows, args, collate, topology=topology), rule)
     evaluation, prompts = [], []
     sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, Mapping) else {"": trainer.eval_dataset}
@@ -147,9 +153,8 @@ def _planned(trainer: Trainer, first: Window, length: int | None, known: Iterabl
         of_set = Masking(lengths.are_uneven, is_divided(dataset))
         count = args.per_device_eval_batch_size * topology.dp_size
         counts = (count if is_iterable(dataset) else min(len(dataset), count), count)
-        if (
-            rows := _sized(dataset, lengths, length, counts, f"evaluation ({name})" if name else "evaluation", notes)
-        ) is not None:
+        title = f"evaluation ({name})" if name else "evaluation"
+        if (rows := rows_of(dataset, lengths, counts, title, notes)) is not None:
             dataset = rows
         read = eval_batches(dataset, args, collate, topology).read(rule)
         evaluation.append(masked(next(read).batch, of_set))
@@ -159,7 +164,7 @@ def _planned(trainer: Trainer, first: Window, length: int | None, known: Iterabl
             else:
                 prompts.append(_longest_prompts(generator, given, args.per_device_eval_batch_size))
     return PlannedBatches(
-        first=first if length is None else longest,
+        first=first,
         longest=longest,
         evaluation=tuple(evaluation),
         prompts=tuple(prompts),
@@ -198,32 +203,34 @@ def _lengths(dataset: Any) -> _Lengths:
     return _Lengths(_read_lengths(dataset), len(dataset) <= MOST_READ) if stored is None else _Lengths(stored, True)
 
 
-def _sized(
-    dataset: Any, lengths: _Lengths, length: int | None, counts: tuple[int, int], name: str, notes: list[str]
-) -> Any:
-    """Returns the longest rows of a data set, or rows of a length; None if it is fine as it is.
+def _longest_rows(dataset: Any, lengths: _Lengths, counts: tuple[int, int], name: str, notes: list[str]) -> Any:
+    """Returns the longest rows of a data set; None if all are equally long, or if their lengths are not known.
 
     Args:
         dataset: the data set.
         lengths: the lengths of its rows.
-        length: the number of tokens of a row; None for the longest ones.
         counts: the number of rows, and the number of them if a text is cut into rows: there are more of them if they
             are shorter.
         name: the name of the data set.
         notes: what is not known about longer rows, which is added.
     """
-    if length is not None and is_iterable(dataset):
+    rows = _longest(dataset, lengths, name, notes)
+    return None if rows is None else _copies(dataset, rows, counts[0])
+
+
+def _rows_of_length(
+    length: int, dataset: Any, lengths: _Lengths, counts: tuple[int, int], name: str, notes: list[str]
+) -> Any:
+    """Returns the longest rows of a data set, repeated or cut to a number of tokens; see `_longest_rows`."""
+    if is_iterable(dataset):
         dataset = list(itertools.islice(dataset, _STREAMED))
         lengths = _lengths(dataset)
-    rows = _longest(dataset, lengths, name, notes)
-    if length is None:
-        return None if rows is None else _copies(dataset, rows, counts[0])
-    if rows is not None:
-        dataset = _copies(dataset, rows, counts[0])
-    present = _present(dataset, counts[0], name)
-    if rows is None and length != present and len(dataset) < counts[1]:
-        dataset = _copies(dataset, [*range(len(dataset))], counts[1])
-    return ResizedRows(dataset, length - present)
+    longest = _longest_rows(dataset, lengths, counts, name, notes)
+    rows = dataset if longest is None else longest
+    present = _present(rows, counts[0], name)
+    if longest is None and length != present and len(rows) < counts[1]:
+        rows = _copies(rows, [*range(len(rows))], counts[1])
+    return ResizedRows(rows, length - present)
 
 
 def _present(dataset: Any, count: int, name: str) -> int:
