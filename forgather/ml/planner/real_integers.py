@@ -7,6 +7,8 @@ the run, with other memory. Integer tensors are small, so `RealIntegers` compute
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +20,8 @@ from forgather.ml.planner.operators import DEVICE_OF, EagerMode, has_dtensor, le
 
 _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _FEW_ELEMENTS = 2**10
-_MANY_ELEMENTS = 2**20
-_MOST_ELEMENTS = 2**27
-"""A result with more elements, such as a mask of a very long row, is fake: its values would not fit into memory."""
+_MOST_ELEMENTS = 2**22
+"""A result with more elements, such as a mask of long rows, is fake: to compute it for real takes long, and memory."""
 
 _INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
 
@@ -49,12 +50,18 @@ class RealIntegers(EagerMode):  # type: ignore[no-untyped-call]
             _is_of_settings(func, tensors) or _is_of_integers(func, tensors, values)
         ):
             return func(*args, **kwargs)
-        if max((item.numel() for item in tensors), default=0) > _MANY_ELEMENTS:
+        if _largest_result(tensors) > _MOST_ELEMENTS:
             shapes = func(*args, **kwargs)
             if any(item.numel() > _MOST_ELEMENTS for item in tensors_in(shapes)):
                 return shapes
         with unset_fake_temporarily():
             return func(*args, **kwargs)
+
+
+def _largest_result(tensors: Sequence[Tensor]) -> int:
+    """Returns the number of elements of a result that has the largest size of each dimension, as a mask has."""
+    sizes = itertools.zip_longest(*(reversed(item.shape) for item in tensors), fillvalue=1)
+    return math.prod(max(size) for size in sizes)
 
 
 def _positions(indices: Sequence[Any]) -> list[Any]:
