@@ -253,14 +253,12 @@ class _Planner:
             title = cells[0].title
             sizes = [(cell.rows, cell.micro_batches) for cell in cells]
             self._search.say(f"verifying {title}, {', '.join(f'{rows} x {number}' for rows, number in sizes)} rows")
-            found: _Plans
             try:
-                found = self._traced(_IN_FULL, self._projects.open(by_title[title], sizes[0]), sizes)
-            except ForgatherError as error:
-                found = [error] * len(sizes)
-            filled = {
-                cell.rows: self._filled(cell, plan, verified=True) for cell, plan in zip(cells, found, strict=True)
-            }
+                plans = self._traced(_IN_FULL, self._projects.open(by_title[title], sizes[0]), sizes)
+                verified = [self._filled(*one, verified=True) for one in zip(cells, plans, strict=True)]
+            except Exception as error:  # noqa: BLE001 - code of the user's model in all its blocks
+                verified = [replace(cell, reason=error_line(error)) for cell in cells]
+            filled = {cell.rows: cell for cell in verified}
             ranking = [filled.get(cell.rows, cell) if cell.title == title else cell for cell in ranking]
             usable = ranked(ranking, self._search.by)
             ranking = [*usable, *(one for one in ranking if not one.is_usable)]

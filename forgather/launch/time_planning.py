@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import Any
 
 from forgather.errors import ForgatherError
-from forgather.launch.planning import traced_plan
-from forgather.planner.device_count import DeviceCount, fewest_machines, worst
+from forgather.launch.planning import Device, traced_plan
+from forgather.planner.device_count import DeviceCount, fewest_machines
 from forgather.planner.efficiency import assumed_of
-from forgather.planner.fit import fit_plan
+from forgather.planner.fit import fit_plan, worst_fit
 from forgather.planner.hardware import Hardware
 from forgather.planner.run_time import machines_for, run_time
 from forgather.planner.step_time import StepTime, step_time
@@ -40,7 +40,7 @@ def time_of(
 
 
 def device_count_of(
-    project: Project, found: dict[str, Any], work: RunWork, hardware: Hardware, *, tokens: float, days: float
+    project: Project, found: dict[str, Any], work: RunWork, device: Device, *, tokens: float, days: float
 ) -> dict[str, Any]:
     """Returns how many machines train on a number of tokens within some days, as plain data, see `DeviceCount`.
 
@@ -48,18 +48,22 @@ def device_count_of(
         project: the project, opened with the config.
         found: the memory plan of some number of devices.
         work: the work of the same.
-        hardware: the device of each process.
+        device: the device of each process.
         tokens: the number of tokens.
         days: the days.
     """
-    gpus = work.local_world_size
+    gpus, hardware = work.local_world_size, device.hardware
     first = machines_for(work, step_of(work, hardware), tokens=tokens, days=days)
     # Messages of another number of devices take another time, and each device holds another part of the model.
     nodes, there, work_there, why_fewer = _plan_near(project, max(1, int(first.high)), found, work)
     step = step_of(work_there, hardware)
     run = run_time(work_there, step, tokens=tokens, price=None)
     assert run is not None  # noqa: S101 - the number of tokens is given
-    sizes = [(one, fit_plan(plan, hardware)) for one, plan in ((work, found), (work_there, there))]
+    sizes = [
+        (one, fit_plan(plan, hardware, held_bytes=device.held_bytes))
+        for one, plan in ((work, found), (work_there, there))
+    ]
+    decides = worst_fit(sizes[1][1])
     return DeviceCount(
         devices_per_machine=gpus,
         by_time=machines_for(work_there, step, tokens=tokens, days=days),
@@ -68,7 +72,7 @@ def device_count_of(
         why_fewer=why_fewer,
         days=run.hours.times(1 / 24),
         tokens_per_update=round(work_there.rows_per_update * (work_there.tokens_per_row or 1)),
-        verdict=worst(sizes[1][1]),
+        verdict="unknown" if decides is None else str(decides.verdict),
     ).as_data()
 
 

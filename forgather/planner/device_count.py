@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forgather.planner.efficiency import Range
-from forgather.planner.fit import RankFit, Verdict
+from forgather.planner.fit import RankFit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,8 @@ class DeviceCount:
         why_fewer: why fewer machines were planned than finish in time; None if they were not.
         days: the days that these machines need.
         tokens_per_update: the tokens of one optimizer step of these machines.
-        verdict: whether the ranks of these machines fit, see `forgather.planner.fit.Verdict`.
+        verdict: whether the ranks of these machines fit, see `forgather.planner.fit.Verdict`; "unknown" if the memory
+            of the device is unknown.
     """
 
     devices_per_machine: int
@@ -45,16 +46,6 @@ class DeviceCount:
     def as_data(self) -> dict[str, Any]:
         """Returns the values as plain data."""
         return asdict(self)
-
-
-def worst(fits: Sequence[RankFit]) -> str:
-    """Returns the worst verdict of some ranks; "unknown" if there is none, as on a device whose memory is unknown.
-
-    Args:
-        fits: the fits of the ranks.
-    """
-    found = {fit.verdict for fit in fits}
-    return str(next((one for one in reversed(Verdict) if one in found), "unknown"))
 
 
 def fewest_machines(sizes: Sequence[tuple[int, Sequence[RankFit]]]) -> int | None:

@@ -1,7 +1,7 @@
 """One choice in the words of other tools: DeepSpeed, Accelerate, and the arguments of transformers' Trainer.
 
 Takes the settings of a choice; gives text, or None if the tool has no words for it: none of them has tensor parallel
-layers, and a config of DeepSpeed describes only ZeRO.
+layers, a config of DeepSpeed describes only ZeRO, and transformers shards by FSDP2 among all processes.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def foreign_text(
         given: the settings `bf16`, `fp16` and `max_grad_norm` of the config.
     """
     if settings.get("tensor_parallel_size", 1) > 1:
+        return None
+    if form == "arguments" and settings.get("fsdp") == "hybrid_shard":
         return None
     batch = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": micro_batches}
     if form == "deepspeed":

@@ -71,7 +71,7 @@ class Cell:
     @property
     def excess(self) -> int:
         """The bytes that a device lacks; 0 if the cell may fit."""
-        return max(0, self.least - (self.available or self.least))
+        return 0 if self.available is None else max(0, self.least - self.available)
 
     def as_data(self) -> dict[str, Any]:
         """Returns the fields as plain data."""

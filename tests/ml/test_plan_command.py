@@ -110,10 +110,13 @@ def test_a_plan_says_how_long_the_run_takes_and_on_how_many_devices(bench, capsy
 
 
 def test_a_deadline_of_a_config_of_one_process_says_why_no_more_were_planned(bench, capsys):
-    assert 0 == main(["-t", "tiny", "plan", "--hardware", "fast.json", "--tokens", "1e6", "--days", "1e-4"])
+    words = ["--hardware", "fast.json", "--tokens", "1e6", "--days", "1e-4", "--free", "1KiB", "--no-ways-out"]
+    assert 0 == main(["-t", "tiny", "plan", *words])
     told = capsys.readouterr().out
     assert "more could not be planned: the trainer of the config runs in one process" in told
     assert "  1 machine (1 device): " in told
+    # What other processes hold counts there as well.
+    assert "memory: does not fit" in told
 
 
 def test_a_time_that_was_asked_for_needs_rates(bench, capsys):

@@ -120,6 +120,41 @@ def test_the_rows_of_an_update_follow_from_the_config(bench, name, text, rows):
             assert "FG993" == caught.value.code
 
 
+FAILING = """\
+import os
+
+class Limited:
+    def __init__(self, collator):
+        self.collator = collator
+
+    def __call__(self, items):
+        if "FAILS" in os.environ:
+            raise ValueError("not with all blocks")
+        return self.collator(items)
+"""
+LIMITED = """\
+[data_collator]
+    !singleton:toy.py:Limited
+    collator:
+        !singleton:forgather.ml.data:CausalLMCollator
+        tokenizer: *tokenizer
+"""
+
+
+def test_a_way_that_fails_when_it_is_verified_is_rejected_with_its_reason(bench, monkeypatch):
+    monkeypatch.setenv("FORGATHER_TRUST", f"{bench}/")
+    (bench / "toy.py").write_text(FAILING)
+    (bench / "templates/configs/toy.yaml").write_text(f"{TINY_TRAINING}{LIMITED}")
+
+    def say(line):
+        if line.startswith("verifying"):
+            monkeypatch.setenv("FAILS", "1")
+
+    with pytest.raises(PlanError) as caught:
+        find(Project("toy"), Search(gpus=1, nodes=1, device=BOX, rows=2, say=say))
+    assert "ValueError: not with all blocks" in caught.value.hint
+
+
 PIPELINE = """-- extends 'trainers/pipeline_trainer.yaml'
 
 [trainer_args]

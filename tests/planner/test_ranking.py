@@ -151,6 +151,10 @@ def test_work_is_on_a_line_even_where_sizes_of_different_operators_are_equal():
     assert 14 + 3 * 4 == sum(key.num_bytes * count for key, count in drawn.items())
 
 
+def test_a_cell_on_a_device_without_free_memory_lacks_all_of_its_need():
+    assert (5, 0) == (cell(least=5, available=0).excess, cell(least=5, available=None).excess)
+
+
 def test_a_choice_in_the_words_of_other_tools():
     given = {"bf16": True, "max_grad_norm": 0.5}
     found = {one.title: one.settings for one in choices(4, 1, {})}
@@ -173,4 +177,6 @@ def test_a_choice_in_the_words_of_other_tools():
         arguments["bf16"],
     )
     assert foreign_text("deepspeed", found["DDP, recomputed"], 2, 3, **sizes) is None
+    hybrid = next(one.settings for one in choices(4, 2, {}) if "hybrid" in one.title)
+    assert foreign_text("arguments", hybrid, 2, 3, **sizes) is None
     assert [None] * 3 == [foreign_text(form, found["tensor 2 x FSDP2, recomputed"], 2, 3, **sizes) for form in FORMS]

@@ -7,7 +7,7 @@ import pytest
 from forgather.cli.main import main
 from forgather.errors import PlanError
 from forgather.ml.planner.pipeline_step import schedule_seconds
-from forgather.planner.device_count import fewest_machines, worst
+from forgather.planner.device_count import fewest_machines
 from forgather.planner.efficiency import Efficiency, Range
 from forgather.planner.fit import RankFit
 from forgather.planner.hardware import Hardware
@@ -209,10 +209,6 @@ def fits(need, memory=10):
 )
 def test_machines_for_memory_follow_from_two_plans(sizes, machines):
     assert machines == fewest_machines(sizes)
-
-
-def test_the_worst_verdict_counts():
-    assert ["does not fit", "fits", "unknown"] == [worst([*fits(5), *fits(11)]), worst(fits(5)), worst([])]
 
 
 @pytest.mark.parametrize(

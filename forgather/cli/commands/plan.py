@@ -149,7 +149,7 @@ def run(invocation: Invocation) -> int:
             time = time_of(work, device.hardware, tokens=options.tokens, price=options.price)
             if options.days is not None:
                 deadline = {"tokens": options.tokens, "days": options.days}
-                count = device_count_of(project, found, work, device.hardware, **deadline)
+                count = device_count_of(project, found, work, device, **deadline)
         if fit is not None and device is not None and not options.no_ways_out and not surely_fits(fit):
             fit["ways_out"] = ways_out(project, found, Place(device=device, **cluster), say=print_note)
         others = Cluster(**cluster, device=device, limit=options.memory)

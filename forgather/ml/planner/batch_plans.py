@@ -2,8 +2,8 @@
 
 `plan_batches` traces the smallest and the largest of the accumulated micro-batches, and the whole update as one;
 `row_line.py` computes all between them. A size that runs another program than the largest one is traced itself. From
-the same traces follow the plans of runs that only offload more of their state. `full_plans` traces each batch itself, with all blocks of the model. Pipelines are not planned here: their stages are
-made for one number of rows.
+the same traces follow the plans of runs that only offload more of their state. `full_plans` traces each batch itself,
+with all blocks of the model. Pipelines are not planned here: their stages are made for one number of rows.
 """
 
 from __future__ import annotations
