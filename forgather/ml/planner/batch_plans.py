@@ -74,43 +74,57 @@ def plans_by_offload(
     """
     sized = _Sizes(make_trainer, batches)
     facts = _rank_0(world_size, local_world_size)
-    accumulated = sorted(rows for rows, number in batches if number > 1)
-    points = sorted({*accumulated[:1], *accumulated[-1:]})
-    whole = [rows for rows, number in batches if number == 1]
 
-    def trace(sizes: Sequence[tuple[int, int]]) -> tuple[dict[tuple[int, int], DepthTraces], ...]:
-        found = depth_traces(sized.make_trainer, facts, _shapes(sizes), device_type=device_type, offloads=offloads)
-        return tuple(dict(zip(sizes, part, strict=True)) for part in (found[: len(sizes)], found[len(sizes) :]))
+    def trace(sizes: Sequence[tuple[int, int]]) -> list[DepthTraces]:
+        return depth_traces(sized.make_trainer, facts, _shapes(sizes), device_type=device_type, offloads=offloads)
 
-    longest, usual = trace([*((rows, 2) for rows in points), *((rows, 1) for rows in whole)])
-
-    def add(sizes: Sequence[int]) -> None:
-        for found, more in zip((longest, usual), trace([(rows, 2) for rows in sizes]), strict=True):
-            found.update(more)
-
-    def are_on_a_line() -> bool:
-        return all(runs_one_program({rows: found[rows, 2] for rows in points}) for found in (longest, usual))
-
-    if len(accumulated) > 2 and not are_on_a_line():
-        # Padding masks attention, and a micro-batch of one row has none: the line may begin with the next number.
-        add(accumulated[1:2])
-        points = [accumulated[1], accumulated[-1]]
-        if len(accumulated) > 3 and not are_on_a_line():
-            # Nothing follows from two numbers of rows: each is traced itself.
-            add(accumulated[2:-1])
+    traced = _Traced(trace, batches)
 
     def plans(parts: tuple[str, ...]) -> Plans:
-        def trace_of(traced: Mapping[tuple[int, int], DepthTraces], rows: int, micro_batches: int) -> RankTrace:
-            if micro_batches == 1:
-                return traced[rows, 1].offloaded(parts).deep
-            sizes = [rows] if (rows, 2) in traced else points
-            return trace_at({size: traced[size, 2].offloaded(parts) for size in sizes}, rows, micro_batches)
-
-        return sized.plans(
-            lambda batch: (trace_of(longest, *batch), trace_of(usual, *batch)), facts=facts, device_type=device_type
-        )
+        return sized.plans(lambda batch: traced.of(*batch, parts), facts=facts, device_type=device_type)
 
     return {parts: plans(parts) for parts in ((), *offloads)}
+
+
+class _Traced:
+    """The traces of the longest and of usual rows, from which those of all batches follow."""
+
+    def __init__(
+        self, trace: Callable[[Sequence[tuple[int, int]]], list[DepthTraces]], batches: Sequence[tuple[int, int]]
+    ) -> None:
+        self._trace = trace
+        self._longest: dict[tuple[int, int], DepthTraces] = {}
+        self._usual: dict[tuple[int, int], DepthTraces] = {}
+        accumulated = sorted(rows for rows, number in batches if number > 1)
+        self._points = sorted({*accumulated[:1], *accumulated[-1:]})
+        self._add([*((rows, 2) for rows in self._points), *((rows, 1) for rows, number in batches if number == 1)])
+        if len(accumulated) > 2 and not self._are_on_a_line():
+            # Padding masks attention, and a micro-batch of one row has none: the line may begin with the next number.
+            self._add([(accumulated[1], 2)])
+            self._points = [accumulated[1], accumulated[-1]]
+            if len(accumulated) > 3 and not self._are_on_a_line():
+                # Nothing follows from two numbers of rows: each is traced itself.
+                self._add([(rows, 2) for rows in accumulated[2:-1]])
+
+    def _add(self, sizes: Sequence[tuple[int, int]]) -> None:
+        found = self._trace(sizes)
+        self._longest.update(zip(sizes, found[: len(sizes)], strict=True))
+        self._usual.update(zip(sizes, found[len(sizes) :], strict=True))
+
+    def _are_on_a_line(self) -> bool:
+        kinds = (self._longest, self._usual)
+        return all(runs_one_program({rows: found[rows, 2] for rows in self._points}) for found in kinds)
+
+    def of(self, rows: int, micro_batches: int, parts: tuple[str, ...]) -> tuple[RankTrace, RankTrace]:
+        """Returns the traces of a batch, of the longest and of usual rows, with some parts of the state offloaded."""
+
+        def one(found: Mapping[tuple[int, int], DepthTraces]) -> RankTrace:
+            if micro_batches == 1:
+                return found[rows, 1].offloaded(parts).deep
+            sizes = [rows] if (rows, 2) in found else self._points
+            return trace_at({size: found[size, 2].offloaded(parts) for size in sizes}, rows, micro_batches)
+
+        return one(self._longest), one(self._usual)
 
 
 def full_plans(
