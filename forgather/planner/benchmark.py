@@ -10,7 +10,7 @@ from typing import Any
 
 from forgather.errors import PlanError
 from forgather.planner.model_shapes import model_shape
-from forgather.planner.selection import HardwareSelector
+from forgather.planner.selection import HardwareSelector, device_kind
 
 FORMAT = "forgather-benchmark-1"
 STRATEGIES = ("DDP", "FSDP", "DeepSpeed")
@@ -50,7 +50,7 @@ def benchmark(
     for device in hardware:
         for gpus in counts:
             for strategy in STRATEGIES if gpus > 1 else ("DDP",):
-                if device == "cpu" and strategy == "DeepSpeed":
+                if strategy == "DeepSpeed" and device_kind(device) == "cpu":
                     continue
                 cell: dict[str, Any] = {"name": f"{device} x {gpus} {strategy}", "hardware": device}
                 try:

@@ -177,7 +177,8 @@ class HardwareSelector:
             strategy: "DDP", "FSDP" or "DeepSpeed"; the other arguments are those of `get_distributed_training_config`.
 
         Raises:
-            PlanError: FG998 for an unknown name or a number out of range; FG999 if nothing fits.
+            PlanError: FG998 for an unknown name, a number out of range, or a strategy that these devices do not have,
+                such as FSDP on one GPU; FG999 if nothing fits.
         """
         return self._configure(
             _shape(model_family, model_name),
@@ -214,9 +215,11 @@ class HardwareSelector:
         if shape.traced and dtype != "fp32":
             assumed.append(f"activations are those of the whole model in {dtype}; parts that stay in fp32 need more")
         start = Way(gpus=max(1, gpu_count), tokens=tokens, dtype=dtype)
-        possible = [
-            way for way in ways(start, batch_size, has_host=facts.kind != "cpu") if strategy in (None, way.strategy)
-        ]
+        every = list(ways(start, batch_size, has_host=facts.kind != "cpu"))
+        possible = [way for way in every if strategy in (None, way.strategy)]
+        if not possible:
+            known = ", ".join(dict.fromkeys(way.strategy for way in every))
+            raise _bad("strategy", strategy, f"on {start.gpus} x {facts.title} there is {known}")
         way, used = _fastest(shape, possible, facts, limit)
         found = {"model_name": shape.name, "device": facts.name, **_answer(way, used, batch_size)}
         found["estimated_step_seconds"] = step_seconds(shape, way, facts)
@@ -342,6 +345,15 @@ def _shape(family: str, name: str) -> ModelShape:
     if asked != shape.family:
         raise _bad("model_family", family, f"{shape.name!r} is in the family {shape.family!r}")
     return shape
+
+
+def device_kind(name: str) -> str:
+    """Returns the kind of a device, see `Hardware`.
+
+    Args:
+        name: "cuda", "rocm", "cpu", or a name that `fgcli plan --hardware` takes.
+    """
+    return _device(name, None)[0].kind
 
 
 def _device(name: str, max_memory_gb: float | None) -> tuple[Hardware, list[str]]:

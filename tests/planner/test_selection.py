@@ -116,6 +116,22 @@ def test_a_wrong_number_is_refused(wrong, message):
     assert message in bad.value.message
 
 
+@pytest.mark.parametrize(
+    ("strategy", "gpus", "device", "known"),
+    [
+        ("FSDP", 1, "cuda", "DDP, DeepSpeed"),
+        ("ZeRO", 2, "cuda", "DDP, FSDP, DeepSpeed"),
+        ("DeepSpeed", 2, "epyc-9654", "DDP, FSDP"),
+    ],
+)
+def test_a_strategy_that_devices_do_not_have_is_refused_with_those_that_they_have(strategy, gpus, device, known):
+    with pytest.raises(PlanError, match="FG998") as bad:
+        SELECTOR.get_strategy_config(strategy, "text_generation", "gpt2", gpus, 1, device=device)
+    assert bad.value.message.endswith(f" there is {known}")
+    cells = benchmark("gpt2", hardware=("epyc-9654",), distributed=True, max_gpus=2)["cells"]
+    assert not [cell for cell in cells if "DeepSpeed" in cell["name"]]
+
+
 def test_a_text_to_image_model_is_said_to_be_in_16_bits_as_a_whole():
     def said(name):
         return [one for one in configured(name, 1, 1, 80)["assumed"] if "of the whole model in bf16" in one]
