@@ -14,6 +14,7 @@ from forgather.launch.dry_run import dry_run_layout, layout_text
 from forgather.launch.plan_check import fit_line
 from forgather.launch.planning import device_of, fit_on, traced_plan
 from forgather.launch.process_request import ProcessRequest
+from forgather.planner.fit import surely_fits
 from forgather.project.path_display import Display
 
 
@@ -62,8 +63,7 @@ def dry_run(
 
 
 def _fit_text(fit: Mapping[str, Any]) -> str:
-    lacks = any(rank["verdict"] != "fits" for rank in fit["ranks"])
-    return fit_line(fit) + ("; 'fgcli plan' with the same --hardware plans ways out" if lacks else "")
+    return fit_line(fit) + ("" if surely_fits(fit) else "; 'fgcli plan' with the same --hardware plans ways out")
 
 
 def _facts(plan: RunPlan, asked: ProcessRequest, command: list[str]) -> dict[str, Any]:

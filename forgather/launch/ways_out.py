@@ -21,13 +21,22 @@ from forgather.launch.time_planning import step_of
 from forgather.planner.choices import MICRO_BATCHES, ROWS
 from forgather.planner.fit import Verdict, fit_plan, worst_fit
 from forgather.planner.leaf import value_text
-from forgather.planner.ways_out import EVAL_ROWS, NUMBER, Change, WayOut, changes_of, nearest_first
+from forgather.planner.ways_out import (
+    EVAL_ROWS,
+    NUMBER,
+    OPTIMIZER_STEP,
+    Change,
+    WayOut,
+    changes_of,
+    fused_change,
+    nearest_first,
+)
 from forgather.planner.work import RunWork
 from forgather.project.check import check_project
 from forgather.project.literal import plain_value
 from forgather.project.project import Project
 from forgather.project.reader import reader_for
-from forgather.project.trainer_arguments import keyword, trainer_arguments
+from forgather.project.trainer_arguments import keyword, path_of, trainer_arguments
 
 _BATCHES = "forgather.ml.planner.batch_plans:plan_batches"
 _ADAMW = "forgather.ml.optim:adamw"
@@ -70,14 +79,15 @@ def ways_out(
     planner = _Planner(project, plan, place, say)
     need = max((fit.least for fit in planner.fits(plan)), default=0)
     found: list[tuple[Change, WayOut]] = []
-    for change in changes_of(plan, _given(project.graph), _adamw(project.graph)):
+    optimizer = _adamw(project.graph)
+    for change in changes_of(plan, _given(project.graph), optimizer):
         if sum(way.fits for _, way in found) == NUMBER:
             break
         found.append((change, planner.way(change)))
     # With a change that fits alone, no other one is needed.
     lacking = [one for one in found if one[1].reason is None and not one[1].fits and one[1].least < need]
     lacking.sort(key=lambda one: one[1].least)
-    found += _combined(planner, lacking) if len(lacking) > 1 else []
+    found += _combined(planner, lacking, fused_change(plan, optimizer)) if lacking else []
     ways = (
         way if way.reason is not None or way.least < need else replace(way, reason="it needs as much memory as the run")
         for _, way in found
@@ -85,12 +95,15 @@ def ways_out(
     return [way.as_data() for way in nearest_first(ways)]
 
 
-def _combined(planner: _Planner, lacking: list[tuple[Change, WayOut]]) -> list[tuple[Change, WayOut]]:
+def _combined(
+    planner: _Planner, lacking: list[tuple[Change, WayOut]], fused: Change | None
+) -> list[tuple[Change, WayOut]]:
     """Returns plans of several changes together, until one fits; a change that does not help the others is left out.
 
     Args:
         planner: plans a change.
         lacking: changes with which the run does not fit yet, the most effective first.
+        fused: a change that helps where the others have made the optimizer step the largest part.
     """
     best, best_way = lacking[0]
     found: list[tuple[Change, WayOut]] = []
@@ -105,6 +118,9 @@ def _combined(planner: _Planner, lacking: list[tuple[Change, WayOut]]) -> list[t
             best, best_way = found[-1]
         else:
             found.pop()
+    if fused is not None and not best_way.fits and best_way.at == OPTIMIZER_STEP and not best.sets & fused.sets:
+        together = best.plus(fused)
+        found.append((together, planner.way(together)))
     return found
 
 
@@ -185,9 +201,11 @@ class _Planner:
         worst = worst_fit(self.fits(plan))
         assert worst is not None  # noqa: S101 - the memory of the device is known
         hardware = self._place.device.hardware
+        phases = next(rank["phases"] for rank in plan["ranks"] if tuple(rank["ranks"]) == worst.ranks)
         return WayOut(
             title=change.title,
             assignments=self._assignments(change),
+            at=max(phases, key=lambda phase: phase["num_bytes"])["at"],
             peak_bytes=worst.peak_bytes,
             least=worst.least,
             most=worst.most,
@@ -199,9 +217,15 @@ class _Planner:
     def _assignments(self, change: Change) -> tuple[tuple[str, str], ...]:
         arguments = trainer_arguments(self._project.graph)
         assert arguments is not None  # noqa: S101 - the plan is that of a trainer
+        factory = keyword(self._project.graph.targets[MAIN].value, "optimizer_factory")
         return (
             *((arguments.path(name), value_text(value)) for name, value in change.settings.items()),
             *((f"{MAIN}.{name}", text) for name, text in change.of_main.items()),
+            *(
+                (f"+{path_of(self._project.graph, factory)}.{name}", text)
+                for name, text in change.of_optimizer.items()
+                if factory is not None
+            ),
         )
 
     def _changed(self, change: Change) -> Project:

@@ -22,8 +22,15 @@ from forgather.planner.memory_plan import format_size
 
 EVAL_ROWS = "per_device_eval_batch_size"
 
+OPTIMIZER_STEP = "optimizer step"
+"""The part of a step in which the weights are updated, as plans name it."""
+
 NUMBER = 3
 """How many ways out are looked for and shown."""
+
+
+_FACTORY = "optimizer_factory"
+_DECAYED = ["bias", "norm"]  # what AdamW of this library leaves out of weight decay if nothing is said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +41,20 @@ class Change:
         title: the name of the change.
         settings: new values of settings of the trainer.
         of_main: new arguments of the trainer, as YAML text.
+        of_optimizer: new arguments of the factory of the optimizer, as YAML text.
         divides: whether an update is divided into more and smaller micro-batches; how many follows from the plans.
     """
 
     title: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     of_main: Mapping[str, str] = field(default_factory=dict)
+    of_optimizer: Mapping[str, str] = field(default_factory=dict)
     divides: bool = False
 
     @property
     def sets(self) -> frozenset[str]:
         """The names of the settings and arguments that are changed."""
-        return frozenset((*self.settings, *self.of_main))
+        return frozenset((*self.settings, *self.of_main, *([_FACTORY] if self.of_optimizer else [])))
 
     def plus(self, other: Change) -> Change:
         """Returns both changes together."""
@@ -53,6 +62,7 @@ class Change:
             title=f"{self.title}, {other.title}",
             settings={**self.settings, **other.settings},
             of_main={**self.of_main, **other.of_main},
+            of_optimizer={**self.of_optimizer, **other.of_optimizer},
             divides=self.divides or other.divides,
         )
 
@@ -70,6 +80,7 @@ class WayOut:
         available: the free memory of a device.
         verdict: whether each rank fits.
         seconds: the time of an update; None if the device has no rates.
+        at: the part of the step in which this rank has its peak.
         reason: why the config cannot be changed like this; None if it can.
     """
 
@@ -81,6 +92,7 @@ class WayOut:
     available: int = 0
     verdict: Verdict = Verdict.TOO_LARGE
     seconds: Range | None = None
+    at: str = ""
     reason: str | None = None
 
     @property
@@ -106,11 +118,15 @@ def changes_of(plan: Mapping[str, Any], given: Mapping[str, Any], optimizer: Map
     rows = settings[ROWS] or 1
     found = []
     if given.get(EVAL_ROWS) != 1 and any(
-        _largest_phase(rank) in ("evaluation", "generation") for rank in plan["ranks"]
+        _largest_phase(rank)["phase"] in ("evaluation", "generation") for rank in plan["ranks"]
     ):
         found.append(Change(title="evaluation of one row at a time", settings={EVAL_ROWS: 1}))
     if rows > 1 and not given.get("accumulate_grad_batches"):
         found.append(Change(title="smaller micro-batches", divides=True))
+    if (fused := fused_change(plan, optimizer)) and any(
+        _largest_phase(rank)["at"] == OPTIMIZER_STEP for rank in plan["ranks"]
+    ):
+        found.append(fused)
     if mesh.get("pipeline", 1) > 1 and rows > 1 and given.get("pipeline_chunks") != rows:
         found.append(Change(title="micro-batches of one row in the pipeline", settings={"pipeline_chunks": rows}))
     found += _sharded(plan, given)
@@ -123,8 +139,23 @@ def changes_of(plan: Mapping[str, Any], given: Mapping[str, Any], optimizer: Map
     return found
 
 
-def _largest_phase(rank: Mapping[str, Any]) -> str:
-    return str(max(rank["phases"], key=lambda phase: phase["num_bytes"])["phase"])
+def fused_change(plan: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> Change | None:
+    """Returns the fused kernel of AdamW as a change; None if the run has it, or has no use for it.
+
+    On a GPU, an AdamW that is not fused updates all weights at once, and needs a copy of them all.
+
+    Args:
+        plan: the plan as data.
+        optimizer: the arguments of the optimizer if it is an AdamW; None if it is another one.
+    """
+    if optimizer is None or plan["device_type"] == "cpu" or optimizer.get("fused") or optimizer.get("foreach"):
+        return None
+    return Change(title="fused AdamW, without a copy of the weights", of_optimizer={"fused": "true"})
+
+
+def _largest_phase(rank: Mapping[str, Any]) -> Mapping[str, Any]:
+    largest: Mapping[str, Any] = max(rank["phases"], key=lambda phase: phase["num_bytes"])
+    return largest
 
 
 def _sharded(plan: Mapping[str, Any], given: Mapping[str, Any]) -> list[Change]:
@@ -157,6 +188,8 @@ _DIVISION = ("sharding_strategy", "reshard_after_forward", "shard_size")
 def _optimizers(optimizer: Mapping[str, Any]) -> list[Change]:
     """Returns optimizers with a smaller state than AdamW, with its weight decay and betas; none if it has more."""
     given = {name: value for name, value in optimizer.items() if value is not None}
+    if given.get("no_decay") == _DECAYED:
+        del given["no_decay"]
     decay, (beta1, beta2) = given.pop("weight_decay", None), given.pop("betas", (0.9, 0.999))
     if given:
         return []
@@ -164,8 +197,8 @@ def _optimizers(optimizer: Mapping[str, Any]) -> list[Change]:
     usual = {"adam_beta1": beta1, "adam_beta2": beta2} | ({} if decay is None else {"weight_decay": decay})
     arguments = "{}" if decay is None else f"{{weight_decay: {decay}}}"
     return [
-        Change(title="8-bit AdamW", settings={"optim": "adamw_8bit", **usual}, of_main={"optimizer_factory": "null"}),
-        Change(title="Adafactor", of_main={"optimizer_factory": f"!partial:forgather.ml.optim:adafactor {arguments}"}),
+        Change(title="8-bit AdamW", settings={"optim": "adamw_8bit", **usual}, of_main={_FACTORY: "null"}),
+        Change(title="Adafactor", of_main={_FACTORY: f"!partial:forgather.ml.optim:adafactor {arguments}"}),
     ]
 
 

@@ -81,8 +81,17 @@ class TrainerArguments:
 
     def path(self, name: str) -> str:
         """Returns the path of a setting for `--set`, with the prefix `+` if the setting is not given."""
-        path = next(path_text(place) for place, node in walk_places(self.graph) if node is self.call)
-        return f"{'' if self.get(name) else '+'}{path}.{name}"
+        return f"{'' if self.get(name) else '+'}{path_of(self.graph, self.call)}.{name}"
+
+
+def path_of(graph: Graph, wanted: Node) -> str:
+    """Returns the first path of a node in a graph, as `--set` takes it.
+
+    Args:
+        graph: the graph.
+        wanted: a node of the graph.
+    """
+    return next(path_text(place) for place, node in walk_places(graph) if node is wanted)
 
 
 def trainer_arguments(graph: Graph) -> TrainerArguments | None:

@@ -9,11 +9,26 @@ GIB = 2**30
 ADAMW = {"betas": [0.9, 0.95], "weight_decay": 0.1}
 
 
-def titles(*, given=None, optimizer=None, world=1, mesh=None, strategy="DataParallel", largest="update", **settings):
+def titles(
+    *,
+    given=None,
+    optimizer=None,
+    world=1,
+    mesh=None,
+    strategy="DataParallel",
+    largest="update",
+    at="optimizer step",
+    device="cuda",
+    **settings,
+):
     usual = {"per_device_train_batch_size": 4, "gradient_checkpointing": False, "bf16": False, "fp16": False}
-    phases = [{"phase": "evaluation", "num_bytes": 2}, {"phase": "update", "num_bytes": 1}]
+    phases = [
+        {"phase": "evaluation", "at": "evaluation", "num_bytes": 2},
+        {"phase": "training step", "at": at, "num_bytes": 1},
+    ]
     ranks = [{"phases": phases if largest == "evaluation" else phases[1:]}]
     plan = {"settings": usual | settings, "mesh": mesh or {}, "strategy": strategy, "world_size": world, "ranks": ranks}
+    plan["device_type"] = device
     return [change.title for change in changes_of(plan, given or {}, optimizer)]
 
 
@@ -72,18 +87,35 @@ def test_what_can_be_divided_further_is(options, found):
 
 def test_a_smaller_optimizer_keeps_decay_and_betas():
     plan = {"settings": {"per_device_train_batch_size": 1, "gradient_checkpointing": True, "bf16": True, "fp16": False}}
-    eight, factor = changes_of({**plan, "mesh": {}, "strategy": "", "world_size": 1, "ranks": []}, {}, ADAMW)
+    eight, factor = changes_of(
+        {**plan, "mesh": {}, "strategy": "", "world_size": 1, "ranks": [], "device_type": "cuda"}, {}, ADAMW
+    )
     assert {"optim": "adamw_8bit", "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95} == eight.settings
     assert {"optimizer_factory": "null"} == eight.of_main
     assert "adafactor {weight_decay: 0.1}" in factor.of_main["optimizer_factory"]
     assert eight.sets & factor.sets
     # The trainer's own weight decay stays where the factory gives none; other arguments cannot be carried over.
-    eight, factor = changes_of({**plan, "mesh": {}, "strategy": "", "world_size": 1, "ranks": []}, {}, {"betas": None})
+    eight, factor = changes_of(
+        {**plan, "mesh": {}, "strategy": "", "world_size": 1, "ranks": [], "device_type": "cuda"}, {}, {"betas": None}
+    )
     assert {"optim": "adamw_8bit", "adam_beta1": 0.9, "adam_beta2": 0.999} == eight.settings
     assert factor.of_main["optimizer_factory"].endswith("adafactor {}")
-    assert [] == changes_of({**plan, "mesh": {}, "strategy": "", "world_size": 1, "ranks": []}, {}, {"lr": 0.1})
+    assert [] == changes_of(
+        {**plan, "mesh": {}, "strategy": "", "world_size": 1, "ranks": [], "device_type": "cuda"}, {}, {"lr": 0.1}
+    )
     both = titles(per_device_train_batch_size=1, optimizer=None)
     assert "Adafactor" not in both
+
+
+def test_a_fused_adamw_is_a_way_out_of_an_optimizer_step_on_a_gpu():
+    used = {"per_device_train_batch_size": 1, "gradient_checkpointing": True, "bf16": True}
+    fused = "fused AdamW, without a copy of the weights"
+    whole = {**ADAMW, "no_decay": ["bias", "norm"]}
+    assert [fused, "8-bit AdamW", "Adafactor"] == titles(optimizer=whole, **used)
+    others = [{"at": "backward pass"}, {"device": "cpu"}, {"optimizer": {**whole, "fused": True}}, {"optimizer": None}]
+    assert not any(fused in titles(**{"optimizer": whole, **used, **other}) for other in others)
+    # What leaves other weights out of the decay cannot be said with `optim`.
+    assert [fused] == titles(optimizer={**ADAMW, "no_decay": ["bias"]}, **used)
 
 
 def way(title, least, verdict, **facts):

@@ -23,5 +23,7 @@ def choose_path(strategy: Any, device_type: str) -> None:
     if device_type == "cpu" or OPTIMIZER in Offload.of(strategy, device_type).parts:
         return
     for group in strategy.optimizer.param_groups:
-        if "foreach" in group and group["foreach"] is None and not group.get("fused") and not group["differentiable"]:
+        # Adafactor has no setting "differentiable", and takes weights one by one unless it was told otherwise.
+        is_asked = group.get("differentiable") is False and not group.get("fused")
+        if "foreach" in group and group["foreach"] is None and is_asked:
             group["foreach"] = True
