@@ -113,10 +113,28 @@ def hardware(name: str) -> Hardware:
         raise PlanError(
             f"the table of hardware has no {name!r}",
             code="FG994",
-            hint=f"{meant}known are {', '.join(entries)}; other devices are described by a file: --hardware FILE.json",
+            hint=_size_hint(name)
+            or f"{meant}known are {', '.join(entries)}; other devices are described by a file: --hardware FILE.json",
             found=name,
         )
     return _from_table(key)
+
+
+def _size_hint(name: str) -> str | None:
+    """Returns what to do with a size in place of a name; None if the name is no size."""
+    size = _SIZE.fullmatch(name.strip())
+    if size is None:
+        return None
+    wanted = float(size[1]) * (2**30 if "i" in size[2] else 10**9)
+    sized = [key for key in hardware_names() if abs((_from_table(key).memory_bytes or 0) / wanted - 1) < _SAME_SIZE]
+    named = f"--hardware takes a device; of this size: {', '.join(sized)}. " if sized else ""
+    return (
+        f"{named}Without a device, --free {name} says whether the run fits, and --memory {name} finds the largest batch"
+    )
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(G|GB|GiB)", re.IGNORECASE)
+_SAME_SIZE = 0.09  # 24 GB and 24 GiB are 7 % apart
 
 
 def hardware_of_device(device_name: str) -> Hardware | None:

@@ -109,6 +109,12 @@ def test_a_plan_says_how_long_the_run_takes_and_on_how_many_devices(bench, capsy
     assert "more could not be planned" not in lines
 
 
+def test_a_trainer_of_one_process_on_several_devices_names_the_search(bench, capsys):
+    assert 0 != main(["-t", "tiny", "plan", "--hardware", "fast.json", "--gpus", "2"])
+    said = capsys.readouterr().err
+    assert "error[FG703]" in said and "--find" in said
+
+
 def test_a_deadline_of_a_config_of_one_process_says_why_no_more_were_planned(bench, capsys):
     words = ["--hardware", "fast.json", "--tokens", "1e6", "--days", "1e-4", "--free", "1KiB", "--no-ways-out"]
     assert 0 == main(["-t", "tiny", "plan", *words])

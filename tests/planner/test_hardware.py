@@ -154,3 +154,12 @@ def test_a_missing_file_is_reported():
     with pytest.raises(PlanError, match="cannot be read") as info:
         hardware("nowhere.json")
     assert info.value.code == "FG995"
+
+
+def test_a_size_in_place_of_a_name_gets_the_options_for_sizes():
+    with pytest.raises(PlanError) as info:
+        hardware("24GB")
+    assert "rtx4090" in info.value.hint and "--free 24GB" in info.value.hint and "h200" not in info.value.hint
+    with pytest.raises(PlanError) as info:
+        hardware("7 GiB")
+    assert info.value.hint.startswith("For a size alone")

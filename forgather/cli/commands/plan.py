@@ -18,6 +18,7 @@ from forgather.cli.plan_grid import add_grid, grid_lines, longest_lines
 from forgather.cli.plan_output import fit_lines, plan_lines, row_lines
 from forgather.cli.plan_time_output import device_count_lines, time_lines
 from forgather.cli.trusting import ask_trust
+from forgather.errors import ForgatherError
 from forgather.launch.auto_values import AutoValue
 from forgather.launch.in_process import MAIN, plan_run
 from forgather.launch.planning import device_of, fit_on, free_on, page_of, rows_within, traced_plan
@@ -140,7 +141,12 @@ def run(invocation: Invocation) -> int:
         # Nobody limits the memory of a run on a CPU, so that a limit is that of a GPU somewhere else.
         assumed = options.device_type or ("cuda" if options.memory else "cpu")
         cluster = {"gpus": gpus, "nodes": options.nodes, "device_type": assumed if device is None else device.type}
-        found, work = traced_plan(project, **cluster)
+        try:
+            found, work = traced_plan(project, **cluster)
+        except ForgatherError as error:
+            if error.code == "FG703":
+                error.hint = f"{error.hint}; --find plans every trainer that the config may have"
+            raise
         rows = options.memory and rows_within(project, **cluster, limit=options.memory)
         if device is not None:
             fit = fit_on(found, device)
