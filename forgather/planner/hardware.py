@@ -128,9 +128,7 @@ def _size_hint(name: str) -> str | None:
     wanted = float(size[1]) * (2**30 if "i" in size[2] else 10**9)
     sized = [key for key in hardware_names() if abs((_from_table(key).memory_bytes or 0) / wanted - 1) < _SAME_SIZE]
     named = f"--hardware takes a device; of this size: {', '.join(sized)}. " if sized else ""
-    return (
-        f"{named}Without a device, --free {name} says whether the run fits, and --memory {name} finds the largest batch"
-    )
+    return f"{named}For a size alone, --free {name} says whether the run fits, and --memory {name} the largest batch"
 
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(G|GB|GiB)", re.IGNORECASE)
