@@ -66,7 +66,7 @@ def shares(page, key):
 def test_bars_are_in_proportion_to_the_device(found):
     found["time"] = None
     page, whole = plan_page(found), 16 * 1.06
-    sizes = {"u0": 2, "u7": 4, "u4": 1, "u12": 1, "least": 1, "most": 1}
+    sizes = {"u0": 2, "u7": 4, "u4": 1, "u13": 1, "least": 1, "most": 1}
     for key, size in sizes.items():
         assert [pytest.approx(100 * size / whole, abs=1e-3)] == shares(page, key)
     assert f'--at:{16 / whole:.3%}" title="memory of the device"' in page

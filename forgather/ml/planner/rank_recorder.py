@@ -30,6 +30,7 @@ ACTIVATIONS, LOGITS, TEMPORARIES, BATCH = "activations", "logits", "temporaries"
 OTHER_MODELS = "other models"
 GATHERED, COMMUNICATION, BUCKETS = "gathered weights", "communication", "buckets"
 CACHE = "cache of keys and values"
+PREDICTIONS = "predictions"
 WORKSPACES = "workspaces of convolutions"
 _GATHERS = ("fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy", "c10d._allgather_base_")
 _SENDS = ("fsdp.chunk_cat", "c10d._reduce_scatter_base_", "c10d.allreduce_", "_c10d_functional.all_reduce")

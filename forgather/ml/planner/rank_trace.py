@@ -45,6 +45,7 @@ from forgather.ml.planner.rank_recorder import (
     OPTIMIZER,
     OTHER_MODELS,
     PARAMETERS,
+    PREDICTIONS,
     TEMPORARIES,
     RankRecorder,
     category_of,
@@ -56,7 +57,7 @@ from forgather.ml.planner.remembered_fakes import RememberingFakes
 from forgather.ml.planner.stage_metadata import Relay, relayed
 from forgather.ml.planner.trace_facts import facts_of, mean_accumulation
 from forgather.ml.planner.trace_result import RankTrace
-from forgather.ml.planner.transformers_steps import planned_trainer
+from forgather.ml.planner.transformers_steps import TransformersSteps, planned_trainer
 from forgather.ml.planner.untraceable import formula_sizes, has_formula, untraceable
 from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale, living_tensors, only_new_objects
 from forgather.ml.planner.window_shape import WindowShape
@@ -124,7 +125,8 @@ def trace_shapes(
         stages = contextlib.nullcontext() if relay is None else relayed(relay)
         world = leaving_no_group() if facts.world_size == 1 else fake_world(facts)
         with world, separate_engine(), shapes_only(), loading_fakes(), stages, only_new_objects():
-            trainer = planned_trainer(make_trainer(lambda function: without_memory_for_models(function, fake)))
+            made = make_trainer(lambda function: without_memory_for_models(function, fake))
+            trainer = planned_trainer(made, device_type)
             batches = planned_batches(trainer, {shape.length for shape in shapes if shape.length})
             with fake, RealIntegers():  # type: ignore[no-untyped-call]
                 with ReadingZeros(trainer.strategy.model):
@@ -302,6 +304,9 @@ class _Tracer(NamedTuple):
             self.places.begin_pass("evaluation")
             (given,) = window_with_divergence(strategy, replace(self.planned.first, batches=[batch])).batches
             strategy.evaluate(given)
+            if isinstance(strategy, TransformersSteps):
+                recorder.set_category(strategy.predictions, PREDICTIONS)
+                strategy.predictions.clear()
         # Answers are no work of a step.
         work.repeats = 0
         for prompts in self.planned.prompts:

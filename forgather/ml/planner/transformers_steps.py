@@ -8,13 +8,14 @@ its strategy calls `training_step`, the clipping, the optimizer and `prediction_
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from transformers.trainer_pt_utils import nested_concat
 
 from forgather.errors import PlanError
 from forgather.ml.distributed.env import DistributedEnvironment
@@ -23,6 +24,7 @@ from forgather.ml.losses import IGNORE_INDEX, count_valid
 from forgather.ml.strategy.base import Recipe, Strategy
 from forgather.ml.strategy.model_strategy import ModelStrategy, topology_of
 from forgather.ml.trainer.arguments import TrainingArguments
+from forgather.ml.trainer.predictions import leaves, nested
 from forgather.ml.trainer.trainer import Trainer
 from forgather.ml.types import Evaluated, Update, Window
 
@@ -43,6 +45,10 @@ _SAME = (
 )
 """The settings that the batches and the plan depend on, which both kinds of arguments have."""
 
+_METRICS = (
+    "set eval_accumulation_steps, the number of batches after which predictions are moved to the host, or "
+    "batch_eval_metrics"
+)
 _TRAINER = "plan the same model, rows and sizes with -- extends 'trainers/accel_trainer.yaml'"
 _ANSWERS = (
     "plan the same model with -- extends 'tasks/chat.yaml' and rows as long as a prompt and max_completion_length: an "
@@ -50,11 +56,12 @@ _ANSWERS = (
 )
 
 
-def planned_trainer(trainer: Any) -> Trainer:
+def planned_trainer(trainer: Any, device_type: str = "cpu") -> Trainer:
     """Returns the trainer whose strategy is traced.
 
     Args:
         trainer: the object that a config trains with, such as a `Trainer` or an `HFTrainer`.
+        device_type: the kind of device that is planned for, "cpu" or "cuda".
 
     Raises:
         PlanError: FG969 if the steps of the object cannot be traced.
@@ -69,10 +76,22 @@ def planned_trainer(trainer: Any) -> Trainer:
     for name in ("fsdp", "deepspeed", "parallelism_config"):
         if getattr(args, name, None):
             raise _untraced(trainer, f"leaves args.{name} to Accelerate, which needs the devices", _TRAINER)
+    sets = trainer.eval_dataset
+    known = [hasattr(one, "__len__") for one in (sets.values() if isinstance(sets, Mapping) else (sets,))]
+    if _keeps_predictions(trainer) and not args.eval_accumulation_steps and not all(known):
+        raise _untraced(trainer, "keeps the predictions of an evaluation set of unknown length", _METRICS)
     if args.device.type == "cpu":
         # Accelerate numbers CPUs, and to fake tensors "cpu:0" is another device than "cpu".
         args._setup_devices = trainer.accelerator.state.device = torch.device("cpu")
-    return _StandIn(trainer)
+    return _StandIn(trainer, device_type)
+
+
+def _keeps_predictions(trainer: Any) -> bool:
+    """Returns whether an evaluation keeps the predictions of all rows for metrics, until they are moved to the host."""
+    args = trainer.args
+    evaluates = args.eval_strategy != "no" or args.eval_on_start
+    has_metrics = trainer.compute_metrics is not None and not args.prediction_loss_only
+    return evaluates and has_metrics and not args.batch_eval_metrics and trainer.eval_dataset is not None
 
 
 def _untraced(trainer: Any, why: str, hint: str) -> PlanError:
@@ -88,8 +107,8 @@ def _recomputes(args: Any) -> bool:
 class _StandIn(Trainer):
     """A trainer with the model, the rows and the sizes of a `transformers.Trainer`, whose steps it does."""
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, device_type: str) -> None:
+        self._trainer, self._device_type = trainer, device_type
         same = {name: getattr(trainer.args, name) for name in _SAME}
         super().__init__(
             trainer.model,
@@ -103,7 +122,7 @@ class _StandIn(Trainer):
 
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
         """Returns the strategy that does the steps of the given trainer."""
-        return TransformersSteps(environment, self._trainer)
+        return TransformersSteps(environment, self._trainer, self._device_type)
 
 
 class _Collated:
@@ -130,12 +149,17 @@ class TransformersSteps(ModelStrategy):
     Args:
         environment: the rank and the world size.
         trainer: the trainer.
+        device_type: the kind of device that is planned for. What is moved from a CPU to the host stays where it is.
+
+    Attributes:
+        predictions: what the evaluation keeps of all batches so far, for metrics.
     """
 
     gradients_are_views = False
 
-    def __init__(self, environment: DistributedEnvironment, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, environment: DistributedEnvironment, trainer: Any, device_type: str) -> None:
+        self._trainer, self._device_type = trainer, device_type
+        self.predictions: list[Tensor] = []
         self.layout = Layout.for_world(environment.world_size)
         self.topology = topology_of(environment, self.layout, trainer.args.device)
 
@@ -193,10 +217,36 @@ class TransformersSteps(ModelStrategy):
 
     @torch.no_grad()
     def evaluate(self, batch: Any) -> Evaluated:
-        """Returns what `prediction_step` returns for a batch."""
+        """Returns what `prediction_step` returns for a batch, the last one of the largest set."""
         self._leave_training()
-        only_loss = self._trainer.compute_metrics is None or self._trainer.args.prediction_loss_only
         with contextlib.suppress(AttributeError):
             self._trainer.optimizer.eval()
-        loss, logits, _ = self._trainer.prediction_step(self.engine, dict(batch), only_loss)
-        return Evaluated(loss, self.rule.count(batch), logits)
+        loss, found = self._predicted(batch)
+        if not _keeps_predictions(self._trainer):
+            return Evaluated(loss, self.rule.count(batch), found[0])
+        kept = nested(lambda one: one.new_empty(self._rows_before(batch), *one.shape[1:]), found)
+        loss, found = self._predicted(batch)
+        self.predictions += leaves((kept, nested_concat(kept, found), found))  # type: ignore[no-untyped-call]
+        return Evaluated(loss, self.rule.count(batch), found[0])
+
+    def _predicted(self, batch: Any) -> tuple[Any, Any]:
+        """Returns the loss of a batch, and its predictions and labels on all processes."""
+        trainer, world_size = self._trainer, self.topology.world_size
+        only_loss = trainer.compute_metrics is None or trainer.args.prediction_loss_only
+        loss, logits, labels = trainer.prediction_step(self.engine, dict(batch), only_loss)
+        if logits is not None and trainer.preprocess_logits_for_metrics is not None:
+            logits = trainer.preprocess_logits_for_metrics(logits, labels)
+        found = tuple(one for one in (logits, labels) if one is not None) or (None,)
+        if world_size > 1 and found[0] is not None:
+            found = nested(lambda one: one.new_empty(world_size * one.shape[0], *one.shape[1:]), found)
+        return loss, found
+
+    def _rows_before(self, batch: Any) -> int:
+        """Returns how many rows have predictions on the device before the last batch of the largest set."""
+        args, sets = self._trainer.args, self._trainer.eval_dataset
+        rows = int(args.per_device_eval_batch_size) * self.topology.world_size
+        longest: int = max(map(len, sets.values() if isinstance(sets, Mapping) else (sets,)))
+        batches = -(-longest // rows)
+        if args.eval_accumulation_steps and self._device_type != "cpu":
+            batches = min(batches, args.eval_accumulation_steps)
+        return (batches - 1) * rows

@@ -32,6 +32,7 @@ _USES = (
     "logits",
     "temporaries",
     "workspaces of convolutions",
+    "predictions",
 )
 _OTHER = len(_USES)
 _PARTS = {"forward": "forward pass", "backward": "backward pass"}

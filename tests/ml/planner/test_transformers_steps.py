@@ -11,10 +11,12 @@ from forgather.errors import PlanError
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.adapters import lora
 from forgather.ml.distributed.env import exported_facts, process_facts
+from forgather.ml.planner.allocations import Region
 from forgather.ml.planner.rank_trace import trace_rank
 from forgather.ml.planner.row_limit import largest_rows
 from forgather.ml.planner.transformers_steps import planned_trainer
 from forgather.ml.trainer.hf import HFTrainer
+from tests.matrix import thinned
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.planner import cell_models
 from tests.ml.planner.cells import STEPS
@@ -32,12 +34,14 @@ class Marks(TrainerCallback):
         self.step.__exit__(None, None, None)
 
 
-def trainer(output_dir, hook=lambda function: function, model="llama", adapter=None, **args):
+def trainer(output_dir, hook=lambda function: function, model="llama", adapter=None, eval_dataset=None, **args):
     settings = {"use_cpu": True, "per_device_train_batch_size": 8, "max_steps": 5, "save_strategy": "no"}
     return HFTrainer(
         hook(cell_models.model)(model, 4),
         TrainingArguments(output_dir, **settings, report_to="none", disable_tqdm=True, **args),
         train_dataset=cell_models.rows(model, 64),
+        eval_dataset=eval_dataset,
+        compute_metrics=counted,
         adapter=adapter and lora(**adapter),
     )
 
@@ -86,6 +90,62 @@ def test_the_traced_peak_is_the_measured_one(name, tmp_path, record_property):
         assert -0.02 <= plan / real - 1 <= (0.03 if world_size == 1 else 0.1), (real, plan)
 
 
+ROWS, RANKS = 48, 8
+METRICS = {
+    "all rows": (1, {}),
+    "batch by batch": (1, {"batch_eval_metrics": True}),
+    "DDP": (2, {}),
+}
+
+
+def counted(prediction, compute_result=True):
+    return {"rows": len(prediction.predictions)}
+
+
+def evaluating(output_dir, hook=lambda function: function, count=ROWS, **args):
+    rows = cell_models.rows("llama", 64)[:count]
+    return trainer(output_dir, hook, eval_dataset=rows, per_device_eval_batch_size=8, eval_strategy="epoch", **args)
+
+
+def measured_evaluation(make, output_dir):
+    """Returns the peak of an evaluation."""
+    with exported_facts(process_facts()), profiled(["evaluation"]) as found:
+        made = make(output_dir)
+        with record_function("evaluation"):
+            metrics = made.evaluate()
+    assert metrics["eval_rows"] in (ROWS, RANKS)
+    return found.num_bytes
+
+
+@pytest.mark.parametrize("name", thinned(METRICS, lambda name: name == "all rows"))
+def test_predictions_that_are_kept_for_metrics_are_planned(name, tmp_path):
+    world_size, changes = METRICS[name]
+    make = functools.partial(evaluating, **changes)
+    cell_models.rows("llama", 64)
+    real = max(run_ranks(world_size, measured_evaluation, make, tmp_path))
+
+    facts = ProcessFacts(rank=0, local_rank=0, world_size=world_size, local_world_size=world_size)
+    trace = trace_rank(functools.partial(make, tmp_path), facts)
+    peaks = [peak for at, peak in trace.peaks.items() if at.phase == "evaluation"]
+    found = max(peaks, key=lambda peak: peak.num_bytes)
+    # The evaluation is measured without a step before it, which makes the optimizer's state and the batch that waits.
+    plan = found.num_bytes - sum(found.categories.get(use, 0) for use in ("optimizer", "batch"))
+    batch = 8 * world_size * 64 * cell_models.VOCABULARY * 4
+    assert plan == pytest.approx(real, abs=0.25 * batch), (found, real)
+    assert ("predictions" in found.categories) == (name != "batch by batch")
+
+
+def test_predictions_that_are_moved_to_the_host_leave_a_gpu_and_stay_on_a_cpu(tmp_path):
+    def kept(device_type, **given):
+        facts = ProcessFacts(rank=0, local_rank=0, world_size=1, local_world_size=1)
+        make = functools.partial(evaluating, tmp_path, **given)
+        return trace_rank(make, facts, device_type=device_type, depth=1).peaks[Region("evaluation", 1)].categories
+
+    two = kept("cuda", count=16)["predictions"]
+    assert two == kept("cuda", eval_accumulation_steps=2)["predictions"]
+    assert two < kept("cpu", eval_accumulation_steps=2)["predictions"]
+
+
 class Answering(HFTrainer):
     """A trainer that answers prompts, as those of TRL do."""
 
@@ -99,7 +159,14 @@ def test_what_cannot_be_traced_is_refused_with_the_reason(tmp_path):
     answering = trainer(tmp_path)
     answering.__class__ = Answering
 
-    for given, reason in ((made, "args.fsdp"), (answering, "answers prompts"), (object(), "not a trainer")):
+    metrics = evaluating(tmp_path)
+    metrics.eval_dataset = iter(metrics.eval_dataset)
+    for given, reason in (
+        (metrics, "unknown length"),
+        (made, "args.fsdp"),
+        (answering, "answers prompts"),
+        (object(), "not a trainer"),
+    ):
         with pytest.raises(PlanError, match=reason) as caught:
             planned_trainer(given)
         assert "FG969" == caught.value.code
