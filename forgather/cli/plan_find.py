@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from contextlib import redirect_stdout
 from typing import Any
@@ -13,7 +14,7 @@ from forgather.interrupt import status_of
 from forgather.launch.finding import Found, Search, find
 from forgather.launch.planning import Device, device_of, free_on
 from forgather.launch.written_choice import refuse_writing, write_best
-from forgather.planner.foreign_configs import FORMS
+from forgather.planner.foreign_configs import FORMS, missing_settings
 from forgather.planner.hardware import Hardware
 from forgather.planner.memory_plan import format_size
 from forgather.planner.ranking import ORDERS, Cell, rejection, rejections
@@ -86,7 +87,9 @@ def run_find(project: Project, options: argparse.Namespace, *, gpus: int) -> int
     written = None
     if options.write is not None and found.interruption is None:
         file, cell = write_best(project, found, search, options.write, written_as)
-        written = {"file": file, "title": cell.title, "rows": cell.rows, "micro_batches": cell.micro_batches}
+        missing = missing_settings(written_as, cell.settings, cell.rows, cell.micro_batches)
+        sizes = {"rows": cell.rows, "micro_batches": cell.micro_batches}
+        written = {"file": file, "title": cell.title, **sizes, "missing_settings": missing}
     if options.json:
         write_json({"config": project.config_name, **found.as_data(), "written": written}, options.output)
     else:
@@ -148,6 +151,8 @@ def _lines(found: Found, search: Search, written: dict[str, Any] | None) -> list
     lines += ["", _PIPELINES] if search.gpus * search.nodes > 1 else []
     if written is not None:
         lines += ["", f"written: {written['file']} ({written['title']}, micro-batches of {written['rows']})"]
+        if missing := ", ".join(f"{name} {json.dumps(value)}" for name, value in written["missing_settings"].items()):
+            lines.append(f"  such a file has no words for {missing}: set that in the code that trains")
     return lines
 
 

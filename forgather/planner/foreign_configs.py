@@ -52,6 +52,28 @@ def foreign_text(
     return json.dumps(_arguments(settings, batch, given), indent=2) + "\n"
 
 
+def missing_settings(form: str, settings: Mapping[str, Any], rows: int, micro_batches: int) -> dict[str, Any]:
+    """Returns the settings of a choice for which the files of a form have no words: the code that trains sets them.
+
+    Args:
+        form: "config", or a key of `FORMS`.
+        settings: the settings of the choice, as those of Forgather's trainers.
+        rows: the rows of a micro-batch.
+        micro_batches: the number of micro-batches of an update.
+
+    Example:
+        >>> missing_settings("deepspeed", {"gradient_checkpointing": True}, 2, 3)
+        {'gradient_checkpointing': True}
+    """
+    recomputes = {"gradient_checkpointing": True} if settings.get("gradient_checkpointing") else {}
+    if form == "deepspeed":
+        return recomputes
+    if form != "accelerate":
+        return {}
+    number = {} if "deepspeed" in settings else {"gradient_accumulation_steps": micro_batches}
+    return {"per_device_train_batch_size": rows, **number, **({} if settings.get("fsdp") else recomputes)}
+
+
 def _deepspeed(
     settings: Mapping[str, Any], batch: Mapping[str, int], processes: int, given: Mapping[str, Any]
 ) -> dict[str, Any]:

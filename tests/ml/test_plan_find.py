@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from forgather.cli.main import main
+from forgather.cli.plan_find import _lines as plan_find_lines
 from forgather.errors import PlanError
 from forgather.launch.choice_project import ChoiceProjects
-from forgather.launch.finding import VERIFIED, Search, find
+from forgather.launch.finding import VERIFIED, Found, Search, find
 from forgather.launch.planning import Device
 from forgather.launch.written_choice import refuse_writing, write_best
 from forgather.planner.hardware import Hardware, hardware
@@ -47,7 +48,7 @@ def test_the_best_way_is_found_written_and_passes_the_check(bench, capsys):
     assert ("one process without recomputation", 2, 1) == (best["title"], best["rows"], best["micro_batches"])
     speeds = [sum(cell["tokens_per_second"].values()) for cell in ranking]
     assert speeds == sorted(speeds, reverse=True)
-    assert found["written"]["title"] == best["title"]
+    assert (best["title"], {}) == (found["written"]["title"], found["written"]["missing_settings"])
 
     written = bench / "templates/configs/best.yaml"
     assert "-- extends 'configs/tiny.yaml'" in written.read_text()
@@ -118,6 +119,16 @@ def test_the_rows_of_an_update_follow_from_the_config(bench, name, text, rows):
             with pytest.raises(PlanError, match=rows) as caught:
                 projects.rows_per_update()
             assert "FG993" == caught.value.code
+
+
+def test_what_a_file_of_another_tool_cannot_say_is_printed():
+    found = Found(cells=(), ranking=(), choices={}, rows=2, traced=0)
+    written = {"file": "a.json", "title": "ZeRO 3, recomputed", "rows": 2}
+    missing = {"gradient_checkpointing": True}
+    search = Search(gpus=1, nodes=1, device=BOX)
+    lines = plan_find_lines(found, search, {**written, "missing_settings": missing})
+    assert "such a file has no words for gradient_checkpointing true: set that" in lines[-1]
+    assert plan_find_lines(found, search, {**written, "missing_settings": {}})[-1].startswith("written: a.json")
 
 
 FAILING = """\

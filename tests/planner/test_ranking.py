@@ -8,7 +8,7 @@ from forgather.errors import PlanError
 from forgather.planner.choices import ACCEL_TRAINER, DEFAULTS, batches, changes, choices
 from forgather.planner.efficiency import Range
 from forgather.planner.fit import Verdict
-from forgather.planner.foreign_configs import FORMS, foreign_text
+from forgather.planner.foreign_configs import FORMS, foreign_text, missing_settings
 from forgather.planner.leaf import leaf_text
 from forgather.planner.ranking import Cell, ranked, refuse_if_nothing_fits, rejection, rejections
 from forgather.planner.work import Operation, work_on_line
@@ -177,6 +177,12 @@ def test_a_choice_in_the_words_of_other_tools():
         arguments["bf16"],
     )
     assert foreign_text("deepspeed", found["DDP, recomputed"], 2, 3, **sizes) is None
+    recomputed = {"gradient_checkpointing": True}
+    assert recomputed == missing_settings("deepspeed", found["ZeRO 2, recomputed"], 2, 3)
+    rows = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+    assert rows | recomputed == missing_settings("accelerate", found["DDP, recomputed"], 2, 3)
+    assert rows == missing_settings("accelerate", found["FSDP2, recomputed"], 2, 3)
+    assert [{}, {}] == [missing_settings(form, found["DDP, recomputed"], 2, 3) for form in ("config", "arguments")]
     hybrid = next(one.settings for one in choices(4, 2, {}) if "hybrid" in one.title)
     assert foreign_text("arguments", hybrid, 2, 3, **sizes) is None
     assert [None] * 3 == [foreign_text(form, found["tensor 2 x FSDP2, recomputed"], 2, 3, **sizes) for form in FORMS]
