@@ -84,14 +84,15 @@ def ranked(cells: Iterable[Cell], by: str) -> list[Cell]:
     Args:
         cells: the cells.
         by: "tokens" for the most tokens a second, "memory" for the least need, "price" for the lowest price of a token.
-            A range counts by its middle. Where the rates of the device are unknown, "tokens" and "price" put few
-            micro-batches first, and those without recomputation.
+            A range counts by its middle. Where the rates of the device are unknown, "tokens" and "price" put ways
+            without offload first, then few micro-batches, then those without recomputation.
     """
 
     def key(cell: Cell) -> tuple[Any, ...]:
         if cell.tokens_per_second is None and by != "memory":
             recomputes = bool(cell.settings.get(RECOMPUTE))
-            return cell.verdict is not Verdict.FITS, cell.micro_batches, recomputes, cell.most, cell.title, cell.rows
+            slower = cell.host_bytes > 0, cell.micro_batches, recomputes
+            return cell.verdict is not Verdict.FITS, *slower, cell.most, cell.title, cell.rows
         speed = _middle(cell.tokens_per_second)
         price = _middle(cell.price) if cell.price is not None else -speed
         first = {"tokens": -speed, "memory": cell.most, "price": price}[by]

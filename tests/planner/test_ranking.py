@@ -108,6 +108,12 @@ def test_without_rates_few_micro_batches_are_first():
     assert [8, 2] == [one.rows for one in ranked([cell(rows=2, least=1), cell(rows=8, least=2)], "tokens")]
 
 
+def test_without_rates_what_is_offloaded_is_last():
+    cells = [cell("offloaded", rows=8, least=1, host_bytes=9), cell("on the device", rows=1, least=5)]
+    assert ["on the device", "offloaded"] == [one.title for one in ranked(cells, "tokens")]
+    assert ["offloaded", "on the device"] == [one.title for one in ranked(cells, "memory")]
+
+
 def test_a_rejection_names_the_smallest_size_and_the_largest_row():
     large = {"verdict": Verdict.TOO_LARGE, "largest": (("logits", 12 * GIB), ("parameters", GIB))}
     cells = [cell("A"), cell("A", rows=8, least=40 * GIB, **large), cell("A", rows=4, least=31 * GIB, **large)]
