@@ -6,6 +6,7 @@ Takes a project and the command line; changes the project, and gives the values 
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from contextlib import redirect_stdout
 from sys import stderr
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 from forgather.cli.invocation import Invocation
 from forgather.cli.next_steps import checkpoint_to_resume
 from forgather.cli.output import print_note
-from forgather.launch.auto_values import ROWS, AutoValue, auto_settings, find_values, room_of, values_of_checkpoint
+from forgather.launch.auto_values import ROWS, AutoValue, auto_settings, find_values, values_of_checkpoint
 from forgather.launch.batch_trial import asks_for_trial, confirmed_rows
+from forgather.launch.room import room_of
 from forgather.project.project import Project
 from forgather.project.trainer_arguments import trainer_arguments
 
@@ -73,6 +75,12 @@ def _tried_values(project: Project, member: Any) -> list[AutoValue]:
     return values
 
 
+def room_words(options: Namespace) -> dict[str, Any]:
+    """Returns what a command line says about the devices, as arguments of `room_of`."""
+    # Only `fgcli plan` has the last two.
+    return {name: vars(options).get(name) for name in ("hardware", "memory", "free", "device_type")}
+
+
 def with_auto_values(
     project: Project, invocation: Invocation, *, gpus: int, nodes: int, output_dir: str | None = None
 ) -> list[AutoValue]:
@@ -80,7 +88,8 @@ def with_auto_values(
 
     Args:
         project: the project, opened with the config.
-        invocation: the command line, which may have `--hardware` and `--memory`.
+        invocation: the command line, which may have `--hardware` and `--memory`, and that of a plan `--free` and
+            `--device-type`.
         gpus: the number of processes on each machine.
         nodes: the number of machines.
         output_dir: the output folder of a run, which keeps the numbers of the run that it resumes. None if nothing is
@@ -95,8 +104,7 @@ def with_auto_values(
         options = invocation.options
         # What constructors print must not be mixed with the result of the command.
         with redirect_stdout(stderr):
-            room = room_of(project, gpus=gpus, nodes=nodes, hardware=options.hardware, memory=options.memory)
-            found = find_values(project, room)
+            found = find_values(project, room_of(project, gpus=gpus, nodes=nodes, **room_words(options)))
         project.add_overrides([(value.path, value.text) for value in found])
         values += found
     return values

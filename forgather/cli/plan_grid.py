@@ -69,7 +69,7 @@ def grid_lines(grid: Mapping[str, Any] | None) -> list[str]:
     for row in table:
         first, *others = (text.rjust(width) for text, width in zip(row, widths, strict=True))
         lines.append("  ".join(["  " + first, *others]).rstrip())
-    return lines + [f"  not planned: {reason}" for reason in reasons(grid)]
+    return lines + [f"  {reason}" for reason in reasons(grid)]
 
 
 def cell_text(cell: Mapping[str, Any]) -> str:

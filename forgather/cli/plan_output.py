@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forgather.planner.grid import too_few_rows
 from forgather.planner.memory_plan import format_size
 from forgather.planner.ways_out import way_lines
 
@@ -103,12 +104,15 @@ def row_lines(found: Mapping[str, Any] | None) -> list[str]:
         if following is None
         else f"; {size + found['unit']} need {format_size(following - limit)} more than the limit"
     )
+    if following is None and found["is_exact"]:
+        more = "; more are not tried"
     chunks = "" if found["pipeline_chunks"] is None else f" with pipeline_chunks {found['pipeline_chunks']}"
     least = "" if found["is_exact"] else "at least "
     return [
         "",
         f"largest batch within {format_size(limit)}: {least}{size} rows{chunks}, {format_size(need)}{more}",
         "  this is what the run allocates; --hardware adds a GPU's context, workspaces and fragmentation",
+        *([f"  {refused}"] if (refused := too_few_rows(size, found["most_rows"])) else []),
     ]
 
 

@@ -11,7 +11,6 @@ import copy
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -19,13 +18,12 @@ from forgather.config.graph import Mapped, Scalar
 from forgather.errors import DistributedError, PlanError
 from forgather.launch.batch_trial import asks_for_trial
 from forgather.launch.in_process import MAIN
-from forgather.launch.planning import MOST_ROWS, Device, device_of, rows_within, traced_plan
+from forgather.launch.planning import MOST_ROWS, rows_within, traced_plan
+from forgather.launch.room import Room
 from forgather.launch.time_planning import time_of
-from forgather.planner.fit import largest_peak
 from forgather.planner.leaf import value_text
 from forgather.planner.memory_plan import format_size
 from forgather.project.project import Project
-from forgather.project.targets import run_meta
 from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
 from forgather.rule_conditions import AUTO
 from forgather.rules import shipped_rules
@@ -36,7 +34,6 @@ ACCUMULATION = "gradient_accumulation_steps"
 _SEARCH = "forgather.ml.planner.split_search:search_split"
 _TRAINED_WITH = "training_args.json"
 _MOST_CHUNKS = 6
-_AXES = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
 
 
 class AutoValue(NamedTuple):
@@ -59,64 +56,6 @@ class AutoValue(NamedTuple):
     def line(self) -> str:
         """Returns the line that is printed at the start of the run."""
         return f"auto: {self.name} is {self.text} ({self.reason})"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Room:
-    """What is known about the devices of a run.
-
-    Args:
-        gpus: the number of processes on each machine.
-        nodes: the number of machines.
-        devices: the device of each pipeline rank, or one for all; empty if unknown.
-        limits: the bytes that each pipeline rank may take for tensors, or one number for all; empty if they follow from
-            the devices.
-    """
-
-    gpus: int
-    nodes: int
-    devices: tuple[Device, ...] = ()
-    limits: tuple[int, ...] = ()
-
-    @property
-    def device_type(self) -> str:
-        """Torch's name of the kind of the devices."""
-        # Nobody limits the memory of a run on a CPU, so that a limit is that of a GPU somewhere else.
-        assumed = "cuda" if self.limits else "cpu"
-        return self.devices[0].type if self.devices else assumed
-
-    def limits_of(self, arguments: TrainerArguments) -> tuple[float, ...]:
-        """Returns the bytes that tensors may take; empty if nothing limits them."""
-        if self.limits:
-            return self.limits
-        sizes = {axis: size for axis in _AXES if isinstance(size := arguments.plain(axis), int) and size > 1}
-        mesh = sizes or {"processes": self.gpus * self.nodes}
-        known = [one for one in self.devices if one.hardware.memory_bytes is not None]
-        return tuple(largest_peak(one.hardware, mesh, held_bytes=one.held_bytes) for one in known)
-
-
-def room_of(project: Project, *, gpus: int, nodes: int, hardware: str | None = None, memory: int | None = None) -> Room:
-    """Returns what is known about the devices of a run: from the arguments, else from `meta`, else from this machine.
-
-    Args:
-        project: the project, opened with the config.
-        gpus: the number of processes on each machine.
-        nodes: the number of machines.
-        hardware: the name of the device of each process, or a file; None if it is not given.
-        memory: the bytes that each process may take; None if they are not given.
-
-    Raises:
-        ProjectError: FG948 if `meta` has a wrong value.
-        PlanError: FG994 or FG995 if there is no such hardware.
-    """
-    meta = run_meta(project.graph)
-    names = (hardware,) if hardware is not None else meta.hardware
-    arguments = trainer_arguments(project.graph)
-    found = [device_of(name, gpus=gpus) for name in names]
-    if not names and not (arguments and arguments.plain("use_cpu")):
-        found = [device_of(None, gpus=gpus)]
-    limits = (memory,) if memory is not None else meta.device_memory
-    return Room(gpus=gpus, nodes=nodes, devices=tuple(one for one in found if one is not None), limits=limits)
 
 
 def auto_settings(project: Project) -> tuple[str, ...]:
@@ -244,28 +183,52 @@ def _rows(project: Project, room: Room) -> tuple[str, str]:
         )
     unit = _rows_unit(arguments)
     # The numbers that are still to be found do not matter for the trace of a model without stages.
-    start = {ROWS: str(unit), **({CHUNKS: "null"} if CHUNKS in auto_settings(project) else {})}
+    others = {CHUNKS: "null"} if CHUNKS in auto_settings(project) else {}
     update, steps = arguments.global_batch(), arguments.plain(ACCUMULATION)
+    search = others
     if update is not None:
-        start |= {name: value_text(value) for name, value in arguments.without_global_batch().items()}
+        free = {name: value_text(value) for name, value in arguments.without_global_batch().items()}
         # Of two micro-batches or more, all but the first find gradients in memory.
-        start |= {ACCUMULATION: "2" if steps is None else str(steps)}
-    limit = int(min(limits))
-    answer = rows_within(
-        _with(project, (), **start), gpus=room.gpus, nodes=room.nodes, limit=limit, device_type=room.device_type
-    )
-    if answer["size"] == 0:
-        raise PlanError(
-            f"{ROWS} is 'auto', and {unit} row{'s need' if unit > 1 else ' needs'} "
-            f"{format_size(answer['num_bytes'])} of {format_size(limit)}",
-            code="FG948",
-            hint="`fgcli plan` shows what takes the memory, and what makes it smaller",
+        search = {**others, **free, ACCUMULATION: str(steps or 2)}
+    start, most = unit, MOST_ROWS
+    while True:
+        limit = int(min(limits))
+        answer = rows_within(
+            _with(project, (), **{ROWS: str(start), **search}), **room.cluster, limit=limit, most=most, within_data=True
         )
+        if answer["size"] == 0:
+            raise _no_row_fits(unit, answer["num_bytes"], limit)
+        text, reason = _rows_and_reason(answer, update, steps, arguments.replicas(room.gpus * room.nodes))
+        plan, _ = traced_plan(_with(project, (), **{ROWS: text, **others}), **room.cluster)
+        limits = room.limits_on(plan["mesh"], plan["convolution_bytes"])
+        if _peak(plan) <= min(limits):
+            return text, reason
+        if int(text) <= unit:
+            raise _no_row_fits(unit, _peak(plan), min(limits))
+        # These rows are of other kinds than the few that were traced; the search goes on with them.
+        start = most = int(text) - unit
+
+
+def _no_row_fits(unit: int, need: int, limit: float) -> PlanError:
+    need_words = "row needs" if unit == 1 else "rows need"
+    return PlanError(
+        f"{ROWS} is 'auto', and {unit} {need_words} {format_size(need)} of {format_size(limit)}",
+        code="FG948",
+        hint="`fgcli plan` shows what takes the memory, and what makes it smaller",
+    )
+
+
+def _rows_and_reason(answer: Mapping[str, Any], update: int | None, steps: object, replicas: int) -> tuple[str, str]:
+    """Returns the number of rows that an answer of `rows_within` gives, and why it is this one."""
+    size, unit = answer["size"], answer["unit"]
     if update is not None:
-        replicas = arguments.replicas(room.gpus * room.nodes)
-        return rows_of_update(update, steps, answer["size"], replicas, unit=unit)
-    most = f"; no more than {MOST_ROWS} are tried" if answer["size"] == MOST_ROWS else ""
-    return str(answer["size"]), f"{format_size(answer['num_bytes'])} of {format_size(limit)}{most}"
+        return rows_of_update(update, steps, size, replicas, unit=unit)
+    bound = ""
+    if answer["most_rows"] is not None and size + unit > answer["most_rows"]:
+        bound = f"; the data has no more than {answer['most_rows']} for each replica"
+    elif size + unit > MOST_ROWS:
+        bound = f"; no more than {MOST_ROWS} are tried"
+    return str(size), f"{format_size(answer['num_bytes'])} of {format_size(answer['limit'])}{bound}"
 
 
 def _rows_unit(arguments: TrainerArguments) -> int:
@@ -313,11 +276,10 @@ def rows_of_update(update: int, steps: object, most: int, replicas: int, *, unit
 
 
 def _chunks(project: Project, room: Room) -> tuple[str, str]:
-    cluster: dict[str, Any] = {"gpus": room.gpus, "nodes": room.nodes, "device_type": room.device_type}
     hardware = room.devices[0].hardware if room.devices else None
     limits = room.limits_of(_arguments(project))
     has_times = hardware is not None and hardware.gives_times
-    usual, work = traced_plan(_with(project, (), **{CHUNKS: "null"}), **cluster)
+    usual, work = traced_plan(_with(project, (), **{CHUNKS: "null"}), **room.cluster)
     tried = {work.micro_batches: (usual, work)}
     rows = usual["settings"][ROWS]
     further = (number for number in range(work.micro_batches + 1, rows + 1) if rows % number == 0)
@@ -325,7 +287,7 @@ def _chunks(project: Project, room: Room) -> tuple[str, str]:
         if len(tried) == _MOST_CHUNKS:
             break
         try:
-            tried[chunks] = traced_plan(_with(project, (), **{CHUNKS: str(chunks)}), **cluster)
+            tried[chunks] = traced_plan(_with(project, (), **{CHUNKS: str(chunks)}), **room.cluster)
         except DistributedError as error:
             # The schedule does not run this number.
             if error.code != "FG761":

@@ -64,7 +64,16 @@ def traced_plan(project: Project, *, gpus: int, nodes: int, device_type: str = "
     return {**found, "host": [asdict(row) for row in host], "disk": [asdict(row) for row in disk]}, work
 
 
-def rows_within(project: Project, *, gpus: int, nodes: int, limit: int, device_type: str = "cpu") -> dict[str, Any]:
+def rows_within(
+    project: Project,
+    *,
+    gpus: int,
+    nodes: int,
+    limit: int,
+    device_type: str = "cpu",
+    most: int = MOST_ROWS,
+    within_data: bool = False,
+) -> dict[str, Any]:
     """Returns the largest number of rows of a micro-batch with which each process stays below a limit.
 
     Args:
@@ -73,40 +82,54 @@ def rows_within(project: Project, *, gpus: int, nodes: int, limit: int, device_t
         nodes: the number of machines.
         limit: the limit of each process in bytes.
         device_type: the kind of device, "cpu" or "cuda", see `traced_plan`.
+        most: the largest number of rows to try.
+        within_data: whether no more rows are tried than the data has, because a run would be refused.
 
     Returns:
         See `forgather.planner.batch_size.LargestSize`; "unit" is of what the rows are multiples, and "pipeline_chunks"
-        the number of micro-batches of a pipeline with which this is so.
+        the number of micro-batches of a pipeline with which this is so. "most_rows" is the number of rows for which
+        the data suffices; None for a stream.
 
     Raises:
         PlanError: FG997 for batches whose tensors have no common number of rows.
     """
+    found: dict[str, Any]
     arguments = trainer_arguments(project.graph)
     if arguments is not None and arguments.is_pipeline and gpus * nodes > 1:
         cluster = {"gpus": gpus, "nodes": nodes, "device_type": device_type}
-        return {**_pipeline_rows(project, arguments, limit, cluster), "limit": limit}
+        found = _pipeline_rows(project, arguments, limit, cluster, most, within_data=within_data)
+        return {**found, "limit": limit}
     module, function = _ROWS.split(":")
     largest = getattr(import_module(module), function)
     with project.located():
-        found: dict[str, Any] = largest(
+        found = largest(
             lambda hook: project.build_with(hook, MAIN),
             world_size=gpus * nodes,
             local_world_size=gpus,
             limit=limit,
-            most=MOST_ROWS,
+            most=most,
+            within_data=within_data,
             device_type=device_type,
         )
     return {**found, "limit": limit, "unit": 1, "pipeline_chunks": None}
 
 
 def _pipeline_rows(
-    project: Project, arguments: TrainerArguments, limit: int, cluster: Mapping[str, Any]
+    project: Project,
+    arguments: TrainerArguments,
+    limit: int,
+    cluster: Mapping[str, Any],
+    most: int,
+    *,
+    within_data: bool,
 ) -> dict[str, Any]:
     """Returns the largest rows of a pipeline that keeps its number of micro-batches: the worst rank decides.
 
     The stages are made for one number of rows, so each number that is traced is a plan of its own.
     """
-    chunks = traced_plan(project, **cluster)[1].micro_batches
+    usual, work = traced_plan(project, **cluster)
+    chunks, most_rows = work.micro_batches, usual["most_rows"]
+    most = min(most, most_rows) if within_data and most_rows else most
 
     def measure(sizes: Sequence[int]) -> list[Peaks]:
         return [peaks_of_ranks(traced_plan(sized(size), **cluster)[0]) for size in sizes]
@@ -117,9 +140,9 @@ def _pipeline_rows(
         changed.add_overrides([(arguments.path(name), str(value)) for name, value in settings.items()])
         return changed
 
-    found = asdict(largest_size(measure, peak_of_worst, limit, most=max(1, MOST_ROWS // chunks)))
+    found = asdict(largest_size(measure, peak_of_worst, limit, most=max(1, most // chunks)))
     rows = {"size": found["size"] * chunks, "traced": tuple(size * chunks for size in found["traced"])}
-    return {**found, **rows, "unit": chunks, "pipeline_chunks": chunks}
+    return {**found, **rows, "unit": chunks, "pipeline_chunks": chunks, "most_rows": most_rows}
 
 
 class Device(NamedTuple):

@@ -20,7 +20,7 @@ from forgather.launch.in_process import MAIN
 from forgather.launch.planning import Device
 from forgather.launch.time_planning import step_of
 from forgather.planner.fit import fit_plan, largest_peak
-from forgather.planner.grid import Axes, GridCell
+from forgather.planner.grid import Axes, GridCell, too_few_rows
 from forgather.project.project import Project
 from forgather.project.trainer_arguments import keyword, trainer_arguments
 
@@ -30,8 +30,9 @@ STEP = 64
 _CELLS = "forgather.ml.planner.sequence_plans:plan_cells"
 _LONGEST = "forgather.ml.planner.sequence_plans:longest_rows"
 _DATA = "forgather.ml.data"
+_TEXT = "block_size"
 _LENGTHS = {
-    "tokenize": "block_size",
+    "tokenize": _TEXT,
     "tokenize_chats": "max_length",
     "tokenize_examples": "max_length",
     "tokenize_feedback": "max_length",
@@ -177,10 +178,21 @@ def grid_of(
         "cells": [
             replace(cell, reason=reasons[cell.rows]).as_data()
             if cell.rows in reasons
-            else _cell(replace(cell, micro_batches=asked[cell].micro_batches), planned[cell], positions, cluster)
+            else _cell(_noted(cell, asked[cell].micro_batches, found, usual), planned[cell], positions, cluster)
             for cell in cells
         ],
     }
+
+
+def _noted(cell: GridCell, micro_batches: int, found: Mapping[str, Any], usual: RowLength) -> GridCell:
+    """Returns a cell with its micro-batches, and with a note if the data is known to have too few rows for it."""
+    most_rows = found["most_rows"]
+    if most_rows is not None and usual.name == _TEXT:
+        # A text is cut into more rows if they are shorter.
+        most_rows = most_rows * usual.value // cell.length
+    elif cell.length < usual.value:
+        most_rows = None
+    return replace(cell, micro_batches=micro_batches, note=too_few_rows(cell.rows, most_rows))
 
 
 def _cell(cell: GridCell, plan: Any, positions: int | None, cluster: Cluster) -> dict[str, Any]:

@@ -17,7 +17,9 @@ from enum import StrEnum
 from typing import Any
 
 from forgather.errors import PlanError
+from forgather.json_text import JsonFault, parse_json
 from forgather.planner import benchmark
+from forgather.source import Span
 
 FORMAT = "forgather-benchmark-results-1"
 _COUNTS = ("gpu_count", "per_gpu_batch_size", "gradient_accumulation_steps", "global_batch_size", "sequence_length")
@@ -77,11 +79,7 @@ def read_benchmark(file: str) -> dict[str, Any]:
     Raises:
         PlanError: FG998 if the file cannot be read, or is no benchmark.
     """
-    try:
-        with open(file, encoding="utf-8") as stream:
-            found = json.load(stream)
-    except (OSError, ValueError) as error:
-        raise PlanError(f"the benchmark {file!r} cannot be read: {error}", code="FG998", hint=_MAKE) from error
+    found = _read(file, f"the benchmark {file!r} cannot be read", _MAKE)
     if not isinstance(found, dict) or found.get("format") != benchmark.FORMAT:
         raise PlanError(f"{file!r} is no benchmark of the form {benchmark.FORMAT!r}", code="FG998", hint=_MAKE)
     wrong = next(_faults(found.get("cells")), None)
@@ -145,19 +143,26 @@ def measured_rows(file: str) -> list[Row]:
     """
     if not os.path.exists(file):
         return []
+    why, hint = f"the results {file!r} cannot be read", "move the file away: then all cells are measured"
+    found = _read(file, why, hint)
     try:
-        with open(file, encoding="utf-8") as stream:
-            found = json.load(stream)
         if found["format"] != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
         rows = [{name: value for name, value in row.items() if name != "planned"} for row in found["rows"]]
         return [Row(**{**row, "status": Status(row["status"])}) for row in rows if row["status"] == Status.MEASURED]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PlanError(
-            f"the results {file!r} cannot be read: {error}",
-            code="FG998",
-            hint="move the file away: then all cells are measured",
-        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PlanError(f"{why}: {error}", code="FG998", span=Span(file, 1), hint=hint) from error
+
+
+def _read(file: str, why: str, hint: str) -> Any:
+    try:
+        with open(file, encoding="utf-8") as stream:
+            return parse_json(stream.read()).value
+    except JsonFault as error:
+        raise PlanError(f"{why}: it is {error}", code="FG998", span=Span(file, error.line), hint=hint) from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise PlanError(f"{why}: {reason}", code="FG998", hint=hint) from error
 
 
 def write_rows(file: str, model: str, rows: Sequence[Row]) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from forgather.planner.hardware import Hardware
+from forgather.planner.hardware import LINKS, Hardware
 from forgather.planner.model_shapes import BlockShape, ModelShape
 
 LORA_TARGETS = ("q_proj", "v_proj", "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -288,7 +288,7 @@ def step_seconds(shape: ModelShape, way: Way, device: Hardware) -> float:
     rate = device.peak_flops.get("tf32" if way.dtype == "fp32" else way.dtype) or device.peak_flops.get("fp32", 0)
     rows = way.micro_batch * way.accumulation
     compute = rows * flops(shape, way) / (rate * EFFICIENCY)
-    inside = _link(device, "nvlink", "infinity fabric", "pcie", "network")
+    inside = _link(device, *LINKS)
     link = inside if way.gpus <= way.gpus_per_node else min(inside, _link(device, "network"))
     share = (way.gpus - 1) / way.gpus
     if way.strategy == "DDP":

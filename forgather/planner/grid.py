@@ -74,6 +74,7 @@ class GridCell:
         most: the same with the upper bounds.
         tokens_per_second: the speed of all processes together; None if no device is known.
         reason: why the cell is not planned; None if it is.
+        note: why a run of this size would be refused all the same; None if it would not.
     """
 
     length: int
@@ -85,6 +86,7 @@ class GridCell:
     most: int | None = None
     tokens_per_second: Range | None = None
     reason: str | None = None
+    note: str | None = None
 
     def as_data(self) -> dict[str, Any]:
         """Returns the cell as plain data."""
@@ -133,16 +135,38 @@ def table_of(grid: Mapping[str, Any]) -> GridTable:
 
 
 def reasons(grid: Mapping[str, Any]) -> list[str]:
-    """Returns why cells of a grid are not planned, each reason once with its first cell.
+    """Returns why cells of a grid are not planned, or would not run, each reason once with its first cell.
 
     Args:
         grid: the grid as data, with its cells as `GridCell.as_data` gives them.
     """
     found: dict[str, str] = {}
     for cell in grid["cells"]:
+        size = f"{cell['length']:,} tokens x {_rows(cell['rows'])}"
         if cell["reason"] is not None:
-            found.setdefault(cell["reason"], f"{cell['length']:,} tokens x {_rows(cell['rows'])}: {cell['reason']}")
+            found.setdefault(cell["reason"], f"not planned: {size}: {cell['reason']}")
+        elif cell["note"] is not None:
+            found.setdefault(cell["note"], f"note: {size}: {cell['note']}")
     return list(found.values())
+
+
+def too_few_rows(rows: int, most_rows: int | None) -> str | None:
+    """Returns a sentence if the training data has fewer rows than a micro-batch of each replica.
+
+    Args:
+        rows: the number of rows of a micro-batch.
+        most_rows: the largest number for which the data suffices; None if it is unknown.
+
+    Example:
+        >>> too_few_rows(64, 8)
+        "the training data has 8 rows for each replica: 'fgcli train' refuses a micro-batch of 64 rows (FG804)"
+    """
+    if most_rows is None or rows <= most_rows:
+        return None
+    return (
+        f"the training data has {_rows(most_rows)} for each replica: 'fgcli train' refuses a micro-batch of "
+        f"{_rows(rows)} (FG804)"
+    )
 
 
 def longest_sentence(found: Mapping[str, Any]) -> str:

@@ -18,12 +18,14 @@ from functools import cache
 from typing import Any
 
 from forgather.errors import PlanError
+from forgather.json_text import JsonFault, Path, parse_json
 from forgather.planner.efficiency import EFFICIENCIES, Efficiency, Range, assumed_of
 from forgather.source import Span
 from forgather.spelling import close_matches
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 KINDS = ("cuda", "rocm", "cpu")
+LINKS = ("nvlink", "infinity fabric", "pcie", "network")
 _TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hardware.json")
 _KEYS = (
     "title",
@@ -37,7 +39,9 @@ _KEYS = (
     "network_is_shared",
     "efficiency",
 )
-_ABOUT_EFFICIENCY: Mapping[str, type] = {"source": str, "fitted": list, "largest_error": float}
+_ABOUT_EFFICIENCY: Mapping[str, Any] = {"source": str, "fitted": list, "largest_error": (int, float)}
+_FORMS = {"source": "a text", "fitted": "a list of names", "largest_error": "a number"}
+_FORM = "docs/reference/hardware.md has the form of such a file"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,65 +167,73 @@ def hardware_from_file(file: str) -> Hardware:
         with open(file, encoding="utf-8") as stream:
             text = stream.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"the hardware file {file!r} cannot be read: {error}", code="FG995") from error
+        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise PlanError(f"the hardware file {file!r} cannot be read: {why}", code="FG995", hint=_FORM) from error
     try:
-        entry = json.loads(text)
-    except json.JSONDecodeError as error:
-        message = f"the hardware file is not JSON: {error.msg}"
-        raise PlanError(message, code="FG995", span=Span(file, error.lineno)) from error
+        parsed = parse_json(text)
+    except JsonFault as error:
+        raise PlanError(
+            f"the hardware file is {error}", code="FG995", span=Span(file, error.line), hint=_FORM
+        ) from error
+    entry = parsed.value
     if (fault := _fault(entry)) is not None:
-        key, message = fault
-        found = re.search(rf'"{re.escape(key)}"\s*:', text)
-        line = text.count("\n", 0, found.start()) + 1 if found else 1
-        raise PlanError(message, code="FG995", span=Span(file, line), hint="docs/reference/hardware.md has the form")
+        path, message = fault
+        raise PlanError(message, code="FG995", span=Span(file, parsed.lines.get(path, 1)), hint=_FORM)
     own = {"title": os.path.basename(file), "source": os.path.basename(file), "dense_tflops": {}}
     return _from_entry(os.path.basename(file), {**own, **entry}, {})
 
 
-def _fault(entry: Any) -> tuple[str, str] | None:
-    """Returns the key of the first value of an own file that is wrong, and what is wrong; None if nothing is."""
+def _fault(entry: Any) -> tuple[Path, str] | None:
+    """Returns the path of the first value of an own file that is wrong, and what is wrong; None if nothing is."""
     if not isinstance(entry, dict):
-        return "", f"a hardware file holds one mapping, and this one holds {type(entry).__name__}"
+        return (), f"a hardware file holds one mapping, and this one holds {type(entry).__name__}"
     for key, value in entry.items():
         if key not in _KEYS:
             near = close_matches(key, _KEYS, n=1)
-            return key, f"unknown key {key!r}: " + (f"did you mean {near[0]!r}?" if near else f"use {_listed(_KEYS)}")
+            return (key,), f"unknown key {key!r}: " + (
+                f"did you mean {near[0]!r}?" if near else f"use {_listed(_KEYS)}"
+            )
         if key in ("title", "kind", "source"):
             if not isinstance(value, str) or (key == "kind" and value not in KINDS):
-                return key, f"{key} is {value!r}, and not " + (_listed(KINDS) if key == "kind" else "a text")
+                return (key,), f"{key} is {value!r:.80}, and not " + (_listed(KINDS) if key == "kind" else "a text")
         elif key in ("memory_mib", "memory_gb_per_second"):
             if not _is_positive(value):
-                return key, f"{key} is {value!r}, and not a number above 0"
+                return (key,), f"{key} is {value!r:.80}, and not a number above 0"
         elif key == "network_is_shared":
             if not isinstance(value, bool):
-                return key, f"{key} is {value!r}, and not true or false"
+                return (key,), f"{key} is {value!r:.80}, and not true or false"
         elif not isinstance(value, dict):
-            return key, f"{key} is {value!r}, and not a mapping of names to numbers"
-        elif key == "efficiency":
-            if (fault := _efficiency_fault(value)) is not None:
-                return fault
-        else:
-            for name, number in value.items():
-                if key.endswith("tflops") and name not in DTYPES:
-                    return name, f"{key} has no type {name!r}; the types are {', '.join(DTYPES)}"
-                if not _is_positive(number):
-                    return name, f"{name} of {key} is {number!r}, and not a number above 0"
+            return (key,), f"{key} is {value!r:.80}, and not a mapping of names to numbers"
+        elif (fault := (_efficiency_fault if key == "efficiency" else _rates_fault)(key, value)) is not None:
+            return fault
     if "memory_mib" not in entry:
-        return "", "memory_mib is missing: without it, nothing can be said about what fits"
+        return (), "memory_mib is missing: without it, nothing can be said about what fits"
     return None
 
 
-def _efficiency_fault(found: Mapping[str, Any]) -> tuple[str, str] | None:
+def _rates_fault(key: str, found: Mapping[str, Any]) -> tuple[Path, str] | None:
+    known, noun = (DTYPES, "type") if key.endswith("tflops") else (LINKS, "link")
+    for name, number in found.items():
+        if name not in known:
+            return (key, name), f"{key} has no {noun} {name!r}; the {noun}s are {', '.join(known)}"
+        if not _is_positive(number):
+            return (key, name), f"{name} of {key} is {number!r:.80}, and not a number above 0"
+    return None
+
+
+def _efficiency_fault(key: str, found: Mapping[str, Any]) -> tuple[Path, str] | None:
     for name, value in found.items():
         if name in EFFICIENCIES:
             if not _is_positive(value):
-                return name, f"{name} of efficiency is {value!r}, and not a number above 0"
+                return (key, name), f"{name} of efficiency is {value!r:.80}, and not a number above 0"
         elif name not in _ABOUT_EFFICIENCY:
             near = close_matches(name, EFFICIENCIES, n=1)
-            known = f"did you mean {near[0]!r}?" if near else f"use {_listed((*EFFICIENCIES, *_ABOUT_EFFICIENCY))}"
-            return name, f"efficiency has no {name!r}: {known}"
-        elif not isinstance(value, _ABOUT_EFFICIENCY[name]):
-            return name, f"{name} of efficiency is {value!r}, and not a {_ABOUT_EFFICIENCY[name].__name__}"
+            words = f"did you mean {near[0]!r}?" if near else f"use {_listed((*EFFICIENCIES, *_ABOUT_EFFICIENCY))}"
+            return (key, name), f"efficiency has no {name!r}: {words}"
+        elif not isinstance(value, _ABOUT_EFFICIENCY[name]) or isinstance(value, bool):
+            return (key, name), f"{name} of efficiency is {value!r:.80}, and not {_FORMS[name]}"
+        elif name == "fitted" and (wrong := [one for one in value if one not in EFFICIENCIES]):
+            return (key, name), f"fitted of efficiency names {wrong[0]!r:.80}; the names are {', '.join(EFFICIENCIES)}"
     return None
 
 

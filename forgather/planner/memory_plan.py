@@ -132,6 +132,7 @@ class MemoryPlan:
         notes: what the plan leaves out or assumes, one sentence each.
         convolution_bytes: the bytes of the arguments and results of the largest convolution on a GPU, where libraries
             may copy them.
+        most_rows: the largest number of rows of a micro-batch for which the data suffices; None if it is unknown.
     """
 
     world_size: int
@@ -149,6 +150,7 @@ class MemoryPlan:
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     convolution_bytes: int = 0
+    most_rows: int | None = None
 
     def as_data(self) -> dict[str, Any]:
         """Returns the plan as plain data, with the sum of each phase."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from forgather.errors import PlanError
 from forgather.planner.efficiency import ON_PROCESSORS, Efficiency, Range
-from forgather.planner.hardware import Hardware
+from forgather.planner.hardware import LINKS, Hardware
 from forgather.planner.work import ON_HOST, TO_DEVICE, TO_HOST, Message, Operation, RankWork, RunWork
 
 MATRIX, ATTENTION, ELEMENTWISE, RECOMPUTATION = "matrix products", "attention", "elementwise", "recomputation"
@@ -29,7 +29,6 @@ HOST_MEMORY = Range(51.2e9, 921.6e9)
 channels of DDR4-3200 (25.6 GB/s each, JESD79-4) to two sockets of the fastest processor of the table of hardware."""
 HOST_LINKS = Range(16e9, 64e9)
 """The rate of PCIe 3.0 to 5.0 with 16 lanes, for a device of which no link to the host is known."""
-_LINKS = ("nvlink", "infinity fabric", "pcie", "network")
 
 Simulate = Callable[[str, Sequence[tuple[float, float]], int, int, float], float]
 """Returns the seconds of one run of a pipeline's schedule from its name, the seconds of the forward and the backward
@@ -263,7 +262,7 @@ def message_seconds(message: Message, hardware: Hardware, efficiency: Efficiency
         return Range()
     inside = min(size, max(1, local_world_size // message.stride))
     link = next(
-        (hardware.links[key] for key in _LINKS if key in hardware.links), hardware.memory_bytes_per_second or 1.0
+        (hardware.links[key] for key in LINKS if key in hardware.links), hardware.memory_bytes_per_second or 1.0
     )
     latency = efficiency.message_seconds
     if inside < size:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forgather.errors import ProjectError
+from forgather.json_text import JsonFault, parse_json
 from forgather.project.locations import config_dir
 
 VARIABLE = "FORGATHER_TRUST"
@@ -99,9 +100,11 @@ def stored_trust() -> Trust:
     if hasattr(os, "geteuid") and (facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o022):
         raise _unusable_list(file, "belongs to another user, or can be written by others", f"chmod 600 {file}")
     try:
-        data = json.loads(text)
+        data = parse_json(text).value
         return Trust(**{kind: _text_list(data.get(kind, [])) for kind in _KINDS})
-    except (ValueError, AttributeError, RecursionError):
+    except JsonFault as error:
+        raise _unusable_list(file, f"is {error}, on line {error.line}") from None
+    except (ValueError, AttributeError):
         raise _unusable_list(file, "is not a JSON object of lists of strings") from None
 
 

@@ -7,7 +7,7 @@ relative to `forgather` in the first table and to `forgather.ml` in the second o
 
 CONFIGURATION = """
 foundation:
-    accumulation bounded pipeline_schedules rule_conditions secret_names source spelling trainer_hooks
+    accumulation bounded json_text pipeline_schedules rule_conditions secret_names source spelling trainer_hooks
     whole_rows cache_file errors parallel_sizes shown_secrets
     aliases batch_triangle compatibility launcher_env process_limits redaction
     interrupt requirements rules
@@ -108,7 +108,7 @@ launch:
     launch.export launch.trained_model
     launch launch.batch_scripts launch.dry_run launch.evaluation launch.harness launch.multi_process launch.planning
     launch.benchmark_run launch.bound_process launch.restart
-    launch.plan_check
+    launch.plan_check launch.room
     launch.batch_trial
     launch.calibration launch.choice_project launch.time_planning
     launch.auto_values launch.sequences launch.finding launch.ways_out
@@ -239,6 +239,7 @@ planner:
     planner.generation_trace planner.transformers_steps planner.untraceable
     planner.rank_recorder
     planner.offload planner.trace_result
+    planner.saving_rows
     planner.optimizer_path
     planner.rank_trace planner.batch_trial
     planner.deep_trace

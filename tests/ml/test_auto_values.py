@@ -12,8 +12,9 @@ from forgather.cli.auto_start import auto_values_of_all
 from forgather.cli.invocation import Invocation
 from forgather.cli.main import main
 from forgather.errors import ForgatherError, PlanError
-from forgather.launch.auto_values import Room, auto_settings, find_values, room_of, rows_of_update, values_of_checkpoint
+from forgather.launch.auto_values import auto_settings, find_values, rows_of_update, values_of_checkpoint
 from forgather.launch.planning import rows_within, traced_plan
+from forgather.launch.room import Room, room_of
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed.peer import Peer
 from forgather.project.check import check_project

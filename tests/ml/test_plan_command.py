@@ -132,10 +132,15 @@ def test_a_time_that_was_asked_for_needs_rates(bench, capsys):
 
 
 def test_a_plan_finds_the_largest_batch_below_a_limit(bench, capsys):
-    assert 0 == main(["-t", "tiny", "plan", "--memory", "8MiB", "--json"])
+    assert 0 == main(["-t", "tiny", "plan", "--memory", "1MiB", "--json"])
     found = json.loads(capsys.readouterr().out)["largest_batch"]
     assert found["is_exact"]
-    assert found["num_bytes"] <= 8 * 2**20 < found["next_bytes"]
+    assert found["num_bytes"] <= 2**20 < found["next_bytes"]
+
+    assert 0 == main(["-t", "tiny", "plan", "--memory", "1GB"])
+    told = capsys.readouterr().out
+    assert "rows for each replica: 'fgcli train' refuses a micro-batch of 4,096 rows (FG804)" in told
+    assert "; more are not tried" in told
 
 
 @pytest.mark.parametrize("text", ["24", "-1GB", "0GB", "nanGB", "infGB", "24 apples"])

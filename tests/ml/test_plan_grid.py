@@ -71,6 +71,16 @@ def test_a_cell_is_the_plan_of_the_config_with_its_values(bench, capsys):
     assert grid_lines(found["grid"])[-1] == f"  not planned: 32 tokens x 4 rows: {REASON}"
 
 
+def test_a_cell_of_more_rows_than_the_data_has_is_marked(bench, capsys):
+    found = planned(capsys, *DEVICE, "--grid", "16,32x500")
+    rows = found["most_rows"]
+    notes = [cell["note"] for cell in found["grid"]["cells"]]
+    refused = "for each replica: 'fgcli train' refuses a micro-batch of 500 rows (FG804)"
+    # Longer blocks of a text are fewer.
+    assert [f"the training data has {number} rows {refused}" for number in (rows, rows // 2)] == notes
+    assert grid_lines(found["grid"])[-1] == f"  note: 32 tokens x 500 rows: {notes[1]}"
+
+
 def test_a_global_batch_with_its_micro_batches_fits_one_number_of_rows(bench, capsys):
     both = ("--set", "trainer_args.global_batch_size=4", "--set", "trainer_args.gradient_accumulation_steps=2")
     first, second = planned(capsys, *DEVICE, *ALONE, "--grid", "16x1,2", *both)["grid"]["cells"]

@@ -117,6 +117,12 @@ def test_an_own_file_is_read(tmp_path):
         ('{"title": "x"}', 1, "memory_mib is missing"),
         ('{"title": \n', 2, "not JSON"),
         ("[]", 1, "holds list"),
+        ("[" * 10**5, 1, "nested too deeply"),
+        ('{"memory_mib": 4,\n "title": "{[\\"}",\n "memory_mib": 5}', 3, "'memory_mib' twice, first on line 1"),
+        ('{"memory_mib": 4, "dense_tflops": {"bf16": 1,\n "bf16": 2}}', 2, "'bf16' twice, first on line 1"),
+        ('{"memory_mib": 4, "dense_tflops": {"bf16": 1},\n "sparse_tflops": {\n "bf16": 0}}', 3, "bf16 of sparse"),
+        ('{"memory_mib": 4, "links_gb_per_second": {\n "nvlnk": 3}}', 2, "no link 'nvlnk'"),
+        ('{"memory_mib": 4, "efficiency": {\n "fitted": [1]}}', 2, "fitted of efficiency names 1"),
         ('{"memory_mib": 4, "efficiency": {\n "compute": 0}}', 2, "compute of efficiency is 0"),
         ('{"memory_mib": 4, "efficiency": {\n "comput": 1}}', 2, "did you mean 'compute'"),
         ('{"memory_mib": 4, "efficiency": {\n "fitted": 1}}', 2, "fitted of efficiency is 1, and not a list"),
@@ -129,6 +135,7 @@ def test_a_wrong_file_is_located(tmp_path, text, line, what):
         hardware_from_file(str(file))
     assert (info.value.code, info.value.span.line) == ("FG995", line)
     assert what in info.value.message
+    assert "docs/reference/hardware.md" in info.value.hint
 
 
 def test_a_file_repeats_a_device_with_its_efficiency(tmp_path):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
-from forgather.cli.auto_start import with_auto_values
+from forgather.cli.auto_start import room_words, with_auto_values
 from forgather.cli.calibrating import calibrate
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import OWN_NAMES, add_json, add_output, add_set, memory_size
@@ -21,7 +21,8 @@ from forgather.cli.trusting import ask_trust
 from forgather.errors import ForgatherError
 from forgather.launch.auto_values import AutoValue
 from forgather.launch.in_process import MAIN, plan_run
-from forgather.launch.planning import device_of, fit_on, free_on, page_of, rows_within, traced_plan
+from forgather.launch.planning import device_of, fit_on, page_of, rows_within, traced_plan
+from forgather.launch.room import room_of
 from forgather.launch.sequences import Cluster, grid_of, longest_of, refuse_without_limit, row_length
 from forgather.launch.time_planning import device_count_of, time_of
 from forgather.launch.ways_out import Place, ways_out
@@ -131,16 +132,14 @@ def run(invocation: Invocation) -> int:
         return run_find(project, options, gpus=gpus)
     refuse_without_find(options)
     length = row_length(project) if options.grid is not None or options.longest is not None else None
-    device = free_on(named or device_of(None, gpus=gpus), options.free, options.device_type)
+    room = room_of(project, gpus=gpus, nodes=options.nodes, **room_words(options))
+    device, cluster = room.device, room.cluster
     if options.longest is not None:
         refuse_without_limit(device, options.memory)
     values = with_auto_values(project, invocation, gpus=gpus, nodes=options.nodes)
     # What constructors print must not be mixed with the result.
     fit = time = count = grid = longest = None
     with redirect_stdout(sys.stderr):
-        # Nobody limits the memory of a run on a CPU, so that a limit is that of a GPU somewhere else.
-        assumed = options.device_type or ("cuda" if options.memory else "cpu")
-        cluster = {"gpus": gpus, "nodes": options.nodes, "device_type": assumed if device is None else device.type}
         try:
             found, work = traced_plan(project, **cluster)
         except ForgatherError as error:

@@ -15,10 +15,10 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.allocations import HOST, Peak, Region
 from forgather.ml.planner.deep_trace import deep_traces
 from forgather.ml.planner.generation_trace import GENERATION
-from forgather.ml.planner.offload import BUFFERS
 from forgather.ml.planner.places import BEFORE
 from forgather.ml.planner.rank_recorder import WORKSPACES
 from forgather.ml.planner.rank_trace import MakeTrainer, trace_rank, trace_shapes
+from forgather.ml.planner.saving_rows import saving_rows
 from forgather.ml.planner.stage_metadata import Relay
 from forgather.ml.planner.stored_state import joined
 from forgather.ml.planner.trace_facts import TraceFacts
@@ -33,7 +33,6 @@ _PHASES = {
     "evaluation": ("evaluation",),
     "generation": (GENERATION,),
 }
-_LASTING = ("parameters", "optimizer", BUFFERS)
 _BUCKET_BYTES = 25 * 2**20  # the usual size of a bucket of DDP
 _WORDS = {
     "forward": "forward pass",
@@ -117,6 +116,7 @@ def plan_of(
         settings=first.settings,
         notes=first.notes,
         convolution_bytes=max(trace.facts.convolution_bytes for trace in traces),
+        most_rows=first.most_rows,
     )
     return plan.as_data(), _work(usual or traces, world_size, local_world_size)
 
@@ -223,8 +223,8 @@ def _phases(trace: RankTrace) -> list[PhaseMemory]:
                 rows=tuple(sorted(rows, key=lambda row: -row.num_bytes)),
             )
         )
-    if trace.facts.settings.get("save_strategy") != "no":
-        found.append(_saving(trace))
+    if saved := saving_rows(trace.peaks, trace.facts):
+        found.append(PhaseMemory(phase="saving", at="largest weight", made_by="", rows=saved))
     return found
 
 
@@ -232,23 +232,6 @@ def _host(trace: RankTrace) -> tuple[MemoryRow, ...]:
     peak = trace.peaks.get(Region(HOST, BEFORE))
     sizes = {} if peak is None else peak.categories
     return tuple(MemoryRow(name=use, num_bytes=size) for use, size in sorted(sizes.items(), key=lambda item: -item[1]))
-
-
-def _saving(trace: RankTrace) -> PhaseMemory:
-    """Returns the memory while the model is saved: what lasts, and the largest weight that is gathered from others.
-
-    Such a weight is there twice: as it arrives, and as it is stored.
-    """
-    update = max((peak for at, peak in trace.peaks.items() if at.phase == "update"), key=lambda peak: peak.num_bytes)
-    rows = [MemoryRow(name=use, num_bytes=update.categories[use]) for use in _LASTING if update.categories.get(use)]
-    formulas = {**trace.facts.untraced, "gathered weights": 2 * trace.facts.gathered_bytes}
-    rows += [MemoryRow(name=use, num_bytes=size, source=Source.FORMULA) for use, size in formulas.items() if size]
-    return PhaseMemory(
-        phase="saving",
-        at="largest weight",
-        made_by="",
-        rows=tuple(sorted(rows, key=lambda row: -row.num_bytes)),
-    )
 
 
 def _timeline(trace: RankTrace) -> list[PlaceMemory]:

@@ -69,6 +69,7 @@ class PlannedBatches:
         notes: what is not known about longer rows, one sentence each.
         rows: the number of rows of a micro-batch of the first window.
         masking: what masks attention in some micro-batch of the training data.
+        most_rows: the largest number of rows of a micro-batch for which the data suffices; None for a stream.
         of_length: the same for rows of some lengths, where they are asked for.
     """
 
@@ -79,6 +80,7 @@ class PlannedBatches:
     notes: tuple[str, ...]
     rows: int
     masking: Masking = Masking()
+    most_rows: int | None = None
     of_length: Mapping[int, PlannedBatches] = field(default_factory=dict)
 
     def at_length(self, length: int | None) -> PlannedBatches:
@@ -101,13 +103,15 @@ def planned_batches(trainer: Trainer, lengths: Iterable[int] = ()) -> PlannedBat
     Raises:
         PlanError: FG997 if the rows have no tokens, although lengths are given.
     """
+    dataset, replicas = trainer.train_dataset, trainer.strategy.topology.dp_size
+    most_rows = None if dataset is None or is_iterable(dataset) else len(dataset) // replicas
     notes = _with_rows_of_an_update(trainer)
     first = _largest_window(trainer._train_batches(), trainer.strategy.rule)
     of_length = {}
     for length in lengths:
         resized = _planned(trainer, first, functools.partial(_rows_of_length, length), notes)
         of_length[length] = replace(resized, first=resized.longest)
-    return replace(_planned(trainer, first, _longest_rows, notes), of_length=of_length)
+    return replace(_planned(trainer, first, _longest_rows, notes), of_length=of_length, most_rows=most_rows)
 
 
 def _with_rows_of_an_update(trainer: Trainer) -> tuple[str, ...]:

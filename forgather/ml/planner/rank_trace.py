@@ -273,6 +273,7 @@ class _Tracer(NamedTuple):
         notes = [*self.planned.notes, *kernel_notes(local, strategy.optimizer, self.device_type)]
         notes += self.attention.notes()
         facts = facts_of(trainer, window, local, notes, recorder.convolution_bytes)
+        facts = replace(facts, most_rows=self.planned.most_rows)
         first, *others = (
             RankTrace(
                 num_blocks=len(places.blocks),

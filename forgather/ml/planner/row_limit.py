@@ -29,9 +29,12 @@ def largest_rows(
     local_world_size: int,
     limit: int,
     most: int,
+    within_data: bool = False,
     device_type: str = "cpu",
 ) -> dict[str, Any]:
     """Returns the largest number of rows of a micro-batch that fits, see `LargestSize`, as plain data.
+
+    `most_rows` is the number of rows for which the data suffices; None for a stream.
 
     Args:
         make_trainer: a function that returns the trainer of the config, see `trace_shapes`.
@@ -39,6 +42,7 @@ def largest_rows(
         local_world_size: the number of processes on one machine.
         limit: the limit of one rank in bytes.
         most: the largest number of rows to try.
+        within_data: whether no more rows are tried than the data has.
         device_type: the kind of device, "cpu" or "cuda", see `trace_shapes`.
 
     Raises:
@@ -52,11 +56,19 @@ def largest_rows(
         local_world_size=min(local_world_size, world_size),
     )
 
-    def measure(sizes: Sequence[int]) -> list[DepthTraces]:
-        shapes = [WindowShape(rows=size) for size in sizes]
-        return depth_traces(functools.partial(without_pipeline, make_trainer), facts, shapes, device_type=device_type)
+    traces: dict[int, DepthTraces] = {}
 
-    return asdict(largest_size(measure, peak_at, limit, most=most))
+    def measure(sizes: Sequence[int]) -> list[DepthTraces]:
+        missing = [size for size in sizes if size not in traces]
+        shapes = [WindowShape(rows=size) for size in missing]
+        if shapes:
+            make = functools.partial(without_pipeline, make_trainer)
+            traces.update(zip(missing, depth_traces(make, facts, shapes, device_type=device_type), strict=True))
+        return [traces[size] for size in sizes]
+
+    most_rows = measure((1, 2))[0].shallow.facts.most_rows
+    bound = min(most, most_rows) if within_data and most_rows else most
+    return {**asdict(largest_size(measure, peak_at, limit, most=bound)), "most_rows": most_rows}
 
 
 def without_pipeline(make_trainer: MakeTrainer, hook: Any) -> Trainer:

@@ -17,6 +17,7 @@ from forgather.ml.planner.allocations import HOST, Allocation, Peak, Region, pea
 from forgather.ml.planner.deep_trace import DepthTraces
 from forgather.ml.planner.extrapolation import extrapolated
 from forgather.ml.planner.rank_recorder import TEMPORARIES
+from forgather.ml.planner.saving_rows import saving_rows
 from forgather.ml.planner.trace_result import RankTrace
 from forgather.planner.work import Message, Operation, work_on_line
 
@@ -24,14 +25,17 @@ from forgather.planner.work import Message, Operation, work_on_line
 def peak_at(points: Mapping[int, DepthTraces], size: int) -> int:
     """Returns the peak of a number of rows, or of a length of rows, in bytes, with what no operator allocates.
 
+    It is that of the plan: the peak of the step, of an evaluation, of answers or of a save.
+
     Args:
         points: the traces of some sizes. With one, `size` is that one; two give sizes that are affine, and three those
             that are quadratic.
         size: the number of rows, or the length.
     """
-    untraced = next(iter(points.values())).deep_facts.untraced
-    found = _peaks_at(points, size).items()
-    return max(peak.num_bytes for at, peak in found if at.phase != HOST) + sum(untraced.values())
+    facts, found = next(iter(points.values())).deep_facts, _peaks_at(points, size)
+    saved = sum(row.num_bytes for row in saving_rows(found, facts))
+    on_device = max(peak.num_bytes for at, peak in found.items() if at.phase != HOST)
+    return max(saved, on_device + sum(facts.untraced.values()))
 
 
 def runs_one_program(points: Mapping[int, DepthTraces]) -> bool:

@@ -65,6 +65,7 @@ class TraceFacts:
         max_positions: the largest number of tokens of a row for which the model has positions; None if no number is
             certain.
         convolution_bytes: the bytes of the arguments and results of the largest convolution on a GPU.
+        most_rows: the largest number of rows of a micro-batch for which the data suffices; None for a stream.
     """
 
     strategy: str
@@ -89,6 +90,7 @@ class TraceFacts:
     parts: StageParts | None = None
     max_positions: int | None = None
     convolution_bytes: int = 0
+    most_rows: int | None = None
 
     def at_depth(self, deeper: TraceFacts, num_blocks: int) -> TraceFacts:
         """Returns the facts of a model with more blocks, on the line through the two depths that are traced."""

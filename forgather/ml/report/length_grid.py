@@ -26,7 +26,7 @@ def lengths_html(found: Mapping[str, Any]) -> str:
     notes = [longest_sentence(longest)] if longest is not None else []
     table = ""
     if grid is not None:
-        notes += [f"not planned: {reason}" for reason in reasons(grid)]
+        notes += reasons(grid)
         columns, cells = table_of(grid)
         heads = "".join(f"<th>{head}</th>" for head in ("tokens", *columns))
         lines = "".join(f"<tr><th>{length:,}</th>{''.join(map(_length_cell, line))}</tr>" for length, line in cells)

@@ -1,5 +1,6 @@
 """The largest batch that is found fits, and one more row does not, by traces of both."""
 
+import dataclasses
 import functools
 import random
 
@@ -8,8 +9,9 @@ import torch
 
 from forgather.errors import PlanError
 from forgather.launcher_env import ProcessFacts
-from forgather.ml.planner.deep_trace import deep_traces
+from forgather.ml.planner.deep_trace import DepthTraces, deep_traces
 from forgather.ml.planner.row_limit import largest_rows
+from forgather.ml.planner.row_line import peak_at
 from forgather.ml.planner.window_shape import WindowShape, reshaped
 from forgather.ml.types import Window
 from tests.ml.planner.cells import Cell, make_trainer, pipeline
@@ -88,3 +90,15 @@ def test_a_row_may_be_several_in_the_tensors_and_rows_that_are_joined_are_refuse
     joined = Window([{"input_ids": torch.ones(1, 8)}], 1.0, 8, 4)
     with pytest.raises(PlanError, match="a batch have 1 rows, which are made of 4 rows of the data"):
         reshaped(joined, WindowShape(rows=2), 4)
+
+
+def test_a_save_may_need_more_than_the_step(tmp_path):
+    cell = Cell("single", layers=1, args={"save_strategy": "steps", "save_steps": 1})
+    make = functools.partial(make_trainer, cell, tmp_path)
+    facts = ProcessFacts(rank=0, local_rank=0, world_size=1, local_world_size=1)
+    (found,) = deep_traces(make, facts, [WindowShape(rows=1)])
+    step = peak_at({1: DepthTraces(found, None)}, 1)
+
+    gathering = dataclasses.replace(found, facts=dataclasses.replace(found.facts, gathered_bytes=step))
+
+    assert 2 * step < peak_at({1: DepthTraces(gathering, None)}, 1) < 3 * step
