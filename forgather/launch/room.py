@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forgather.launch.planning import Device, device_of, free_on
-from forgather.planner.fit import largest_peak
+from forgather.planner.fit import largest_peak, refuse_without_room
 from forgather.project.project import Project
 from forgather.project.targets import run_meta
 from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
@@ -62,10 +62,15 @@ class Room:
         Args:
             mesh: the size of each mesh axis, which has a communicator.
             convolution_bytes: the bytes of the arguments and results of the largest convolution.
+
+        Raises:
+            PlanError: FG992 if a device has no room for tensors.
         """
         if self.limits:
             return self.limits
         known = [one for one in self.devices if one.hardware.memory_bytes is not None]
+        for one in known:
+            refuse_without_room(one.hardware, mesh, held_bytes=one.held_bytes)
         return tuple(
             largest_peak(one.hardware, mesh, held_bytes=one.held_bytes, convolution_bytes=convolution_bytes)
             for one in known

@@ -19,7 +19,7 @@ from forgather.errors import PlanError
 from forgather.launch.in_process import MAIN
 from forgather.launch.planning import Device
 from forgather.launch.time_planning import step_of
-from forgather.planner.fit import fit_plan, largest_peak
+from forgather.planner.fit import fit_plan, largest_peak, refuse_without_room
 from forgather.planner.grid import Axes, GridCell, too_few_rows
 from forgather.project.project import Project
 from forgather.project.trainer_arguments import keyword, trainer_arguments
@@ -239,11 +239,12 @@ def longest_of(
         cluster: the processes and devices, whose memory is limited, see `refuse_without_limit`.
 
     Raises:
-        PlanError: FG997 as of `grid_of`.
+        PlanError: FG992 if the device has no room for tensors; FG997 as of `grid_of`.
     """
     device, limit = cluster.device, cluster.limit
     if limit is None:
         assert device is not None  # noqa: S101 - something limits the memory
+        refuse_without_room(device.hardware, found["mesh"], held_bytes=device.held_bytes)
         limit = int(
             largest_peak(
                 device.hardware,

@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from forgather.errors import PlanError
 from forgather.planner.hardware import Hardware
-from forgather.planner.memory_plan import Source
+from forgather.planner.memory_plan import Source, format_size
 
 _MIB = 2**20
 
@@ -185,6 +186,30 @@ def largest_peak(
     )
     share = (at_large - fixed) / _LARGE
     return max(0.0, (hardware.memory_bytes - held_bytes - fixed) / (1 + share))
+
+
+def refuse_without_room(hardware: Hardware, mesh: Mapping[str, int], *, held_bytes: int = 0) -> None:
+    """Raises an error if what no trace sees takes all the memory of a device.
+
+    Args:
+        hardware: the device, whose memory is known.
+        mesh: the size of each mesh axis.
+        held_bytes: what other processes hold on the device.
+
+    Raises:
+        PlanError: FG992 with the memory that is free, and what is needed before the first tensor.
+    """
+    free = max(0, (hardware.memory_bytes or 0) - held_bytes)
+    rows = [one for one in overheads(hardware.kind, 0, mesh) if one.most]
+    if free > (need := sum(one.most for one in rows)):
+        return
+    names = ", ".join(f"{one.name} {format_size(one.most)}" for one in rows)
+    raise PlanError(
+        f"of {hardware.title}, {format_size(free)} are free, and a process may need {format_size(need)} before its "
+        "first tensor",
+        code="FG992",
+        hint=f"take a device with more free memory; at most: {names}" if rows else "free memory on the device",
+    )
 
 
 _LARGE = 10**12  # bytes; overheads are affine in the peak

@@ -165,12 +165,14 @@ def format_size(num_bytes: float) -> str:
     """Returns a number of bytes with a unit.
 
     Example:
-        >>> format_size(13_500_000_000)
-        '12.6 GiB'
+        >>> format_size(13_500_000_000), format_size(10**15), format_size(2**20 - 1)
+        ('12.6 GiB', '909.5 TiB', '1.0 MiB')
     """
-    for unit, least in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= least:
-            return f"{num_bytes / least:.1f} {unit}"
+    for unit, least in (("EiB", 2**60), ("PiB", 2**50), ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        # What would be rounded to 1024.0 of the smaller unit is 1.0 of this one.
+        if num_bytes >= least * (1 - 0.05 / 1024):
+            number = num_bytes / least
+            return f"{number:.1f} {unit}" if number < 10**4 else f"{number:.3g} {unit}"
     return f"{int(num_bytes)} B"
 
 
@@ -189,5 +191,14 @@ def parse_size(text: object) -> int | None:
     return None
 
 
-SIZE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+SIZE_UNITS = {
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
 """The units of sizes, in bytes."""

@@ -1,7 +1,19 @@
 """Whether a plan fits on a device: three verdicts at their borders, and assumed rows."""
 
+import pytest
+
 from forgather.cli.plan_output import fit_lines
-from forgather.planner.fit import Overhead, RankFit, Verdict, fit_plan, largest_peak, overheads, worst_fit
+from forgather.errors import PlanError
+from forgather.planner.fit import (
+    Overhead,
+    RankFit,
+    Verdict,
+    fit_plan,
+    largest_peak,
+    overheads,
+    refuse_without_room,
+    worst_fit,
+)
 from forgather.planner.hardware import Hardware
 
 GIB = 2**30
@@ -102,3 +114,13 @@ def test_the_rank_that_decides_has_the_worst_verdict():
     assert (Verdict.FITS, Verdict.MAY_FIT) == (large.verdict, wide.verdict)
     assert wide == worst_fit([large, wide]) == worst_fit([wide, large])
     assert worst_fit([]) is None
+
+
+def test_a_device_without_room_for_tensors_says_what_takes_it():
+    small = Hardware(name="small", title="a small device", memory_bytes=2**30)
+    with pytest.raises(PlanError) as caught:
+        refuse_without_room(small, {"data_parallel": 2})
+    assert caught.value.code == "FG992"
+    assert caught.value.message.startswith("of a small device, 1.0 GiB are free, and a process may need 2.1 GiB before")
+    assert "NCCL buffers 1000.0 MiB" in caught.value.hint
+    refuse_without_room(Hardware(name="large", title="a large device", memory_bytes=2**32), {"data_parallel": 2})

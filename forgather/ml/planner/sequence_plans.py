@@ -123,13 +123,16 @@ def longest_rows(
         return [traces[number] for number in steps]
 
     usual = max(2, size.length // step)
-    positions = measure((1,))[0].shallow.facts.max_positions
+    # Rows of a huge step are not traced before it is known whether the model has positions for them.
+    first = tracer.traces([size])[size] if step > size.length else measure((1,))[0]
+    positions = first.shallow.facts.max_positions
     most = (positions or _MOST_TOKENS) // step
     if most < 1:
+        bound = f"{_MOST_TOKENS} tokens that are tried" if positions is None else f"{positions} positions of the model"
         raise PlanError(
-            f"a step of {step} tokens is longer than the {positions} positions of the model",
+            f"a step of {step} tokens is longer than the {bound}",
             code="FG997",
-            hint=f"search in smaller steps: --longest {max(1, (positions or 1) // 8)}",
+            hint=f"search in smaller steps: --longest {max(1, (positions or _MOST_TOKENS) // 8)}",
         )
     found = largest_size(measure, peak_at, limit, most=most, first=(1, usual, 2 * usual), most_traces=_MOST_TRACES)
     return {
