@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forgather.planner.benchmark_results import Row
+from forgather.planner.memory_plan import format_size
 
 _ROWS = ("parameters", "gradients", "optimizer", "activations", "logits", "communication", "overhead")
 
@@ -29,12 +30,16 @@ def selection_lines(found: Mapping[str, Any]) -> list[str]:
         f"update     {_plural(gpus, 'GPU')} x {_plural(rows, 'row')} x {_plural(passes, 'pass', 'es')} = "
         f"{_plural(found['global_batch_size'], 'row')}",
         f"precision  {'32-bit' if dtype == 'no' else f'mixed, {dtype} (as {dtype}=True)'}",
-        f"memory     {memory['per_gpu_gb']:.1f} GB on each GPU at the peak, by formula"
-        + (f"; {memory['host_gb']:.1f} GB of the host for each" if memory["host_gb"] else ""),
+        f"memory     {_size(memory['per_gpu_gb'])} on each GPU at the peak, by formula"
+        + (f"; {_size(memory['host_gb'])} of the host for each" if memory["host_gb"] else ""),
     ]
-    lines += [f"  {name:<14}{memory[f'{name}_gb']:>7.2f} GB" for name in _ROWS]
+    lines += [f"  {name:<14}{_size(memory[f'{name}_gb']):>10}" for name in _ROWS]
     lines += [f"note: {note}" for note in found["assumed"]]
     return lines + [f"note: {name} is left out: {reason}" for name, reason in found["unsuitable"].items()]
+
+
+def _size(gigabytes: float) -> str:
+    return format_size(gigabytes * 1e9)
 
 
 def _plural(count: int, noun: str, ending: str = "s") -> str:

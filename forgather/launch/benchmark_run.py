@@ -20,6 +20,7 @@ from typing import Any
 from forgather.launch.multi_process import children_environment
 from forgather.planner.benchmark_results import Row, Status
 from forgather.planner.hardware import Hardware, hardware, hardware_names
+from forgather.planner.memory_plan import format_size
 
 # Modules outside `forgather.ml` reach it only by name, so that commands without training never load torch.
 _CELL = "forgather.ml.benchmark_cell"
@@ -81,7 +82,8 @@ def refusal(cell: Mapping[str, Any], *, use_cpu: bool) -> str | None:
         free = _function(_FREE)()
         if free is None or tensors * gpus <= free / _GB:
             return None
-        return f"the plan needs {tensors * gpus:.1f} GB for {gpus} on this machine, and {free / _GB:.1f} GB are free"
+        need = format_size(tensors * gpus * _GB)
+        return f"the plan needs {need} for {gpus} on this machine, and {format_size(free)} are free"
     here: tuple[Hardware, int] | None = _function(_DEVICE)(gpus)
     if here is None:
         return "this machine has no GPU; --use-cpu measures on the CPU, with gloo in place of NCCL"
@@ -91,7 +93,8 @@ def refusal(cell: Mapping[str, Any], *, use_cpu: bool) -> str | None:
     device, held = here
     free = (device.memory_bytes or 0) - held
     if device.memory_bytes and memory["per_gpu_gb"] > free / _GB:
-        return f"the plan needs {memory['per_gpu_gb']:.1f} GB on each {device.title}, and {free / _GB:.1f} GB are free"
+        need = format_size(memory["per_gpu_gb"] * _GB)
+        return f"the plan needs {need} on each {device.title}, and {format_size(free)} are free"
     return None
 
 

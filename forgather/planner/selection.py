@@ -17,6 +17,7 @@ from typing import Any
 from forgather.errors import PlanError
 from forgather.planner.formulas import Memory, Way, accumulated, memory, step_seconds
 from forgather.planner.hardware import Hardware, hardware, hardware_names
+from forgather.planner.memory_plan import format_size
 from forgather.planner.model_shapes import ModelShape, model_family, model_shape
 
 DEVICES = {"cuda": "a100-80", "rocm": "mi300x"}
@@ -269,8 +270,8 @@ def _fastest(shape: ModelShape, possible: list[Way], device: Hardware, limit: fl
         # From a process on processors nothing can be offloaded: what fits on a GPU with offload may not fit here.
         where, each = (" of processors, without offload", "process") if device.kind == "cpu" else ("", "GPU")
         raise PlanError(
-            f"{shape.name!r} does not fit on {way.gpus} x {(limit or 0) / _GB:.4g} GB{where}: the nearest way, "
-            f"{spelled(way)}, needs {used.peak / _GB:.1f} GB on each {each} ({_largest(used)})",
+            f"{shape.name!r} does not fit on {way.gpus} x {format_size(limit or 0)}{where}: the nearest way, "
+            f"{spelled(way)}, needs {format_size(used.peak)} on each {each} ({_largest(used)})",
             code="FG999",
             hint=_MORE,
         )
@@ -302,7 +303,7 @@ def _sharding(way: Way) -> str:
 def _largest(used: Memory) -> str:
     rows = {name: getattr(used, name) for name in ("parameters", "gradients", "optimizer", "activations", "logits")}
     name = max(rows, key=lambda row: rows[row])
-    return f"{name} {rows[name] / _GB:.1f} GB"
+    return f"{name} {format_size(rows[name])}"
 
 
 def _answer(way: Way, used: Memory, batch_size: int) -> dict[str, Any]:
@@ -361,7 +362,7 @@ def _device(name: str, max_memory_gb: float | None) -> tuple[Hardware, list[str]
         name = next(known for known in hardware_names() if hardware(known).kind == "cpu")
     facts = hardware(DEVICES.get(name, name))
     limit = (
-        "" if max_memory_gb is not None or facts.memory_bytes is None else f" with {facts.memory_bytes / _GB:.1f} GB"
+        "" if max_memory_gb is not None or facts.memory_bytes is None else f" with {format_size(facts.memory_bytes)}"
     )
     return facts, [f"{name!r} is computed as {facts.title}{limit}"] if facts.name != name else []
 

@@ -40,7 +40,7 @@ def test_a_cell_that_cannot_run_here_is_refused_with_the_figure(asked):
     )
     large = json.loads(json.dumps(cpu))
     large["config"]["estimated_memory"]["per_gpu_gb"] += 1e6
-    assert "the plan needs 100000" in refusal(large, use_cpu=True)
+    assert "the plan needs 909.5 TiB" in refusal(large, use_cpu=True)
     assert refusal({"name": "x", "reason": "too large"}, use_cpu=True) == "not planned: too large"
 
 

@@ -13,6 +13,7 @@ from forgather.errors import PlanError
 from forgather.hardware_selector import HardwareSelector
 from forgather.planner.benchmark import benchmark
 from forgather.planner.formulas import Way, memory
+from forgather.planner.memory_plan import format_size
 from forgather.planner.model_shapes import model_shape
 from forgather.planner.selection import ways
 
@@ -57,12 +58,12 @@ def test_the_simplest_way_is_taken_where_everything_fits():
 
 def test_what_does_not_fit_names_the_nearest_way_and_what_it_needs():
     with pytest.raises(
-        PlanError, match=r"FG999.*'facebook/opt-30b' does not fit on 1 x 1 GB: the nearest way.* needs"
+        PlanError, match=r"FG999.*'facebook/opt-30b' does not fit on 1 x 953.7 MiB: the nearest way.* needs"
     ) as bad:
         configured("opt-30b", 1, 1, 1)
     # No way that was left out needs less.
     least = min(memory(model_shape("opt-30b"), way).peak for way in ways(Way(gpus=1), 1))
-    assert f"needs {least / 1e9:.1f} GB" in bad.value.message
+    assert f"needs {format_size(least)}" in bad.value.message
 
 
 def test_a_bf16_answer_warns_of_fp16():
