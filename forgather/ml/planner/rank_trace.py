@@ -58,7 +58,7 @@ from forgather.ml.planner.stage_metadata import Relay, relayed
 from forgather.ml.planner.trace_facts import facts_of, mean_accumulation
 from forgather.ml.planner.trace_result import RankTrace
 from forgather.ml.planner.transformers_steps import TransformersSteps, planned_trainer
-from forgather.ml.planner.untraceable import formula_sizes, has_formula, untraceable
+from forgather.ml.planner.untraceable import formula_sizes, has_formula, naming_readings, untraceable
 from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale, living_tensors, only_new_objects
 from forgather.ml.planner.window_shape import WindowShape
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
@@ -85,6 +85,7 @@ def trace_rank(
     return trace_shapes(make_trainer, facts, (WindowShape(),), depth=depth, relay=relay, device_type=device_type)[0]
 
 
+@naming_readings()
 def trace_shapes(
     make_trainer: MakeTrainer,
     facts: ProcessFacts,

@@ -11,6 +11,7 @@ Source:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import site
 import sysconfig
@@ -43,6 +44,7 @@ _READINGS = (
     fake_tensor.UnsupportedOperatorException,
 )
 _WORDS = ("not supported for tensor subclasses", "Cannot access data pointer", "access its data", "data-dependent")
+_GROUPED = "Expected inputs of BF16 type"
 _LIBRARIES = tuple(
     str(Path(one).resolve())
     for one in (*site.getsitepackages(), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
@@ -62,7 +64,27 @@ class UntraceableModel(PlanError):
 
 
 def untraceable(error: BaseException) -> UntraceableModel | None:
-    """Returns what a failed trace means for the user; None if the error is not that a value was read."""
+    """Returns what a failed trace means for the user; None if the error is not that a value was read.
+
+    Raises:
+        PlanError: FG969 if something is compiled while it runs, or if torch does not know the shapes of an operator.
+    """
+    # The module is imported by what compiles only.
+    if type(error).__module__ == "torch._dynamo.exc":
+        raise PlanError(
+            "no plan can be made: the step compiles functions while it runs, as optimizers of torchao do, and these "
+            "take no tensors without values",
+            code="FG969",
+            hint="plan the same run with an optimizer of bitsandbytes of as many bits, such as optim: adamw_8bit",
+        ).about("optimizer") from error
+    if isinstance(error, RuntimeError) and _GROUPED in str(error):
+        # A formula does not know what experts keep: it was 40 % below a run.
+        raise PlanError(
+            "no plan can be made: the model multiplies its experts at once in 32 bits, and torch knows the shapes of "
+            "that in bfloat16 only",
+            code="FG969",
+            hint="load the weights in bfloat16; experts_implementation: batched_mm can be planned, and needs far more",
+        ).about("model") from error
     is_reading = isinstance(error, _READINGS) or (
         isinstance(error, RuntimeError | TypeError | ValueError) and any(words in str(error) for words in _WORDS)
     )
@@ -78,6 +100,21 @@ def untraceable(error: BaseException) -> UntraceableModel | None:
         hint="compute without .item(), .numpy(), `if` on a tensor or masks that select rows; for one process and DDP, "
         "fgcli plan has a formula",
     )
+
+
+@contextlib.contextmanager
+def naming_readings() -> Iterator[None]:
+    """Context manager in which a constructor that reads values of weights is named: there is no formula for it.
+
+    Raises:
+        UntraceableModel: FG962.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if (found := untraceable(error)) is None:
+            raise
+        raise found from error
 
 
 def _short(file: str) -> str:

@@ -4,8 +4,11 @@ import functools
 import gc
 
 import pytest
+import torch
 from torch import nn
+from transformers import MixtralConfig, MixtralForCausalLM
 
+from forgather.errors import PlanError
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.memory import plan_run
 from forgather.ml.planner.rank_trace import trace_rank
@@ -121,3 +124,56 @@ def test_objects_that_the_caller_has_frozen_stay_so(was_frozen):
         gc.unfreeze()
         if kept:
             gc.freeze()
+
+
+class ReadingWeights(Reading):
+    def __init__(self):
+        super().__init__()
+        self.scale = float(self.inner.lm_head.weight.detach().numpy().std())
+
+
+def experts(implementation=None):
+    config = MixtralConfig(
+        vocab_size=cell_models.VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=2,
+    )
+    config._experts_implementation = implementation
+    return MixtralForCausalLM(config)
+
+
+class Compiled(torch.optim.SGD):
+    """An optimizer that compiles its step, as those of torchao do."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        torch.compile(lambda: [weight.sub_(weight.grad) for weight in iter(weights)], fullgraph=True, dynamic=False)()
+
+
+def test_a_constructor_that_reads_weights_is_refused_with_its_line(tmp_path):
+    with pytest.raises(UntraceableModel, match=r"numpy\(\).std") as caught:
+        plan(trainer(model=ReadingWeights), tmp_path)
+    assert "FG962" == caught.value.code
+
+
+def test_experts_in_32_bits_are_refused_or_planned_another_way(tmp_path):
+    with pytest.raises(PlanError, match="experts") as caught:
+        plan(trainer(model=experts), tmp_path)
+    assert "FG969" == caught.value.code
+    other = trainer(model=functools.partial(experts, "batched_mm"))
+    (phase,) = plan(other, tmp_path)[0]["ranks"][0]["phases"]
+    cell_models.rows("llama", 64)
+    assert phase["num_bytes"] == pytest.approx(run_ranks(1, measured_peak, functools.partial(other, tmp_path))[0], 0.02)
+
+
+@pytest.mark.matrix
+def test_an_optimizer_that_compiles_its_step_is_refused(tmp_path):
+    make = trainer(optimizer_factory=lambda weights: Compiled(weights, lr=0.1))
+    with pytest.raises(PlanError, match="compiles functions") as caught:
+        plan(make, tmp_path)
+    assert "FG969" == caught.value.code
