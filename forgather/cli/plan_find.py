@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from contextlib import redirect_stdout
+from dataclasses import replace
 from typing import Any
 
 from forgather.cli.output import print_note, write_json, write_text
@@ -72,7 +73,7 @@ def run_find(project: Project, options: argparse.Namespace, *, gpus: int) -> int
     search = Search(
         gpus=gpus,
         nodes=options.nodes,
-        device=_device(options, gpus),
+        device=searched_device(options, gpus),
         by=options.by or ORDERS[0],
         price=options.price,
         rows=options.global_batch,
@@ -111,22 +112,28 @@ def refuse_without_find(options: argparse.Namespace) -> None:
             raise PlanError(f"--{name.replace('_', '-')} needs --find", code="FG993", hint="add --find")
 
 
-def _device(options: argparse.Namespace, gpus: int) -> Device:
-    device = free_on(device_of(options.hardware, gpus=gpus), options.free, options.device_type)
-    if options.memory is None:
-        if device is None:
-            raise PlanError(
-                "--find needs a device",
-                code="FG993",
-                hint="add --hardware, for example --hardware rtx-4090, or --memory 24GB",
-            )
-        return device
-    if device is None:
-        return Device(
-            Hardware(name="given", title=f"a device of {format_size(options.memory)}", memory_bytes=options.memory)
+def searched_device(options: argparse.Namespace, gpus: int) -> Device:
+    """Returns the device of each process, with the memory of `--memory`, of which `--free` is free.
+
+    Args:
+        options: the options of the command.
+        gpus: the number of processes on each machine.
+
+    Raises:
+        PlanError: FG993 if there is no device; FG994 or FG995 if there is no such hardware.
+    """
+    device, memory = device_of(options.hardware, gpus=gpus), options.memory
+    if memory is not None:
+        title, kind = f"a device of {format_size(memory)}", options.device_type or "cuda"
+        given = device or Device(Hardware(name="given", title=title, kind=kind))
+        device = Device(replace(given.hardware, memory_bytes=memory), given.held_bytes)
+    if (found := free_on(device, options.free, options.device_type)) is None:
+        raise PlanError(
+            "--find needs a device",
+            code="FG993",
+            hint="add --hardware, for example --hardware rtx-4090, or --memory 24GB",
         )
-    facts = {**device.hardware.as_data(), "memory_bytes": options.memory}
-    return Device(Hardware(**facts), device.held_bytes)
+    return found
 
 
 def _lines(found: Found, search: Search, written: dict[str, Any] | None) -> list[str]:

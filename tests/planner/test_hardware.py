@@ -1,9 +1,11 @@
 """Facts of hardware: no cell is a sparse rate, every cell has a source, names are found, own files are checked."""
 
+import argparse
 import json
 
 import pytest
 
+from forgather.cli.plan_find import searched_device
 from forgather.errors import PlanError
 from forgather.planner.efficiency import Efficiency, Range
 from forgather.planner.hardware import (
@@ -170,3 +172,22 @@ def test_a_size_in_place_of_a_name_gets_the_options_for_sizes():
     with pytest.raises(PlanError) as info:
         hardware("7 GiB")
     assert info.value.hint.startswith("For a size alone")
+
+
+def test_the_memory_of_a_search_replaces_that_of_a_calibrated_device(tmp_path):
+    file = tmp_path / "ours.json"
+    file.write_text(json.dumps({"memory_mib": 4096, "efficiency": {"compute": 0.5}}))
+
+    def device(**given):
+        usual = {"hardware": str(file), "memory": 2**31, "free": None, "device_type": None}
+        return searched_device(argparse.Namespace(**{**usual, **given}), 1)
+
+    ours = device()
+    assert (Range(0.5, 0.5), 2**31, 0) == (
+        ours.hardware.efficiency.compute,
+        ours.hardware.memory_bytes,
+        ours.held_bytes,
+    )
+    # What is free is a part of this memory.
+    assert [2**31 - 2**30, 0] == [device(free=free).held_bytes for free in (2**30, 2**40)]
+    assert "cpu" == device(hardware=None, device_type="cpu").hardware.kind
