@@ -157,8 +157,20 @@ def line(low: Any, high: Any, num_blocks: int) -> Any:
 
 
 def _line(low: Peak, high: Peak, num_blocks: int) -> Peak:
-    return Peak(
-        line(low.num_bytes, high.num_bytes, num_blocks),
-        extrapolated_counts(low.categories, high.categories, num_blocks),
-        made_by=high.made_by,
-    )
+    parts = extrapolated_counts(low.categories, high.categories, num_blocks)
+    return Peak(line(low.num_bytes, high.num_bytes, num_blocks), _none_below_zero(parts), made_by=high.made_by)
+
+
+def _none_below_zero(parts: Mapping[str, int]) -> dict[str, int]:
+    """Returns the same sum without negative parts.
+
+    The peaks of the two depths may come from different operators of a region. Then what one category seems to lose with
+    each block, another one seems to gain.
+    """
+    missing = sum(size for size in parts.values() if size < 0)
+    found = {name: max(0, size) for name, size in parts.items()}
+    for name in sorted(found, key=found.__getitem__, reverse=True):
+        taken = max(missing, -found[name])
+        found[name] += taken
+        missing -= taken
+    return found

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from forgather.ml.planner.allocations import Peak, Region
 from forgather.ml.planner.extrapolation import DEEPER, SHALLOW, extrapolated, extrapolated_work
 from tests.ml.planner.cells import FULL, ONE_ROW, QUICK, Cell, measured, traced
 from tests.ml.planner.model_cells import CELLS
@@ -90,3 +91,13 @@ def test_a_deep_model_is_on_the_line_through_two_shallow_ones(cell, tmp_path, re
     assert dict(whole.operations) == counts
     apart = max(abs(line[at].num_bytes / whole.peaks[at].num_bytes - 1) for at in line)
     record_property("figure: apart", f"{apart:.3%}")
+
+
+def test_no_part_of_a_drawn_peak_is_below_zero():
+    at = Region("backward", 0)
+    low, high = (
+        {at: Peak(14, {"gathered": 8, "sent": 2, "kept": 4})},
+        {at: Peak(16, {"gathered": 2, "sent": 10, "kept": 4})},
+    )
+    found = extrapolated(low, high, 9)[at]
+    assert (20, {"gathered": 0, "sent": 16, "kept": 4}) == (found.num_bytes, found.categories)
