@@ -87,3 +87,16 @@ def test_the_flops_of_a_family_are_those_of_its_closed_form(kind, record_propert
     # The backward pass of attention computes the scores again.
     again = ROWS * LAYERS * 2 * TOKENS * TOKENS * WIDTH // 2
     assert run.executed_flops - run.model_flops == pytest.approx(again, rel=0.005)
+
+
+def test_operators_that_only_allocate_move_nothing():
+    work = WorkCounter(lambda: "forward")
+    given = torch.empty(4, 6)
+    for func, args in (
+        (torch.ops.aten.empty.memory_format, ([4, 6],)),
+        (torch.ops.aten.new_empty.default, (given, [4, 6])),
+        (torch.ops.aten._unsafe_view.default, (given, [6, 4])),
+        (torch.ops.aten.zeros_like.default, (given,)),
+    ):
+        work.count(func, args, {}, func(*args))
+    assert [0, 0, 0, 2 * 96] == [one.num_bytes for one in work.operations]

@@ -31,6 +31,20 @@ _ATTENTIONS: Mapping[Any, tuple[slice, int, Callable[..., int]]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_backward: (slice(0, 4), 10, sdpa_backward_flop_count),
 }
 
+_MOVING_NOTHING = {
+    getattr(torch.ops.aten, name)
+    for name in (
+        "_unsafe_view",
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+    )
+}
+"""Operators that only allocate, or that only look at memory in another way without being declared as views."""
+
 
 class WorkCounter:
     """Counts operators and messages.
@@ -76,7 +90,8 @@ class WorkCounter:
         tensors = tensors_in(args, kwargs, result)
         if not tensors:
             return
-        moved = sum({id(one): one.numel() * one.element_size() for one in tensors}.values())
+        sizes = {id(one): one.numel() * one.element_size() for one in tensors}
+        moved = 0 if packet in _MOVING_NOTHING else sum(sizes.values())
         dtype = str(tensors[0].dtype).removeprefix("torch.")
         operation = Operation(self._phase(), name_of(func), dtype, _flops(packet, args, kwargs, result), moved)
         self.operations[operation] += self.repeats
