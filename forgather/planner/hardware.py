@@ -20,6 +20,7 @@ from typing import Any
 from forgather.errors import PlanError
 from forgather.json_text import JsonFault, Path, parse_json
 from forgather.planner.efficiency import EFFICIENCIES, Efficiency, Range, assumed_of
+from forgather.planner.memory_plan import parse_size
 from forgather.source import Span
 from forgather.spelling import close_matches
 
@@ -126,16 +127,15 @@ def hardware(name: str) -> Hardware:
 
 def _size_hint(name: str) -> str | None:
     """Returns what to do with a size in place of a name; None if the name is no size."""
-    size = _SIZE.fullmatch(name.strip())
-    if size is None:
+    wanted = parse_size(name)
+    if wanted is None:
         return None
-    wanted = float(size[1]) * (2**30 if "i" in size[2] else 10**9)
+    size = "".join(name.split())
     sized = [key for key in hardware_names() if abs((_from_table(key).memory_bytes or 0) / wanted - 1) < _SAME_SIZE]
     named = f"--hardware takes a device; of this size: {', '.join(sized)}. " if sized else ""
-    return f"{named}For a size alone, --free {name} says whether the run fits, and --memory {name} the largest batch"
+    return f"{named}For a size alone, --free {size} says whether the run fits, and --memory {size} the largest batch"
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(G|GB|GiB)", re.IGNORECASE)
 _SAME_SIZE = 0.09  # 24 GB and 24 GiB are 7 % apart
 
 

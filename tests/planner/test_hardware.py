@@ -2,9 +2,11 @@
 
 import argparse
 import json
+import re
 
 import pytest
 
+from forgather.cli.options import memory_size
 from forgather.cli.plan_find import searched_device
 from forgather.errors import PlanError
 from forgather.planner.efficiency import Efficiency, Range
@@ -16,6 +18,7 @@ from forgather.planner.hardware import (
     hardware_names,
     hardware_of_device,
 )
+from forgather.planner.memory_plan import parse_size
 
 ALL = [hardware(name) for name in hardware_names()]
 WANTED = """v100 t4 l4 a10 rtx3090 rtx4090 rtx5090 a100-40 a100-80 h100 h100-pcie h100-nvl h200 b200 mi300x"""
@@ -165,13 +168,27 @@ def test_a_missing_file_is_reported():
     assert info.value.code == "FG995"
 
 
-def test_a_size_in_place_of_a_name_gets_the_options_for_sizes():
+@pytest.mark.parametrize(
+    ("written", "size", "sized"),
+    [("24GB", "24GB", "rtx4090"), ("24 GB", "24GB", "rtx4090"), (" 7.5 GiB", "7.5GiB", None), ("5e3MB", "5e3MB", None)],
+)
+def test_a_size_in_place_of_a_name_gets_the_options_for_sizes(written, size, sized):
     with pytest.raises(PlanError) as info:
-        hardware("24GB")
-    assert "rtx4090" in info.value.hint and "--free 24GB" in info.value.hint and "h200" not in info.value.hint
+        hardware(written)
+    # A shell hands one word to each option, and the option takes it.
+    assert re.findall(r"--(?:free|memory) (\S+) (?:says|the)", info.value.hint) == [size, size]
+    assert memory_size(size) == parse_size(written)
+    named, _, _ = info.value.hint.partition("For a size alone")
+    assert (sized in named) if sized else not named
+    assert "h200" not in named
+
+
+@pytest.mark.parametrize("written", ["0GB", "0.0 GiB", "24G", "24gib", "-1GB", "nanGB", "infGB", "24", ""])
+def test_what_is_no_size_of_an_option_is_not_advised_as_one(written):
     with pytest.raises(PlanError) as info:
-        hardware("7 GiB")
-    assert info.value.hint.startswith("For a size alone")
+        hardware(written)
+    assert info.value.code == "FG994"
+    assert "--free" not in info.value.hint
 
 
 def test_the_memory_of_a_search_replaces_that_of_a_calibrated_device(tmp_path):
