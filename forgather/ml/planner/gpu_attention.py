@@ -23,6 +23,10 @@ _WITHOUT_SCORES = (
     "no scores"
 )
 _WITH_SCORES = "attention with grouped queries keeps all scores in 32 bits or with a mask: torch has no such GPU kernel"
+_OF_FLASH = (
+    "attention with grouped queries is planned with torch's flash kernel, as on an A100 and newer GPUs: V100 and T4 "
+    "have none, and keep all scores"
+)
 _WIDEST = 256  # elements of a head
 
 
@@ -64,13 +68,21 @@ class GpuAttention:
     ) -> Any:
         """Stands for `scaled_dot_product_attention`."""
         takes_mask = not enable_gqa or query.shape[-3] == key.shape[-3]
-        is_flash = attn_mask is None and query.dtype is not torch.float32 and query.shape[-1] <= _WIDEST
+        is_flash = attn_mask is None and _computes_in(query) is not torch.float32 and query.shape[-1] <= _WIDEST
         settings: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         if not is_flash and not takes_mask:
             self._said[_WITH_SCORES] = None
             with sdpa_kernel(SDPBackend.MATH):
                 return self._kept(query, key, value, attn_mask, dropout_p, **settings)
+        if is_flash and not takes_mask:
+            self._said[_OF_FLASH] = None
         if attn_mask is not None or dropout_p:
             self._said[_WITHOUT_SCORES] = None
         # A fused kernel keeps the seed of dropout. That of the CPU, which computes here, has none.
         return self._kept(query, key, value, attn_mask, 0.0, **settings)
+
+
+def _computes_in(query: Tensor) -> torch.dtype:
+    """Returns the dtype that attention computes in: autocast casts its inputs, on a CPU as on a GPU."""
+    kind = query.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype

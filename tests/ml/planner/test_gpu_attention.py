@@ -18,12 +18,15 @@ KINDS = {
     "grouped, half": ({"dtype": HALF, "key_heads": 2}, False, False),
     "grouped, half, mask": ({"dtype": HALF, "key_heads": 2, "mask": True}, False, True),
     "grouped": ({"key_heads": 2}, False, True),
+    "grouped, autocast": ({"key_heads": 2, "autocast": True}, False, False),
+    "grouped, autocast, mask": ({"key_heads": 2, "mask": True, "autocast": True}, False, True),
 }
 
 
-def keeps_scores(device_type, *, dtype=FLOAT, key_heads=HEADS, mask=False, dropout_p=0.0):
+def keeps_scores(device_type, *, dtype=FLOAT, key_heads=HEADS, mask=False, dropout_p=0.0, autocast=False):
     attention = GpuAttention(device_type)
-    with FakeTensorMode(), attention, AllocationRecorder(lambda: Region("forward", 0)) as recorder:
+    casts = torch.autocast("cpu", HALF, enabled=autocast)
+    with FakeTensorMode(), casts, attention, AllocationRecorder(lambda: Region("forward", 0)) as recorder:
         states = [
             torch.empty(ROWS, heads, LENGTH, WIDTH, dtype=dtype, requires_grad=True)
             for heads in (HEADS, key_heads, key_heads)
@@ -34,7 +37,7 @@ def keeps_scores(device_type, *, dtype=FLOAT, key_heads=HEADS, mask=False, dropo
         )
         kept = [item for item in recorder.allocations if item.died is None]
         assert (ROWS, HEADS, LENGTH, WIDTH) == result.shape
-    scores = ROWS * HEADS * LENGTH * LENGTH * dtype.itemsize
+    scores = ROWS * HEADS * LENGTH * LENGTH * result.dtype.itemsize
     return any(item.num_bytes >= scores for item in kept), [*attention.notes()]
 
 
@@ -46,8 +49,8 @@ def test_scores_are_kept_where_a_device_has_no_fused_kernel(given, on_cpu, on_gp
     if on_gpu:
         assert ["keeps all scores" in note for note in notes] == [True]
     else:
-        has_words = "mask" in given or "dropout_p" in given
-        assert ["keeps no scores" in note for note in notes] == [True] * has_words
+        words = ["keeps no scores"] * ("mask" in given or "dropout_p" in given) + ["V100"] * ("key_heads" in given)
+        assert [word in note for word, note in zip(words, notes, strict=True)] == [True] * len(words)
 
 
 def test_torch_computes_as_before_afterwards():
