@@ -72,7 +72,7 @@ def plans_by_offload(
     Raises:
         PlanError: FG997 if the tensors of a batch have no common number of rows.
     """
-    sized = _Sizes(make_trainer, batches)
+    sized = _Sizes(make_trainer, batches, device_type)
     facts = _rank_0(world_size, local_world_size)
 
     def trace(sizes: Sequence[tuple[int, int]]) -> list[DepthTraces]:
@@ -136,7 +136,7 @@ def full_plans(
     device_type: str = "cpu",
 ) -> Plans:
     """Returns the same as `plan_batches`, from a trace of each batch with all blocks of the model: nothing is drawn."""
-    sized = _Sizes(make_trainer, batches)
+    sized = _Sizes(make_trainer, batches, device_type)
     facts = _rank_0(world_size, local_world_size)
     found = trace_shapes(sized.make_trainer, facts, _shapes(batches), device_type=device_type)
     traces = dict(zip(batches, zip(found[: len(batches)], found[len(batches) :], strict=True), strict=True))
@@ -155,14 +155,15 @@ def _shapes(sizes: Sequence[tuple[int, int]]) -> list[WindowShape]:
 class _Sizes:
     """The batches of a run whose data may have too few rows for some of them."""
 
-    def __init__(self, make_trainer: MakeTrainer, batches: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, make_trainer: MakeTrainer, batches: Sequence[tuple[int, int]], device_type: str) -> None:
         self._make_trainer = make_trainer
         self._batches = batches
+        self._device_type = device_type
         self._refused: dict[int, TrainingError] = {}
 
     def make_trainer(self, hook: Any) -> Any:
         """Returns the trainer, and notes for which micro-batches its data has too few rows."""
-        trainer = planned_trainer(self._make_trainer(hook))
+        trainer = planned_trainer(self._make_trainer(hook), self._device_type)
         dataset, _ = trainer._inputs(trainer.train_dataset)
         for rows, _ in self._batches:
             try:

@@ -62,7 +62,7 @@ def largest_rows(
         missing = [size for size in sizes if size not in traces]
         shapes = [WindowShape(rows=size) for size in missing]
         if shapes:
-            make = functools.partial(without_pipeline, make_trainer)
+            make = functools.partial(without_pipeline, make_trainer, device_type)
             traces.update(zip(missing, depth_traces(make, facts, shapes, device_type=device_type), strict=True))
         return [traces[size] for size in sizes]
 
@@ -71,17 +71,18 @@ def largest_rows(
     return {**asdict(largest_size(measure, peak_at, limit, most=bound)), "most_rows": most_rows}
 
 
-def without_pipeline(make_trainer: MakeTrainer, hook: Any) -> Trainer:
+def without_pipeline(make_trainer: MakeTrainer, device_type: str, hook: Any) -> Trainer:
     """Returns the trainer whose strategy is traced.
 
     Args:
         make_trainer: a function that returns the trainer of the config, see `trace_shapes`.
-        hook: its argument.
+        device_type: the kind of device that is planned for, "cpu" or "cuda".
+        hook: the argument of `make_trainer`.
 
     Raises:
         PlanError: FG997 for a pipeline.
     """
-    trainer = planned_trainer(make_trainer(hook))
+    trainer = planned_trainer(make_trainer(hook), device_type)
     if trainer.strategy.layout.pipeline_parallel_size > 1:
         raise PlanError(
             "other sizes are not planned for a pipeline: its stages are made for one size",

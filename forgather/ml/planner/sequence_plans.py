@@ -150,7 +150,7 @@ class _Tracer:
     """Traces rank 0 of a run without a pipeline at any size."""
 
     def __init__(self, make_trainer: MakeTrainer, world_size: int, local_world_size: int, device_type: str) -> None:
-        self._make_trainer = functools.partial(without_pipeline, make_trainer)
+        self._make_trainer = functools.partial(without_pipeline, make_trainer, device_type)
         self._device_type = device_type
         local = min(local_world_size, world_size)
         self.facts = ProcessFacts(rank=0, local_rank=0, world_size=world_size, local_world_size=local)

@@ -8,6 +8,7 @@ its strategy calls `training_step`, the clipping, the optimizer and `prediction_
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers.trainer_pt_utils import nested_concat
+from transformers.trainer_utils import has_length
 
 from forgather.errors import PlanError
 from forgather.ml.distributed.env import DistributedEnvironment
@@ -45,10 +47,11 @@ _SAME = (
 )
 """The settings that the batches and the plan depend on, which both kinds of arguments have."""
 
-_METRICS = (
-    "set eval_accumulation_steps, the number of batches after which predictions are moved to the host, or "
-    "batch_eval_metrics"
-)
+_METRICS = {
+    "cuda": "set eval_accumulation_steps, the number of batches after which predictions are moved to the host, or "
+    "batch_eval_metrics",
+    "cpu": "set batch_eval_metrics: on a CPU, eval_accumulation_steps moves nothing",
+}
 _TRAINER = "plan the same model, rows and sizes with -- extends 'trainers/accel_trainer.yaml'"
 _ANSWERS = (
     "plan the same model with -- extends 'tasks/chat.yaml' and rows as long as a prompt and max_completion_length: an "
@@ -56,7 +59,7 @@ _ANSWERS = (
 )
 
 
-def planned_trainer(trainer: Any, device_type: str = "cpu") -> Trainer:
+def planned_trainer(trainer: Any, device_type: str) -> Trainer:
     """Returns the trainer whose strategy is traced.
 
     Args:
@@ -76,10 +79,9 @@ def planned_trainer(trainer: Any, device_type: str = "cpu") -> Trainer:
     for name in ("fsdp", "deepspeed", "parallelism_config"):
         if getattr(args, name, None):
             raise _untraced(trainer, f"leaves args.{name} to Accelerate, which needs the devices", _TRAINER)
-    sets = trainer.eval_dataset
-    known = [hasattr(one, "__len__") for one in (sets.values() if isinstance(sets, Mapping) else (sets,))]
-    if _keeps_predictions(trainer) and not args.eval_accumulation_steps and not all(known):
-        raise _untraced(trainer, "keeps the predictions of an evaluation set of unknown length", _METRICS)
+    moves = args.eval_accumulation_steps and device_type != "cpu"
+    if _keeps_predictions(trainer) and not moves and not all(map(has_length, _evaluation_sets(trainer))):
+        raise _untraced(trainer, "keeps the predictions of an evaluation set of unknown length", _METRICS[device_type])
     if args.device.type == "cpu":
         # Accelerate numbers CPUs, and to fake tensors "cpu:0" is another device than "cpu".
         args._setup_devices = trainer.accelerator.state.device = torch.device("cpu")
@@ -92,6 +94,11 @@ def _keeps_predictions(trainer: Any) -> bool:
     evaluates = args.eval_strategy != "no" or args.eval_on_start
     has_metrics = trainer.compute_metrics is not None and not args.prediction_loss_only
     return evaluates and has_metrics and not args.batch_eval_metrics and trainer.eval_dataset is not None
+
+
+def _evaluation_sets(trainer: Any) -> list[Any]:
+    sets = trainer.eval_dataset
+    return list(sets.values()) if isinstance(sets, Mapping) else [sets]
 
 
 def _untraced(trainer: Any, why: str, hint: str) -> PlanError:
@@ -224,7 +231,7 @@ class TransformersSteps(ModelStrategy):
         loss, found = self._predicted(batch)
         if not _keeps_predictions(self._trainer):
             return Evaluated(loss, self.rule.count(batch), found[0])
-        kept = nested(lambda one: one.new_empty(self._rows_before(batch), *one.shape[1:]), found)
+        kept = nested(lambda one: one.new_empty(self._rows_before(), *one.shape[1:]), found)
         loss, found = self._predicted(batch)
         self.predictions += leaves((kept, nested_concat(kept, found), found))  # type: ignore[no-untyped-call]
         return Evaluated(loss, self.rule.count(batch), found[0])
@@ -241,12 +248,12 @@ class TransformersSteps(ModelStrategy):
             found = nested(lambda one: one.new_empty(world_size * one.shape[0], *one.shape[1:]), found)
         return loss, found
 
-    def _rows_before(self, batch: Any) -> int:
+    def _rows_before(self) -> int:
         """Returns how many rows have predictions on the device before the last batch of the largest set."""
-        args, sets = self._trainer.args, self._trainer.eval_dataset
+        args = self._trainer.args
         rows = int(args.per_device_eval_batch_size) * self.topology.world_size
-        longest: int = max(map(len, sets.values() if isinstance(sets, Mapping) else (sets,)))
-        batches = -(-longest // rows)
+        # A stream has as many batches as are kept, for `planned_trainer` refuses one whose batches are all kept.
+        batches = max(-(-len(one) // rows) if has_length(one) else math.inf for one in _evaluation_sets(self._trainer))
         if args.eval_accumulation_steps and self._device_type != "cpu":
             batches = min(batches, args.eval_accumulation_steps)
-        return (batches - 1) * rows
+        return int(batches - 1) * rows

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from torch.profiler import record_function
+from torch.utils.data import IterableDataset
 from transformers import TrainerCallback, TrainingArguments
 
 from forgather.errors import PlanError
@@ -12,6 +13,7 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.adapters import lora
 from forgather.ml.distributed.env import exported_facts, process_facts
 from forgather.ml.planner.allocations import Region
+from forgather.ml.planner.batch_plans import full_plans, plan_batches
 from forgather.ml.planner.rank_trace import trace_rank
 from forgather.ml.planner.row_limit import largest_rows
 from forgather.ml.planner.transformers_steps import planned_trainer
@@ -102,8 +104,8 @@ def counted(prediction, compute_result=True):
     return {"rows": len(prediction.predictions)}
 
 
-def evaluating(output_dir, hook=lambda function: function, count=ROWS, **args):
-    rows = cell_models.rows("llama", 64)[:count]
+def evaluating(output_dir, hook=lambda function: function, count=ROWS, sets=lambda rows: rows, **args):
+    rows = sets(cell_models.rows("llama", 64)[:count])
     return trainer(output_dir, hook, eval_dataset=rows, per_device_eval_batch_size=8, eval_strategy="epoch", **args)
 
 
@@ -144,6 +146,25 @@ def test_predictions_that_are_moved_to_the_host_leave_a_gpu_and_stay_on_a_cpu(tm
     two = kept("cuda", count=16)["predictions"]
     assert two == kept("cuda", eval_accumulation_steps=2)["predictions"]
     assert two < kept("cpu", eval_accumulation_steps=2)["predictions"]
+    # As many batches of a stream are kept, however many it has.
+    assert two == kept("cuda", count=16, sets=Stream, eval_accumulation_steps=2)["predictions"]
+
+
+class Stream(IterableDataset):
+    """Rows whose number is not known."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+class Lengthless(Stream):
+    """A stream with a `__len__` that gives no number."""
+
+    def __len__(self):
+        raise TypeError("it is not known")
 
 
 class Answering(HFTrainer):
@@ -168,8 +189,39 @@ def test_what_cannot_be_traced_is_refused_with_the_reason(tmp_path):
         (object(), "not a trainer"),
     ):
         with pytest.raises(PlanError, match=reason) as caught:
-            planned_trainer(given)
+            planned_trainer(given, "cuda")
         assert "FG969" == caught.value.code
+
+
+def test_predictions_of_a_stream_are_planned_if_they_leave_the_device(tmp_path):
+    def planned_on(device_type, sets, **given):
+        return planned_trainer(evaluating(tmp_path, sets=sets, **given), device_type)
+
+    for sets in (Stream, lambda rows: {"rows": rows, "stream": Stream(rows)}, Lengthless):
+        for device_type, given in (
+            ("cuda", {"eval_accumulation_steps": 2}),
+            *((one, {"batch_eval_metrics": True}) for one in ("cpu", "cuda")),
+        ):
+            planned_on(device_type, sets, **given)
+        with pytest.raises(PlanError, match="unknown length") as caught:
+            planned_on("cpu", sets, eval_accumulation_steps=2)
+        assert "FG969" == caught.value.code
+        assert caught.value.hint.startswith("set batch_eval_metrics")
+        with pytest.raises(PlanError, match="unknown length") as caught:
+            planned_on("cuda", sets)
+        assert caught.value.hint.startswith("set eval_accumulation_steps")
+
+
+def test_other_sizes_are_planned_for_the_same_kind_of_device(tmp_path):
+    make = functools.partial(evaluating, tmp_path, sets=Stream, eval_accumulation_steps=2)
+    sizes = {"world_size": 1, "local_world_size": 1}
+    assert 2 == largest_rows(make, **sizes, limit=2**40, most=2, device_type="cuda")["size"]
+    for plan in (plan_batches, full_plans):
+        assert plan(make, **sizes, batches=[(1, 1)], device_type="cuda")
+        with pytest.raises(PlanError, match="unknown length"):
+            plan(make, **sizes, batches=[(1, 1)], device_type="cpu")
+    with pytest.raises(PlanError, match="unknown length"):
+        largest_rows(make, **sizes, limit=2**40, most=2, device_type="cpu")
 
 
 def test_the_largest_batch_is_found_as_for_other_trainers(tmp_path):
