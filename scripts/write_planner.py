@@ -35,7 +35,9 @@ PIECES = {
     "flops": "tests/ml/test_counted_flops.py",
     **{f"rows{part}": f"{PLANNER}test_row_limit.py -k part{part}-" for part in (1, 2, 3)},
     "engine": f"{PLANNER}test_engine_traces.py {PLANNER}test_layout_traces.py {PLANNER}test_planned_batches.py "
-    f"{PLANNER}test_masked_rows.py",
+    f"{PLANNER}test_masked_rows.py {PLANNER}test_optimizer_path.py "
+    f"{PLANNER}test_convolutions.py {PLANNER}test_gpu_attention.py",
+    "auto": f"{PLANNER}test_auto_rows.py",
     "batches": f"{PLANNER}test_batch_plans.py",
     "phases": f"{PLANNER}test_phase_traces.py {PLANNER}test_formulas_traced.py {PLANNER}test_untraceable.py "
     f"{PLANNER}test_remembered_fakes.py",

@@ -38,7 +38,7 @@ def add_find(parser: argparse.ArgumentParser) -> None:
         "--global-batch",
         type=int,
         metavar="ROWS",
-        help="with --find: rows of an update over all processes (default: those of the config)",
+        help="with --find: rows of an update over all processes (default: those of the config on these devices)",
     )
     parser.add_argument(
         "--write", metavar="PATH", help="with --find: write the best way as a new config that extends this one"

@@ -38,7 +38,6 @@ from forgather.project.reader import reader_for
 from forgather.project.targets import run_meta
 from forgather.project.template_environment import project_environment
 from forgather.project.trainer_arguments import trainer_arguments
-from forgather.project.world_size import processes_per_machine
 
 _TRIED = "tried"
 _SIZES = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
@@ -50,14 +49,16 @@ class ChoiceProjects:
     Args:
         project: the project, opened with the config.
         gpus: the number of processes on each machine.
+        nodes: the number of machines.
 
     Raises:
         PlanError: FG993 if the trainer of the config has no other strategies.
     """
 
-    def __init__(self, project: Project, gpus: int) -> None:
+    def __init__(self, project: Project, gpus: int, nodes: int = 1) -> None:
         self._project = project
         self._gpus = gpus
+        self._nodes = nodes
         self._trainer = _trainer_of(project)
         self._reader = reader_for(project.meta)
         self._stack = ExitStack()
@@ -75,7 +76,7 @@ class ChoiceProjects:
         return _given(self._project.graph)
 
     def rows_per_update(self) -> int:
-        """Returns the rows of an update of the config, on the processes of one machine that it asks for.
+        """Returns the rows of an update of the config on the devices of the search, as a plan for them has.
 
         Raises:
             PlanError: FG993 if the rows are not plain numbers.
@@ -98,8 +99,7 @@ class ChoiceProjects:
                 code="FG993",
                 hint="give them with --global-batch ROWS",
             )
-        processes = processes_per_machine(self._project.graph)
-        replicas = arguments.replicas(processes if isinstance(processes, int) else self._gpus)
+        replicas = arguments.replicas(self._gpus * self._nodes)
         return int(values[ROWS] * values[MICRO_BATCHES] * replicas)
 
     def text(self, choice: Choice, batch: tuple[int, int], *, name: str) -> str:

@@ -105,7 +105,7 @@ def find(project: Project, search: Search) -> Found:
     cells: list[Cell] = []
     ranking: list[Cell] = []
     interruption = None
-    with ChoiceProjects(project, search.gpus) as projects:
+    with ChoiceProjects(project, search.gpus, search.nodes) as projects:
         rows = search.rows if search.rows is not None else projects.rows_per_update()
         found = choices(search.gpus, search.nodes, projects.given)
         planner = _Planner(search, projects, rows)

@@ -76,7 +76,7 @@ def write_best(project: Project, found: Found, search: Search, path: str, form: 
     if form == "config":
         cell = found.ranking[0]
         name = os.path.basename(file).removesuffix(".yaml")
-        with ChoiceProjects(project, search.gpus) as projects:
+        with ChoiceProjects(project, search.gpus, search.nodes) as projects:
             text = projects.text(found.choices[cell.title], (cell.rows, cell.micro_batches), name=name)
     else:
         cell, text = _foreign(found, search, form, _plain_arguments(project))

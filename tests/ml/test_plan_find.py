@@ -81,7 +81,7 @@ def test_a_leaf_switches_the_trainer_of_a_config(bench):
 
     with ChoiceProjects(Project("tiny"), 2) as projects:
         found = {one.title: one for one in choices(2, 1, projects.given)}
-        assert 2 == projects.rows_per_update()
+        assert 4 == projects.rows_per_update()
         for title, constructor, settings in (
             ("FSDP2, recomputed", "forgather.ml:AccelTrainer", {"fsdp": "full_shard", "gradient_checkpointing": True}),
             ("DDP without recomputation", "forgather.ml:AccelTrainer", {"per_device_train_batch_size": 1}),
@@ -105,7 +105,7 @@ def test_a_leaf_switches_the_trainer_of_a_config(bench):
     [
         ("+trainer_args.deepspeed", "{train_batch_size: 6, zero_optimization: {stage: 1}}", 6),
         ("trainer_args.global_batch_size", "12", 12),
-        ("trainer_args.gradient_accumulation_steps", "3", 3 * 2),
+        ("trainer_args.gradient_accumulation_steps", "3", 3 * 2 * 2),
         ("trainer_args.global_batch_size", "!call:builtins:int ['12']", "global_batch_size is computed"),
         ("trainer_args.per_device_train_batch_size", "auto", "per_device_train_batch_size is auto"),
         ("main.args", "{a: 1}", "its args are no call"),
