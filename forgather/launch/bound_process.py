@@ -14,9 +14,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
+from weakref import WeakSet
 
 from forgather.launcher_env import ENDS_WITH_PARENT
 from forgather.process_limits import LISTENER
+
+_started: WeakSet[BoundProcess] = WeakSet()
 
 
 class BoundProcess(subprocess.Popen[str]):
@@ -55,15 +58,33 @@ class BoundProcess(subprocess.Popen[str]):
         with suppress(BrokenPipeError):
             self._lifeline.write(request)
             self._lifeline.flush()
+        self._has_ended = False
+        _started.add(self)
 
     def end(self) -> None:
-        """Ends the process and all that it has started, if it has not ended yet, and waits until it is gone."""
-        if self.poll() is None:
-            with suppress(ProcessLookupError):
+        """Ends the process and all that it has started, also if it has ended itself, and waits until it is gone."""
+        # A second time, the system may have given the number to others.
+        if not self._has_ended:
+            self._has_ended = True
+            # A system may answer that processes that have ended are not ours.
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         self.wait()
+        self.close_lifeline()
+
+    def close_lifeline(self) -> None:
+        """Closes the end of the standard input that the current process has."""
         with suppress(BrokenPipeError):
             self._lifeline.close()
+
+
+def _close_lifelines() -> None:
+    for process in _started:
+        process.close_lifeline()
+
+
+# Processes that load data are forked from a run, and may live longer.
+os.register_at_fork(after_in_child=_close_lifelines)
 
 
 def end_with_parent() -> None:

@@ -207,6 +207,8 @@ def run(
         try:
             if failed is not None:
                 failed(error)
+        except Exception as other:  # noqa: BLE001 - the error of the run must not be lost
+            error.add_note(f"what this error means for the run is not known: {type(other).__name__}: {other}")
         finally:
             # Each process removes it: the main process may be ended while it waits for one that failed.
             if not _can_run(main) or _nothing_was_trained(main):

@@ -75,7 +75,8 @@ class PlanCheck:
         self._say = lambda line: None
         with self._starting:
             self._has_ended = True
-            self._process.end()
+            if isinstance(self._process, BoundProcess):
+                self._process.end()
         self._thread.join()
 
     def _follow(self) -> None:
@@ -113,20 +114,26 @@ class PlanCheck:
             self._say(f"plan: not stored in the run folder ({error})")
 
 
-def _start(command: Sequence[str]) -> BoundProcess:
-    return BoundProcess(command, env=_environment(os.environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-def _answer(process: BoundProcess, seconds: float | None = None) -> tuple[dict[str, Any], str]:
-    """Returns the plan that a process prints, and why there is none if it fails or takes too long."""
+def _start(command: Sequence[str]) -> BoundProcess | Exception:
+    """Returns the process of a command, or why it cannot be started, such as without memory for another process."""
     try:
-        written, errors = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.end()
-        process.communicate()
-        return {}, f"planning took longer than {seconds:.0f} s"
-    finally:
-        process.end()
+        return BoundProcess(command, env=_environment(os.environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except (OSError, MemoryError) as error:
+        return error
+
+
+def _answer(process: BoundProcess | Exception, seconds: float | None = None) -> tuple[dict[str, Any], str]:
+    """Returns the plan that a process prints, and why there is none if it fails or takes too long."""
+    if isinstance(process, Exception):
+        return {}, f"planning could not be started: {process}"
+    # Its pipes are closed at the end, and not read to their end: a process that it started may hold them open.
+    with process:
+        try:
+            written, errors = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return {}, f"planning took longer than {seconds:.0f} s"
+        finally:
+            process.end()
     if process.returncode:
         lines = [line for line in errors.splitlines() if line.strip()]
         why = next((line for line in lines if line.startswith("error")), lines[-1] if lines else "it was ended")
@@ -137,7 +144,7 @@ def _answer(process: BoundProcess, seconds: float | None = None) -> tuple[dict[s
         return {}, f"its output is no JSON: {error}"
 
 
-def _planned_ways(process: BoundProcess, seconds: float | None = None) -> tuple[list[dict[str, Any]], str]:
+def _planned_ways(process: BoundProcess | Exception, seconds: float | None = None) -> tuple[list[dict[str, Any]], str]:
     """Returns the ways out that a process prints, and why there are none if it fails or takes too long."""
     plan, why = _answer(process, seconds)
     return (plan["fit"].get("ways_out", []), "") if plan else ([], why)
@@ -231,7 +238,7 @@ def note_largest_row(
 def _ways_after(
     file: str, plan: Mapping[str, Any], rank: Mapping[str, Any], *, until: float, is_first: Callable[[], bool]
 ) -> list[dict[str, Any]]:
-    """Returns the ways out of a run that had too little memory; empty if nobody has planned them in time.
+    """Returns the ways out of a run that had too little memory; empty if none are planned in time.
 
     What is planned to fit but did not needs a way with less than the least that was planned.
     """

@@ -48,6 +48,19 @@ time.sleep(90)
 """
 
 
+# A worker is forked from the run after it has started a process, and lives longer than the run.
+FORKING = """
+import os, subprocess, sys, time
+from forgather.launch.bound_process import BoundProcess
+code = "from forgather.launch.bound_process import end_with_parent; end_with_parent(); import time; time.sleep(90)"
+bound = BoundProcess([sys.executable, "-c", code], env=os.environ, stdout=subprocess.DEVNULL, stderr=None)
+worker = os.fork()
+if worker:
+    print(bound.pid, worker, flush=True)
+time.sleep(90)
+"""
+
+
 def is_running(pid):
     try:
         with open(f"/proc/{pid}/stat") as stream:
@@ -76,6 +89,17 @@ def test_what_a_killed_run_has_started_ends_with_it(tmp_path, monkeypatch, code)
     wait_until(lambda: not any(map(is_running, pids)))
 
 
+def test_a_forked_worker_of_a_killed_run_keeps_nothing_alive():
+    with subprocess.Popen([sys.executable, "-c", FORKING], stdout=subprocess.PIPE, text=True) as run:
+        bound, worker = map(int, run.stdout.readline().split())
+        run.kill()
+    try:
+        wait_until(lambda: not is_running(bound))
+        assert is_running(worker)
+    finally:
+        os.kill(worker, signal.SIGKILL)
+
+
 def test_a_process_that_is_ended_takes_along_what_it_has_started(tmp_path):
     code = (
         "import subprocess, sys; request = sys.stdin.readline()\n"
@@ -93,3 +117,15 @@ def test_a_process_that_is_ended_takes_along_what_it_has_started(tmp_path):
     wait_until(lambda: not is_running(worker))
     assert -signal.SIGKILL == process.returncode
     process.communicate()
+
+
+def test_what_a_process_has_left_behind_ends_too():
+    code = "import subprocess; print(subprocess.Popen(['sleep', '90']).pid, flush=True)"
+    process = BoundProcess([sys.executable, "-IS", "-c", code], env=os.environ, stdout=subprocess.PIPE, stderr=None)
+    with process:
+        left = process.stdout.readline()
+        process.wait()
+        assert is_running(int(left))
+        process.end()
+    wait_until(lambda: not is_running(int(left)))
+    assert 0 == process.returncode

@@ -188,7 +188,7 @@ def test_of_all_processes_that_lack_memory_one_plans_ways_out(tmp_path):
 
 
 def test_ways_out_that_another_process_plans_are_waited_for(tmp_path):
-    # Of a run that does not fit, the check plans them, whoever lacks memory first.
+    # Of a run that does not fit, the check plans them, and not the process that lacks memory first.
     plan = stored(tmp_path, GIB, f"open({str(tmp_path / 'planned')!r}, 'w')")
     (way,) = json.loads(subprocess.check_output([sys.executable, "-c", WAYS, "--free", "1KiB"]))["fit"]["ways_out"]
     whole = json.dumps({**plan, "fit": {**plan["fit"], "ways_out": [way]}})
@@ -206,7 +206,9 @@ def test_ways_out_that_another_process_plans_are_waited_for(tmp_path):
     [
         (16 * GIB, {}, "raise SystemExit(3)"),
         (16 * GIB, {}, "import time; time.sleep(600)"),
-        # Nobody writes them: the main process was ended.
+        # The planning process has ended, and one that it started has its output open.
+        (16 * GIB, {}, "import subprocess; subprocess.Popen(['sleep', '600'])"),
+        # They are never written: the main process was ended.
         (GIB, {}, "raise SystemExit(3)"),
         # They were planned, and there are none.
         (GIB, {"ways_out": []}, WAYS),
@@ -228,6 +230,34 @@ def test_a_check_without_ways_out_says_why_and_stores_that_there_are_none(tmp_pa
     planned.wait_for_ways(patience(60))
     planned.end()
     assert ["plan: no ways out are known (error[FG300]: x)"] == lines[1:]
+    assert [] == json.loads((tmp_path / "plan.json").read_text())["fit"]["ways_out"]
+
+
+# What cannot be started is a folder here; without memory for another process, the system answers in the same way.
+def test_a_plan_that_cannot_be_started_is_skipped(tmp_path):
+    lines = []
+    planned = PlanCheck([str(tmp_path)], device(GIB), str(tmp_path), lines.append)
+    assert planned.wait(patience(60))
+    planned.end()
+    assert lines[0].startswith("plan: skipped (planning could not be started: [Errno 13]")
+
+
+def test_of_ways_out_that_cannot_be_started_other_processes_do_not_wait(tmp_path):
+    script, lines = tmp_path / "once", []
+    script.write_text(f"#!{sys.executable}\nimport os\nos.remove({str(script)!r})\nprint({json.dumps(PLAN)!r})\n")
+    script.chmod(0o755)
+    planned = PlanCheck([str(script)], device(3 * GIB), str(tmp_path), lines.append)
+    planned.wait_for_ways(patience(60))
+    planned.end()
+    assert lines[1].startswith("plan: no ways out are known (planning could not be started: [Errno 2]")
+    assert [] == json.loads((tmp_path / "plan.json").read_text())["fit"]["ways_out"]
+
+
+def test_an_out_of_memory_error_is_kept_if_ways_out_cannot_be_started(tmp_path):
+    plan = stored(tmp_path, 16 * GIB, "")
+    (tmp_path / "plan.json").write_text(json.dumps({**plan, "command": [str(tmp_path)]}))
+    (line,) = noted(tmp_path)
+    assert line.endswith("its largest row is logits, 3.0 GiB. Changes that make it smaller: fgcli -t a plan")
     assert [] == json.loads((tmp_path / "plan.json").read_text())["fit"]["ways_out"]
 
 
@@ -269,6 +299,10 @@ def test_a_failed_run_is_explained_before_its_folder_is_removed(tmp_path, monkey
         run(plan, run_dir, failed=lambda error: found.append((str(error), os.path.exists(run_dir))))
     assert [("too little", True)] == found
     assert not os.path.exists(run_dir)
+    # The error of the run is not lost if it cannot be explained.
+    with pytest.raises(MemoryError, match="too little") as caught:
+        run(plan, prepare_run(plan, ["fgcli"]), failed=lambda error: os.stat(folder / "none"))
+    assert any("FileNotFoundError: [Errno 2]" in note for note in caught.value.__notes__)
 
 
 LIMITING = """\
