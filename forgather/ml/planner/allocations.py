@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -77,6 +77,20 @@ class Allocation:
         return f"{self.operation or 'before the step'}: {sizes} {str(self.dtype).removeprefix('torch.')}"
 
 
+class Moment(NamedTuple):
+    """The sum of bytes when something was allocated.
+
+    Args:
+        maker: what was allocated.
+        num_bytes: the sum in bytes.
+        categories: its parts by category, in bytes.
+    """
+
+    maker: Allocation
+    num_bytes: int
+    categories: dict[str, int]
+
+
 @dataclass(slots=True)
 class Peak:
     """The largest sum of bytes within one region.
@@ -86,12 +100,24 @@ class Peak:
         categories: its parts by category, in bytes.
         time: the time of the peak, in events since the start of the recording.
         made_by: the allocation that made the sum so large, such as "aten.mm: 2 x 1024 x 50257 float32".
+        course: all sums of the region, in their order; empty if only the largest is known.
     """
 
     num_bytes: int
     categories: dict[str, int] = field(default_factory=dict)
     time: int = 0
     made_by: str = ""
+    course: Sequence[Moment] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def of(cls, course: Sequence[Moment]) -> Peak:
+        """Returns the first of the largest sums.
+
+        Args:
+            course: the sums of a region.
+        """
+        maker, num_bytes, categories = max(course, key=lambda moment: moment.num_bytes)
+        return cls(num_bytes, categories, maker.born, str(maker), course)
 
 
 class AllocationRecorder(EagerMode):
@@ -316,19 +342,12 @@ def _peaks_of(
         if allocation.died is not None:
             events.append((allocation.died, -1, allocation))
     total, sums = 0, dict[str, int]()
-    found: dict[Region, Peak] = {}
-    makers: dict[Region, Allocation] = {}
-    for time, sign, allocation in sorted(events, key=lambda event: event[0]):
+    courses: dict[Region, list[Moment]] = {}
+    for _, sign, allocation in sorted(events, key=lambda event: event[0]):
         category = category_of(allocation)
         total += sign * allocation.num_bytes
         sums[category] = sums.get(category, 0) + sign * allocation.num_bytes
-        if sign < 0:
-            continue
-        region = region_of(allocation)
-        peak = found.get(region)
-        if peak is None or total > peak.num_bytes:
-            found[region] = Peak(total, {name: size for name, size in sums.items() if size}, time)
-            makers[region] = allocation
-    for region, maker in makers.items():
-        found[region].made_by = str(maker)
-    return found
+        if sign > 0:
+            moment = Moment(allocation, total, {name: size for name, size in sums.items() if size})
+            courses.setdefault(region_of(allocation), []).append(moment)
+    return {region: Peak.of(course) for region, course in courses.items()}

@@ -158,15 +158,18 @@ def line(low: Any, high: Any, num_blocks: int) -> Any:
 
 def _line(low: Peak, high: Peak, num_blocks: int) -> Peak:
     parts = extrapolated_counts(low.categories, high.categories, num_blocks)
-    return Peak(line(low.num_bytes, high.num_bytes, num_blocks), _none_below_zero(parts), made_by=high.made_by)
+    num_bytes = line(low.num_bytes, high.num_bytes, num_blocks)
+    if min(parts.values(), default=0) < 0:
+        # The peaks of the two depths come from different operators: those of the deeper one are compared instead.
+        alike = next((one for one in low.course if str(one.maker) == high.made_by), None)
+        if alike is not None:
+            parts = extrapolated_counts(alike.categories, high.categories, num_blocks)
+            num_bytes = line(alike.num_bytes, high.num_bytes, num_blocks)
+    return Peak(num_bytes, _none_below_zero(parts), made_by=high.made_by)
 
 
 def _none_below_zero(parts: Mapping[str, int]) -> dict[str, int]:
-    """Returns the same sum without negative parts.
-
-    The peaks of the two depths may come from different operators of a region. Then what one category seems to lose with
-    each block, another one seems to gain.
-    """
+    """Returns the same sum without negative parts, which are taken from the largest ones."""
     missing = sum(size for size in parts.values() if size < 0)
     found = {name: max(0, size) for name, size in parts.items()}
     for name in sorted(found, key=found.__getitem__, reverse=True):

@@ -56,6 +56,7 @@ class RankTrace:
                 peak,
                 num_bytes=peak.num_bytes + more,
                 categories={**peak.categories, BATCH: peak.categories.get(BATCH, 0) + more},
+                course=(),
             )
             for at, peak in other.peaks.items()
             if at.phase not in STEP_PHASES

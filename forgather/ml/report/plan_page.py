@@ -200,7 +200,8 @@ def _timeline(found: Mapping[str, Any]) -> str:
     top = max(top, (limit or 0) * _HEADROOM)
     across = _positions(places)
     areas, floor = [], [0.0] * len(places)
-    for use in _ordered([use for place in places for use in place["uses"]]):
+    uses = _ordered([use for place in places for use in place["uses"]])
+    for use in uses:
         above = [low + place["uses"].get(use, 0) for low, place in zip(floor, places, strict=True)]
         areas.append(_area(_key(use), use, across, floor, above, top))
         floor = above
@@ -227,7 +228,8 @@ def _timeline(found: Mapping[str, Any]) -> str:
     )
     return card(
         f"Memory over a step: the peak of each part, {_who(rank, found['world_size'])}",
-        f'<div class="time"><div class="grid">{ticks}</div>{picture}{device}{mark}</div>{_axis(places, across)}'
+        f'{_legend(uses)}<div class="time"><div class="grid">{ticks}</div>{picture}{device}{mark}</div>'
+        f"{_axis(places, across)}"
         f'<p class="note">{html_text(note)}</p>',
     )
 
