@@ -9,6 +9,7 @@ from contextlib import redirect_stdout
 from typing import Any
 
 from forgather.cli.output import write_json, write_text
+from forgather.errors import ProjectError
 from forgather.launch import RunPlan
 from forgather.launch.dry_run import dry_run_layout, layout_text
 from forgather.launch.plan_check import fit_line
@@ -17,23 +18,50 @@ from forgather.launch.process_request import ProcessRequest
 from forgather.planner.fit import surely_fits
 from forgather.project.path_display import Display
 
+_ON_ONE_MACHINE = 8  # the usual number of GPUs in one machine
+
 
 def machines_of(asked: ProcessRequest, world_size: int | None) -> dict[str, Any]:
     """Returns the number of processes on each machine, and of machines, as arguments of a plan.
 
     Args:
         asked: the processes that the config and the command line ask for.
-        world_size: the number of processes of `--world-size`; None without it.
+        world_size: the number of processes of `--world-size`; None without it. If a machine has one process or as many
+            as devices, as many on each machine are assumed as divide this number, at most 8.
+
+    Raises:
+        ProjectError: FG462 if the number of processes is not known, or if machines with the same number of processes
+            do not have that many.
     """
-    per_node = asked.per_node if isinstance(asked.per_node, int) else None
     if world_size is None:
-        return {"gpus": per_node or 1, "nodes": asked.num_nodes}
-    gpus = min(per_node or world_size, world_size)
-    return {"gpus": gpus, "nodes": max(1, world_size // max(1, gpus))}
+        if asked.world_size is None:
+            raise ProjectError(
+                f"the number of processes depends on the machine: {_processes(asked)}",
+                code="FG462",
+                hint="add --world-size with the number of processes to plan",
+            )
+        return {"gpus": asked.per_node, "nodes": asked.num_nodes}
+    if world_size < 1:
+        raise ProjectError(f"--world-size is {world_size}", code="FG462", hint="give a number of processes")
+    if isinstance(asked.per_node, str) or asked.per_node == 1:
+        gpus = max(number for number in range(1, _ON_ONE_MACHINE + 1) if world_size % number == 0)
+        return {"gpus": gpus, "nodes": world_size // gpus}
+    gpus = min(asked.per_node, world_size)
+    if world_size % gpus:
+        raise ProjectError(
+            f"--world-size is {world_size}, and each machine has {gpus} processes ({asked.source})",
+            code="FG462",
+            hint=f"give a multiple of {gpus}, or add --nproc-per-node with a number that divides {world_size}",
+        )
+    return {"gpus": gpus, "nodes": world_size // gpus}
 
 
 def dry_run(
-    plan: RunPlan, asked: ProcessRequest, command: list[str], options: argparse.Namespace, machines: dict[str, Any]
+    plan: RunPlan,
+    asked: ProcessRequest,
+    command: list[str],
+    options: argparse.Namespace,
+    machines: dict[str, Any] | None,
 ) -> int:
     """Prints a dry run, and returns the exit status.
 
@@ -42,18 +70,18 @@ def dry_run(
         asked: the processes that the config and the command line ask for.
         command: the words of the command.
         options: the options of the command.
-        machines: what `machines_of` returns.
+        machines: what `machines_of` returns; None if nothing is built.
     """
     fit = layout = None
     # What constructors print must not be mixed with the result.
     with redirect_stdout(sys.stderr):
-        if options.world_size is not None:
-            layout = dry_run_layout(plan, options.world_size, asked)
-        if options.hardware is not None:
+        if machines is not None and options.world_size is not None:
+            layout = dry_run_layout(plan, **machines)
+        if machines is not None and options.hardware is not None:
             device = device_of(options.hardware, gpus=machines["gpus"])
             assert device is not None  # noqa: S101 - it has a name
             found, _ = traced_plan(plan.project, **machines, device_type=device.type)
-            fit = fit_on(found, device)
+            fit = {**fit_on(found, device), **machines}
     if options.json:
         write_json({**(layout or _facts(plan, asked, command)), "fit": fit})
     else:
@@ -63,7 +91,10 @@ def dry_run(
 
 
 def _fit_text(fit: Mapping[str, Any]) -> str:
-    return fit_line(fit) + ("" if surely_fits(fit) else "; 'fgcli plan' with the same --hardware plans ways out")
+    gpus, nodes = fit["gpus"], fit["nodes"]
+    processes = "1 process" if gpus * nodes == 1 else f"{gpus * nodes} processes"
+    way = f"; 'fgcli plan --gpus {gpus} --nodes {nodes}' with the same --hardware plans ways out"
+    return f"{fit_line(fit)} ({processes})" + ("" if surely_fits(fit) else way)
 
 
 def _facts(plan: RunPlan, asked: ProcessRequest, command: list[str]) -> dict[str, Any]:

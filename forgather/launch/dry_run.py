@@ -9,37 +9,29 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from forgather.errors import ProjectError
 from forgather.launch.in_process import MAIN, RunPlan
-from forgather.launch.process_request import ProcessRequest
 
 _DRY_RUN = "forgather.ml.dry_run:dry_run"
-_ON_ONE_MACHINE = 8  # the usual number of GPUs in one machine
 _HEAD = ["ranks", "stage", "parameters", "memory", "holds"]
 
 
-def dry_run_layout(plan: RunPlan, world_size: int, asked: ProcessRequest) -> dict[str, Any]:
+def dry_run_layout(plan: RunPlan, *, gpus: int, nodes: int) -> dict[str, Any]:
     """Returns the modules, parameters and memory of each process, and the tensor shapes of one micro-batch.
 
     Args:
         plan: the run.
-        world_size: the number of processes.
-        asked: the processes that the config and the command line ask for. The number of processes on one machine is
-            used if it is above 1. If it is 1 or depends on the devices, 8 processes on each machine are assumed.
+        gpus: the number of processes on each machine.
+        nodes: the number of machines.
 
     Raises:
-        ProjectError: FG462 if `world_size` is below 1.
         Exception: if the construction of the config's objects fails; the exception is raised unchanged.
     """
-    if world_size < 1:
-        raise ProjectError(f"--world-size is {world_size}", code="FG462", hint="give a number of processes")
-    per_node = asked.per_node if isinstance(asked.per_node, int) and asked.per_node > 1 else _ON_ONE_MACHINE
     # Modules outside `forgather.ml` reach it only by name, so that commands without training never load torch.
     module, name = _DRY_RUN.split(":")
     dry_run = getattr(import_module(module), name)
     with plan.project.located():
         found: dict[str, Any] = dry_run(
-            lambda hook: plan.project.build_with(hook, MAIN), world_size=world_size, local_world_size=per_node
+            lambda hook: plan.project.build_with(hook, MAIN), world_size=gpus * nodes, local_world_size=gpus
         )
     return found
 

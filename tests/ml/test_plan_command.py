@@ -1,13 +1,17 @@
 """`fgcli plan --hardware` and the note of an out-of-memory error, on configs that are built."""
 
+import contextlib
 import json
 import re
 import shlex
 
 import pytest
 
+from forgather.cli.dry_run_output import machines_of
 from forgather.cli.main import main
 from forgather.cli.plan_time_output import device_count_lines, time_lines
+from forgather.errors import ProjectError
+from forgather.launch.process_request import ProcessRequest
 from forgather.planner.hardware import hardware
 from tests.project.workbench import TINY_TRAINING, make_project
 
@@ -80,12 +84,44 @@ def test_a_dry_run_says_whether_the_run_fits_and_writes_nothing(bench, capsys):
     assert 0 == main(["-t", "tiny", "train", "--dry-run", "--hardware", "box.json"])
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("project ")
-    assert re.match(r"plan: does not fit, .* of the 1\.0 MiB that are free on our box; 'fgcli plan'", said[-1])
+    assert re.match(
+        r"plan: does not fit, .* of the 1\.0 MiB that are free on our box \(1 process\); 'fgcli plan", said[-1]
+    )
     assert 0 == main(["-t", "tiny", "train", "--dry-run", "--hardware", "fast.json", "--world-size", "1", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert ["fits"] == [rank["verdict"] for rank in found["fit"]["ranks"]]
     assert 1 == found["world_size"]
     assert not list(bench.glob("**/runs"))
+
+
+def test_a_dry_run_plans_the_processes_of_the_run(bench, capsys):
+    accel = TINY_TRAINING.replace("trainers/trainer.yaml", "trainers/accel_trainer.yaml")
+    (bench / "templates/configs/accel.yaml").write_text(accel)
+    dry = ["-t", "accel", "train", "--dry-run", "--hardware", "small.json"]
+    eight = ["--nproc-per-node", "8"]
+    assert 0 == main([*dry, *eight, "--world-size", "16"])
+    assert "(16 processes); 'fgcli plan --gpus 8 --nodes 2'" in capsys.readouterr().out.splitlines()[-1]
+    assert 0 == main([*dry, "--nproc-per-node", "gpu", "--world-size", "12", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (12, 6, 2) == (found["world_size"], found["fit"]["gpus"], found["fit"]["nodes"])
+    for words, what in (
+        ([*eight, "--world-size", "12"], "--world-size is 12, and each machine has 8 processes (--nproc-per-node)"),
+        (["--nproc-per-node", "gpu"], "depends on the machine: one for each GPU"),
+        (["--nproc-per-node", "2", "--nnodes", "1:4", "--master-addr", "x"], "on each of 1:4 machines"),
+        (["--world-size", "-1"], "--world-size is -1"),
+    ):
+        assert 1 == main([*dry, *words])
+        said = capsys.readouterr()
+        assert "FG462" in said.err and what in said.err and not said.out
+
+
+@pytest.mark.parametrize("per_node", [1, 2, 3, 8, "gpu"])
+def test_a_dry_run_has_all_processes_or_is_refused(per_node):
+    for world_size in range(1, 65):
+        fits = isinstance(per_node, str) or world_size < per_node or world_size % per_node == 0
+        with contextlib.nullcontext() if fits else pytest.raises(ProjectError):
+            machines = machines_of(ProcessRequest(per_node=per_node), world_size)
+            assert world_size == machines["gpus"] * machines["nodes"]
 
 
 def test_a_plan_says_how_long_the_run_takes_and_on_how_many_devices(bench, capsys):

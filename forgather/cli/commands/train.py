@@ -80,7 +80,7 @@ EXAMPLES = """examples:
   fgcli -t tiny.yaml train
   fgcli -t tiny.yaml train --dry-run
   fgcli -t fsdp2.yaml train --dry-run --world-size 64
-  fgcli -t fsdp2.yaml train --dry-run --hardware rtx4090
+  fgcli -t fsdp2.yaml train --dry-run --hardware rtx4090 --world-size 8
   fgcli -t tiny.yaml train --set trainer_args.max_steps=10 --set trainer_args.learning_rate=3e-4
   fgcli -t tiny.yaml train --resume                                   resume from the newest intact checkpoint
   fgcli -t tiny.yaml train --resume DIR/checkpoint-500 --allow-missing optimizer,schedule"""
@@ -171,8 +171,8 @@ def run(invocation: Invocation) -> int:
     if builds or not (options.dry_run or options.print):
         ask_trust(project)
     if options.dry_run:
-        machines = machines_of(asked, options.world_size)
-        if builds:
+        machines = machines_of(asked, options.world_size) if builds else None
+        if machines is not None:
             with_auto_values(project, invocation, **machines)
         return dry_run(plan, asked, command, options, machines)
     if options.print:
