@@ -23,11 +23,13 @@ from forgather.planner.fit import Verdict, fit_plan, worst_fit
 from forgather.planner.leaf import value_text
 from forgather.planner.ways_out import (
     EVAL_ROWS,
+    EVALUATIONS,
     NUMBER,
     OPTIMIZER_STEP,
     Change,
     WayOut,
     changes_of,
+    evaluation_change,
     fused_change,
     nearest_first,
 )
@@ -80,14 +82,15 @@ def ways_out(
     need = max((fit.least for fit in planner.fits(plan)), default=0)
     found: list[tuple[Change, WayOut]] = []
     optimizer = _adamw(project.graph)
-    for change in changes_of(plan, _given(project.graph), optimizer):
+    given = _given(project.graph)
+    for change in changes_of(plan, given, optimizer):
         if sum(way.fits for _, way in found) == NUMBER:
             break
         found.append((change, planner.way(change)))
     # With a change that fits alone, no other one is needed.
     lacking = [one for one in found if one[1].reason is None and not one[1].fits and one[1].least < need]
     lacking.sort(key=lambda one: one[1].least)
-    found += _combined(planner, lacking, fused_change(plan, optimizer)) if lacking else []
+    found += _combined(planner, lacking, evaluation_change(given), fused_change(plan, optimizer)) if lacking else []
     ways = (
         way if way.reason is not None or way.least < need else replace(way, reason="it needs as much memory as the run")
         for _, way in found
@@ -96,28 +99,36 @@ def ways_out(
 
 
 def _combined(
-    planner: _Planner, lacking: list[tuple[Change, WayOut]], fused: Change | None
+    planner: _Planner, lacking: list[tuple[Change, WayOut]], evaluation: Change | None, fused: Change | None
 ) -> list[tuple[Change, WayOut]]:
     """Returns plans of several changes together, until one fits; a change that does not help the others is left out.
 
     Args:
         planner: plans a change.
         lacking: changes with which the run does not fit yet, the most effective first.
-        fused: a change that helps where the others have made the optimizer step the largest part.
+        evaluation: a change that helps where the others have made the evaluation the largest part.
+        fused: the same of the optimizer step.
     """
     best, best_way = lacking[0]
     found: list[tuple[Change, WayOut]] = []
-    for change, _ in lacking[1:]:
-        if len(found) == _MOST_COMBINED or best_way.fits:
+    waiting = [change for change, _ in lacking[1:]]
+    while len(found) < _MOST_COMBINED and not best_way.fits:
+        # As long as the evaluation is the largest part, no change of the training helps.
+        if evaluation is not None and best_way.phase in EVALUATIONS and not best.sets & evaluation.sets:
+            change = evaluation
+        elif waiting:
+            change = waiting.pop(0)
+        else:
             break
         if best.sets & change.sets:
             continue
         together = best.plus(change)
-        found.append((together, planner.way(together)))
-        if found[-1][1].reason is None and found[-1][1].least < best_way.least:
-            best, best_way = found[-1]
-        else:
-            found.pop()
+        way = planner.way(together)
+        if way.reason is None and way.least < best_way.least:
+            best, best_way = together, way
+            found.append((together, way))
+        elif change is evaluation:
+            evaluation = None
     if fused is not None and not best_way.fits and best_way.at == OPTIMIZER_STEP and not best.sets & fused.sets:
         together = best.plus(fused)
         found.append((together, planner.way(together)))
@@ -137,11 +148,11 @@ class _Planner:
 
     def way(self, change: Change) -> WayOut:
         """Returns the plan of a change; of smaller micro-batches, that of the largest that fits."""
-        self._say(f"planning a way out: {change.title}")
         first = self._sized(change, self._divisions()[-1]) if change.divides else change
         refusal = self._refusal(first)
         if refusal is not None:
             return WayOut(title=change.title, assignments=self._assignments(change), reason=refusal)
+        self._say(f"planning a way out: {change.title}")
         best: WayOut | None = None
         try:
             for planned in self._plans(change):
@@ -155,6 +166,7 @@ class _Planner:
                     break
         except Exception as error:  # noqa: BLE001 - code of the user's model with settings that it may not support
             if best is None:
+                self._say(f"not planned: {change.title} ({error_line(error)})")
                 return WayOut(title=change.title, assignments=self._assignments(change), reason=error_line(error))
         assert best is not None  # noqa: S101 - there is a plan, or an error
         return best
@@ -202,10 +214,12 @@ class _Planner:
         assert worst is not None  # noqa: S101 - the memory of the device is known
         hardware = self._place.device.hardware
         phases = next(rank["phases"] for rank in plan["ranks"] if tuple(rank["ranks"]) == worst.ranks)
+        largest = max(phases, key=lambda phase: phase["num_bytes"])
         return WayOut(
             title=change.title,
             assignments=self._assignments(change),
-            at=max(phases, key=lambda phase: phase["num_bytes"])["at"],
+            phase=largest["phase"],
+            at=largest["at"],
             peak_bytes=worst.peak_bytes,
             least=worst.least,
             most=worst.most,

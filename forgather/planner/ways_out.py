@@ -25,6 +25,9 @@ EVAL_ROWS = "per_device_eval_batch_size"
 OPTIMIZER_STEP = "optimizer step"
 """The part of a step in which the weights are updated, as plans name it."""
 
+EVALUATIONS = ("evaluation", "generation")
+"""The phases whose batch is that of the evaluation."""
+
 NUMBER = 3
 """How many ways out are looked for and shown."""
 
@@ -80,7 +83,8 @@ class WayOut:
         available: the free memory of a device.
         verdict: whether each rank fits.
         seconds: the time of an update; None if the device has no rates.
-        at: the part of the step in which this rank has its peak.
+        phase: the phase in which this rank has its peak.
+        at: the part of the phase in which it has it.
         reason: why the config cannot be changed like this; None if it can.
     """
 
@@ -92,6 +96,7 @@ class WayOut:
     available: int = 0
     verdict: Verdict = Verdict.TOO_LARGE
     seconds: Range | None = None
+    phase: str = ""
     at: str = ""
     reason: str | None = None
 
@@ -117,10 +122,10 @@ def changes_of(plan: Mapping[str, Any], given: Mapping[str, Any], optimizer: Map
     settings, mesh = plan["settings"], plan["mesh"]
     rows = settings[ROWS] or 1
     found = []
-    if given.get(EVAL_ROWS) != 1 and any(
-        _largest_phase(rank)["phase"] in ("evaluation", "generation") for rank in plan["ranks"]
+    if (evaluation := evaluation_change(given)) and any(
+        _largest_phase(rank)["phase"] in EVALUATIONS for rank in plan["ranks"]
     ):
-        found.append(Change(title="evaluation of one row at a time", settings={EVAL_ROWS: 1}))
+        found.append(evaluation)
     if rows > 1 and not given.get("accumulate_grad_batches"):
         found.append(Change(title="smaller micro-batches", divides=True))
     if (fused := fused_change(plan, optimizer)) and any(
@@ -137,6 +142,13 @@ def changes_of(plan: Mapping[str, Any], given: Mapping[str, Any], optimizer: Map
     if optimizer is not None:
         found += _optimizers(optimizer)
     return found
+
+
+def evaluation_change(given: Mapping[str, Any]) -> Change | None:
+    """Returns an evaluation of one row at a time as a change; None if the settings of the trainer say that already."""
+    if given.get(EVAL_ROWS) == 1:
+        return None
+    return Change(title="evaluation of one row at a time", settings={EVAL_ROWS: 1})
 
 
 def fused_change(plan: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> Change | None:

@@ -23,6 +23,7 @@ def bench(tmp_path, monkeypatch):
         "templates/configs/tiny.yaml": TINY,
         "templates/configs/accelerated.yaml": ACCELERATED,
         "templates/configs/stages.yaml": PIPELINE,
+        "templates/configs/evaluated.yaml": f"{TINY}    eval_strategy: epoch\n    per_device_eval_batch_size: 7\n",
         "templates/configs/whole.yaml": f"{TINY}    global_batch_size: 8\n",
     }
     folder = make_project(tmp_path / "bench", files)
@@ -64,6 +65,21 @@ def test_smaller_micro_batches_are_the_largest_that_fit(bench):
     assert {"8-bit AdamW", "Adafactor"} >= refused.keys()
     assert "planning a way out: smaller micro-batches" == said[0]
     check_promises("tiny", ways[:1], 300_000, gradient_checkpointing="true", bf16="true")
+
+
+def test_where_the_evaluation_is_left_as_the_peak_its_rows_are_fewer_as_well(bench):
+    said = []
+    asked = {"gradient_checkpointing": "true", "bf16": "true"}
+    ways, plan = found("evaluated", 110_000, say=said.append, **asked)
+    assert ["training step", "evaluation"] == [phase["phase"] for phase in plan["ranks"][0]["phases"]]
+    title = "smaller micro-batches, evaluation of one row at a time (1 row, 8 accumulated)"
+    alone = next(way for way in ways if way["title"] == "smaller micro-batches (1 row, 8 accumulated)")
+    assert ("does not fit", "evaluation") == (alone["verdict"], alone["phase"])
+    assert (title, "fits") == (ways[0]["title"], ways[0]["verdict"])
+    check_promises("evaluated", ways[:1], 110_000, **asked)
+    # What is refused is not announced.
+    refused = [way["title"] for way in ways if (way["reason"] or "").startswith("[")]
+    assert not {f"planning a way out: {title}" for title in refused} & set(said)
 
 
 @pytest.mark.matrix
