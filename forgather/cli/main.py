@@ -161,3 +161,7 @@ def _tell_tools(error: BaseException, arguments: list[str], project_dir: str | N
         # If the standard output cannot be written, that is the error, and it has been printed already.
         with suppress(ProjectError):
             write_error(error, project_dir)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

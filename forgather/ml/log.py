@@ -12,6 +12,8 @@ from typing import Any
 
 from forgather.ml.distributed.env import process_facts
 
+_logged_once: set[str] = set()
+
 
 class RankLogger(logging.LoggerAdapter[logging.Logger]):
     """A logger that writes on rank 0 only, or on all ranks with the rank as a prefix."""
@@ -36,6 +38,18 @@ class RankLogger(logging.LoggerAdapter[logging.Logger]):
         if all_ranks and facts.world_size > 1:
             msg = f"[rank {facts.rank}] {msg}"
         self.logger.log(level, msg, *args, **{"stacklevel": 2, **kwargs})  # the caller's line, not this one
+
+    def warning_once(self, msg: str, *args: Any) -> None:
+        """Logs a warning, unless this Python process has logged the same: a plan builds the objects of a config often.
+
+        Args:
+            msg: the format string.
+            *args: the values for the format string.
+        """
+        text = msg % args if args else msg
+        if text not in _logged_once:
+            _logged_once.add(text)
+            self.warning("%s", text)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Returns the message and the keyword arguments unchanged."""

@@ -8,7 +8,6 @@ changed.
 from __future__ import annotations
 
 import copy
-import functools
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -362,22 +361,17 @@ def _warn_of_unknown_fields(config: PretrainedConfig) -> None:
 
 def _warn_of_vocab_size(config: PretrainedConfig, found: int) -> None:
     given = config.vocab_size
-    # The value of the class attribute is the default, which the user did not choose.
-    if given in (found, getattr(type(config), "vocab_size", found)):
+    if given == found:
         return
-    way_out = (
-        f"; for a model of {given} tokens (more memory, larger logits): tokenizer: ~ in [model], or "
-        "--set model.tokenizer=null"
-        if given > found
-        else "; leave vocab_size out"
-    )
-    _warn_once(f"vocab_size is {given}, but the model gets the size of the tokenizer, {found}{way_out}")
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    # A plan makes the model several times.
-    _log.warning("%s", message)
+    if given > found:
+        way_out = (
+            f"; for a model of {given} tokens (more memory, larger logits): tokenizer: ~ in [model], or "
+            "--set model.tokenizer=null"
+        )
+    else:
+        # Nothing tells whether the user wrote the number that the class has by default.
+        way_out = "" if given == getattr(type(config), "vocab_size", None) else "; leave vocab_size out"
+    _log.warning_once(f"vocab_size is {given}, but the model gets the size of the tokenizer, {found}{way_out}")
 
 
 def as_dtype(dtype: torch.dtype | str) -> torch.dtype:

@@ -26,9 +26,9 @@ def leaf_text(
         >>> print(leaf_text("a.yaml", {"fsdp": "full_shard"}, name="A", trainer=None, processes=None), end="")
         -- extends 'a.yaml'
         <BLANKLINE>
-        [meta]
-            -- set ns.config_name = "A"
+        [config_metadata]
             == super()
+            -- set ns.config_name = "A"
         <BLANKLINE>
         [trainer_args]
             == super()
@@ -36,10 +36,11 @@ def leaf_text(
     """
     # With `default`, a config that extends this one can choose another trainer.
     lines = [f"-- set trainer_class = trainer_class | default({_quoted(trainer)})"] if trainer else []
-    lines += [f"-- extends {_quoted(parent)}", "", "[meta]", f"    -- set ns.config_name = {json.dumps(name)}"]
-    lines.append("    == super()")
+    lines += [f"-- extends {_quoted(parent)}", "", "[config_metadata]", "    == super()"]
+    # In this block, a config that extends this one can give itself another name.
+    lines.append(f"    -- set ns.config_name = {json.dumps(name)}")
     if processes is not None:
-        lines.append(f"    nproc_per_node: {processes}")
+        lines += ["", "[meta]", "    == super()", f"    nproc_per_node: {processes}"]
     if settings:
         lines += ["", "[trainer_args]", "    == super()"]
         lines += [f"    {key}: {value_text(value)}" for key, value in settings.items()]

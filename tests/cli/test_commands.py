@@ -579,3 +579,11 @@ def test_colors_change_no_text(bench, out, monkeypatch, arguments):
     assert "\x1b" not in plain
     assert "\x1b" in colored
     assert plain.strip("\n") == re.sub(r"\x1b\[\d+(;\d+)?m", "", colored).strip("\n")
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+def test_the_module_of_the_program_runs_it(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fgcli", "explain", "FG421"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("forgather.cli.main", run_name="__main__")
+    assert (0, True) == (ended.value.code, "FG421" in capsys.readouterr().out)

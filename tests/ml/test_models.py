@@ -71,7 +71,12 @@ def test_the_config_is_copied_and_follows_a_tokenizer(config):
 
 @pytest.mark.parametrize(
     ("given", "way_out"),
-    [(50, ["leave vocab_size out"]), (5000, ["--set model.tokenizer=null"]), (100, []), (32000, [])],
+    [
+        (50, ["leave vocab_size out"]),
+        (5000, ["--set model.tokenizer=null"]),
+        (100, []),
+        (32000, ["--set model.tokenizer=null"]),
+    ],
 )
 def test_a_vocabulary_size_that_a_tokenizer_overrides_is_reported_once(caplog, given, way_out):
     class Tokens:

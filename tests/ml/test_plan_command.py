@@ -91,7 +91,12 @@ def test_a_dry_run_says_whether_the_run_fits_and_writes_nothing(bench, capsys):
     found = json.loads(capsys.readouterr().out)
     assert ["fits"] == [rank["verdict"] for rank in found["fit"]["ranks"]]
     assert 1 == found["world_size"]
+    # The constructor of transformers' trainer makes its output folder.
+    text = (bench / "templates/configs/tiny.yaml").read_text()
+    (bench / "templates/configs/hf.yaml").write_text(text.replace("trainers/trainer.yaml", "trainers/hf_trainer.yaml"))
+    assert 0 == main(["-t", "hf", "train", "--dry-run", "--hardware", "fast.json"])
     assert not list(bench.glob("**/runs"))
+    assert not (bench / "out").exists()
 
 
 def test_a_dry_run_plans_the_processes_of_the_run(bench, capsys):

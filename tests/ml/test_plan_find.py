@@ -17,6 +17,7 @@ from forgather.launch.planning import Device
 from forgather.launch.written_choice import refuse_writing, write_best
 from forgather.planner.hardware import Hardware, hardware
 from forgather.project.project import Project
+from forgather.project.targets import run_meta
 from tests.project.workbench import TINY_TRAINING, fgcli, make_project
 
 RATES = {"memory_bytes_per_second": 1e12, "peak_flops": {"fp32": 1e13}, "links": {"pcie": 1e10}}
@@ -53,6 +54,10 @@ def test_the_best_way_is_found_written_and_passes_the_check(bench, capsys):
     written = bench / "templates/configs/best.yaml"
     assert "-- extends 'configs/tiny.yaml'" in written.read_text()
     assert 0 == main(["-t", "best", "check"])
+    # A config that extends it can have a name, and with it a folder, of its own.
+    mine = "-- extends 'configs/best.yaml'\n[config_metadata]\n    == super()\n    -- set ns.config_name = \"Mine\"\n"
+    (bench / "templates/configs/mine.yaml").write_text(mine)
+    assert "Mine" == run_meta(Project("mine").graph).name
     capsys.readouterr()
     assert 1 == main(["-t", "tiny", "plan", "--find", "--hardware", "box.json", "--write", "best"])
     assert "error[FG993]: 'best' exists already" in capsys.readouterr().err

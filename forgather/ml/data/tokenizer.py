@@ -98,7 +98,7 @@ def train_bpe(
     folder = cached_folder("tokenizer", key, build, cache_dir)
     backend = Tokenizer.from_file(str(folder / _FILE))
     if backend.get_vocab_size() < vocab_size:
-        logger.warning(_FEW_TOKENS, backend.get_vocab_size(), vocab_size)
+        logger.warning_once(_FEW_TOKENS, backend.get_vocab_size(), vocab_size)
     tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
     return _tokenizer(backend, chat_template, model_max_length=model_max_length or _NO_LIMIT, **tokens)
 

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
 from transformers.initialization import no_init_weights
 from transformers.quantizers.auto import AutoQuantizationConfig
 
@@ -83,8 +83,13 @@ def builds_module(function: Callable[..., Any]) -> bool:
 
 @contextlib.contextmanager
 def loading_fakes() -> Iterator[None]:
-    """Context manager in which libraries can make, load, convert and quantize models of fake tensors."""
-    with _replacing_conversions(), packing_fakes(), _loading_shapes():
+    """Context manager in which libraries can make, load, convert and quantize models of fake tensors.
+
+    Trainers of transformers and of libraries that extend it make no output folder in it.
+    """
+    # Their constructor makes the folder if this is true, and uses it for nothing else.
+    no_folder = mock.patch.object(TrainingArguments, "should_save", new=False)
+    with _replacing_conversions(), packing_fakes(), _loading_shapes(), no_folder:
         yield
 
 

@@ -38,7 +38,7 @@ from forgather.ml.strategy.deepspeed_config import zero_config
 from forgather.ml.strategy.deepspeed_settings import ZeroConfig, optimizer_settings, refuse_differences
 from forgather.ml.strategy.deepspeed_state import EngineState, fill_stage_3
 from forgather.ml.strategy.gradients import sum_over_group
-from forgather.ml.strategy.initial_weights import InitialWeights, make_initial_weights
+from forgather.ml.strategy.initial_weights import InitialWeights, has_shapes_only, make_initial_weights
 from forgather.ml.strategy.model_strategy import to_device, topology_of
 from forgather.ml.strategy.state import local_state, names_of, on_host
 from forgather.ml.types import Evaluated, Update, Window
@@ -258,7 +258,7 @@ class DeepSpeedZero:
             ).about("args.deepspeed") from None
 
     def _record(self, settings: Mapping[str, Any]) -> None:
-        if self._record_in is None or not self.topology.is_writer:
+        if self._record_in is None or not self.topology.is_writer or has_shapes_only():  # a plan leaves no file
             return
         file = Path(self._record_in) / "deepspeed.json"
         file.parent.mkdir(parents=True, exist_ok=True)
