@@ -13,7 +13,8 @@ from forgather.cli.output import print_note, write_json, write_text
 from forgather.errors import PlanError
 from forgather.interrupt import status_of
 from forgather.launch.finding import Found, Search, find
-from forgather.launch.planning import Device, device_of, free_on
+from forgather.launch.planning import Device, free_on
+from forgather.launch.room import room_of
 from forgather.launch.written_choice import refuse_writing, write_best
 from forgather.planner.foreign_configs import FORMS, missing_settings
 from forgather.planner.hardware import Hardware
@@ -70,10 +71,10 @@ def run_find(project: Project, options: argparse.Namespace, *, gpus: int) -> int
         )
     if options.global_batch is not None and options.global_batch < 1:
         raise PlanError(f"--global-batch is {options.global_batch}", code="FG993", hint="give a number above 0")
+    cluster = {"gpus": gpus, "nodes": options.nodes}
     search = Search(
-        gpus=gpus,
-        nodes=options.nodes,
-        device=searched_device(options, gpus),
+        **cluster,
+        device=searched_device(room_of(project, **cluster, hardware=options.hardware).device, options),
         by=options.by or ORDERS[0],
         price=options.price,
         rows=options.global_batch,
@@ -112,18 +113,17 @@ def refuse_without_find(options: argparse.Namespace) -> None:
             raise PlanError(f"--{name.replace('_', '-')} needs --find", code="FG993", hint="add --find")
 
 
-def searched_device(options: argparse.Namespace, gpus: int) -> Device:
+def searched_device(device: Device | None, options: argparse.Namespace) -> Device:
     """Returns the device of each process, with the memory of `--memory`, of which `--free` is free.
 
     Args:
+        device: the device with all of its memory; None if it is unknown.
         options: the options of the command.
-        gpus: the number of processes on each machine.
 
     Raises:
-        PlanError: FG993 if there is no device; FG994 or FG995 if there is no such hardware.
+        PlanError: FG993 if there is no device.
     """
-    device, memory = device_of(options.hardware, gpus=gpus), options.memory
-    if memory is not None:
+    if (memory := options.memory) is not None:
         title, kind = f"a device of {format_size(memory)}", options.device_type or "cuda"
         given = device or Device(Hardware(name="given", title=title, kind=kind))
         device = Device(replace(given.hardware, memory_bytes=memory), given.held_bytes)

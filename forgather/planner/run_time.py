@@ -7,6 +7,7 @@ Units:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -81,29 +82,41 @@ def machines_for(work: RunWork, step: StepTime, *, tokens: float, days: float) -
     return Range(math.ceil(needed.low), math.ceil(needed.high))
 
 
-def check_amounts(*, tokens: float | None, days: float | None, price: float | None, device: Hardware | None) -> None:
+def check_amounts(*, tokens: float | None, days: float | None, price: float | None) -> None:
     """Raises an error if the amounts of a command contradict one another.
 
     Args:
         tokens: the tokens of the run.
         days: the days until its end.
         price: the price of a GPU hour.
-        device: the device that is named; None if none is.
 
     Raises:
-        PlanError: FG990 if the facts of the device give no times; FG991 if an amount is not above 0, or needs another
-            one that is missing.
+        PlanError: FG991 if an amount is not above 0, or needs another one that is missing.
     """
     for name, value in (("--tokens", tokens), ("--days", days), ("--price", price)):
         if value is not None and not 0 < value < math.inf:
             raise PlanError(f"{name} is {value:g}", code="FG991", hint="give a number above 0")
-        if value is not None and device is None:
-            raise PlanError(f"{name} needs a device", code="FG991", hint="add --hardware, for example --hardware h200")
     if days is not None and tokens is None:
         raise PlanError(
             "--days needs the tokens of the run",
             code="FG991",
             hint="add --tokens, for example --tokens 300e9",
         )
-    if device is not None and (tokens or days or price):
+
+
+def check_device(amounts: Mapping[str, float | None], device: Hardware | None) -> None:
+    """Raises an error if amounts are given and no time follows from the device.
+
+    Args:
+        amounts: the amounts of a command, by the names of their options.
+        device: the device of each process; None if it is unknown.
+
+    Raises:
+        PlanError: FG990 if the facts of the device give no times; FG991 if there is no device.
+    """
+    for name in (name for name, value in amounts.items() if value is not None):
+        if device is None:
+            raise PlanError(
+                f"--{name} needs a device", code="FG991", hint="add --hardware, for example --hardware h200"
+            )
         check_rates(device)

@@ -129,6 +129,33 @@ def test_a_dry_run_has_all_processes_or_is_refused(per_node):
             assert world_size == machines["gpus"] * machines["nodes"]
 
 
+def test_a_device_of_meta_is_that_of_all_plans(bench, capsys):
+    for name, hardware_of_meta in (("named", "fast.json"), ("mixed", "[fast.json, small.json]")):
+        text = TINY_TRAINING.replace(
+            "[raw_dataset]", f"[meta]\n    == super()\n    hardware: {hardware_of_meta}\n[raw_dataset]", 1
+        )
+        (bench / f"templates/configs/{name}.yaml").write_text(text)
+    assert 0 == main(["-t", "named", "plan", "--tokens", "1e6", "--price", "2", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert ("fast.json", 1e6) == (
+        found["fit"]["hardware"]["name"],
+        pytest.approx(found["time"]["run"]["tokens"], rel=0.1),
+    )
+    assert 0 == main(["-t", "named", "plan", "--find", "--json"])
+    assert json.loads(capsys.readouterr().out)["ranking"]
+    # The option takes precedence.
+    assert 1 == main(["-t", "named", "plan", "--find", "--hardware", "small.json"])
+    assert "FG992" in capsys.readouterr().err
+    note = "hardware of meta names several devices (fast.json, small.json)"
+    for words, code in (([], ""), (["--tokens", "1e6"], "FG991"), (["--find"], "FG993")):
+        assert bool(code) == main(["-t", "mixed", "plan", *words])
+        said = capsys.readouterr().err
+        assert note in said and code in said
+    assert 0 == main(["-t", "mixed", "plan", "--hardware", "fast.json", "--json"])
+    said = capsys.readouterr()
+    assert note not in said.err and json.loads(said.out)["fit"]
+
+
 def test_a_plan_says_how_long_the_run_takes_and_on_how_many_devices(bench, capsys):
     asked = ["--hardware", "fast.json", "--tokens", "1e6", "--price", "2", "--days", "1"]
     assert 0 == main(["-t", "tiny", "plan", "--json", *asked])

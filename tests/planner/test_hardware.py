@@ -9,6 +9,7 @@ import pytest
 from forgather.cli.options import memory_size
 from forgather.cli.plan_find import searched_device
 from forgather.errors import PlanError
+from forgather.launch.planning import device_of
 from forgather.planner.efficiency import Efficiency, Range
 from forgather.planner.hardware import (
     DTYPES,
@@ -194,10 +195,11 @@ def test_what_is_no_size_of_an_option_is_not_advised_as_one(written):
 def test_the_memory_of_a_search_replaces_that_of_a_calibrated_device(tmp_path):
     file = tmp_path / "ours.json"
     file.write_text(json.dumps({"memory_mib": 4096, "efficiency": {"compute": 0.5}}))
+    known = device_of(str(file), gpus=1)
 
-    def device(**given):
-        usual = {"hardware": str(file), "memory": 2**31, "free": None, "device_type": None}
-        return searched_device(argparse.Namespace(**{**usual, **given}), 1)
+    def device(known=known, **given):
+        usual = {"memory": 2**31, "free": None, "device_type": None}
+        return searched_device(known, argparse.Namespace(**{**usual, **given}))
 
     ours = device()
     assert (Range(0.5, 0.5), 2**31, 0) == (
@@ -207,4 +209,4 @@ def test_the_memory_of_a_search_replaces_that_of_a_calibrated_device(tmp_path):
     )
     # What is free is a part of this memory.
     assert [2**31 - 2**30, 0] == [device(free=free).held_bytes for free in (2**30, 2**40)]
-    assert "cpu" == device(hardware=None, device_type="cpu").hardware.kind
+    assert "cpu" == device(None, device_type="cpu").hardware.kind

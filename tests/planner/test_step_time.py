@@ -11,7 +11,7 @@ from forgather.planner.device_count import fewest_machines
 from forgather.planner.efficiency import Efficiency, Range
 from forgather.planner.fit import RankFit
 from forgather.planner.hardware import Hardware
-from forgather.planner.run_time import check_amounts, machines_for, run_time
+from forgather.planner.run_time import check_amounts, check_device, machines_for, run_time
 from forgather.planner.step_time import message_seconds, step_time
 from forgather.planner.work import ON_HOST, TO_DEVICE, TO_HOST, Message, Operation, RankWork, RunWork
 
@@ -216,7 +216,6 @@ def test_machines_for_memory_follow_from_two_plans(sizes, machines):
     [
         (["--tokens", "0"], "--tokens is 0"),
         (["--price", "nan"], "--price is nan"),
-        (["--tokens", "1e9"], "--tokens needs a device"),
         (["--days", "3", "--hardware", "h200"], "--days needs the tokens"),
     ],
 )
@@ -229,7 +228,20 @@ def test_contradictions_of_amounts_are_refused(options, words, capsys, tmp_path,
 
 
 def test_amounts_that_fit_are_taken():
-    check_amounts(tokens=1e9, days=2.0, price=None, device=DEVICE)
+    amounts = {"tokens": 1e9, "days": 2.0, "price": None}
+    check_amounts(**amounts)
+    check_device(amounts, DEVICE)
+
+
+@pytest.mark.parametrize("name", ["tokens", "days", "price"])
+def test_amounts_need_a_device_with_rates(name):
+    check_device({name: None}, None)
+    with pytest.raises(PlanError, match=f"--{name} needs a device") as caught:
+        check_device({name: 1.0}, None)
+    assert "FG991" == caught.value.code
+    with pytest.raises(PlanError) as caught:
+        check_device({name: 1.0}, Hardware(name="x", title="x"))
+    assert "FG990" == caught.value.code
 
 
 def test_a_device_without_rates_has_no_time():

@@ -22,12 +22,13 @@ from forgather.errors import ForgatherError
 from forgather.launch.auto_values import AutoValue
 from forgather.launch.in_process import MAIN, plan_run
 from forgather.launch.planning import device_of, fit_on, page_of, rows_within, traced_plan
-from forgather.launch.room import room_of
+from forgather.launch.room import Room, room_of
 from forgather.launch.sequences import Cluster, grid_of, longest_of, refuse_without_limit, row_length
 from forgather.launch.time_planning import device_count_of, time_of
 from forgather.launch.ways_out import Place, ways_out
 from forgather.planner.fit import surely_fits
-from forgather.planner.run_time import check_amounts
+from forgather.planner.run_time import check_amounts, check_device
+from forgather.project.project import Project
 from forgather.project.world_size import processes_per_machine
 
 CONFIG_OPTIONS = True
@@ -68,7 +69,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hardware",
         metavar="NAME|FILE",
-        help="device of each process: a name of docs/reference/hardware.md, or a file (default: the GPUs here)",
+        help="device of each process: a name of docs/reference/hardware.md, or a file (default: hardware of meta, or "
+        "the GPUs here)",
     )
     parser.add_argument(
         "--device-type",
@@ -116,8 +118,9 @@ def run(invocation: Invocation) -> int:
     if options.calibrate:
         return calibrate(invocation)
     amounts = {"tokens": options.tokens, "days": options.days, "price": options.price}
-    named = None if options.hardware is None else device_of(options.hardware, gpus=1)
-    check_amounts(**amounts, device=None if named is None else named.hardware)
+    check_amounts(**amounts)
+    if options.hardware is not None:
+        device_of(options.hardware, gpus=1)  # an unknown name is refused before anything is read
     project = invocation.open_project()
     if not options.no_check:
         from forgather.project.check import check_project
@@ -128,11 +131,12 @@ def run(invocation: Invocation) -> int:
     ask_trust(project, [MAIN])
     asked = processes_per_machine(project.graph)
     gpus = options.gpus if options.gpus is not None else asked if isinstance(asked, int) else 1
+    room = _room(project, options, gpus)
+    check_device(amounts, None if room.device is None else room.device.hardware)
     if options.find:
         return run_find(project, options, gpus=gpus)
     refuse_without_find(options)
     length = row_length(project) if options.grid is not None or options.longest is not None else None
-    room = room_of(project, gpus=gpus, nodes=options.nodes, **room_words(options))
     device, cluster = room.device, room.cluster
     if options.longest is not None:
         refuse_without_limit(device, options.memory)
@@ -166,6 +170,15 @@ def run(invocation: Invocation) -> int:
     result = {"config": project.config_name, **found, "fit": fit, "time": time, "devices": count, **sizes}
     _write(options, result, rows or None, values)
     return 0
+
+
+def _room(project: Project, options: argparse.Namespace, gpus: int) -> Room:
+    """Returns what is known about the devices, and notes devices of `meta` with which no plan is compared."""
+    room = room_of(project, gpus=gpus, nodes=options.nodes, **room_words(options))
+    if room.devices and room.device is None:
+        names = ", ".join(dict.fromkeys(one.hardware.name for one in room.devices))
+        print_note(f"hardware of meta names several devices ({names}), and a plan is compared with one: add --hardware")
+    return room
 
 
 def _write(
