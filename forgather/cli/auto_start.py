@@ -104,7 +104,7 @@ def with_auto_values(
         options = invocation.options
         # What constructors print must not be mixed with the result of the command.
         with redirect_stdout(stderr):
-            found = find_values(project, room_of(project, gpus=gpus, nodes=nodes, **room_words(options)))
+            found = find_values(project, room_of(project, gpus=gpus, nodes=nodes, **room_words(options)), print_note)
         project.add_overrides([(value.path, value.text) for value in found])
         values += found
     return values

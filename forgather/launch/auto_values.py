@@ -10,7 +10,9 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -120,12 +122,13 @@ def _inside(settings: Mapping[str, Any], name: str) -> Any:
     return settings or None
 
 
-def find_values(project: Project, room: Room) -> list[AutoValue]:
+def find_values(project: Project, room: Room, say: Callable[[str], None] = lambda line: None) -> list[AutoValue]:
     """Returns a value for each of `auto_settings`.
 
     Args:
         project: the project, opened with the config, which is not changed.
         room: what is known about the devices.
+        say: a function that gets a line about each number of rows that is planned after one that did not fit.
 
     Raises:
         PlanError: FG947 if no cuts of a pipeline fit into the memory; FG948 if nothing limits a batch, or if no batch
@@ -135,7 +138,8 @@ def find_values(project: Project, room: Room) -> list[AutoValue]:
     arguments = _arguments(project)
     found: list[AutoValue] = []
     # The type comes first, because memory depends on it; the number of micro-batches divides the rows.
-    for name, find in ((PRECISION, _precision), (ROWS, _rows), (CHUNKS, _chunks), (SPLIT, _split)):
+    rows = partial(_rows, say=say)
+    for name, find in ((PRECISION, _precision), (ROWS, rows), (CHUNKS, _chunks), (SPLIT, _split)):
         if name in wanted:
             text, reason = find(_with(project, found), room)
             found.append(AutoValue(name, _path(arguments, name), text, reason))
@@ -172,7 +176,7 @@ def _precision(project: Project, room: Room) -> tuple[str, str]:
     return '"no"', f"the rates of {names} are unknown"
 
 
-def _rows(project: Project, room: Room) -> tuple[str, str]:
+def _rows(project: Project, room: Room, say: Callable[[str], None]) -> tuple[str, str]:
     arguments = _arguments(project)
     limits = room.limits_of(arguments)
     if not limits:
@@ -190,23 +194,37 @@ def _rows(project: Project, room: Room) -> tuple[str, str]:
         free = {name: value_text(value) for name, value in arguments.without_global_batch().items()}
         # Of two micro-batches or more, all but the first find gradients in memory.
         search = {**others, **free, ACCUMULATION: str(steps or 2)}
-    start, most = unit, MOST_ROWS
-    while True:
-        limit = int(min(limits))
-        answer = rows_within(
-            _with(project, (), **{ROWS: str(start), **search}), **room.cluster, limit=limit, most=most, within_data=True
-        )
-        if answer["size"] == 0:
-            raise _no_row_fits(unit, answer["num_bytes"], limit)
-        text, reason = _rows_and_reason(answer, update, steps, arguments.replicas(room.gpus * room.nodes))
-        plan, _ = traced_plan(_with(project, (), **{ROWS: text, **others}), **room.cluster)
-        limits = room.limits_on(plan["mesh"], plan["convolution_bytes"])
-        if _peak(plan) <= min(limits):
-            return text, reason
-        if int(text) <= unit:
-            raise _no_row_fits(unit, _peak(plan), min(limits))
-        # These rows are of other kinds than the few that were traced; the search goes on with them.
-        start = most = int(text) - unit
+    limit = int(min(limits))
+    answer = rows_within(
+        _with(project, (), **{ROWS: str(unit), **search}), **room.cluster, limit=limit, within_data=True
+    )
+    if answer["size"] == 0:
+        raise _no_row_fits(unit, answer["num_bytes"], limit)
+    replicas = arguments.replicas(room.gpus * room.nodes)
+    text, reason = _rows_and_reason(answer, update, steps, replicas)
+    sizes: Sequence[int] = range(unit, int(text) + 1, unit)
+    if update is not None:
+        sizes = _sizes_of_update(update, steps, int(text), replicas, unit=unit)
+    planned: dict[int, tuple[int, float]] = {}
+
+    def is_too_large(size: int) -> bool:
+        plan, _ = traced_plan(_with(project, (), **{ROWS: str(size), **others}), **room.cluster)
+        need, room_left = planned[size] = _peak(plan), min(room.limits_on(plan["mesh"], plan["convolution_bytes"]))
+        if need > room_left or size < sizes[-1]:
+            say(f"auto: {size} rows are planned to need {format_size(need)} of {format_size(room_left)}")
+        return need > room_left
+
+    if not is_too_large(sizes[-1]):
+        return text, reason
+    # The first rows of the data, which were traced, may need less than the others: from here on, each size is planned.
+    number = bisect_left(sizes[:-1], True, key=is_too_large)
+    if number == 0:
+        raise _no_row_fits(sizes[0], *planned[sizes[0]])
+    size = sizes[number - 1]
+    if update is not None:
+        return rows_of_update(update, steps, size, replicas, unit=unit)
+    need, room_left = planned[size]
+    return str(size), f"{format_size(need)} of {format_size(room_left)}"
 
 
 def _no_row_fits(unit: int, need: int, limit: float) -> PlanError:
@@ -258,9 +276,7 @@ def rows_of_update(update: int, steps: object, most: int, replicas: int, *, unit
     Raises:
         PlanError: FG948 if no number of rows that fits makes the global batch.
     """
-    sizes = [rows for rows in range(unit, most + 1, unit) if update % (rows * replicas) == 0]
-    if steps is not None:
-        sizes = [rows for rows in sizes if rows * replicas * int(str(steps)) == update]
+    sizes = _sizes_of_update(update, steps, most, replicas, unit=unit)
     if not sizes:
         raise PlanError(
             f"{ROWS} is 'auto', and no number up to {most}, which fits, makes an update of {update} rows "
@@ -273,6 +289,12 @@ def rows_of_update(update: int, steps: object, most: int, replicas: int, *, unit
     return str(
         sizes[-1]
     ), f"{most} would fit; {update // (sizes[-1] * replicas)} micro-batches make an update of {update} rows"
+
+
+def _sizes_of_update(update: int, steps: object, most: int, replicas: int, *, unit: int) -> list[int]:
+    """Returns the numbers of rows, in order, that make a global batch, see `rows_of_update`."""
+    sizes = [rows for rows in range(unit, most + 1, unit) if update % (rows * replicas) == 0]
+    return sizes if steps is None else [rows for rows in sizes if rows * replicas * int(str(steps)) == update]
 
 
 def _chunks(project: Project, room: Room) -> tuple[str, str]:

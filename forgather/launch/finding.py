@@ -255,9 +255,10 @@ class _Planner:
             self._search.say(f"verifying {title}, {', '.join(f'{rows} x {number}' for rows, number in sizes)} rows")
             try:
                 plans = self._traced(_IN_FULL, self._projects.open(by_title[title], sizes[0]), sizes)
-                verified = [self._filled(*one, verified=True) for one in zip(cells, plans, strict=True)]
             except Exception as error:  # noqa: BLE001 - code of the user's model in all its blocks
                 verified = [replace(cell, reason=error_line(error)) for cell in cells]
+            else:
+                verified = [self._filled(*one, verified=True) for one in zip(cells, plans, strict=True)]
             filled = {cell.rows: cell for cell in verified}
             ranking = [filled.get(cell.rows, cell) if cell.title == title else cell for cell in ranking]
             usable = ranked(ranking, self._search.by)

@@ -37,7 +37,7 @@ class Room:
     @property
     def device_type(self) -> str:
         """Torch's name of the kind of the devices."""
-        # Nobody limits the memory of a run on a CPU, so that a limit is that of a GPU somewhere else.
+        # The memory of a run on a CPU is not limited, so that a limit is that of a GPU somewhere else.
         assumed = self.assumed_type or ("cuda" if self.limits else "cpu")
         return self.devices[0].type if self.devices else assumed
 
@@ -95,7 +95,7 @@ def room_of(
         nodes: the number of machines.
         hardware: the name of the device of each process, or a file; None if it is not given.
         memory: the bytes that each process may take; None if they are not given.
-        free: the bytes that are free on each device; None for all of them, or of the GPUs here, what nobody holds.
+        free: the bytes that are free on each device; None for all of them, or of the GPUs here, what no process holds.
         device_type: the kind of the devices if none is named or found, "cpu" or "cuda"; None if it is not given.
 
     Raises:

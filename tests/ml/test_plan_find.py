@@ -171,6 +171,19 @@ def test_a_way_that_fails_when_it_is_verified_is_rejected_with_its_reason(bench,
     assert "ValueError: not with all blocks" in caught.value.hint
 
 
+def test_a_fault_of_the_planner_itself_rejects_no_way(bench):
+    stages = []
+
+    class Price(float):
+        def __rmul__(self, other):
+            if stages[-1].startswith("verifying"):
+                raise ZeroDivisionError("not of the model")
+            return other * float(self)
+
+    with pytest.raises(ZeroDivisionError, match="not of the model"):
+        find(Project("tiny"), Search(gpus=1, nodes=1, device=BOX, rows=1, price=Price(2), say=stages.append))
+
+
 PIPELINE = """-- extends 'trainers/pipeline_trainer.yaml'
 
 [trainer_args]

@@ -9,7 +9,7 @@ from forgather.ml.planner.rank_recorder import OPTIMIZER
 
 
 def choose_path(strategy: Any, device_type: str) -> None:
-    """Makes an optimizer of torch compute as it does on a GPU: all weights at once, unless it was told otherwise.
+    """Makes an optimizer of torch compute as it does on a GPU: all weights at once, unless its settings differ.
 
     In the memory of the host it takes weights one by one.
 
@@ -23,7 +23,7 @@ def choose_path(strategy: Any, device_type: str) -> None:
     if device_type == "cpu" or OPTIMIZER in Offload.of(strategy, device_type).parts:
         return
     for group in strategy.optimizer.param_groups:
-        # Adafactor has no setting "differentiable", and takes weights one by one unless it was told otherwise.
+        # Adafactor has no setting "differentiable", and takes weights one by one unless `foreach` is set.
         is_asked = group.get("differentiable") is False and not group.get("fused")
         if "foreach" in group and group["foreach"] is None and is_asked:
             group["foreach"] = True

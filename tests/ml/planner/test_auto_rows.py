@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from forgather.errors import PlanError
 from forgather.launch.auto_values import find_values
 from forgather.launch.planning import Device, fit_on, traced_plan
 from forgather.launch.room import Room
@@ -34,6 +35,25 @@ KINDS = {
     "staged": (config("pipeline_trainer", 3, "    pipeline_chunks: 2\n"), 2, 1),
 }
 QUICK = ["saving"]
+# Batches of more than two rows are longer than those that the search traces.
+TOY = """\
+import torch
+
+class Growing:
+    def __init__(self, collator):
+        self.collator = collator
+
+    def __call__(self, items):
+        batch = self.collator(items)
+        return {name: torch.cat([one, one[:, :2]], 1) for name, one in batch.items()} if len(items) > 2 else batch
+"""
+GROWING = """\
+[data_collator]
+    !singleton:toy.py:Growing
+    collator:
+        !singleton:forgather.ml.data:CausalLMCollator
+        tokenizer: *tokenizer
+"""
 
 
 def peak(plan):
@@ -46,6 +66,7 @@ def bench(tmp_path, monkeypatch):
     words = "".join(json.dumps({"text": f"a long row {number} " * 20}) + "\n" for number in range(20))
     short = "".join(json.dumps({"text": f"row {number}"}) + "\n" for number in range(100))
     files = {f"templates/configs/{name}.yaml": text for name, (text, *_) in KINDS.items()}
+    files |= {"templates/configs/growing.yaml": config() + GROWING, "toy.py": TOY}
     folder = make_project(tmp_path / "bench", {"rows.jsonl": words + short, **files})
     monkeypatch.chdir(folder)
     return folder
@@ -84,3 +105,22 @@ def test_the_data_bounds_the_rows(bench):
     plan = planned("saving", {"gpus": 1, "nodes": 1}, (ROWS, value.text))
     assert str(plan["most_rows"]) == value.text
     assert value.reason.endswith(f"; the data has no more than {value.text} for each replica")
+
+
+def test_rows_that_need_more_than_was_traced_are_bisected_and_said(bench):
+    lines = []
+    (value,) = find_values(
+        Project("growing", ".", trust=True), Room(gpus=1, nodes=1, limits=(5 * 10**6,)), lines.append
+    )
+    assert ("70", "4.8 MiB of 4.8 MiB") == (value.text, value.reason)
+    first, *others = [int(line.split()[1]) for line in lines]
+    assert {70, 71} < {first, *others}
+    assert (78, True) == (first, len(others) <= first.bit_length())
+    # Of the rows that make an update, 24 do not fit.
+    project = Project("growing", ".", trust=True, overrides=[("trainer_args.global_batch_size", "48")])
+    lines.clear()
+    (value,) = find_values(project, Room(gpus=1, nodes=1, limits=(1_590_000,)), lines.append)
+    assert ("16", "16 would fit; 3 micro-batches make an update of 48 rows") == (value.text, value.reason)
+    assert {24, 16} < {int(line.split()[1]) for line in lines} <= {24, 16, 12, 8, 6, 4, 3, 2, 1}
+    with pytest.raises(PlanError, match="1 row needs"):
+        find_values(Project("growing", ".", trust=True), Room(gpus=1, nodes=1, limits=(1000,)), lines.append)
