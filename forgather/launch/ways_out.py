@@ -21,11 +21,11 @@ from forgather.launch.time_planning import step_of
 from forgather.planner.choices import MICRO_BATCHES, ROWS
 from forgather.planner.fit import Verdict, fit_plan, worst_fit
 from forgather.planner.leaf import value_text
+from forgather.planner.memory_plan import OPTIMIZER_STEP
 from forgather.planner.ways_out import (
     EVAL_ROWS,
     EVALUATIONS,
     NUMBER,
-    OPTIMIZER_STEP,
     Change,
     WayOut,
     changes_of,

@@ -10,13 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from forgather.planner.memory_plan import GRADIENTS, OPTIMIZER, PARAMETERS
+
 TRAINER, ACCEL_TRAINER = "forgather.ml:Trainer", "forgather.ml:AccelTrainer"
 PIPELINE_TRAINER = "forgather.ml:PipelineTrainer"
 TRAINERS = (TRAINER, ACCEL_TRAINER, PIPELINE_TRAINER)
 """The trainers whose configs can take another strategy: their templates read `trainer_class`."""
 
 ROWS, MICRO_BATCHES, RECOMPUTE = "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing"
-STATE = ("parameters", "gradients", "optimizer")
+STATE = (PARAMETERS, GRADIENTS, OPTIMIZER)
 """What a choice may offload to the memory of the host."""
 GLOBAL_BATCH, SCHEDULE, CHUNKS = "global_batch_size", "schedule_class", "pipeline_chunks"
 _OF_PIPELINES = (SCHEDULE, CHUNKS, "pipeline_parallel_size", "stages_per_rank", "split_spec", "checkpoint_sequential")

@@ -17,6 +17,12 @@ from typing import Any
 PLAN_FILE = "plan.json"
 """The file of a run folder that has the plan of the run, and whether it fits."""
 
+PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
+"""The names of the rows of what may be in the memory of the host, and of these parts in a choice."""
+
+OPTIMIZER_STEP = "optimizer step"
+"""The part of a step in which the weights are updated."""
+
 
 class Source(StrEnum):
     """How a number was found.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forgather.planner.fit import Overhead
-from forgather.planner.memory_plan import Source
+from forgather.planner.memory_plan import GRADIENTS, PARAMETERS, Source
 
 _MIB = 2**20
 
@@ -85,7 +85,7 @@ def offloaded_rows(plan: Mapping[str, Any], *, processes: int) -> tuple[Overhead
     )
 
 
-_PINNED = ("parameters", "gradients")
+_PINNED = (PARAMETERS, GRADIENTS)
 
 
 def checkpoint_bytes(plan: Mapping[str, Any]) -> int | None:

@@ -18,12 +18,9 @@ from typing import Any
 from forgather.planner.choices import RECOMPUTE, ROWS
 from forgather.planner.efficiency import Range
 from forgather.planner.fit import Verdict
-from forgather.planner.memory_plan import format_size
+from forgather.planner.memory_plan import OPTIMIZER_STEP, format_size
 
 EVAL_ROWS = "per_device_eval_batch_size"
-
-OPTIMIZER_STEP = "optimizer step"
-"""The part of a step in which the weights are updated, as plans name it."""
 
 EVALUATIONS = ("evaluation", "generation")
 """The phases whose batch is that of the evaluation."""

@@ -13,8 +13,8 @@ foundation:
     interrupt requirements rules
     stored_model
     quantized
-    planner planner.batch_size planner.choices planner.efficiency planner.foreign_configs planner.leaf planner.memory_plan
-    planner.hardware
+    planner planner.batch_size planner.efficiency planner.foreign_configs planner.leaf planner.memory_plan
+    planner.choices planner.hardware
     planner.fit planner.model_shapes planner.stage_cuts planner.work
     planner.formulas
     planner.device_count planner.selection planner.step_time

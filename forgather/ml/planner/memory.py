@@ -25,7 +25,15 @@ from forgather.ml.planner.trace_facts import TraceFacts
 from forgather.ml.planner.trace_result import RankTrace
 from forgather.ml.planner.untraceable import UntraceableModel
 from forgather.ml.planner.window_shape import WindowShape
-from forgather.planner.memory_plan import MemoryPlan, MemoryRow, PhaseMemory, PlaceMemory, RankMemory, Source
+from forgather.planner.memory_plan import (
+    OPTIMIZER_STEP,
+    MemoryPlan,
+    MemoryRow,
+    PhaseMemory,
+    PlaceMemory,
+    RankMemory,
+    Source,
+)
 from forgather.planner.work import Message, RankWork, RunWork
 
 _PHASES = {
@@ -37,7 +45,7 @@ _BUCKET_BYTES = 25 * 2**20  # the usual size of a bucket of DDP
 _WORDS = {
     "forward": "forward pass",
     "backward": "backward pass",
-    "update": "optimizer step",
+    "update": OPTIMIZER_STEP,
     "evaluation": "evaluation",
     GENERATION: "generation",
 }

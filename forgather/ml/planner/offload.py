@@ -26,10 +26,11 @@ from torch.distributed.fsdp import FSDPModule
 from forgather.ml.planner.allocations import Allocation, storages
 from forgather.ml.planner.engine_tensors import engine_host, engine_sizes
 from forgather.ml.planner.operations import WorkCounter
-from forgather.ml.planner.rank_recorder import BUCKETS, GRADIENTS, OPTIMIZER, PARAMETERS, RankRecorder
+from forgather.ml.planner.rank_recorder import BUCKETS, RankRecorder
 from forgather.ml.planner.trace_facts import TraceFacts
 from forgather.ml.strategy.deepspeed import DeepSpeedZero
 from forgather.ml.strategy.deepspeed_config import offloads
+from forgather.planner.memory_plan import GRADIENTS, OPTIMIZER, PARAMETERS
 from forgather.planner.work import ON_HOST, TO_DEVICE, TO_HOST, Message, Operation
 
 BUFFERS, ON_THE_WAY = "buffers", "copied shards"

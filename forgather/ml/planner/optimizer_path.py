@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from forgather.ml.planner.offload import Offload
-from forgather.ml.planner.rank_recorder import OPTIMIZER
+from forgather.planner.memory_plan import OPTIMIZER
 
 
 def choose_path(strategy: Any, device_type: str) -> None:

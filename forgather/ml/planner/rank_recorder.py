@@ -25,7 +25,6 @@ from forgather.ml.planner.operations import WorkCounter
 from forgather.ml.planner.operators import DEVICE_OF, name_of, tensors_in
 from forgather.ml.planner.places import Places
 
-PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
 ACTIVATIONS, LOGITS, TEMPORARIES, BATCH = "activations", "logits", "temporaries", "batch"
 OTHER_MODELS = "other models"
 GATHERED, COMMUNICATION, BUCKETS = "gathered weights", "communication", "buckets"

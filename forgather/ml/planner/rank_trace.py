@@ -41,10 +41,7 @@ from forgather.ml.planner.rank_recorder import (
     BUCKETS,
     CACHE,
     COMMUNICATION,
-    GRADIENTS,
-    OPTIMIZER,
     OTHER_MODELS,
-    PARAMETERS,
     PREDICTIONS,
     TEMPORARIES,
     RankRecorder,
@@ -68,6 +65,7 @@ from forgather.ml.trainer.divergence import window_with_divergence
 from forgather.ml.trainer.loop import loss_divisor
 from forgather.ml.trainer.trainer import Trainer
 from forgather.ml.types import Window
+from forgather.planner.memory_plan import GRADIENTS, OPTIMIZER, PARAMETERS
 
 Constructor = Callable[..., Any]
 MakeTrainer = Callable[[Callable[[Constructor], Constructor]], Any]

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from forgather.ml.planner.allocations import Peak, Region
 from forgather.ml.planner.offload import BUFFERS
 from forgather.ml.planner.trace_facts import TraceFacts
-from forgather.planner.memory_plan import MemoryRow, Source
+from forgather.planner.memory_plan import OPTIMIZER, PARAMETERS, MemoryRow, Source
 
-_LASTING = ("parameters", "optimizer", BUFFERS)
+_LASTING = (PARAMETERS, OPTIMIZER, BUFFERS)
 
 
 def saving_rows(peaks: Mapping[Region, Peak], facts: TraceFacts) -> tuple[MemoryRow, ...]:

@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from forgather.ml.planner.allocations import Allocation, Peak
-from forgather.ml.planner.rank_recorder import GRADIENTS, OPTIMIZER, PARAMETERS
 from forgather.ml.planner.stage_parts import StageParts
 from forgather.ml.planner.trace_result import RankTrace
 from forgather.ml.strategy.pipeline.bubble_simulation import actions_of
 from forgather.ml.strategy.pipeline.schedules import Placement
 from forgather.planner.efficiency import Efficiency
 from forgather.planner.hardware import Hardware
+from forgather.planner.memory_plan import GRADIENTS, OPTIMIZER, PARAMETERS
 from forgather.planner.stage_cuts import StageMemory, UnitCosts
 from forgather.planner.step_time import operation_seconds
 
