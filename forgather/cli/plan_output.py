@@ -73,17 +73,21 @@ def fit_lines(fit: Mapping[str, Any] | None, world_size: int) -> list[str]:
     lines = ["", f"on {device['title']}: {format_size(device['memory_bytes'])} a device{held}"]
     for rank in fit["ranks"]:
         lines += _rank_fit_lines(rank, world_size)
-    return lines + _way_lines(fit.get("ways_out"))
+    return lines + _way_lines(fit.get("ways_out"), fit.get("search"))
 
 
-def _way_lines(ways: Sequence[Mapping[str, Any]] | None) -> list[str]:
+def _way_lines(ways: Sequence[Mapping[str, Any]] | None, search: str | None) -> list[str]:
     if ways is None:
         return []
     lines = way_lines(ways)
+    further = [f"  all strategies are searched by: {search}"] if search else []
     if not lines:
-        return ["  no change of the config that was planned makes the run smaller"]
-    nothing = "" if any(way["verdict"] == "fits" for way in ways) else ", none of which surely fits"
-    return [f"  the nearest ways out, each planned{nothing}:", *(f"    {line}" for line in lines)]
+        return ["  no change of the config that was planned makes the run smaller", *further]
+    if any(way["verdict"] == "fits" for way in ways):
+        nothing, further = "", []
+    else:
+        nothing = ", none of which surely fits"
+    return [f"  the nearest ways out, each planned{nothing}:", *(f"    {line}" for line in lines), *further]
 
 
 def row_lines(found: Mapping[str, Any] | None) -> list[str]:

@@ -199,7 +199,7 @@ def _rows(project: Project, room: Room, say: Callable[[str], None]) -> tuple[str
         _with(project, (), **{ROWS: str(unit), **search}), **room.cluster, limit=limit, within_data=True
     )
     if answer["size"] == 0:
-        raise _no_row_fits(unit, answer["num_bytes"], limit)
+        raise _no_row_fits(arguments, room, unit, answer["num_bytes"], limit)
     replicas = arguments.replicas(room.gpus * room.nodes)
     text, reason = _rows_and_reason(answer, update, steps, replicas)
     sizes: Sequence[int] = range(unit, int(text) + 1, unit)
@@ -219,7 +219,7 @@ def _rows(project: Project, room: Room, say: Callable[[str], None]) -> tuple[str
     # The first rows of the data, which were traced, may need less than the others: from here on, each size is planned.
     number = bisect_left(sizes[:-1], True, key=is_too_large)
     if number == 0:
-        raise _no_row_fits(sizes[0], *planned[sizes[0]])
+        raise _no_row_fits(arguments, room, sizes[0], *planned[sizes[0]])
     size = sizes[number - 1]
     if update is not None:
         return rows_of_update(update, steps, size, replicas, unit=unit)
@@ -227,12 +227,21 @@ def _rows(project: Project, room: Room, say: Callable[[str], None]) -> tuple[str
     return str(size), f"{format_size(need)} of {format_size(room_left)}"
 
 
-def _no_row_fits(unit: int, need: int, limit: float) -> PlanError:
-    need_words = "row needs" if unit == 1 else "rows need"
+def _no_row_fits(arguments: TrainerArguments, room: Room, rows: int, need: int, limit: float) -> PlanError:
+    need_words = "row needs" if rows == 1 else "rows need"
+    wholes = [one.hardware.memory_bytes for one in room.devices if one.hardware.memory_bytes is not None]
+    rest = (
+        f"the {format_size(limit)} that a context, workspaces, fragmentation and other processes leave of "
+        f"{format_size(min(wholes))}"
+        if wholes and not room.limits and limit < min(wholes)
+        else format_size(limit)
+    )
     return PlanError(
-        f"{ROWS} is 'auto', and {unit} {need_words} {format_size(need)} of {format_size(limit)}",
+        f"{ROWS} is 'auto', and {rows} {need_words} {format_size(need)} of {rest}",
         code="FG948",
-        hint="`fgcli plan` shows what takes the memory, and what makes it smaller",
+        # With 'auto', a plan ends with this error as well.
+        hint=f"`fgcli plan --set {arguments.path(ROWS)}={rows}`, with the same --hardware and --gpus, shows what takes "
+        "the memory, and what makes it smaller",
     )
 
 

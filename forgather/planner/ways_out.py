@@ -185,9 +185,14 @@ def _sharded(plan: Mapping[str, Any], given: Mapping[str, Any]) -> list[Change]:
     if given.get("fsdp") not in (True, "full_shard") or kept != own:
         config = {"fsdp_config": kept} if own else {}
         found.append(Change(title="weights sharded by FSDP2", settings={"fsdp": "full_shard", **config}))
-    if plan["mesh"].get("shard", 1) > 1 and not own.get("cpu_offload"):
+    if plan["device_type"] == "cpu" or own.get("cpu_offload"):
+        return found
+    if plan["mesh"].get("shard", 1) > 1:
         config = {"fsdp_config": {**own, "cpu_offload": True}}
         found.append(Change(title="weights and optimizer in host memory", settings=config))
+    else:
+        config = {"fsdp": "full_shard", "fsdp_config": {**kept, "cpu_offload": True}}
+        found.append(Change(title="weights sharded by FSDP2, in host memory", settings=config))
     return found
 
 

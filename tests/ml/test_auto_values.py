@@ -13,10 +13,11 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.main import main
 from forgather.errors import ForgatherError, PlanError
 from forgather.launch.auto_values import auto_settings, find_values, rows_of_update, values_of_checkpoint
-from forgather.launch.planning import rows_within, traced_plan
+from forgather.launch.planning import Device, rows_within, traced_plan
 from forgather.launch.room import Room, room_of
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed.peer import Peer
+from forgather.planner.hardware import Hardware
 from forgather.project.check import check_project
 from forgather.project.project import Project
 from forgather.project.trainer_arguments import trainer_arguments
@@ -101,6 +102,17 @@ def test_the_largest_batch_is_printed_recorded_and_kept_by_a_resumed_run(bench, 
     assert 0 == main(["-t", "limited", "train", "--resume", "--memory", "3MB", "--set", "trainer_args.max_steps=3"])
     assert "(as in checkpoint-2)" in capsys.readouterr().err
     assert [rows, rows] == recorded(bench)
+
+
+def test_where_no_row_fits_the_command_that_shows_why_is_named_and_works(bench, capsys):
+    box = Hardware(name="box", title="box", kind="cpu", memory_bytes=2**20)
+    room = Room(gpus=1, nodes=1, devices=(Device(box, held_bytes=2**20 - 2**14),))
+    with pytest.raises(PlanError, match=r"1 row needs \S+ KiB of the \S+ KiB that .* leave of 1\.0 MiB") as caught:
+        find_values(Project("unlimited", ".", trust=True), room)
+    (command,) = re.findall("`fgcli (.*?)`", caught.value.hint)
+    assert "FG948" == caught.value.code
+    assert 0 == main(["-t", "unlimited", *command.split()])
+    assert "peak" in capsys.readouterr().out
 
 
 def test_the_rows_divide_the_global_batch(bench):

@@ -177,6 +177,15 @@ def test_a_plan_says_how_long_the_run_takes_and_on_how_many_devices(bench, capsy
     assert "more could not be planned" not in lines
 
 
+def test_where_no_way_surely_fits_the_search_on_the_same_devices_is_named(bench, capsys):
+    assert 0 == main(["-t", "tiny", "plan", "--hardware", "box.json", "--free", "1KiB", "--gpus", "1"])
+    (told,) = re.findall("all strategies are searched by: fgcli (.*)", capsys.readouterr().out)
+    assert told.endswith("--hardware box.json --free 1KiB --find")
+    # It ends with the nearest way, as nothing fits here either.
+    assert 1 == main(shlex.split(told))
+    assert "error[FG992]" in capsys.readouterr().err
+
+
 def test_a_trainer_of_one_process_on_several_devices_names_the_search(bench, capsys):
     assert 0 != main(["-t", "tiny", "plan", "--hardware", "fast.json", "--gpus", "2"])
     said = capsys.readouterr().err

@@ -34,6 +34,7 @@ def titles(
 
 ACCEL = {"trainer": "forgather.ml:AccelTrainer"}
 SHARDS = {"replicate": 1, "shard": 2}
+BOTH = "weights sharded by FSDP2, in host memory"
 EVAL = "evaluation of one row at a time"
 FSDP, HOST, ZERO = "weights sharded by FSDP2", "weights and optimizer in host memory", "ZeRO 3"
 
@@ -59,7 +60,8 @@ def test_a_change_is_one_that_the_run_does_not_use(options, found):
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ({"world": 2, "given": ACCEL}, [FSDP]),
+        ({"world": 2, "given": ACCEL}, [FSDP, BOTH]),
+        ({"world": 2, "given": ACCEL, "device": "cpu"}, [FSDP]),
         ({"world": 2, "given": {"trainer": "forgather.ml:PipelineTrainer"}}, []),
         ({"given": ACCEL}, []),
         ({"world": 2, "mesh": SHARDS, "strategy": "Sharded", "given": {**ACCEL, "fsdp": "full_shard"}}, [HOST]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
@@ -16,6 +17,7 @@ from forgather.cli.output import print_findings, print_note, write_json, write_t
 from forgather.cli.plan_find import add_find, refuse_without_find, run_find
 from forgather.cli.plan_grid import add_grid, grid_lines, longest_lines
 from forgather.cli.plan_output import fit_lines, plan_lines, row_lines
+from forgather.cli.plan_start import plan_words
 from forgather.cli.plan_time_output import device_count_lines, time_lines
 from forgather.cli.trusting import ask_trust
 from forgather.errors import ForgatherError
@@ -161,6 +163,7 @@ def run(invocation: Invocation) -> int:
                 count = device_count_of(project, found, work, device, **deadline)
         if fit is not None and device is not None and not options.no_ways_out and not surely_fits(fit):
             fit["ways_out"] = ways_out(project, found, Place(device=device, **cluster), say=print_note)
+            fit["search"] = _search(invocation, cluster)
         others = Cluster(**cluster, device=device, limit=options.memory)
         if length is not None and options.grid is not None:
             grid = grid_of(project, found, length, options.grid, others)
@@ -179,6 +182,14 @@ def _room(project: Project, options: argparse.Namespace, gpus: int) -> Room:
         names = ", ".join(dict.fromkeys(one.hardware.name for one in room.devices))
         print_note(f"hardware of meta names several devices ({names}), and a plan is compared with one: add --hardware")
     return room
+
+
+def _search(invocation: Invocation, cluster: Mapping[str, Any]) -> str:
+    """Returns the command that searches all ways to train the config on the devices that were planned."""
+    options = invocation.options
+    words = plan_words(invocation.arguments, configure, **cluster, hardware=options.hardware)
+    free = [] if options.free is None else ["--free", f"{options.free // 1024}KiB"]
+    return shlex.join(["fgcli", *words, *free, "--find"])
 
 
 def _write(
