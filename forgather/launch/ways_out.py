@@ -88,9 +88,11 @@ def ways_out(
             break
         found.append((change, planner.way(change)))
     # With a change that fits alone, no other one is needed.
-    lacking = [one for one in found if one[1].reason is None and not one[1].fits and one[1].least < need]
+    # One that brings nothing alone may do so after others: where the weights are elsewhere, activations are the rest.
+    lacking = [one for one in found if one[1].reason is None and not one[1].fits]
     lacking.sort(key=lambda one: one[1].least)
-    found += _combined(planner, lacking, evaluation_change(given), fused_change(plan, optimizer)) if lacking else []
+    if lacking and lacking[0][1].least < need:
+        found += _combined(planner, lacking, evaluation_change(given), fused_change(plan, optimizer))
     ways = (
         way if way.reason is not None or way.least < need else replace(way, reason="it needs as much memory as the run")
         for _, way in found
