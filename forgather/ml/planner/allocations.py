@@ -98,14 +98,12 @@ class Peak:
     Args:
         num_bytes: the sum in bytes.
         categories: its parts by category, in bytes.
-        time: the time of the peak, in events since the start of the recording.
         made_by: the allocation that made the sum so large, such as "aten.mm: 2 x 1024 x 50257 float32".
         course: all sums of the region, in their order; empty if only the largest is known.
     """
 
     num_bytes: int
     categories: dict[str, int] = field(default_factory=dict)
-    time: int = 0
     made_by: str = ""
     course: Sequence[Moment] = field(default=(), compare=False, repr=False)
 
@@ -117,7 +115,7 @@ class Peak:
             course: the sums of a region.
         """
         maker, num_bytes, categories = max(course, key=lambda moment: moment.num_bytes)
-        return cls(num_bytes, categories, maker.born, str(maker), course)
+        return cls(num_bytes, categories, str(maker), course)
 
 
 class AllocationRecorder(EagerMode):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from forgather.ml.trainer.data_loader import is_iterable
+from forgather.ml.trainer.data_rng import IsolatedRNG
 
 _POSITIONS, _MASK = "position_ids", "attention_mask"
 _MOST_READ = 1000
@@ -42,12 +43,13 @@ def is_divided(dataset: Any) -> bool:
     """
     if is_iterable(dataset):
         return False
-    if not len(dataset) or not isinstance(first := dataset[0], Mapping) or _POSITIONS not in first:
-        return False
-    if hasattr(dataset, "select_columns"):
-        dataset = dataset.select_columns(_POSITIONS)
-    count = min(len(dataset), _MOST_READ)
-    return any(_starts_again(dataset[number][_POSITIONS]) for number in range(count))
+    with IsolatedRNG().seeded(0):
+        if not len(dataset) or not isinstance(first := dataset[0], Mapping) or _POSITIONS not in first:
+            return False
+        if hasattr(dataset, "select_columns"):
+            dataset = dataset.select_columns(_POSITIONS)
+        count = min(len(dataset), _MOST_READ)
+        return any(_starts_again(dataset[number][_POSITIONS]) for number in range(count))
 
 
 def masked(batch: Any, masking: Masking) -> Any:

@@ -273,7 +273,10 @@ def _longest(dataset: Any, lengths: _Lengths, name: str, notes: list[str]) -> li
     None if all rows are of equal length, or their lengths are unknown; adds to `notes` what is not known.
     """
     if is_iterable(dataset):
-        notes.append(f"the {name} rows are streamed: the plan is for the first ones, and longer ones need more")
+        notes.append(
+            f"the {name} rows are streamed: the plan is for the first ones; longer ones need more, and so do padded "
+            "ones and rows of several documents if the first are neither"
+        )
         return None
     if lengths.columns and not lengths.are_all:
         notes.append(f"the plan is for the longest of the first {MOST_READ:,} {name} rows: longer ones need more")

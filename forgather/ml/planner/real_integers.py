@@ -20,8 +20,9 @@ from forgather.ml.planner.operators import DEVICE_OF, EagerMode, has_dtensor, le
 
 _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _FEW_ELEMENTS = 2**10
-_MOST_ELEMENTS = 2**22
-"""A result with more elements, such as a mask of long rows, is fake: to compute it for real takes long, and memory."""
+_MOST_ELEMENTS, _MOST_OF_A_MASK = 2**27, 2**22
+"""A result with more elements is fake: to compute it for real takes long, and memory. A mask of attention is a result
+that is larger than what it is made of; models decide by the values of smaller ones."""
 
 _INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
 
@@ -50,9 +51,12 @@ class RealIntegers(EagerMode):  # type: ignore[no-untyped-call]
             _is_of_settings(func, tensors) or _is_of_integers(func, tensors, values)
         ):
             return func(*args, **kwargs)
-        if _largest_result(tensors) > _MOST_ELEMENTS:
+        largest = _largest_result(tensors)
+        is_mask = largest > max((item.numel() for item in tensors), default=0)
+        most = _MOST_OF_A_MASK if is_mask else _MOST_ELEMENTS
+        if largest > most:
             shapes = func(*args, **kwargs)
-            if any(item.numel() > _MOST_ELEMENTS for item in tensors_in(shapes)):
+            if any(item.numel() > most for item in tensors_in(shapes)):
                 return shapes
         with unset_fake_temporarily():
             return func(*args, **kwargs)

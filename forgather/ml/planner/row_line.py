@@ -106,12 +106,23 @@ def _peaks(points: Mapping[int, RankTrace], size: int) -> Mapping[Region, Peak]:
     between = {at: _on_line([one.peaks[at] for one in traces], line) for at in common}
     if all(_is_one_program(first, one) for one in others):
         sized = [
-            replace(alike[0], num_bytes=line([one.num_bytes for one in alike]))
+            replace(
+                alike[0],
+                num_bytes=line([one.num_bytes for one in alike]),
+                shape=_shape([one.shape for one in alike], line),
+            )
             for alike in zip(*map(_in_order, traces), strict=True)
         ]
         return {**between, **peaks(sized, lambda item: item.category or TEMPORARIES)}
     # Other operators ran: the peaks of the regions are the best that is known, and the trace of the answer decides.
     return between
+
+
+def _shape(shapes: Sequence[tuple[int, ...]], line: Callable[[Sequence[int]], int]) -> tuple[int, ...]:
+    if len({len(shape) for shape in shapes}) > 1:
+        # Those of before the step have an order of their own.
+        return shapes[0]
+    return tuple(line(sizes) for sizes in zip(*shapes, strict=True))
 
 
 def _weights(sizes: Sequence[int], size: int) -> tuple[list[int], int]:

@@ -65,6 +65,7 @@ def test_plans_of_batches_equal_plans_of_their_own(cell, batches, tmp_path):
         for given, wanted in zip(*phases, strict=True):
             assert wanted["num_bytes"] == given["num_bytes"], (rows, number)
             assert (wanted["at"], wanted["rows"]) == (given["at"], given["rows"])
+            assert wanted["made_by"] == given["made_by"]
         assert expected_work.executed_flops == work.executed_flops
         assert seconds(work).low == pytest.approx(seconds(expected_work).low, rel=0.002)
         assert seconds(work).high == pytest.approx(seconds(expected_work).high, rel=0.002)

@@ -5,12 +5,14 @@ import functools
 import pytest
 import torch
 from datasets import Dataset
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import default_data_collator
 
 import forgather.ml as ml
 from forgather.ml.planner.masked_rows import Masking, is_divided, masked
 from forgather.ml.planner.memory import plan_run
 from forgather.ml.planner.planned_batches import MOST_READ, planned_batches
+from forgather.ml.planner.real_integers import RealIntegers
 from forgather.ml.planner.window_shape import WindowShape
 from tests.ml.distributed.gang import run_ranks
 from tests.ml.fixtures import tiny_llama
@@ -103,3 +105,25 @@ def test_a_batch_without_masks_is_left_as_it_is():
     everything = Masking(is_padded=True, is_divided=True)
     for batch in ({"pixel_values": torch.ones(4, 3)}, torch.ones(4, 3), {"attention_mask": torch.ones(1, 3).long()}):
         assert masked(batch, everything) is batch
+
+
+def test_rows_are_read_without_drawing_random_numbers_of_the_run():
+    class Drawing(list):
+        def __getitem__(self, number):
+            torch.rand(1)
+            return super().__getitem__(number)
+
+    torch.manual_seed(1)
+    assert is_divided(Drawing(packed(0, 7)))
+    drawn = torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.rand(1) == drawn
+
+
+def test_long_masks_are_fake_and_what_a_model_asks_of_long_rows_is_known():
+    with FakeTensorMode(allow_non_fake_inputs=True), RealIntegers():
+        positions = torch.arange(2**12)
+        mask = positions[:, None] >= positions[None, :]
+        rows = torch.ones(2**11 + 1, 2**11, dtype=torch.int64)
+        assert isinstance(mask, FakeTensor) and not isinstance(positions[:4, None] >= positions[None, :4], FakeTensor)
+        assert bool(rows.bool().all())
