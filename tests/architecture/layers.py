@@ -240,7 +240,6 @@ planner:
     planner.rank_recorder
     planner.offload planner.trace_result
     planner.saving_rows
-    planner.optimizer_path
     planner.rank_trace planner.batch_trial
     planner.deep_trace
     planner.row_line

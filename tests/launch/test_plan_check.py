@@ -21,7 +21,7 @@ from forgather.ml.distributed.peer import Peer
 from forgather.planner.hardware import Hardware
 from forgather.project.project import Project
 from tests.patience import patience
-from tests.project.workbench import TINY_TRAINING, fgcli, make_project
+from tests.project.workbench import COLLATOR_OF_TOYS, TINY_TRAINING, fgcli, make_project
 
 GIB = 2**30
 ROWS = [{"name": "logits", "num_bytes": 3 * GIB}, {"name": "parameters", "num_bytes": GIB}]
@@ -317,13 +317,7 @@ class Limited:
             raise MemoryError("too little")
         return self.collator(items)
 """
-LIMITED = """\
-[data_collator]
-    !singleton:toy.py:Limited
-    collator:
-        !singleton:forgather.ml.data:CausalLMCollator
-        tokenizer: *tokenizer
-"""
+LIMITED = COLLATOR_OF_TOYS.format(name="Limited")
 
 
 @pytest.mark.matrix

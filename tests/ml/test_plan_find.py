@@ -18,7 +18,7 @@ from forgather.launch.written_choice import refuse_writing, write_best
 from forgather.planner.hardware import Hardware, hardware
 from forgather.project.project import Project
 from forgather.project.targets import run_meta
-from tests.project.workbench import TINY_TRAINING, fgcli, make_project
+from tests.project.workbench import COLLATOR_OF_TOYS, TINY_TRAINING, fgcli, make_project
 
 RATES = {"memory_bytes_per_second": 1e12, "peak_flops": {"fp32": 1e13}, "links": {"pcie": 1e10}}
 BOX = Device(Hardware(name="box", title="our box", memory_bytes=2**33, **RATES))
@@ -148,13 +148,7 @@ class Limited:
             raise ValueError("not with all blocks")
         return self.collator(items)
 """
-LIMITED = """\
-[data_collator]
-    !singleton:toy.py:Limited
-    collator:
-        !singleton:forgather.ml.data:CausalLMCollator
-        tokenizer: *tokenizer
-"""
+LIMITED = COLLATOR_OF_TOYS.format(name="Limited")
 
 
 def test_a_way_that_fails_when_it_is_verified_is_rejected_with_its_reason(bench, monkeypatch):

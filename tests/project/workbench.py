@@ -26,6 +26,14 @@ main: !partial:builtins:dict
 """
 
 # A training of seconds on the rows of `rows.jsonl`; blocks that a child gives below it replace those of here.
+COLLATOR_OF_TOYS = """\
+[data_collator]
+    !singleton:toy.py:{name}
+    collator:
+        !singleton:forgather.ml.data:CausalLMCollator
+        tokenizer: *tokenizer
+"""
+"""The block of a collator that a class of a project's `toy.py` wraps."""
 TINY_TRAINING = """\
 -- extends 'trainers/trainer.yaml'
 [config_metadata]

@@ -32,7 +32,6 @@ from forgather.ml.planner.library_kernels import kernel_notes
 from forgather.ml.planner.model_builders import building, loading_fakes, without_memory_for_models
 from forgather.ml.planner.offload import Offload
 from forgather.ml.planner.operations import WorkCounter
-from forgather.ml.planner.optimizer_path import choose_path
 from forgather.ml.planner.packed_weights import other_models, parts_of
 from forgather.ml.planner.places import BEFORE, Places, noting_width
 from forgather.ml.planner.planned_batches import PlannedBatches, planned_batches
@@ -171,6 +170,27 @@ def _faked(make_model: Callable[[], nn.Module], device: torch.device, sizes: lis
 
 def _without_compile(recipe: Recipe) -> list[Callable[[nn.Module], None]]:
     return [step for step in recipe.prepare if getattr(getattr(step, "func", step), "__name__", "") != "compile_model"]
+
+
+def choose_path(strategy: Any, device_type: str) -> None:
+    """Makes an optimizer of torch compute as it does on a GPU: all weights at once, unless its settings differ.
+
+    In the memory of the host it takes weights one by one.
+
+    Args:
+        strategy: the strategy of the run, with its optimizer.
+        device_type: the kind of device that is planned for, "cpu" or "cuda".
+
+    Source:
+        `torch.optim.optimizer._default_to_fused_or_foreach`, which is false for tensors on a CPU and for fake ones.
+    """
+    if device_type == "cpu" or OPTIMIZER in Offload.of(strategy, device_type).parts:
+        return
+    for group in strategy.optimizer.param_groups:
+        # Adafactor has no setting "differentiable", and takes weights one by one unless `foreach` is set.
+        is_asked = group.get("differentiable") is False and not group.get("fused")
+        if "foreach" in group and group["foreach"] is None and is_asked:
+            group["foreach"] = True
 
 
 def _traces(

@@ -11,7 +11,7 @@ from forgather.launch.planning import Device, fit_on, traced_plan
 from forgather.launch.room import Room
 from forgather.planner.hardware import Hardware
 from forgather.project.project import Project
-from tests.project.workbench import TINY_TRAINING, make_project
+from tests.project.workbench import COLLATOR_OF_TOYS, TINY_TRAINING, make_project
 
 ROWS = "trainer_args.per_device_train_batch_size"
 SAVES = "    save_strategy: steps\n    save_steps: 2\n"
@@ -47,13 +47,7 @@ class Growing:
         batch = self.collator(items)
         return {name: torch.cat([one, one[:, :2]], 1) for name, one in batch.items()} if len(items) > 2 else batch
 """
-GROWING = """\
-[data_collator]
-    !singleton:toy.py:Growing
-    collator:
-        !singleton:forgather.ml.data:CausalLMCollator
-        tokenizer: *tokenizer
-"""
+GROWING = COLLATOR_OF_TOYS.format(name="Growing")
 
 
 def peak(plan):

@@ -16,7 +16,9 @@ from tests.ml.planner.test_masked_rows import PADDED
 from tests.ml.planner.test_masked_rows import model as shared_heads
 from tests.ml.planner.test_planned_batches import trainer
 
-QUICK = [(Cell("single, recomputed", args={"gradient_checkpointing": True}, layers=2), [(1, 4), (4, 1)])]
+QUICK = [
+    (Cell("single, recomputed", args={"gradient_checkpointing": True}, layers=2), [(1, 8), (2, 4), (4, 2), (8, 1)])
+]
 FULL = [
     (Cell("single, deep", layers=7), [(3, 2), (6, 1)]),
     (Cell("DDP", 2, "AccelTrainer", layers=7), [(1, 12), (3, 4), (6, 2), (12, 1)]),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from forgather.ml.planner.optimizer_path import choose_path
+from forgather.ml.planner.rank_trace import choose_path
 
 KINDS = {name: getattr(torch.optim, name) for name in ("AdamW", "SGD", "Adafactor")}
 
