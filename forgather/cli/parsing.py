@@ -58,6 +58,9 @@ _GROUPS = {
         "construct": "build targets and print them",
         "trust": "allow code to run",
     },
+    ("many runs", "fgcli -t tiny.yaml sweep --grid learning_rate=1e-3,3e-3"): {
+        "sweep": "run a config many times with other values",
+    },
     ("verify", "fgcli check --all"): {
         "check": "find every error that can be found without running anything",
         "golden": "compare the graphs of a project's configs with their goldens, the snapshots in the project",

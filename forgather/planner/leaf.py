@@ -6,6 +6,7 @@ Takes the name of a config and the settings in which a choice differs; gives the
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,9 +53,19 @@ def _quoted(text: str) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Returns a value as YAML in one line."""
+    """Returns a plain value as YAML in one line.
+
+    Example:
+        >>> value_text({0: [float("inf"), "a b"], "x": None})
+        '{0: [.inf, "a b"], x: ~}'
+    """
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {value_text(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{value_text(key)}: {value_text(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(value_text(item) for item in value) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        # JSON's words for these would be strings in YAML.
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     is_word = isinstance(value, str) and value.replace("_", "").isalnum() and not value[0].isdigit()
     if is_word and value.lower() not in ("true", "false", "null"):
         return str(value)

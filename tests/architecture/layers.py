@@ -113,16 +113,22 @@ launch:
     launch.calibration launch.choice_project launch.time_planning
     launch.auto_values launch.sequences launch.finding launch.ways_out
     launch.written_choice
+sweeps:
+    sweeps sweeps.space
+    sweeps.spec
+    sweeps.journal sweeps.progress sweeps.slots sweeps.stopping sweeps.trials
+    sweeps.best_config sweeps.driver sweeps.plan sweeps.result sweeps.search
+    sweeps.request
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.auto_start cli.calibrating cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.selection_output
+    cli.auto_start cli.calibrating cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.selection_output cli.sweep_output
     cli.commands.benchmark cli.commands.export cli.commands.select
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
     cli.commands.golden cli.commands.graph cli.commands.ls
-    cli.commands.new cli.commands.plan cli.commands.pp cli.commands.rerun cli.commands.serve cli.commands.targets cli.commands.tlist
+    cli.commands.new cli.commands.plan cli.commands.pp cli.commands.rerun cli.commands.serve cli.commands.sweep cli.commands.targets cli.commands.tlist
     cli.commands.train cli.commands.trefs cli.commands.trust cli.parsing
     cli.completion
     cli.main

@@ -1,0 +1,238 @@
+"""`fgcli sweep`: runs one config many times with other values. Runs the code that the config names."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from datetime import UTC, datetime
+from importlib import import_module
+
+from forgather.cli.invocation import Invocation
+from forgather.cli.next_steps import resume_words
+from forgather.cli.options import add_json, add_set
+from forgather.cli.output import print_note, write_json, write_lines
+from forgather.cli.sweep_output import SweepReporter, plan_lines, result_lines
+from forgather.cli.trusting import ask_trust
+from forgather.errors import ProjectError
+from forgather.launch import plan_run
+from forgather.project.path_display import near_path
+from forgather.project.project import Project
+from forgather.project.targets import run_meta
+from forgather.sweeps.best_config import config_text
+from forgather.sweeps.driver import Sweep, trial_folder
+from forgather.sweeps.journal import Journal, TrialHistory, sweep_lock
+from forgather.sweeps.plan import plan_of, refusal_text
+from forgather.sweeps.request import SweepRequest, default_folder, newest_sweep, reopened, trial_words
+from forgather.sweeps.result import TrialResult, best_of, results_of
+from forgather.sweeps.search import proposed, refuse_missing_optuna
+from forgather.sweeps.slots import LocalSlots, dealt_devices, visible_devices
+from forgather.sweeps.spec import Method
+from forgather.sweeps.trials import Trials
+
+CONFIG_OPTIONS = True
+EXECUTES = True
+TRAINS = True
+BEST_CONFIG = "best.yaml"
+DESCRIPTION = """Run a config many times with other values: a grid, random values, or values that Optuna proposes. The
+values are those of the target 'sweep' of the config, of a sweep file of Weights & Biases (--file), or of --grid. All
+trials are checked before the first one starts. Each trial is a run in a folder of its own; the sweep can be killed at
+any time, and --resume continues it. The best trial is written as a config; 'fgcli compare' compares all runs."""
+EXAMPLES = """examples:
+  fgcli -t tiny.yaml sweep --grid learning_rate=1e-3,3e-3,1e-2 --dry-run
+  fgcli -t tiny.yaml sweep --grid learning_rate=1e-3,3e-3 --grid optimizer.weight_decay=0,0.1 --slots 2
+  fgcli -t tiny.yaml sweep --method random --trials 20 --metric eval_loss
+  fgcli -t tiny.yaml sweep --resume                       go on with the newest sweep of this config
+  fgcli -t tiny.yaml sweep --file sweep.yaml --write tuned"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command-line arguments of this command to its parser."""
+    parser.add_argument(
+        "--grid",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE,VALUE",
+        help="values to try; given several times, all combinations",
+    )
+    parser.add_argument("--file", metavar="FILE", help="a sweep file in the form of Weights & Biases")
+    parser.add_argument("--method", choices=[*Method], help="how values are chosen (default: grid)")
+    parser.add_argument("--trials", type=int, metavar="N", help="number of trials in all")
+    parser.add_argument(
+        "--metric",
+        metavar="NAME[:GOAL]",
+        help="what is compared, as eval_loss or eval_f1:maximize (default: eval_loss)",
+    )
+    parser.add_argument("--sweep-seed", type=int, metavar="N", help="seed of random values (default: 0)")
+    parser.add_argument(
+        "--slots", type=int, metavar="N", help="trials at once (default: one for each group of devices, or 1)"
+    )
+    parser.add_argument("--name", metavar="NAME", help="name of the sweep's folder (default: the time)")
+    parser.add_argument(
+        "--resume", nargs="?", const="newest", metavar="DIR", help="go on with a sweep: its folder, or the newest one"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list the trials, and run nothing")
+    parser.add_argument("--write", metavar="NAME", help="write the best trial as a config of the project")
+    add_set(parser)
+    add_json(parser)
+
+
+def run(invocation: Invocation) -> int:
+    """Runs the command: plans, runs or resumes a sweep, and returns the exit status: 0 if a trial has a result."""
+    options = invocation.options
+    if options.slots is not None and options.slots < 1:
+        raise ProjectError(f"--slots is {options.slots}", code="FG565", hint="give a number of at least 1")
+    project = invocation.open_project()
+    output_dir = plan_run(project).output_dir
+    if options.resume is not None:
+        folder = newest_sweep(output_dir) if options.resume == "newest" else options.resume
+        if folder is None:
+            raise ProjectError(
+                f"there is no sweep in {output_dir!r}", code="FG563", hint="start one: leave out --resume"
+            )
+        with sweep_lock(_existing(folder)):
+            journal = Journal.open(folder)
+            request, project, spec = reopened(journal.history.sweep, trials=options.trials)
+            trials = Trials(project, spec)
+            _announce_added(journal, trials)
+            return _run(invocation, journal, request, project, trials)
+    request = SweepRequest(
+        project_dir=project.meta.project_dir,
+        config=project.config_name,
+        variables=dict(invocation.variables),
+        overrides=project.overrides,
+        file=None if options.file is None else os.path.abspath(options.file),
+        grid=tuple(options.grid),
+        method=options.method,
+        trials=options.trials,
+        metric=options.metric,
+        seed=options.sweep_seed,
+    )
+    project, spec = request.open()
+    if spec.method is Method.OPTUNA:
+        refuse_missing_optuna(spec)
+    trials = Trials(project, spec)
+    plan = plan_of(trials.spec, trials.planned())
+    if options.dry_run:
+        if options.json:
+            write_json(plan.as_data())
+        else:
+            write_lines(plan_lines(plan))
+        return 0
+    if not options.json:
+        write_lines(plan_lines(plan))
+    ask_trust(project)
+    folder = default_folder(output_dir, options.name or f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+    os.makedirs(folder, exist_ok=True)
+    with sweep_lock(folder):
+        journal = Journal.create(folder, request.as_record(project, spec))
+        for trial in plan.trials:
+            journal.announce(trial.number, dict(trial.assignments), refusal_text(trial) or None)
+        return _run(invocation, journal, request, project, trials)
+
+
+def _existing(folder: str) -> str:
+    if not os.path.isdir(folder):
+        raise ProjectError(f"there is no folder {folder!r}", code="FG563", hint="name the folder of a sweep")
+    return os.path.abspath(folder)
+
+
+def _announce_added(journal: Journal, trials: Trials) -> None:
+    """Announces the trials that a larger number of trials adds, and those that the first process did not reach."""
+    for trial in trials.planned():
+        if trial.number not in journal.history.trials:
+            journal.announce(trial.number, dict(trial.assignments), refusal_text(trial) or None)
+
+
+def _run(invocation: Invocation, journal: Journal, request: SweepRequest, project: Project, trials: Trials) -> int:
+    options, spec = invocation.options, trials.spec
+    resume = list(resume_words(project))
+
+    def words(trial: TrialHistory, is_again: bool) -> list[str]:
+        folder = trial_folder(journal.folder, trial.number)
+        return trial_words(request, project, trial.values, folder, resume if is_again else ())
+
+    sweep = Sweep(
+        journal=journal,
+        spec=spec,
+        slots=_slots(project, options.slots),
+        next_trial=lambda: _proposed(sweep, trials),
+        words=words,
+    )
+    reporter = SweepReporter(sweep, say=print_note)
+    sweep.changed = reporter.report
+    print_note(f"sweep folder {near_path(journal.folder)}")
+    try:
+        sweep.run()
+    except KeyboardInterrupt:
+        print_note(f"to go on:  fgcli -p {near_path(request.project_dir)} -t {request.config} sweep --resume")
+        raise
+    return _finish(invocation, sweep, project)
+
+
+def _slots(project: Project, number: int | None) -> LocalSlots:
+    """Returns the places for trials: groups of the accelerators of this machine, or shares of its processors."""
+    each = run_meta(project.graph).nproc_per_node
+    count = import_module("forgather.ml.distributed.launcher").count_devices()
+    visible = visible_devices(os.environ, count)
+    if visible:
+        group = each if isinstance(each, int) else len(visible)
+        devices = dealt_devices(visible, max(group, 1), number)
+        return LocalSlots(len(devices), devices)
+    wanted = number or 1
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return LocalSlots(wanted, threads=max(1, processors // wanted) if wanted > 1 else None)
+
+
+def _proposed(sweep: Sweep, trials: Trials) -> int | None:
+    """Announces a trial that Optuna proposes, and returns its number; None if there are enough."""
+    spec, history = sweep.spec, sweep.journal.history
+    while spec.method is Method.OPTUNA and len(history.trials) < (spec.num_trials or 0):
+        number = len(history.trials)
+        results = {one.number: one for one in results_of(history, spec, sweep.progress)}
+        known = [(trials.values_of(history.trials[at].values), results[at].value) for at in range(number)]
+        trial = trials.judged(number, proposed(spec, number, known))
+        sweep.journal.announce(number, dict(trial.assignments), refusal_text(trial) or None)
+        if trial.runs:
+            return number
+    return None
+
+
+def _finish(invocation: Invocation, sweep: Sweep, project: Project) -> int:
+    """Prints the result, writes the best config, and returns the exit status."""
+    options = invocation.options
+    results = results_of(sweep.journal.history, sweep.spec, sweep.progress)
+    best = best_of(results)
+    file = None if best is None else _write_best(sweep, project, best, options.write)
+    if options.json:
+        write_json(
+            {
+                "folder": sweep.journal.folder,
+                "metric": sweep.spec.metric,
+                "best": None if best is None else best.as_data(),
+                "config": file,
+                "trials": [one.as_data() for one in results],
+            }
+        )
+    else:
+        write_lines(result_lines(results, sweep.spec, near_path(sweep.journal.folder), file and near_path(file)))
+    return int(best is None)
+
+
+def _write_best(sweep: Sweep, project: Project, best: TrialResult, name: str | None) -> str | None:
+    """Writes the config of the best trial into the sweep folder, or into the project if it has a name."""
+    folder = sweep.journal.folder
+    file = os.path.join(folder, BEST_CONFIG)
+    try:
+        text = config_text(project, best.values, name or os.path.basename(folder))
+    except ProjectError as error:
+        print_note(f"{error.message}; {error.hint}")
+        return None
+    if name is not None:
+        written_choice = import_module("forgather.launch.written_choice")
+        file = written_choice.target_file(project, name, "config")
+    try:
+        with open(file, "w" if name is None else "x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise ProjectError(f"{file!r} exists already", code="FG567", hint="name a new config with --write") from None
+    return file

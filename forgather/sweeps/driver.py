@@ -1,0 +1,218 @@
+"""The loop of a sweep: starts trials, watches them, ends bad ones early, and starts killed ones again.
+
+The input is a journal, the trials and slots; the output is the journal with an end for each trial. Everything that the
+loop knows is in the journal or in run folders, so another process can go on at any moment.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass, field
+
+from forgather.errors import ProjectError
+from forgather.run_status import RunStatus, Status
+from forgather.sweeps.journal import Journal, Outcome, TrialHistory
+from forgather.sweeps.progress import TrialProgress
+from forgather.sweeps.slots import Slots
+from forgather.sweeps.spec import SweepSpec
+from forgather.sweeps.stopping import ends_early
+
+TRIALS, LOG = "trials", "output.log"
+MOST_ATTEMPTS = 3
+"""The number of attempts without a new step after which a killed trial has failed."""
+_POLL_SECONDS, _ENDING_SECONDS = 0.2, 30.0
+_TERMINATED = (130, 143)
+"""The exit statuses of a run that was asked to end."""
+
+
+def trial_folder(folder: str, number: int) -> str:
+    """Returns the output folder of a trial.
+
+    Args:
+        folder: the sweep folder.
+        number: the number of the trial.
+    """
+    return os.path.join(folder, TRIALS, f"{number:04d}")
+
+
+@dataclass(kw_only=True)
+class Sweep:
+    """A sweep that runs.
+
+    Args:
+        journal: its journal.
+        spec: what it is to do.
+        slots: where trials run.
+        next_trial: a function that announces a further trial in the journal and returns its number, or None if there is
+            none now.
+        words: a function that returns the arguments of `fgcli` for a trial, given whether it was started before.
+        changed: a function that is called after each change of the journal and each reading of the metrics.
+    """
+
+    journal: Journal
+    spec: SweepSpec
+    slots: Slots
+    next_trial: Callable[[], int | None]
+    words: Callable[[TrialHistory, bool], list[str]]
+    changed: Callable[[], None] = lambda: None
+    progress: dict[int, TrialProgress] = field(default_factory=dict)
+    stopping: dict[int, str] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Runs trials until each has ended.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, when the running trials have saved their state and ended.
+            ProjectError: FG563 if the journal cannot be written.
+        """
+        self.take_over()
+        try:
+            while self.fill() or self.slots.running():
+                time.sleep(_POLL_SECONDS)
+                self.collect()
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
+        finally:
+            self.slots.close()
+
+    def take_over(self) -> None:
+        """Reads what earlier processes of the sweep left: trials that go on, and trials that ended without a record."""
+        for number, trial in list(self.journal.history.trials.items()):
+            progress = self._progress(number)
+            if trial.attempts and trial.outcome is None and not self.slots.adopt(number, trial.handle):
+                _wait_for_end(progress)
+                progress.update()
+                self._record_end(number, None, with_sweep=True)
+            progress.update()
+        # A trial that was to end early, and whose sweep was killed before, is not started again.
+        for number, why in self._early_ends(set(self.journal.history.trials) - self.slots.running()):
+            if self.journal.history.trials[number].attempts and not self.journal.history.trials[number].is_done:
+                self.journal.ended(number, Outcome.STOPPED, step=self._progress(number).step, cause=why)
+
+    def fill(self) -> bool:
+        """Starts trials in the free slots; returns whether one was started."""
+        started = False
+        while len(self.slots.running()) < self.slots.number and (number := self._next()) is not None:
+            self._start(number)
+            started = True
+        return started
+
+    def collect(self) -> None:
+        """Records the trials that have ended, reads metrics, and ends trials early."""
+        for number, status in list(self.slots.ended()):
+            self._progress(number).update()
+            self._record_end(number, status)
+        for number in self.slots.running():
+            self._progress(number).update()
+        for number, why in self._early_ends(self.slots.running() - self.stopping.keys()):
+            self.stopping[number] = why
+            self.slots.stop(number)
+        self.changed()
+
+    def _early_ends(self, numbers: Set[int]) -> Iterator[tuple[int, str]]:
+        """Yields those of some trials that should end early, with the reason."""
+        if self.spec.early is None:
+            return
+        curves = {number: progress.curve for number, progress in self.progress.items() if progress.curve}
+        for number in sorted(numbers):
+            why = ends_early(self.spec.early, self.spec.goal, curves, number)
+            if why is not None:
+                yield number, why
+
+    def _next(self) -> int | None:
+        for number, trial in self.journal.history.trials.items():
+            if not trial.is_done and number not in self.slots.running():
+                return number
+        return self.next_trial()
+
+    def _start(self, number: int) -> None:
+        trial = self.journal.history.trials[number]
+        folder = trial_folder(self.journal.folder, number)
+        os.makedirs(folder, exist_ok=True)
+        words = self.words(trial, trial.attempts > 0)
+        # The record comes first: a trial that runs is never unknown to the process that goes on.
+        self.journal.started(number, trial.attempts + 1, None)
+        handle = self.slots.start(number, words, os.path.join(folder, LOG))
+        if handle is not None:
+            self.journal.started(number, trial.attempts + 1, handle)
+        self._progress(number)
+        self.changed()
+
+    def _record_end(self, number: int, status: int | None, *, with_sweep: bool = False) -> None:
+        """Records the end of an attempt; one that ended together with its sweep was not killed for a reason of its own."""
+        trial, progress = self.journal.history.trials[number], self._progress(number)
+        outcome, cause = self._outcome(number, status, progress.status())
+        if outcome is Outcome.KILLED and with_sweep:
+            outcome = Outcome.INTERRUPTED
+        if outcome is Outcome.KILLED and _makes_no_progress(trial, progress.step):
+            outcome = Outcome.FAILED
+            cause = f"its process was killed {MOST_ATTEMPTS} times at the same step"
+        self.stopping.pop(number, None)
+        self.journal.ended(number, outcome, step=progress.step, cause=cause)
+        self.changed()
+
+    def _outcome(self, number: int, status: int | None, found: RunStatus | None) -> tuple[Outcome, str]:
+        """Returns how an attempt ended, by the exit status and what its run folder says."""
+        said = None if found is None else found.status
+        if said is Status.FINISHED or (said is None and status == 0):
+            return Outcome.FINISHED, ""
+        if said is Status.INTERRUPTED or status in _TERMINATED:
+            why = self.stopping.get(number)
+            return (Outcome.INTERRUPTED, "") if why is None else (Outcome.STOPPED, why)
+        if said is Status.FAILED or (status is not None and status > 0):
+            cause = (found.cause or {}).get("message") if found is not None else None
+            return Outcome.FAILED, str(cause or _last_line(trial_folder(self.journal.folder, number)))
+        return Outcome.KILLED, ""
+
+    def _interrupt(self) -> None:
+        """Asks the running trials to save their state and to end, and waits for them."""
+        for number in self.slots.running():
+            self.slots.stop(number)
+        while self.slots.running():
+            for number, status in list(self.slots.ended()):
+                self._progress(number).update()
+                self._record_end(number, status)
+            time.sleep(_POLL_SECONDS)
+
+    def _progress(self, number: int) -> TrialProgress:
+        if number not in self.progress:
+            self.progress[number] = TrialProgress(trial_folder(self.journal.folder, number), self.spec.metric)
+        return self.progress[number]
+
+
+def _wait_for_end(progress: TrialProgress) -> None:
+    """Waits for a run of a killed sweep, which ends with it, but not at the same moment."""
+    until = time.monotonic() + _ENDING_SECONDS
+    while (found := progress.status()) is not None and found.is_here and found.status.is_live:
+        if time.monotonic() > until:
+            run_dir = progress.run_dir
+            raise ProjectError(
+                f"a run of this sweep still goes on: process {found.pid}, in {run_dir}",
+                code="FG564",
+                hint=f"wait until it has ended, or end it: kill {found.pid}",
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _makes_no_progress(trial: TrialHistory, step: int | None) -> bool:
+    """Returns whether the last attempts, with the one that just ended, were all killed at one step."""
+    steps = (*trial.kills, step or 0)[-MOST_ATTEMPTS:]
+    return len(steps) == MOST_ATTEMPTS and len(set(steps)) == 1
+
+
+def _last_line(folder: str) -> str:
+    """Returns the last line with an error that a trial printed, or its last line."""
+    lines = list(_lines(os.path.join(folder, LOG)))
+    found = [line for line in lines if line.startswith("error")] or lines
+    return found[-1][:300] if found else "it ended without a message"
+
+
+def _lines(file: str) -> Iterator[str]:
+    try:
+        with open(file, encoding="utf-8", errors="replace") as stream:
+            yield from (line.strip() for line in stream if line.strip())
+    except OSError:
+        return

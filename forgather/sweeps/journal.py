@@ -1,0 +1,275 @@
+"""The journal of a sweep: an append-only file that says what was started, so that a killed sweep goes on.
+
+The input is a sweep folder; the output is the `History` of its trials. A record is written and synced before what it
+announces happens, so a trial that runs is always in the journal. How a trial ended is not taken from the journal alone:
+its run folder says so, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from forgather.bounded import MAX_RECORD_BYTES, read_bytes
+from forgather.errors import ProjectError
+
+JOURNAL, LOCK = "trials.jsonl", ".lock"
+FORM = 1
+"""The number of the journal's format."""
+
+
+class Outcome(StrEnum):
+    """How a trial, or one attempt at it, ended."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    """The sweep ended it early."""
+    FAILED = "failed"
+    KILLED = "killed"
+    """Its process ended without saying why; it is started again."""
+    INTERRUPTED = "interrupted"
+    """The sweep itself was interrupted or killed; the trial is started again when the sweep goes on."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the trial is not started again."""
+        return self in (Outcome.FINISHED, Outcome.STOPPED, Outcome.FAILED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialHistory:
+    """What the journal says about one trial.
+
+    Args:
+        number: the number of the trial.
+        values: the value of each parameter as YAML text, by its path.
+        skipped: why it is not run; None if it is.
+        attempts: the number of times that it was started.
+        handle: what identifies the running attempt for its slots, such as the number of a job; None if none runs.
+        outcome: how the last attempt ended; None if it did not.
+        ends: the number of attempts that ended.
+        kills: the last step of each attempt whose process was killed while the sweep went on.
+        cause: why it failed; "" if it did not.
+    """
+
+    number: int
+    values: Mapping[str, str]
+    skipped: str | None = None
+    attempts: int = 0
+    handle: Any = None
+    outcome: Outcome | None = None
+    ends: int = 0
+    kills: tuple[int, ...] = ()
+    cause: str = ""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.skipped is not None or (self.outcome is not None and self.outcome.is_final)
+
+
+@dataclass(slots=True)
+class History:
+    """The content of a journal.
+
+    Args:
+        sweep: the first record: the config, the overrides and what the sweep is to do.
+        trials: what is known of each trial, by its number.
+    """
+
+    sweep: Mapping[str, Any]
+    trials: dict[int, TrialHistory] = field(default_factory=dict)
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Adds a record.
+
+        Raises:
+            LookupError: if the record is of a trial that no earlier record announces.
+        """
+        event, number = record["event"], record["trial"]
+        if event == "trial":
+            self.trials[number] = TrialHistory(number=number, values=record["values"], skipped=record.get("skipped"))
+            return
+        known = self.trials[number]
+        if event == "start":
+            self.trials[number] = replace(known, attempts=record["attempt"], handle=record.get("handle"), outcome=None)
+        else:
+            outcome = Outcome(record["outcome"])
+            kills = (*known.kills, record.get("step") or 0) if outcome is Outcome.KILLED else known.kills
+            ended = {"outcome": outcome, "ends": known.ends + 1, "kills": kills, "cause": record.get("cause") or ""}
+            self.trials[number] = replace(known, handle=None, **ended)
+
+
+class Journal:
+    """The journal in a sweep folder, opened for appending.
+
+    Args:
+        folder: the sweep folder.
+        history: what the journal says so far.
+    """
+
+    def __init__(self, folder: str, history: History) -> None:
+        self.folder = folder
+        self.history = history
+
+    @classmethod
+    def create(cls, folder: str, sweep: Mapping[str, Any]) -> Journal:
+        """Returns the journal of a new sweep.
+
+        Args:
+            folder: the sweep folder, which exists.
+            sweep: the facts of the sweep, as plain data.
+
+        Raises:
+            ProjectError: FG563 if the folder has a journal, or cannot be written.
+        """
+        journal = cls(folder, History({**sweep, "form": FORM}))
+        if os.path.exists(journal.file):
+            raise _unusable(folder, "it has a sweep already", "go on with it: fgcli sweep --resume DIR")
+        journal._append({"event": "sweep", **journal.history.sweep})
+        return journal
+
+    @classmethod
+    def open(cls, folder: str) -> Journal:
+        """Returns the journal of an existing sweep; an incomplete last line is removed.
+
+        Raises:
+            ProjectError: FG563 if there is none, it is of a newer version, or a line is damaged.
+        """
+        journal = cls(folder, read_history(folder))
+        content = read_bytes(journal.file, MAX_RECORD_BYTES)
+        whole = content.rfind(b"\n") + 1
+        if whole != len(content):
+            os.truncate(journal.file, whole)
+        return journal
+
+    @property
+    def file(self) -> str:
+        """The path of the journal."""
+        return os.path.join(self.folder, JOURNAL)
+
+    def announce(self, number: int, values: Mapping[str, str], skipped: str | None = None) -> None:
+        """Records a trial, before it is started for the first time.
+
+        Args:
+            number: its number.
+            values: its values as YAML text, by path.
+            skipped: why it is not run, or None.
+        """
+        self._add({"event": "trial", "trial": number, "values": dict(values), "skipped": skipped})
+
+    def started(self, number: int, attempt: int, handle: Any) -> None:
+        """Records that an attempt at a trial is being started.
+
+        Args:
+            number: the number of the trial.
+            attempt: the number of the attempt, from 1.
+            handle: what identifies the attempt, as plain data.
+        """
+        self._add({"event": "start", "trial": number, "attempt": attempt, "handle": handle})
+
+    def ended(self, number: int, outcome: Outcome, *, step: int | None, cause: str = "") -> None:
+        """Records how an attempt at a trial ended.
+
+        Args:
+            number: the number of the trial.
+            outcome: how it ended.
+            step: the last step that it finished, or None.
+            cause: why it failed, or "".
+        """
+        self._add({"event": "end", "trial": number, "outcome": str(outcome), "step": step, "cause": cause})
+
+    def _add(self, record: Mapping[str, Any]) -> None:
+        self._append(record)
+        self.history.take(record)
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        line = (json.dumps(record, ensure_ascii=True) + "\n").encode()
+        try:
+            descriptor = os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                size = os.fstat(descriptor).st_size
+                if os.write(descriptor, line) != len(line):
+                    # A part of a line would damage the next one.
+                    os.ftruncate(descriptor, size)
+                    raise OSError("no space left for a whole line")
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise _unusable(
+                self.folder, f"its journal cannot be written: {why}", "free some space, then --resume"
+            ) from None
+
+
+def read_history(folder: str) -> History:
+    """Returns what the journal of a sweep folder says. An incomplete last line is left out.
+
+    Raises:
+        ProjectError: FG563 if there is no journal, it is of a newer version, or a line before the last one is damaged.
+    """
+    try:
+        content = read_bytes(os.path.join(folder, JOURNAL), MAX_RECORD_BYTES)
+    except OSError as error:
+        raise _unusable(
+            folder, f"it holds no sweep ({error.strerror or error})", "name a folder with a sweep"
+        ) from None
+    # What follows the last line end was being written when the machine or the sweep ended.
+    lines = content.split(b"\n")[:-1]
+    history: History | None = None
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            if history is None:
+                history = History(record) if record["event"] == "sweep" else None
+                if history is None or record["form"] > FORM:
+                    raise LookupError  # noqa: TRY301 - reported with the number of the line
+            else:
+                history.take(record)
+        except (ValueError, LookupError, TypeError):
+            newer = history is not None and number == 1
+            what = "is of a newer version" if newer else f"is damaged at line {number}"
+            hint = "use the version that wrote it" if newer else "remove this line, or start a new sweep"
+            raise _unusable(folder, f"its journal {JOURNAL} {what}", hint) from None
+    if history is None:
+        raise _unusable(folder, f"its journal {JOURNAL} is empty", "start a new sweep")
+    return history
+
+
+@contextmanager
+def sweep_lock(folder: str) -> Iterator[None]:
+    """Context manager that holds the lock of a sweep folder, so that two sweeps never use it at once.
+
+    Args:
+        folder: the sweep folder, which exists.
+
+    Raises:
+        ProjectError: FG564 if another process holds it.
+    """
+    from filelock import FileLock, Timeout  # a late import: commands that only read do not need it
+
+    lock = FileLock(os.path.join(folder, LOCK), timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ProjectError(
+            f"another process runs the sweep in {folder}",
+            code="FG564",
+            hint="wait until it has ended, or start another sweep: --name NAME",
+        ) from None
+    except OSError as error:
+        raise _unusable(folder, f"it cannot be written: {error.strerror or error}", "name another folder") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _unusable(folder: str, why: str, hint: str) -> ProjectError:
+    return ProjectError(f"sweep folder {folder!r}: {why}", code="FG563", hint=hint)

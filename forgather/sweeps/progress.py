@@ -1,0 +1,83 @@
+"""How far a trial is, read from the run folders below its output folder.
+
+The input is the folder of a trial; the output is the values of the metric by step, and the status of the newest run.
+Each reading takes new bytes only. An incomplete last line is read again later.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from contextlib import suppress
+
+from forgather.run_status import RunStatus, read_status
+
+_METRICS_FILE, _RUNS = "metrics.jsonl", "runs"
+_NOT_FINITE = frozenset({"nan", "inf", "-inf"})
+
+
+class TrialProgress:
+    """The values of a metric that a trial has logged so far.
+
+    Args:
+        folder: the output folder of the trial, which may not exist yet.
+        metric: the name of the metric.
+    """
+
+    def __init__(self, folder: str, metric: str) -> None:
+        self.folder = folder
+        self.metric = metric
+        self.curve: list[tuple[int, float]] = []
+        self.names: set[str] = set()
+        self.step: int | None = None
+        self._file: str | None = None
+        self._offset = 0
+
+    @property
+    def run_dir(self) -> str | None:
+        """The folder of the newest run, or None before the first one."""
+        runs = os.path.join(self.folder, _RUNS)
+        try:
+            names = [name for name in os.listdir(runs) if os.path.isdir(os.path.join(runs, name))]
+        except OSError:
+            return None
+        # Two runs of one second have names that differ by a number at the end.
+        newest = max(names, key=lambda name: (name.partition("-")[0], len(name), name), default=None)
+        return None if newest is None else os.path.join(runs, newest)
+
+    def status(self) -> RunStatus | None:
+        """Returns the status of the newest run, or None if it does not say."""
+        run_dir = self.run_dir
+        return None if run_dir is None else read_status(run_dir)
+
+    def update(self) -> None:
+        """Reads what was logged since the last call."""
+        run_dir = self.run_dir
+        if run_dir is None:
+            return
+        file = os.path.join(run_dir, _METRICS_FILE)
+        with suppress(OSError), open(file, "rb") as stream:
+            # A resumed run starts another file, and one that is rewound shortens its own.
+            if file != self._file or os.fstat(stream.fileno()).st_size < self._offset:
+                self._file, self._offset, self.curve, self.step = file, 0, [], None
+            stream.seek(self._offset)
+            content = stream.read()
+            whole = content.rfind(b"\n") + 1
+            self._offset += whole
+            for line in content[:whole].splitlines():
+                self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            record = json.loads(line)
+            step = int(record["step"])
+        except (ValueError, LookupError, TypeError):
+            return  # a damaged line, or one that belongs to no step
+        self.step = step
+        self.names |= {name for name, value in record.items() if isinstance(value, int | float)}
+        value = record.get(self.metric)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            self.curve.append((step, float(value)))
+        elif value in _NOT_FINITE:
+            self.curve.append((step, math.nan))
