@@ -142,7 +142,7 @@ class Sweep:
         self.changed()
 
     def _record_end(self, number: int, status: int | None, *, with_sweep: bool = False) -> None:
-        """Records the end of an attempt; one that ended together with its sweep was not killed for a reason of its own."""
+        """Records the end of an attempt. One that ended with its sweep was not killed for a reason of its own."""
         trial, progress = self.journal.history.trials[number], self._progress(number)
         outcome, cause = self._outcome(number, status, progress.status())
         if outcome is Outcome.KILLED and with_sweep:

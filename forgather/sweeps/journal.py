@@ -101,8 +101,8 @@ class History:
         else:
             outcome = Outcome(record["outcome"])
             kills = (*known.kills, record.get("step") or 0) if outcome is Outcome.KILLED else known.kills
-            ended = {"outcome": outcome, "ends": known.ends + 1, "kills": kills, "cause": record.get("cause") or ""}
-            self.trials[number] = replace(known, handle=None, **ended)
+            known = replace(known, handle=None, outcome=outcome, ends=known.ends + 1, kills=kills)
+            self.trials[number] = replace(known, cause=record.get("cause") or "")
 
 
 class Journal:
