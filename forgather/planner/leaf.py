@@ -66,7 +66,15 @@ def value_text(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         # JSON's words for these would be strings in YAML.
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    is_word = isinstance(value, str) and value.replace("_", "").isalnum() and not value[0].isdigit()
-    if is_word and value.lower() not in ("true", "false", "null"):
-        return str(value)
-    return "~" if value is None else json.dumps(value)
+    if not isinstance(value, str):
+        return "~" if value is None else json.dumps(value)
+    is_word = value.replace("_", "").isalnum() and value.isascii() and not value[0].isdigit()
+    return value if is_word and value.lower() not in ("true", "false", "null") else _in_quotes(value)
+
+
+def _in_quotes(text: str) -> str:
+    # JSON writes a character above U+FFFF as two escapes, which YAML refuses.
+    escaped = "".join(
+        f"\\{char}" if char in '\\"' else char if " " <= char <= "~" else f"\\U{ord(char):08x}" for char in text
+    )
+    return f'"{escaped}"'

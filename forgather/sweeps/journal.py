@@ -128,10 +128,10 @@ class Journal:
         Raises:
             ProjectError: FG563 if the folder has a journal, or cannot be written.
         """
-        journal = cls(folder, History({**sweep, "form": FORM}))
+        journal = cls(folder, History({"event": "sweep", **sweep, "form": FORM}))
         if os.path.exists(journal.file):
             raise _unusable(folder, "it has a sweep already", "go on with it: fgcli sweep --resume DIR")
-        journal._append({"event": "sweep", **journal.history.sweep})
+        journal._append(journal.history.sweep)
         return journal
 
     @classmethod

@@ -12,8 +12,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from forgather.cache_file import digest_of
+from forgather.config.graph import Graph
 from forgather.errors import ProjectError
+from forgather.planner.leaf import value_text
 from forgather.project.dynamic_args import Action, DeclaredOption, read_options
+from forgather.project.literal import string_entries
 from forgather.project.project import Project
 from forgather.project.trainer_arguments import trainer_arguments
 from forgather.sweeps.best_config import OUTPUT_DIR
@@ -129,12 +132,22 @@ def trial_words(
     if output is not None:
         words += [output.names[0], output_dir]
     else:
-        arguments = trainer_arguments(project.graph)
-        path = "+meta.output_dir" if arguments is None else arguments.path(OUTPUT_DIR)
-        assignments.append((path, _quoted(output_dir)))
+        assignments.append(_output_assignment(project.graph, value_text(output_dir)))
     for path, text in assignments:
         words += ["--set", f"{path}={text}"]
     return [*words, *resume]
+
+
+def _output_assignment(graph: Graph, folder: str) -> tuple[str, str]:
+    """Returns the assignment that gives a run an output folder, which is YAML text."""
+    arguments = trainer_arguments(graph)
+    if arguments is not None:
+        return arguments.path(OUTPUT_DIR), folder
+    meta = graph.targets.get("meta")
+    if meta is None:
+        return "+meta", f"{{{OUTPUT_DIR}: {folder}}}"
+    is_set = any(entry.key == OUTPUT_DIR for entry in string_entries(meta.value))
+    return f"{'' if is_set else '+'}meta.{OUTPUT_DIR}", folder
 
 
 def _option_words(option: DeclaredOption, value: Any) -> list[str]:
@@ -148,10 +161,6 @@ def _option_words(option: DeclaredOption, value: Any) -> list[str]:
         return [name if value else f"--no-{name.lstrip('-')}"]
     # One word: a value may begin with a dash.
     return [f"{name}={value}"]
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def default_folder(output_dir: str, name: str) -> str:

@@ -6,12 +6,14 @@ output is a `SweepSpec`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from forgather.bounded import read_text
+from forgather.config.insight.path_lookup import read_path, steps_along
 from forgather.config.load import load_value
 from forgather.config.override import split_assignment
 from forgather.errors import ForgatherError, ProjectError, nearest
@@ -127,7 +129,8 @@ def spec_of(
         )
     where = file or TARGET
     added = tuple(_grid_parameter(text) for text in grid)
-    spec = _read({} if found is None else found, where, has_others=bool(added))
+    with _located(project):
+        spec = _read({} if found is None else found, where, has_others=bool(added))
     replaced = {one.path for one in added}
     kept = tuple(one for one in spec.parameters if one.path not in replaced)
     spec = replace(spec, parameters=(*kept, *added))
@@ -141,6 +144,20 @@ def spec_of(
     if method is not None:
         spec = replace(spec, method=_one_of(Method, _METHODS.get(method, method), "--method"))
     return _complete(spec, where)
+
+
+@contextmanager
+def _located(project: Project) -> Iterator[None]:
+    """Context manager that gives an error about a value of the target `sweep` the line of that value."""
+    try:
+        yield
+    except ProjectError as error:
+        steps = read_path(error.path or TARGET)
+        # The value may be a part of a mapping, or missing: the nearest line that exists is the one to look at.
+        stops = steps_along(project.graph, steps)
+        if error.span is None and stops:
+            error.span = stops[-1].entry.span if stops[-1].entry is not None else stops[-1].node.span
+        raise
 
 
 def _complete(spec: SweepSpec, where: str) -> SweepSpec:
@@ -160,7 +177,8 @@ def _from_graph(project: Project) -> Mapping[str, Any] | None:
     if found is None:
         return None
     if not isinstance(found, Mapping):
-        raise fault(f"target {TARGET!r} is {found!r}", TARGET, "make it a mapping with 'parameters'")
+        with _located(project):
+            raise fault(f"target {TARGET!r} is {found!r}", TARGET, "make it a mapping with 'parameters'")
     return found
 
 

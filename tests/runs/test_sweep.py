@@ -1,0 +1,287 @@
+"""`fgcli sweep`: what it plans, runs, ends early, survives and writes."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from forgather.cli.main import main
+from forgather.project.project import Project
+from forgather.sweeps.journal import Outcome, read_history
+from tests.patience import patience
+from tests.project.workbench import TINY_TRAINING, make_project
+
+WORK = """\
+import json, os, time
+
+def run(run_dir, x, y, steps, seconds, fails):
+    if fails:
+        raise ValueError("no such luck")
+    with open(os.path.join(run_dir, "metrics.jsonl"), "a") as stream:
+        for step in range(1, steps + 1):
+            time.sleep(seconds)
+            stream.write(json.dumps({"step": step, "eval_loss": (x - 2) ** 2 + y / step}) + "\\n")
+            stream.flush()
+"""
+CONFIG = """\
+.run_dir: &run_dir !var {{name: run_dir, default: ~}}
+meta:
+    config_name: work
+    output_dir: out
+main: !partial:work.py:run
+    run_dir: *run_dir
+    x: 1
+    y: 1
+    steps: {steps}
+    seconds: {seconds}
+    fails: false
+"""
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    def make(*, steps=3, seconds=0.0, more=""):
+        text = CONFIG.format(steps=steps, seconds=seconds) + more
+        folder = make_project(tmp_path / "work", {"work.py": WORK, "templates/configs/work.yaml": text})
+        monkeypatch.chdir(folder)
+        return Path(folder)
+
+    return make
+
+
+def swept(capsys, *words):
+    status = main(["-t", "work", "sweep", *words, "--json"])
+    printed = capsys.readouterr()
+    return status, json.loads(printed.out), printed.err
+
+
+def test_a_grid_runs_every_combination_and_names_the_best(work, capsys):
+    work(more="sweep:\n    parameters:\n        main.x: [0, 2]\n        main.y: [1, 3]\n")
+    status, found, said = swept(capsys, "--slots", "2", "--name", "a")
+    assert (0, {"main.x": "2", "main.y": "1"}) == (status, found["best"]["values"])
+    assert [(4 * (x == 0) + y / 3) for x in (0, 2) for y in (1, 3)] == pytest.approx(
+        [one["value"] for one in sorted(found["trials"], key=lambda one: one["number"])]
+    )
+    assert {"finished"} == {one["outcome"] for one in found["trials"]}
+    assert "4 of 4 done" in said
+    # It is over: nothing is run again.
+    status, again, said = swept(capsys, "--resume")
+    assert (0, found["best"]) == (status, again["best"])
+    assert "starts" not in said
+
+
+def test_the_plan_names_errors_and_duplicates_before_anything_runs(work, capsys):
+    folder = work()
+    words = ["--grid", "main.x=1,2,1", "--grid", "main.steps=3", "--grid", "main.fails=false", "--dry-run"]
+    status, plan, _ = swept(capsys, *words)
+    assert (0, 2, [None, None, 0]) == (status, plan["num_runs"], [one["same_as"] for one in plan["trials"]])
+    assert not (folder / "out").exists()
+    status = main(["-t", "work", "sweep", "--grid", "main.speed=1", "--dry-run"])
+    assert 1 == status
+    assert "[FG562]" in capsys.readouterr().err
+
+
+def test_a_trial_that_cannot_run_is_skipped_and_said(tmp_path, capsys, monkeypatch):
+    files = {"rows.jsonl": '{"text": "abc"}\n' * 64, "templates/configs/work.yaml": TINY_TRAINING}
+    monkeypatch.chdir(make_project(tmp_path / "tiny", files))
+    status, plan, _ = swept(
+        capsys, "--grid", "optimizer.weight_decay=0.1,[1]", "--grid", "learning_rate=1e-3,2e-3", "--dry-run"
+    )
+    assert (0, 2) == (status, plan["num_runs"])
+    refused = [one for one in plan["trials"] if one["error"]]
+    assert ["[FG242]"] * 2 == [one["error"].split()[0] for one in refused]
+    assert {"trainer_args.learning_rate", "optimizer.weight_decay"} == set(plan["trials"][0]["values"])
+    status = main(["-t", "work", "sweep", "--grid", "optimizer.weight_decay=[[1]]", "--dry-run"])
+    assert 1 == status
+    assert "[FG568]" in capsys.readouterr().err
+
+
+def test_a_failed_trial_has_its_cause_and_the_others_go_on(work, capsys):
+    work()
+    status, found, said = swept(capsys, "--grid", "main.fails=true,false", "--name", "a")
+    by_number = {one["number"]: one for one in found["trials"]}
+    assert (0, "failed", "finished", 1) == (
+        status,
+        by_number[0]["outcome"],
+        by_number[1]["outcome"],
+        found["best"]["number"],
+    )
+    assert "no such luck" in by_number[0]["note"]
+    assert 1 == main(["-t", "work", "sweep", "--grid", "main.fails=true", "--name", "b"])
+    assert "no trial has logged 'eval_loss' (failed)" in capsys.readouterr().out
+
+
+def test_bad_trials_end_early(work, capsys):
+    early = "    early_terminate: {type: asha, min_steps: 2, eta: 2}\n"
+    work(steps=40, seconds=0.05, more=f"sweep:\n    parameters:\n        main.x: [2, 0]\n{early}")
+    status, found, _ = swept(capsys)
+    good, bad = found["trials"]
+    assert (0, "finished", 40, "stopped") == (status, good["outcome"], good["step"], bad["outcome"])
+    assert bad["step"] < 40
+    assert "not among the best 1 of 2 trials at step" in bad["note"]
+
+
+def test_a_sweep_file_of_another_tool_is_read(work, capsys):
+    folder = work()
+    (folder / "wandb.yaml").write_text(
+        "program: train.py\nmethod: random\nrun_cap: 3\nmetric: {name: eval_loss, goal: minimize}\n"
+        "parameters:\n  main:\n    parameters:\n      x: {distribution: q_uniform, min: 0, max: 4, q: 0.5}\n"
+    )
+    status, plan, _ = swept(capsys, "--file", "wandb.yaml", "--dry-run")
+    assert (0, "random", 3) == (status, plan["method"], len(plan["trials"]))
+    assert all(one["values"]["main.x"] in [half / 2 for half in range(9)] for one in plan["trials"])
+    assert plan == swept(capsys, "--file", "wandb.yaml", "--dry-run")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ([], "FG561"),
+        (["--file", "none.yaml"], "FG560"),
+        (["--grid", "main.x="], "FG560"),
+        (["--grid", "main.x"], "FG313"),
+        (["--method", "random", "--grid", "main.x=1"], "FG560"),
+        (["--grid", "main.x=1", "--trials", "0"], "FG560"),
+        (["--grid", "main.x=1", "--slots", "0"], "FG565"),
+        (["--resume"], "FG563"),
+        (["--resume", "nowhere"], "FG563"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_by_name(work, capsys, words, code):
+    folder = work()
+    status = main(["-t", "work", "sweep", *words])
+    printed = capsys.readouterr()
+    assert 1 == status
+    assert f"[{code}]" in printed.err
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sweep: 3\n", "is 3"),
+        ("sweep: {}\n", "has no parameter"),
+        ("sweep: {parameters: {main.x: [1]}, methd: grid}\n", "did you mean 'method'"),
+        ("sweep: {parameters: {main.x: [1]}, method: gird}\n", "did you mean 'grid'"),
+        ("sweep: {parameters: {main.x: [1]}, metric: {goal: minimize}}\n", "give {name"),
+        ("sweep: {parameters: {main.x: [1]}, metric: {name: a, goal: min}}\n", "'min'"),
+        ("sweep: {parameters: {main.x: [1]}, early_terminate: {type: asha}}\n", "from which step"),
+        ("sweep: {parameters: {main.x: [1]}, early_terminate: {type: asha, min_steps: 2, eta: 1}}\n", "'eta'"),
+        ("sweep: {parameters: {main.x: [1]}, early_terminate: {type: asha, rung: 2}}\n", "'rung'"),
+        ("sweep: {parameters: {main.x: [1]}, run_cap: -1}\n", "'run_cap'"),
+    ],
+)
+def test_a_malformed_sweep_is_refused_at_its_line(work, capsys, text, said):
+    work(more=text)
+    assert 1 == main(["-t", "work", "sweep", "--dry-run"])
+    printed = capsys.readouterr().err
+    assert "[FG560]" in printed
+    assert said in printed
+    assert "templates/configs/work.yaml:" in printed
+
+
+def test_a_changed_config_is_not_continued(work, capsys):
+    folder = work()
+    swept(capsys, "--grid", "main.x=1", "--name", "a")
+    file = folder / "templates/configs/work.yaml"
+    file.write_text(file.read_text().replace("y: 1", "y: 2"))
+    assert 1 == main(["-t", "work", "sweep", "--resume"])
+    assert "[FG569]" in capsys.readouterr().err
+
+
+def test_more_trials_continue_the_total(work, capsys):
+    work()
+    first = swept(capsys, "--method", "random", "--trials", "2", "--grid", "main.x=1,2,3,4,5,6,7", "--name", "a")[1]
+    _, second, said = swept(capsys, "--resume", "--trials", "4")
+    assert (2, 4) == (len(first["trials"]), len(second["trials"]))
+    assert "trial 1 starts" not in said
+    values = {one["number"]: one["values"] for one in second["trials"]}
+    assert {one["number"]: one["values"] for one in first["trials"]} == {n: values[n] for n in (0, 1)}
+
+
+def test_the_best_values_become_a_config_that_has_them(tmp_path, capsys, monkeypatch):
+    files = {"rows.jsonl": '{"text": "abc"}\n' * 64, "templates/configs/work.yaml": TINY_TRAINING}
+    folder = Path(make_project(tmp_path / "tiny", files))
+    monkeypatch.chdir(folder)
+    from forgather.sweeps.best_config import config_text
+
+    project = Project("work", str(folder), overrides=[("trainer_args.seed", "7")], max_steps=5)
+    text = config_text(project, {"trainer_args.learning_rate": "0.004", "optimizer.weight_decay": "0.3"}, "tuned")
+    (folder / "templates/configs/tuned.yaml").write_text(text)
+    written = Project("tuned", str(folder)).graph
+    from forgather.project.trainer_arguments import trainer_arguments
+
+    found = trainer_arguments(written)
+    assert (0.004, 7, 5) == tuple(found.plain(name) for name in ("learning_rate", "seed", "max_steps"))
+    assert 5 != trainer_arguments(Project("tuned", str(folder), max_steps=6).graph).plain("max_steps")
+    assert len(text.splitlines()) <= 16
+
+
+def killed_sweep(folder, words, seconds):
+    """Runs a sweep in a process of its own and kills it after some seconds; returns whether it ended by itself."""
+    command = [sys.executable, "-m", "forgather", "-t", "work", "sweep", *words]
+    with open(folder / "said.txt", "ab") as stream:
+        process = subprocess.Popen(command, cwd=folder, stdout=stream, stderr=stream)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
+    return True
+
+
+def running_trials(folder):
+    """Returns the process of each running trial, by the trial's folder."""
+    found = subprocess.run(["pgrep", "-af", f"{folder}/out/sweeps/"], capture_output=True, text=True, check=False)
+    lines = [line.split() for line in found.stdout.splitlines()]
+    return {
+        word: int(words[0])
+        for words in lines
+        for word in words
+        if f"{folder}/out/sweeps/" in word and "trials/" in word
+    }
+
+
+@pytest.mark.parametrize(("kills", "trials"), [(2, 4), pytest.param(20, 16, marks=pytest.mark.matrix)])
+def test_kills_of_the_sweep_and_of_its_trials_lose_and_repeat_nothing(work, record_property, kills, trials):
+    values = ", ".join(str(number / 2) for number in range(trials))
+    folder = work(steps=10, seconds=0.05, more=f"sweep:\n    parameters:\n        main.x: [{values}]\n")
+    numbers = random.Random(kills)
+    words, of_sweep = ["--slots", "2", "--name", "a"], 0
+    while of_sweep < kills:
+        is_over = killed_sweep(folder, words, patience(1) / 2 * numbers.uniform(0.5, 1.5))
+        if is_over and "--resume" in words:
+            break
+        of_sweep += not is_over
+        if (folder / "out/sweeps/a/trials.jsonl").exists():
+            words = ["--resume"]
+    command = [sys.executable, "-m", "forgather", "-t", "work", "sweep", *words, "--json"]
+    last = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+    killed: dict[str, int] = {}
+    while last.poll() is None:
+        # A trial that is killed at the same step three times in a row has failed.
+        candidates = {name: pid for name, pid in running_trials(folder).items() if killed.get(name, 0) < 2}
+        if candidates and sum(killed.values()) < kills:
+            name = numbers.choice(sorted(candidates))
+            with suppress(ProcessLookupError):
+                os.kill(candidates[name], signal.SIGKILL)
+                killed[name] = killed.get(name, 0) + 1
+        time.sleep(0.3)
+    found = json.loads(last.communicate(timeout=patience(60))[0])
+    history = read_history(str(folder / "out/sweeps/a"))
+    assert list(range(trials)) == sorted(history.trials)
+    assert {Outcome.FINISHED} == {one.outcome for one in history.trials.values()}
+    journal = (folder / "out/sweeps/a/trials.jsonl").read_text().splitlines()
+    assert trials == sum('"outcome": "finished"' in line for line in journal)
+    assert {"main.x": "2.0" if trials > 4 else "1.5"} == found["best"]["values"]
+    assert sum(killed.values()) > 0
+    figures = {"kills of a sweep": of_sweep, "kills of trials": sum(killed.values())}
+    record_property("figures", json.dumps(figures))
