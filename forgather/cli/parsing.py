@@ -60,6 +60,7 @@ _GROUPS = {
     },
     ("many runs", "fgcli -t tiny.yaml sweep --grid learning_rate=1e-3,3e-3"): {
         "sweep": "run a config many times with other values",
+        "queue": "let runs wait until a place is free",
     },
     ("verify", "fgcli check --all"): {
         "check": "find every error that can be found without running anything",

@@ -31,6 +31,7 @@ class BoundProcess(subprocess.Popen[str]):
         stdout: what its standard output is connected to, as for `subprocess.Popen`.
         stderr: the same for its error stream.
         request: a line for its standard input, which it reads before it calls `end_with_parent`; "" for none.
+        cwd: its working folder, or None for the current one.
     """
 
     def __init__(
@@ -41,9 +42,11 @@ class BoundProcess(subprocess.Popen[str]):
         stdout: int | IO[str],
         stderr: int | IO[str],
         request: str = "",
+        cwd: str | None = None,
     ) -> None:
         super().__init__(
             command,
+            cwd=cwd,
             env={**env, ENDS_WITH_PARENT: "1"},
             stdin=subprocess.PIPE,
             stdout=stdout,

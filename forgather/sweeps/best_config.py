@@ -37,7 +37,12 @@ def config_text(project: Project, values: Mapping[str, str], name: str) -> str:
     Raises:
         ProjectError: FG567 if the templates have no block for one of the values.
     """
-    assignments = [*project.overrides, *values.items()]
+    chosen = opened_with(project, [*values.items()]).graph
+    assignments = [
+        (path, text)
+        for path, text in [*project.overrides, *values.items()]
+        if not _is_same(project.declared_graph, chosen, path)
+    ]
     blocks: dict[str, dict[str, str]] = {}
     for path, text in assignments:
         steps = read_path(path.removeprefix("+"))
@@ -56,7 +61,7 @@ def config_text(project: Project, values: Mapping[str, str], name: str) -> str:
     for block, settings in blocks.items():
         lines += ["", f"[{block}]", "    == super()", *(f"    {key}: {text}" for key, text in settings.items())]
     text = "\n".join(lines) + "\n"
-    _verify(project, text, name, assignments, opened_with(project, [*values.items()]).graph)
+    _verify(project, text, name, assignments, chosen)
     return text
 
 
@@ -73,12 +78,17 @@ def _verify(project: Project, text: str, name: str, assignments: Sequence[tuple[
         written = Project.in_environment(project.meta, config, environment=environment)
         for path, _ in assignments:
             try:
-                found = _value(written.graph, path)
+                is_same = _is_same(written.graph, expected, path)
             except ForgatherError as error:
                 raise _unwritable(path, assignments) from error
-            wanted = _value(expected, path)
-            if found is None or wanted is None or not same_value(found, wanted):
+            if not is_same:
                 raise _unwritable(path, assignments)
+
+
+def _is_same(graph: Graph, other: Graph, path: str) -> bool:
+    """Returns whether two graphs have the same value at a path."""
+    found, wanted = _value(graph, path), _value(other, path)
+    return found is not None and wanted is not None and same_value(found, wanted)
 
 
 def _value(graph: Graph, path: str) -> Node | None:

@@ -15,7 +15,7 @@ from forgather.errors import ProjectError
 from forgather.run_status import RunStatus, Status
 from forgather.sweeps.journal import Journal, Outcome, TrialHistory
 from forgather.sweeps.progress import TrialProgress
-from forgather.sweeps.slots import Slots
+from forgather.sweeps.slots import Command, Slots
 from forgather.sweeps.spec import SweepSpec
 from forgather.sweeps.stopping import ends_early
 
@@ -47,7 +47,7 @@ class Sweep:
         slots: where trials run.
         next_trial: a function that announces a further trial in the journal and returns its number, or None if there is
             none now.
-        words: a function that returns the arguments of `fgcli` for a trial, given whether it was started before.
+        command: a function that returns what a trial runs, given whether it was started before.
         changed: a function that is called after each change of the journal and each reading of the metrics.
     """
 
@@ -55,7 +55,7 @@ class Sweep:
     spec: SweepSpec
     slots: Slots
     next_trial: Callable[[], int | None]
-    words: Callable[[TrialHistory, bool], list[str]]
+    command: Callable[[TrialHistory, bool], Command]
     changed: Callable[[], None] = lambda: None
     progress: dict[int, TrialProgress] = field(default_factory=dict)
     stopping: dict[int, str] = field(default_factory=dict)
@@ -95,6 +95,7 @@ class Sweep:
     def fill(self) -> bool:
         """Starts trials in the free slots; returns whether one was started."""
         started = False
+        self.journal.refresh()
         while len(self.slots.running()) < self.slots.number and (number := self._next()) is not None:
             self._start(number)
             started = True
@@ -132,10 +133,10 @@ class Sweep:
         trial = self.journal.history.trials[number]
         folder = trial_folder(self.journal.folder, number)
         os.makedirs(folder, exist_ok=True)
-        words = self.words(trial, trial.attempts > 0)
+        command = self.command(trial, trial.attempts > 0)
         # The record comes first: a trial that runs is never unknown to the process that goes on.
         self.journal.started(number, trial.attempts + 1, None)
-        handle = self.slots.start(number, words, os.path.join(folder, LOG))
+        handle = self.slots.start(number, command, os.path.join(folder, LOG))
         if handle is not None:
             self.journal.started(number, trial.attempts + 1, handle)
         self._progress(number)

@@ -116,6 +116,7 @@ class Journal:
     def __init__(self, folder: str, history: History) -> None:
         self.folder = folder
         self.history = history
+        self._size = 0
 
     @classmethod
     def create(cls, folder: str, sweep: Mapping[str, Any]) -> Journal:
@@ -143,10 +144,20 @@ class Journal:
         """
         journal = cls(folder, read_history(folder))
         content = read_bytes(journal.file, MAX_RECORD_BYTES)
-        whole = content.rfind(b"\n") + 1
-        if whole != len(content):
-            os.truncate(journal.file, whole)
+        journal._size = content.rfind(b"\n") + 1
+        if journal._size != len(content):
+            os.truncate(journal.file, journal._size)
         return journal
+
+    def refresh(self) -> None:
+        """Reads what another process has appended, such as an entry of a queue.
+
+        Raises:
+            ProjectError: FG563 if a line is damaged.
+        """
+        size = os.path.getsize(self.file)
+        if size != self._size:
+            self.history, self._size = read_history(self.folder), size
 
     @property
     def file(self) -> str:
@@ -185,6 +196,7 @@ class Journal:
         self._add({"event": "end", "trial": number, "outcome": str(outcome), "step": step, "cause": cause})
 
     def _add(self, record: Mapping[str, Any]) -> None:
+        self.refresh()
         self._append(record)
         self.history.take(record)
 
@@ -199,6 +211,8 @@ class Journal:
                     os.ftruncate(descriptor, size)
                     raise OSError("no space left for a whole line")
                 os.fsync(descriptor)
+                if size == self._size:
+                    self._size += len(line)
             finally:
                 os.close(descriptor)
         except OSError as error:

@@ -11,11 +11,25 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Protocol
 
 from forgather.errors import ProjectError
 from forgather.launch.bound_process import BoundProcess
 from forgather.launch.multi_process import children_environment
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a trial runs.
+
+    Args:
+        words: the arguments of `fgcli`.
+        folder: the working folder.
+    """
+
+    words: Sequence[str]
+    folder: str
 
 
 class Slots(Protocol):
@@ -24,8 +38,8 @@ class Slots(Protocol):
     number: int
     """How many trials run at once."""
 
-    def start(self, trial: int, words: Sequence[str], log: str) -> Any:
-        """Starts `fgcli` with these words, and returns what identifies the attempt, as plain data."""
+    def start(self, trial: int, command: Command, log: str) -> Any:
+        """Starts a trial, and returns what identifies the attempt, as plain data."""
 
     def adopt(self, trial: int, handle: Any) -> bool:
         """Returns whether an attempt of an earlier process of the sweep goes on, which is now one of this process."""
@@ -64,12 +78,12 @@ class LocalSlots:
         self._places = [_Place(devices[at] if devices else None) for at in range(number)]
         self._threads = threads
 
-    def start(self, trial: int, words: Sequence[str], log: str) -> int:
+    def start(self, trial: int, command: Command, log: str) -> int:
         """Starts a trial in a free place, and returns the number of its process.
 
         Args:
             trial: the number of the trial.
-            words: the arguments of `fgcli`.
+            command: what it runs.
             log: the file that gets what it prints; it is appended to.
         """
         place = next(place for place in self._places if place.process is None)
@@ -80,8 +94,9 @@ class LocalSlots:
             environment.setdefault("OMP_NUM_THREADS", str(self._threads))
         with open(log, "ab") as stream, children_environment():
             environment |= {name: os.environ[name] for name in ("PYTHONPATH", "PYTHONSAFEPATH") if name in os.environ}
-            command = [sys.executable, "-m", "forgather", *words]
-            place.process = BoundProcess(command, env=environment, stdout=stream.fileno(), stderr=stream.fileno())
+            words = [sys.executable, "-m", "forgather", *command.words]
+            output = stream.fileno()
+            place.process = BoundProcess(words, env=environment, stdout=output, stderr=output, cwd=command.folder)
         place.trial = trial
         return place.process.pid
 
@@ -115,6 +130,26 @@ class LocalSlots:
             if place.process is not None:
                 place.process.end()
                 place.process = None
+
+
+def local_slots(number: int | None, each: int | None) -> LocalSlots:
+    """Returns the places of this machine: groups of its accelerators, or shares of its processors.
+
+    Args:
+        number: how many trials run at once; None for as many as the accelerators allow, or one without them.
+        each: the accelerators of one trial; None for all.
+
+    Raises:
+        ProjectError: FG565 if there are too few accelerators.
+    """
+    count = import_module("forgather.ml.distributed.launcher").count_devices()
+    visible = visible_devices(os.environ, count)
+    if visible:
+        devices = dealt_devices(visible, max(each or len(visible), 1), number)
+        return LocalSlots(len(devices), devices)
+    wanted = number or 1
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return LocalSlots(wanted, threads=max(1, processors // wanted) if wanted > 1 else None)
 
 
 def dealt_devices(visible: Sequence[str], each: int, number: int | None) -> list[str]:

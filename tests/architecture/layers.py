@@ -117,8 +117,8 @@ sweeps:
     sweeps sweeps.space
     sweeps.spec
     sweeps.journal sweeps.progress sweeps.slots sweeps.stopping sweeps.trials
-    sweeps.best_config sweeps.driver sweeps.plan sweeps.result sweeps.search
-    sweeps.request
+    sweeps.best_config sweeps.driver sweeps.plan sweeps.result sweeps.search sweeps.slurm
+    sweeps.queue sweeps.request
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
@@ -128,7 +128,7 @@ cli:
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
     cli.commands.golden cli.commands.graph cli.commands.ls
-    cli.commands.new cli.commands.plan cli.commands.pp cli.commands.rerun cli.commands.serve cli.commands.sweep cli.commands.targets cli.commands.tlist
+    cli.commands.new cli.commands.plan cli.commands.pp cli.commands.queue cli.commands.rerun cli.commands.serve cli.commands.sweep cli.commands.targets cli.commands.tlist
     cli.commands.train cli.commands.trefs cli.commands.trust cli.parsing
     cli.completion
     cli.main

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from forgather.cli.main import main
+from forgather.errors import ProjectError
 from forgather.project.project import Project
+from forgather.project.trainer_arguments import trainer_arguments
+from forgather.sweeps.best_config import config_text
 from forgather.sweeps.journal import Outcome, read_history
 from tests.patience import patience
 from tests.project.workbench import TINY_TRAINING, make_project
@@ -210,13 +213,11 @@ def test_the_best_values_become_a_config_that_has_them(tmp_path, capsys, monkeyp
     files = {"rows.jsonl": '{"text": "abc"}\n' * 64, "templates/configs/work.yaml": TINY_TRAINING}
     folder = Path(make_project(tmp_path / "tiny", files))
     monkeypatch.chdir(folder)
-    from forgather.sweeps.best_config import config_text
 
     project = Project("work", str(folder), overrides=[("trainer_args.seed", "7")], max_steps=5)
     text = config_text(project, {"trainer_args.learning_rate": "0.004", "optimizer.weight_decay": "0.3"}, "tuned")
     (folder / "templates/configs/tuned.yaml").write_text(text)
     written = Project("tuned", str(folder)).graph
-    from forgather.project.trainer_arguments import trainer_arguments
 
     found = trainer_arguments(written)
     assert (0.004, 7, 5) == tuple(found.plain(name) for name in ("learning_rate", "seed", "max_steps"))
@@ -285,3 +286,13 @@ def test_kills_of_the_sweep_and_of_its_trials_lose_and_repeat_nothing(work, reco
     assert sum(killed.values()) > 0
     figures = {"kills of a sweep": of_sweep, "kills of trials": sum(killed.values())}
     record_property("figures", json.dumps(figures))
+
+
+def test_values_that_no_block_contains_are_shown_as_options(work, capsys):
+    work()
+    assert 0 == main(["-t", "work", "sweep", "--grid", "main.x=2", "--name", "a"])
+    assert "run it with --set main.x=2" in capsys.readouterr().err
+    assert 0 == main(["-t", "work", "sweep", "--resume"])
+    with pytest.raises(ProjectError) as caught:
+        config_text(Project("work", "."), {"main.x": "2"}, "b")
+    assert "FG567" == caught.value.code

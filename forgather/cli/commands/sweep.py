@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from datetime import UTC, datetime
 from importlib import import_module
 
@@ -25,7 +26,8 @@ from forgather.sweeps.plan import plan_of, refusal_text
 from forgather.sweeps.request import SweepRequest, default_folder, newest_sweep, reopened, trial_words
 from forgather.sweeps.result import TrialResult, best_of, results_of
 from forgather.sweeps.search import proposed, refuse_missing_optuna
-from forgather.sweeps.slots import LocalSlots, dealt_devices, visible_devices
+from forgather.sweeps.slots import Command, Slots, local_slots
+from forgather.sweeps.slurm import SlurmSlots
 from forgather.sweeps.spec import Method
 from forgather.sweeps.trials import Trials
 
@@ -33,6 +35,7 @@ CONFIG_OPTIONS = True
 EXECUTES = True
 TRAINS = True
 BEST_CONFIG = "best.yaml"
+_JOBS = 8
 DESCRIPTION = """Run a config many times with other values: a grid, random values, or values that Optuna proposes. The
 values are those of the target 'sweep' of the config, of a sweep file of Weights & Biases (--file), or of --grid. All
 trials are checked before the first one starts. Each trial is a run in a folder of its own; the sweep can be killed at
@@ -65,6 +68,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sweep-seed", type=int, metavar="N", help="seed of random values (default: 0)")
     parser.add_argument(
         "--slots", type=int, metavar="N", help="trials at once (default: one for each group of devices, or 1)"
+    )
+    parser.add_argument(
+        "--slurm",
+        metavar="OPTIONS",
+        help="run each trial as a job of SLURM with these options of sbatch, as --slurm='--partition=gpu --gpus=1'; "
+        "--slots is the number of jobs at once (default: 8)",
     )
     parser.add_argument("--name", metavar="NAME", help="name of the sweep's folder (default: the time)")
     parser.add_argument(
@@ -147,16 +156,17 @@ def _run(invocation: Invocation, journal: Journal, request: SweepRequest, projec
     options, spec = invocation.options, trials.spec
     resume = list(resume_words(project))
 
-    def words(trial: TrialHistory, is_again: bool) -> list[str]:
+    def command(trial: TrialHistory, is_again: bool) -> Command:
         folder = trial_folder(journal.folder, trial.number)
-        return trial_words(request, project, trial.values, folder, resume if is_again else ())
+        words = trial_words(request, project, trial.values, folder, resume if is_again else ())
+        return Command(words, os.getcwd())
 
     sweep = Sweep(
         journal=journal,
         spec=spec,
-        slots=_slots(project, options.slots),
+        slots=_slots(project, options, journal.folder),
         next_trial=lambda: _proposed(sweep, trials),
-        words=words,
+        command=command,
     )
     reporter = SweepReporter(sweep, say=print_note)
     sweep.changed = reporter.report
@@ -169,18 +179,12 @@ def _run(invocation: Invocation, journal: Journal, request: SweepRequest, projec
     return _finish(invocation, sweep, project)
 
 
-def _slots(project: Project, number: int | None) -> LocalSlots:
-    """Returns the places for trials: groups of the accelerators of this machine, or shares of its processors."""
+def _slots(project: Project, options: argparse.Namespace, folder: str) -> Slots:
+    """Returns the places for trials: jobs of SLURM, or shares of this machine."""
+    if options.slurm is not None:
+        return SlurmSlots(options.slots or _JOBS, shlex.split(options.slurm), os.path.join(folder, "jobs"))
     each = run_meta(project.graph).nproc_per_node
-    count = import_module("forgather.ml.distributed.launcher").count_devices()
-    visible = visible_devices(os.environ, count)
-    if visible:
-        group = each if isinstance(each, int) else len(visible)
-        devices = dealt_devices(visible, max(group, 1), number)
-        return LocalSlots(len(devices), devices)
-    wanted = number or 1
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return LocalSlots(wanted, threads=max(1, processors // wanted) if wanted > 1 else None)
+    return local_slots(options.slots, each if isinstance(each, int) else None)
 
 
 def _proposed(sweep: Sweep, trials: Trials) -> int | None:

@@ -1,0 +1,119 @@
+"""A queue of runs: commands that wait until a place is free.
+
+The input is arguments of `fgcli train`; the output is a journal, as a sweep has one, whose entries are commands.
+Entries can be added and removed while another process runs the queue.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from forgather.errors import ProjectError
+from forgather.sweeps.driver import Sweep
+from forgather.sweeps.journal import JOURNAL, Journal, TrialHistory, sweep_lock
+from forgather.sweeps.slots import Command, Slots
+from forgather.sweeps.spec import SweepSpec
+
+COMMAND, FOLDER = "command", "folder"
+_ADDING = ".adding"
+
+
+class Queue:
+    """A queue in a folder.
+
+    Args:
+        folder: the folder, which is made when the first entry is added.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def entries(self) -> list[TrialHistory]:
+        """Returns the entries, in the order in which they were added.
+
+        Raises:
+            ProjectError: FG563 if the journal is damaged.
+        """
+        if not os.path.exists(os.path.join(self.folder, JOURNAL)):
+            return []
+        return list(Journal.open(self.folder).history.trials.values())
+
+    def add(self, words: Sequence[str], working_dir: str) -> int:
+        """Adds a command, and returns its number.
+
+        Args:
+            words: the arguments of `fgcli`.
+            working_dir: the working folder of the command.
+
+        Raises:
+            ProjectError: FG563 if the folder cannot be written.
+        """
+        with self._changing() as journal:
+            number = len(journal.history.trials)
+            journal.announce(number, {COMMAND: shlex.join(words), FOLDER: working_dir})
+            return number
+
+    def remove(self, number: int) -> None:
+        """Removes an entry that has not been started.
+
+        Raises:
+            ProjectError: FG563 if there is no such entry, or it was started.
+        """
+        with self._changing() as journal:
+            entry = journal.history.trials.get(number)
+            if entry is None or entry.attempts or entry.is_done:
+                why = "is not in the queue" if entry is None else "was started already"
+                raise ProjectError(f"entry {number} {why}", code="FG563", hint="fgcli queue ls lists what waits")
+            journal.announce(number, entry.values, "removed")
+
+    def run(self, slots: Slots, changed: Callable[[Sweep], None]) -> list[TrialHistory]:
+        """Runs the entries until none is left, those included that are added meanwhile; returns all entries.
+
+        Args:
+            slots: where they run.
+            changed: a function that is called after each change.
+
+        Raises:
+            ProjectError: FG564 if another process runs the queue.
+            KeyboardInterrupt: after Ctrl-C, when the running entries have ended.
+        """
+        os.makedirs(self.folder, exist_ok=True)
+        with sweep_lock(self.folder):
+            with self._changing() as journal:
+                pass  # it exists now
+            sweep = Sweep(
+                journal=journal,
+                spec=SweepSpec(parameters=()),
+                slots=slots,
+                next_trial=lambda: None,
+                command=lambda entry, _: Command(shlex.split(entry.values[COMMAND]), entry.values[FOLDER]),
+            )
+            sweep.changed = lambda: changed(sweep)
+            sweep.run()
+            return list(journal.history.trials.values())
+
+    @contextmanager
+    def _changing(self) -> Iterator[Journal]:
+        """Context manager that gives the journal; two processes that add entries get different numbers."""
+        from filelock import FileLock  # a late import: listing the queue does not need it
+
+        try:
+            os.makedirs(self.folder, mode=0o700, exist_ok=True)
+            with FileLock(os.path.join(self.folder, _ADDING)):
+                is_new = not os.path.exists(os.path.join(self.folder, JOURNAL))
+                yield Journal.create(self.folder, {}) if is_new else Journal.open(self.folder)
+        except OSError as error:
+            raise ProjectError(
+                f"the queue {self.folder!r} cannot be written: {error.strerror or error}",
+                code="FG563",
+                hint="name another folder: --queue DIR",
+            ) from None
+
+
+def default_queue() -> str:
+    """Returns the folder of the user's queue on this machine."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "forgather", "queue")

@@ -1,0 +1,215 @@
+"""Where trials run: groups of devices, jobs of SLURM (stand-ins of its commands), and a queue of commands."""
+
+import json
+import os
+import stat
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from forgather.cli.main import main
+from forgather.errors import ProjectError
+from forgather.sweeps.journal import read_history
+from forgather.sweeps.queue import Queue
+from forgather.sweeps.slots import Command, dealt_devices, visible_devices
+from forgather.sweeps.slurm import SlurmSlots, job_script
+from tests.patience import patience
+from tests.project.workbench import make_project
+from tests.runs.test_sweep import CONFIG, WORK
+
+
+def test_devices_are_dealt_in_groups_that_no_two_trials_share():
+    assert ["0,1", "2,3"] == dealt_devices(["0", "1", "2", "3", "4"], 2, None)
+    assert ["a"] == dealt_devices(["a", "b"], 1, 1)
+    for visible, each, number in ((["0"], 2, None), (["0", "1"], 1, 3)):
+        with pytest.raises(ProjectError) as caught:
+            dealt_devices(visible, each, number)
+        assert "FG565" == caught.value.code
+    assert ["4", "7"] == visible_devices({"CUDA_VISIBLE_DEVICES": "4, 7"}, 2)
+    assert ["0", "1"] == visible_devices({}, 2)
+    assert [] == visible_devices({"CUDA_VISIBLE_DEVICES": ""}, 0)
+
+
+# Each stand-in keeps its jobs in a folder: the job is a process, and its state is in a file of its number.
+SBATCH = """#!{python}
+import os, subprocess, sys
+jobs = os.environ["STAND_IN_JOBS"]
+if "--version" in sys.argv: print("slurm 24.05"); sys.exit()
+if "--partition=none" in sys.argv: sys.exit("sbatch: error: invalid partition specified: none")
+number = len(os.listdir(jobs)) + 1
+script = sys.argv[-1]
+log = next(line.split("=", 1)[1].strip() for line in open(script) if line.startswith("#SBATCH --output="))
+child = subprocess.Popen(["bash", script], stdout=open(log, "ab"), stderr=subprocess.STDOUT, start_new_session=True)
+open(os.path.join(jobs, str(number)), "w").write(str(child.pid))
+print(number)
+"""
+SQUEUE = """#!{python}
+import json, os, sys
+jobs = os.environ["STAND_IN_JOBS"]
+asked = next(word.split("=")[1] for word in sys.argv if word.startswith("--jobs=")).split(",")
+def state(number):
+    pid = open(os.path.join(jobs, number)).read()
+    try:
+        line = open(f"/proc/{{pid}}/stat").read()
+    except OSError:
+        return "COMPLETED"
+    return "COMPLETED" if line.rsplit(")", 1)[1].split()[0] == "Z" else "RUNNING"
+known = [one for one in asked if os.path.exists(os.path.join(jobs, one))]
+print(json.dumps({{"jobs": [{{"job_id": int(one), "job_state": [state(one)]}} for one in known]}}))
+"""
+SCANCEL = """#!{python}
+import os, signal, sys
+pid = int(open(os.path.join(os.environ["STAND_IN_JOBS"], sys.argv[-1])).read())
+os.killpg(pid, signal.SIGTERM)
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    programs, jobs = tmp_path / "bin", tmp_path / "jobs"
+    programs.mkdir()
+    jobs.mkdir()
+    for name, text in (("sbatch", SBATCH), ("squeue", SQUEUE), ("scancel", SCANCEL)):
+        file = programs / name
+        file.write_text(text.format(python=sys.executable))
+        file.chmod(file.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("STAND_IN_JOBS", str(jobs))
+    return jobs
+
+
+def waited(slots):
+    deadline = time.monotonic() + patience(20)
+    while not (found := list(slots.ended())):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found
+
+
+def test_a_job_is_submitted_watched_found_again_and_stopped(slurm, tmp_path):
+    slots = SlurmSlots(2, ["--partition=gpu"], str(tmp_path / "scripts"), ask_seconds=0.0)
+    handle = slots.start(3, Command(["--version"], str(tmp_path)), str(tmp_path / "log"))
+    assert ({"job": 1}, {3}) == (handle, slots.running())
+    assert [(3, None)] == waited(slots)
+    assert "forgather" in (tmp_path / "log").read_text()
+    assert not slots.adopt(3, handle), "it has ended"
+    script = tmp_path / "long.sh"
+    script.write_text(f"#!/bin/bash\n#SBATCH --output={tmp_path}/log\nexec sleep 60\n")
+    slots._options = [str(script), "--"]  # sbatch takes the last word as the script
+    os.system(f"sbatch --parsable {script} > /dev/null")
+    again = SlurmSlots(2, [], str(tmp_path / "scripts"), ask_seconds=0.0)
+    assert again.adopt(5, {"job": 2})
+    again.stop(5)
+    assert [(5, None)] == waited(again)
+    assert not again.adopt(6, {"job": 99})
+    assert not again.adopt(6, None)
+
+
+def test_a_refused_job_is_an_error_of_slurm(slurm, tmp_path, monkeypatch):
+    slots = SlurmSlots(1, ["--partition=none"], str(tmp_path))
+    with pytest.raises(ProjectError, match="invalid partition"):
+        slots.start(0, Command([], str(tmp_path)), str(tmp_path / "log"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ProjectError, match="sbatch cannot be called"):
+        SlurmSlots(1, [], str(tmp_path))
+
+
+def test_a_script_of_a_job_is_valid_and_quotes_its_words(tmp_path):
+    text = job_script(Command(["-t", "a b", "train", "--set", "x=$(rm -rf /)"], "/a dir"), name="t", log="/l")
+    assert "cd '/a dir'" in text
+    assert "'x=$(rm -rf /)'" in text
+    file = tmp_path / "job.sh"
+    file.write_text(text)
+    assert 0 == os.system(f"bash -n {file}")
+
+
+def test_a_sweep_runs_as_jobs(slurm, tmp_path, monkeypatch, capsys):
+    text = CONFIG.format(steps=2, seconds=0.0)
+    folder = Path(make_project(tmp_path / "work", {"work.py": WORK, "templates/configs/work.yaml": text}))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("forgather.sweeps.slurm._ASK_SECONDS", 0.1)
+    status = main(["-t", "work", "sweep", "--grid", "main.x=1,2", "--slurm=--partition=gpu", "--name", "a", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (0, {"main.x": "2"}, 2) == (status, found["best"]["values"], len(os.listdir(slurm)))
+
+
+@pytest.fixture
+def queue(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    text = CONFIG.format(steps=2, seconds=0.0)
+    folder = make_project(tmp_path / "work", {"work.py": WORK, "templates/configs/work.yaml": text})
+    monkeypatch.chdir(folder)
+    return Path(folder)
+
+
+def listed(capsys, *words):
+    status = main(["queue", *words, "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_a_queue_runs_what_was_added_in_order(queue, capsys, tmp_path):
+    train = ["-t", "work", "train"]
+    assert 0 == main(["queue", "add", "--", *train, "--set", "meta.output_dir=a"])
+    assert 0 == main(["queue", "add", "--", *train, "--set", "main.fails=true", "--set", "meta.output_dir=b"])
+    assert 0 == main(["queue", "add", "--", *train, "--set", "meta.output_dir=c"])
+    assert 0 == main(["queue", "rm", "2"])
+    capsys.readouterr()
+    _, waiting = listed(capsys, "ls")
+    assert ["waiting", "waiting", "removed"] == [one["state"] for one in waiting["entries"]]
+    # The working folder of a command is the one in which it was added.
+    os.chdir(tmp_path)
+    status, done = listed(capsys, "run", "--slots", "2")
+    assert (1, ["finished", "failed", "removed"]) == (status, [one["state"] for one in done["entries"]])
+    assert "no such luck" in done["entries"][1]["cause"]
+    assert (True, False) == ((queue / "a").exists(), (queue / "c").exists())
+    assert (0, []) == (main(["queue", "rm", "0"]) - 1, [])
+    assert "was started already" in capsys.readouterr().err
+
+
+def test_what_is_added_while_a_queue_runs_is_run(queue):
+    waiting = Queue(str(queue / "q"))
+    waiting.add(["-t", "work", "train"], str(queue))
+    other = Queue(str(queue / "q"))
+
+    class Places:
+        """Ends each command at once, and adds another one while the first runs."""
+
+        number, _running, _seen = 1, None, 0
+
+        def start(self, trial, command, log):
+            self._running, self._seen = trial, self._seen + 1
+            if self._seen == 1:
+                other.add(["--version"], str(queue))
+            return 1
+
+        def adopt(self, trial, handle):
+            return False
+
+        def running(self):
+            return set() if self._running is None else {self._running}
+
+        def ended(self):
+            if self._running is not None:
+                ended, self._running = self._running, None
+                yield ended, 0
+
+        def stop(self, trial):
+            pass
+
+        def close(self):
+            pass
+
+    entries = waiting.run(Places(), lambda sweep: None)
+    assert ["finished", "finished"] == [str(one.outcome) for one in entries]
+    assert read_history(str(queue / "q")).trials.keys() == {0, 1}
+
+
+@pytest.mark.parametrize("words", [["add"], ["rm"], ["rn"], ["rm", "7"], ["run", "--slots", "0"]])
+def test_what_has_no_meaning_is_refused(queue, capsys, words):
+    assert 1 == main(["queue", *words])
+    assert "[FG56" in capsys.readouterr().err
+    assert (0, {"folder": str(Path(os.environ["XDG_STATE_HOME"]) / "forgather/queue"), "entries": []}) == listed(
+        capsys, "ls"
+    )
