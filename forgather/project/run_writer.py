@@ -42,6 +42,7 @@ from forgather.project.run_facts import FACTS, GRAPH
 from forgather.project.template_environment import host_facts
 from forgather.project.versions import installed_versions
 from forgather.redaction import hidden, hide, note_secrets
+from forgather.run_status import STATUS_FILE, folder_lock
 from forgather.source import variable_of
 
 FORM = 2
@@ -49,6 +50,8 @@ FORM = 2
 # These targets describe the run and its options, so a change of them changes no object.
 _NOT_BUILT = (Key("meta"), Key("dynamic_args"))
 OVERRIDES, SIGNATURES = "overrides.yaml", "signatures.json"
+# A run that has not begun writes these, too.
+_OF_THE_START = {PLAN_FILE, STATUS_FILE}
 _RUNTIME = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG")
 """The environment variables that numerical results can depend on."""
 
@@ -153,28 +156,33 @@ def remove_unused_record(folder: str) -> None:
     Args:
         folder: the run folder.
     """
-    try:
-        with open(os.path.join(folder, FACTS), encoding="utf-8") as stream:
-            written = json.load(stream)["files"]
-        folders, files = [], []
-        for parent, subfolders, names in os.walk(folder):
-            folders.append(parent)
-            files += [os.path.join(parent, name) for name in names]
-            # `os.walk` counts a link to a folder as a folder, although the record contains no link.
-            files += [path for name in subfolders if os.path.islink(path := os.path.join(parent, name))]
-        if {os.path.relpath(file, folder) for file in files} - {PLAN_FILE} != {FACTS, *written}:
-            return
-        for file in files:
-            name = os.path.relpath(file, folder)
-            if os.path.islink(file) or (name not in (FACTS, PLAN_FILE) and _digest_of_file(file) != written[name]):
-                return
-        for file in files:
-            os.remove(file)
-        for parent in reversed(folders):
-            os.rmdir(parent)
-    except (OSError, ValueError, LookupError, TypeError):
-        # The error that ended the start is the one to report.
+    # The error that ended the start is the one to report.
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        # The main process may write its status meanwhile, and a folder must not be removed in part.
+        with folder_lock(folder):
+            _remove_record(folder)
+
+
+def _remove_record(folder: str) -> None:
+    with open(os.path.join(folder, FACTS), encoding="utf-8") as stream:
+        written = json.load(stream)["files"]
+    folders, files = [], []
+    for parent, subfolders, names in os.walk(folder):
+        folders.append(parent)
+        files += [os.path.join(parent, name) for name in names]
+        # `os.walk` counts a link to a folder as a folder, although the record contains no link.
+        files += [path for name in subfolders if os.path.islink(path := os.path.join(parent, name))]
+    if {os.path.relpath(file, folder) for file in files} - _OF_THE_START != {FACTS, *written}:
         return
+    for file in files:
+        name = os.path.relpath(file, folder)
+        is_recorded = name != FACTS and name not in _OF_THE_START
+        if os.path.islink(file) or (is_recorded and _digest_of_file(file) != written[name]):
+            return
+    for file in files:
+        os.remove(file)
+    for parent in reversed(folders):
+        os.rmdir(parent)
 
 
 def _digest_of_file(file: str) -> str:

@@ -10,7 +10,7 @@ foundation:
     accumulation bounded json_text pipeline_schedules rule_conditions secret_names source spelling trainer_hooks
     whole_rows cache_file errors parallel_sizes shown_secrets
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
-    interrupt requirements rules
+    heartbeat interrupt requirements rules
     stored_model
     quantized
     planner planner.batch_size planner.efficiency planner.foreign_configs planner.leaf planner.memory_plan

@@ -34,7 +34,8 @@ from torch.distributed.launcher.api import elastic_launch
 from forgather.errors import DistributedError, first_line
 from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, STATUS
 from forgather.ml.distributed.phase import read_phase
-from forgather.ml.distributed.root_cause import FailureKind, FailureRecord, read_crash, read_record
+from forgather.ml.distributed.root_cause import FailureKind, FailureRecord, read_crash, read_record, read_run_dir
+from forgather.run_status import record_cause
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def launch(
         with _restart_hook(attempts), _debounced_signals():
             elastic_launch(config, command)(*command_words)
     except ChildFailedError as failed:
-        return LaunchResult(failures=_failures(failed.failures, log_dir))
+        return LaunchResult(failures=_recorded_failures(failed.failures, log_dir))
     except _RestartRefusedError as ended:
         return LaunchResult(failures=ended.failures)
     except SignalException as stopped:
@@ -206,7 +207,7 @@ class _Attempts:
         if self.begun >= self.most:
             return
         self.begun += 1
-        failures = _failures(result.failures, self.log_dir)
+        failures = _recorded_failures(result.failures, self.log_dir)
         if not self.again(failures, self.begun, self.most):
             raise _RestartRefusedError(failures)
 
@@ -251,6 +252,17 @@ def _debounced_signals() -> AbstractContextManager[None]:
             usual(number, frame)
 
     return _patched(processes_api, "_terminate_process_handler", handler)
+
+
+def _recorded_failures(failed: Mapping[int, ProcessFailure], log_dir: str) -> tuple[Failure, ...]:
+    """Returns the failures of an attempt, and records a cause that no process could record in the run folder."""
+    failures = _failures(failed, log_dir)
+    main = _folder_of(log_dir, 0)
+    run_dir = None if main is None else read_run_dir(main)
+    error = unreported_cause(LaunchResult(failures), None)
+    if run_dir is not None and error is not None:
+        record_cause(run_dir, message=error.message, code=error.code, rank=failures[0].rank)
+    return failures
 
 
 def _failures(failed: Mapping[int, ProcessFailure], log_dir: str) -> tuple[Failure, ...]:

@@ -29,9 +29,17 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.distributed import phase, stack_dump
 from forgather.ml.distributed.env import launcher_folder, process_facts
 from forgather.ml.distributed.group import rendezvous_error, rendezvous_store, shutdown
-from forgather.ml.distributed.root_cause import FailureKind, FailureRecord, classify, record_of, write_record
+from forgather.ml.distributed.root_cause import (
+    FailureKind,
+    FailureRecord,
+    classify,
+    record_of,
+    write_record,
+    write_run_dir,
+)
 from forgather.ml.distributed.watchdog import ENDED, FAILED, GRACE_SECONDS, PRINTED, STACKS_WANTED, STOPPED, Watchdog
 from forgather.redaction import hide_known
+from forgather.run_status import record_cause
 
 _POLL_SECONDS = 0.01
 _PATIENCE_SECONDS = 5.0
@@ -87,6 +95,8 @@ class Peer:
         """Sets the phase to "construction", and makes `run_dir` the folder for reports on hangs."""
         self.report_to = Path(run_dir)
         phase.set_phase("construction")
+        if self.folder is not None and self.is_main:
+            write_run_dir(self.folder, run_dir)
 
     def begin_run(self) -> None:
         """Sets the phase to "run", after the objects of the config have been constructed."""
@@ -198,8 +208,12 @@ class Peer:
         if kind is not FailureKind.STOPPED:
             # The interpreter's teardown would take seconds, or hang in a thread of a broken process group.
             atexit.register(end_promptly, self.status)
+        record = record_of(error, where, told=prints)
         if self.folder is not None:
-            write_record(self.folder, record_of(error, where, told=prints), error)
+            write_record(self.folder, record, error)
+        if prints and self.report_to is not None:
+            code = error.code if isinstance(error, ForgatherError) else None
+            record_cause(str(self.report_to), message=record.message, code=code, rank=self.facts.rank)
         if prints:
             place = f"rank {self.facts.rank} of {self.facts.world_size}"
             _note(error, f"{place}, {where}" if str(where) else place)

@@ -25,6 +25,7 @@ from forgather.redaction import hidden, hide
 
 RECORD = "error.json"
 CRASH = "crash.txt"
+_RUN_DIR = "run_dir"
 _KEY = "forgather"
 # Our errors that are a consequence of another process's failure.
 _CONSEQUENCES = ("FG706", "FG854")
@@ -181,6 +182,25 @@ def record_of(error: BaseException, where: RunPhase, *, told: bool) -> FailureRe
     elif where.phase == "construction" and isinstance(error, _CODE_ERRORS):
         code = type(error).__name__
     return FailureRecord(classify(error), describe_exception(error), str(where), told, time.time(), code)
+
+
+def write_run_dir(folder: Path, run_dir: str) -> None:
+    """Writes the path of the run folder for the launcher, which records there how a process died without a word.
+
+    Args:
+        folder: the folder that torchrun gave this process.
+        run_dir: the run folder.
+    """
+    with suppress(OSError):
+        (folder / _RUN_DIR).write_bytes(os.fsencode(os.path.abspath(run_dir)))
+
+
+def read_run_dir(folder: Path) -> str | None:
+    """Returns the run folder that a process has named in its own folder, or None if it has named none."""
+    try:
+        return os.fsdecode((folder / _RUN_DIR).read_bytes())
+    except OSError:
+        return None
 
 
 def read_crash(folder: Path) -> list[str]:
