@@ -296,7 +296,15 @@ def load_status(run_dir: str) -> RunStatus:
         OSError: if the file cannot be read.
         StatusError: if the file is damaged or of a newer format.
     """
-    content = read_bytes(os.path.join(run_dir, STATUS_FILE), _MAX_BYTES)
+    return parse_status(read_bytes(os.path.join(run_dir, STATUS_FILE), _MAX_BYTES))
+
+
+def parse_status(content: bytes) -> RunStatus:
+    """Returns the status in the content of a file, whether the process still exists or not.
+
+    Raises:
+        StatusError: if the content is damaged or of a newer format.
+    """
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):

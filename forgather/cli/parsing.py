@@ -58,6 +58,9 @@ _GROUPS = {
         "construct": "build targets and print them",
         "trust": "allow code to run",
     },
+    ("many runs", "fgcli runs --where 'trainer_args.learning_rate<1e-3' --sort eval_loss"): {
+        "runs": "list runs, with filters and the values that differ; label, archive and remove them",
+    },
     ("verify", "fgcli check --all"): {
         "check": "find every error that can be found without running anything",
         "golden": "compare the graphs of a project's configs with their goldens, the snapshots in the project",
@@ -200,6 +203,8 @@ def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
         raise AssertionError("argparse ends the process when there is no known command")
     # The words as they were typed are needed later: other processes are started with them, and the run records them.
     given_words = tuple(arguments)
+    if (complete := getattr(module, "completed_words", None)) is not None:
+        arguments = [*arguments[: at + 1], *complete(arguments[at + 1 :])]
     handed: tuple[str, ...] = ()
     if getattr(module, "HANDS_THROUGH", False) and "--" in arguments[at:]:
         end = list(arguments).index("--", at)

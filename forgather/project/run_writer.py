@@ -38,15 +38,13 @@ from forgather.project.locations import library_dir
 from forgather.project.path_display import Display
 from forgather.project.project import Project
 from forgather.project.rendered_variable import with_rendered
-from forgather.project.run_facts import FACTS, GRAPH
+from forgather.project.run_facts import FACTS, FORM, GRAPH
 from forgather.project.template_environment import host_facts
 from forgather.project.versions import installed_versions
 from forgather.redaction import hidden, hide, note_secrets
 from forgather.run_status import STATUS_FILE, folder_lock
 from forgather.source import variable_of
 
-FORM = 2
-"""The number of the format of a run folder."""
 # These targets describe the run and its options, so a change of them changes no object.
 _NOT_BUILT = (Key("meta"), Key("dynamic_args"))
 OVERRIDES, SIGNATURES = "overrides.yaml", "signatures.json"

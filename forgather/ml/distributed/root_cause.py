@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 import traceback
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from forgather.errors import ForgatherError
 from forgather.ml.distributed.phase import RunPhase
 from forgather.redaction import hidden, hide
+from forgather.run_status import record_cause
 
 RECORD = "error.json"
 CRASH = "crash.txt"
@@ -203,6 +205,19 @@ def read_run_dir(folder: Path) -> str | None:
         return None
 
 
+def record_in_run(run_dir: Path | None, record: FailureRecord, rank: int) -> None:
+    """Records the root cause of a failure in the status of the run.
+
+    Args:
+        run_dir: the run folder, or None if there is none yet.
+        record: the failure record of the process that failed.
+        rank: the rank of this process.
+    """
+    if run_dir is not None:
+        code = record.code if record.code.startswith("FG") else None
+        record_cause(str(run_dir), message=record.message, code=code, rank=rank)
+
+
 def read_crash(folder: Path) -> list[str]:
     """Returns the stack frames that `faulthandler` wrote at a crash in native code, innermost first.
 
@@ -219,3 +234,15 @@ def read_crash(folder: Path) -> list[str]:
             break
         frames.append(line.strip())
     return frames
+
+
+def signal_name(status: int) -> str:
+    """Returns the name of the signal for a negative exit status.
+
+    Example:
+        >>> signal_name(-9)
+        'SIGKILL'
+    """
+    with suppress(ValueError):
+        return signal.Signals(-status).name
+    return f"signal {-status}"
