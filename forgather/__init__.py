@@ -1,6 +1,7 @@
 """Describes, checks and runs model training from configuration.
 
-`Project`, `from_project` and `ForgatherError` are imported on first access, so that `import forgather` stays cheap.
+`Project`, `from_project`, `ForgatherError` and `runs` are imported on first access, so that `import forgather` stays
+cheap.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ _LAZY = {
     "ForgatherError": "forgather.errors",
 }
 
-__all__ = ["ForgatherError", "Project", "__version__", "from_project"]
+__all__ = ["ForgatherError", "Project", "__version__", "from_project", "runs"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in (*_LAZY, "runs"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # PEP 562: the import runs on the first access only; `import forgather` must not load jinja2 or ruamel.yaml.
     from importlib import import_module
 
-    return getattr(import_module(_LAZY[name]), name)
+    # The package `runs` can be called itself.
+    return import_module("forgather.runs") if name == "runs" else getattr(import_module(_LAZY[name]), name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import pairwise
 
 from forgather.config.path import GraphPath, Index, Key, parse_path
@@ -17,8 +18,11 @@ from forgather.errors import ForgatherError
 Value = str | int | float | bool | None
 _HEAD = re.compile(r"(?:&(\S+) ?)?(?:!(\S+) ?)?(.*)", re.DOTALL)
 _INT, _FLOAT = re.compile(r"[-+]?[0-9]+"), re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_LINE = re.compile(r"^( *)((?:- )*)([^\n]*)$", re.MULTILINE)
+_ANCHORED = re.compile(r'((?:"(?:[^"\\]|\\.)*"|[^"&\s][^\n]*?): )?(&(\S+).*)$')
 # `emit_yaml` writes the arguments of a call below these keys if the keys of the call would be ambiguous.
-_EXPLICIT = ("args", "kwargs")
+_EXPLICIT = ("args", "kwargs", "latent_args", "submodule_searchpath")
+_EXPLICIT_KEY = re.compile(rf" *(?:{'|'.join(_EXPLICIT)}):")
 _ENTRY = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^"#?\s-][^\n]*?|-[^ \n][^\n]*?)(?=:(?: |$))', re.MULTILINE)
 
 
@@ -34,8 +38,8 @@ def plain_value(text: str) -> Value:
         return words[text.lower()]
     if text in (".inf", "-.inf", ".nan"):
         return float(text.replace(".", ""))
-    if _INT.fullmatch(text) and len(text) < 300:
-        return int(text)
+    if _INT.fullmatch(text):
+        return int(text) if len(text) < 300 else text  # a longer one is no float, which sorting needs
     if _FLOAT.fullmatch(text):
         return float(text)
     if len(text) > 1 and text[0] == text[-1] == "'":
@@ -77,7 +81,7 @@ class ConfigText:
     def _at(self, steps: GraphPath, head: str, body: str, *, depth: int) -> tuple[Value] | None:
         while True:
             if head.startswith("*"):
-                anchored = self._anchored(head[1:].strip())
+                anchored = self._anchors.get(head[1:].strip())
                 if anchored is None or depth > 100:
                     return None
                 head, body = anchored
@@ -90,26 +94,36 @@ class ConfigText:
                 return None
             steps, (head, body) = steps[1:], found
 
-    def _anchored(self, name: str) -> tuple[str, str] | None:
-        match = re.search(rf"^( *)((?:- )*)(?:[^\n]*?: )?(&{re.escape(name)}(?: [^\n]*)?)$", self._text, re.MULTILINE)
-        if match is None:
-            return None
-        # What is inside an entry of a list is indented by the dash, too.
-        return match[3], _below(self._text, match.end() + 1, len(match[1]) + len(match[2]) + 1)
+    @cached_property
+    def _anchors(self) -> dict[str, tuple[str, str]]:
+        """The text after the key and the lines below of each value with an anchor, by the name of the anchor."""
+        found: dict[str, tuple[str, str]] = {}
+        block: int | None = None
+        for match in _LINE.finditer(self._text):
+            indent = len(match[1])
+            if block is not None and (indent > block or not match[3] + (match[2] or "")):
+                continue  # a text of several lines may look like a config
+            block = indent if match[3].endswith((" |", " |-", " |+")) or match[3] in ("|", "|-", "|+") else None
+            anchored = _ANCHORED.match(match[3])
+            if anchored is not None:
+                # What is inside an item of a list is indented by the dash, and inside an entry by more than its key.
+                least = indent + len(match[2]) + (1 if anchored[1] else 0)
+                found[anchored[3]] = (anchored[2], _below(self._text, match.end() + 1, least))
+        return found
 
     def paths(self) -> list[str]:
         """Returns the paths of all plain values and calls, without those through aliases."""
         return [path for path, _ in self._walk("", self._text, "")]
 
-    def _walk(self, head: str, body: str, prefix: str) -> Iterator[tuple[str, str]]:
-        if prefix:
+    def _walk(self, head: str, body: str, prefix: str, *, is_inside: bool = False) -> Iterator[tuple[str, str]]:
+        if prefix and not is_inside:
             yield prefix, head
-        is_call = bool(_HEAD.match(head)[2])  # type: ignore[index]
+        is_explicit = bool(_HEAD.match(head)[2] and _explicit_parts(body))  # type: ignore[index]
         for step, inner, below in _children(body):
             if inner.startswith("*"):
                 continue
-            if is_call and step in _EXPLICIT and not inner:
-                yield from self._walk(inner, below, prefix)
+            if is_explicit and not inner:
+                yield from self._walk("", below, prefix, is_inside=True)
             elif isinstance(step, int):
                 yield from self._walk(inner, below, f"{prefix}[{step}]")
             else:
@@ -118,22 +132,27 @@ class ConfigText:
 
 def _child(body: str, step: Key | Index, *, is_call: bool) -> tuple[str, str] | None:
     """Returns the text after the key and the lines below it of one entry in the lines of a container."""
+    if is_call and (parts := _explicit_parts(body)):
+        inside = (_child(part, step, is_call=False) for part in parts)
+        return next((found for found in inside if found is not None), None)
     if isinstance(step, Index):
         items = [(head, below) for name, head, below in _children(body) if name == step.position]
-        if items:
-            return items[0]
-    else:
-        indent = len(body) - len(body.lstrip(" "))
-        # A key is written in quotes if YAML would read it as something else than a string.
-        name = "|".join(re.escape(text) for text in (str(step.name), json.dumps(str(step.name))))
-        match = re.search(rf"^ {{{indent}}}(?:{name}):(?: ([^\n]*))?$", body, re.MULTILINE)
-        if match is not None:
-            return match[1] or "", _below(body, match.end() + 1, indent + 1)
-    if is_call:
-        for explicit, head, below in _children(body):
-            if explicit in _EXPLICIT and not head and (found := _child(below, step, is_call=False)):
-                return found
-    return None
+        return items[0] if items else None
+    indent = len(body) - len(body.lstrip(" "))
+    # A key is written in quotes if YAML would read it as something else than a string.
+    name = "|".join(re.escape(text) for text in (str(step.name), json.dumps(str(step.name), ensure_ascii=False)))
+    match = re.search(rf"^ {{{indent}}}(?:{name}):(?: ([^\n]*))?$", body, re.MULTILINE)
+    return None if match is None else (match[1] or "", _below(body, match.end() + 1, indent + 1))
+
+
+def _explicit_parts(body: str) -> list[str]:
+    """Returns the lines of the arguments of a call, if they are written below `args`, `kwargs` and the like."""
+    if not _EXPLICIT_KEY.match(body):
+        return []
+    children = list(_children(body))
+    if not all(name in _EXPLICIT for name, _, _ in children):
+        return []
+    return [below for _, head, below in children if not head]
 
 
 def _below(text: str, begin: int, indent: int) -> str:
@@ -169,7 +188,9 @@ def _shown(head: str, body: str) -> Value:
         kind, _, constructor = tag.partition(":")
         return (constructor.partition("@")[0] or kind) if not rest or constructor else rest
     if rest in ("|", "|-", "|+"):
-        return "\n".join(line.strip() for line in body.split("\n")).strip("\n")
+        indent = len(body) - len(body.lstrip(" "))
+        text = "\n".join(line[indent:] for line in body.split("\n"))
+        return text if rest == "|+" else text.rstrip("\n") + ("\n" if rest == "|" else "")
     if rest or not body.strip():
         return plain_value(rest)
     items = list(_children(body))

@@ -66,6 +66,10 @@ class FactStore:
         kept = values[path]
         return None if kept is None else (kept[0],)
 
+    def has_graph(self, folder: str) -> bool:
+        """Returns whether a run has recorded its graph."""
+        return GRAPH in self._runs[folder].files
+
     def graph(self, folder: str) -> ConfigText:
         """Returns the text of the graph of a run; an empty one if there is none."""
         if folder not in self._graphs:

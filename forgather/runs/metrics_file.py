@@ -13,6 +13,8 @@ import re
 from typing import Any, NamedTuple
 
 _NUM_LINES = 4
+_TOO_LARGE = 1 << 1000
+"""An integer of this size is not a float."""
 _NOT_METRICS = frozenset(("step", "time", "epoch", "name", "event"))
 _NUMBER = rb'\s*("-?inf"|"nan"|-?[0-9][0-9.eE+-]*)'
 
@@ -87,7 +89,7 @@ def last_values(content: bytes) -> LastValues:
         if type(record.get("step")) is int:
             step = record["step"]
         if "event" not in record:
-            metrics |= {name: float(value) for name, value in record.items() if _is_metric(name, value)}
+            metrics |= {name: float(value) for name, value in record.items() if is_metric(name, value)}
     return LastValues(metrics, step, is_damaged)
 
 
@@ -111,6 +113,8 @@ def best_value(content: bytes, metric: str, *, is_greater_better: bool) -> Best 
         metric: the name of the metric.
         is_greater_better: whether greater values are better.
     """
+    # The last line may still be being written.
+    content = content[: content.rfind(b"\n") + 1]
     # A search for the name alone is many times faster than parsing each line.
     matches = re.compile(re.escape(json.dumps(metric).encode()) + rb":" + _NUMBER).finditer(content)
     better = max if is_greater_better else min
@@ -135,9 +139,13 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _is_metric(name: str, value: object) -> bool:
-    is_number = type(value) in (int, float) or value in ("nan", "inf", "-inf")
-    return is_number and name not in _NOT_METRICS
+def is_metric(name: str, value: object) -> bool:
+    """Returns whether an entry of a record is the value of a metric, which may be NaN or infinite as text."""
+    if name in _NOT_METRICS:
+        return False
+    if type(value) is int:
+        return abs(value) < _TOO_LARGE
+    return type(value) is float or value in ("nan", "inf", "-inf")
 
 
 def _number(text: bytes) -> float:

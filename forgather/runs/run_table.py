@@ -79,6 +79,7 @@ class RunTable:
 
     def __init__(self, runs: Sequence[RunSummary], stores: dict[str, FactStore]) -> None:
         self.runs = list(runs)
+        self._all = tuple(runs)
         self.stores = stores
 
     def __len__(self) -> int:
@@ -135,7 +136,8 @@ class RunTable:
 
     def _samples(self) -> list[RunSummary]:
         """Returns one run of each config: the others have the same paths, but for their own changes."""
-        return list({(run.project, run.config): run for run in self.runs}.values())
+        known = [run for run in reversed(self.runs) if self.stores[run.folder].has_graph(run.folder)]
+        return list({(run.project, run.config): run for run in known}.values())
 
     def where(self, conditions: Iterable[Condition]) -> dict[str, int]:
         """Keeps the runs that fulfill all conditions.
@@ -152,10 +154,10 @@ class RunTable:
             kept = []
             for run in self.runs:
                 value = self.value(run, column)
-                if value is None:
-                    lacking[column.name] += 1
-                elif column.name == "tags":
+                if column.name == "tags":
                     kept += [run] if _fits_tags(condition, run.labels.tags) else []
+                elif value is None:
+                    lacking[column.name] += 1
                 elif condition.fits(value[0], is_duration=column.name == "seconds"):
                     kept.append(run)
             self.runs = kept
@@ -186,19 +188,22 @@ class RunTable:
         Args:
             most: the largest number of paths, or None for all.
         """
-        count = Counter(path for run in self.runs for path in run.changes if path.rpartition(".")[2] not in _OF_ONE_RUN)
+        return self._differing(self.runs, most)
+
+    def _differing(self, runs: Sequence[RunSummary], most: int | None) -> list[Column]:
+        count = Counter(path for run in runs for path in run.changes if path.rpartition(".")[2] not in _OF_ONE_RUN)
         found: list[Column] = []
         for path, _ in sorted(count.items(), key=lambda item: (-item[1], item[0])):
-            if most is not None and len(found) == most:
+            if len(runs) < 2 or len(found) == most:
                 break
             column = Column(path, "path")
-            if self._differs(column):
+            if self._differs(runs, column):
                 found.append(column)
         return found
 
-    def _differs(self, column: Column) -> bool:
+    def _differs(self, runs: Sequence[RunSummary], column: Column) -> bool:
         first: tuple[str | None] | None = None
-        for run in self.runs:
+        for run in runs:
             value = self.value(run, column)
             text = None if value is None else as_text(value[0])
             if first is not None and first != (text,):
@@ -207,8 +212,11 @@ class RunTable:
         return False
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns each run as plain data, with the values of the config that differ between the runs."""
-        columns = self.differing()
+        """Returns each run as plain data, with the values of the config that differ between the runs.
+
+        They differ between all runs below the folders, so that a filter does not change which values there are.
+        """
+        columns = self._differing(self._all, None)
         return [self._record(run, columns) for run in self.runs]
 
     def _record(self, run: RunSummary, columns: Sequence[Column]) -> dict[str, Any]:

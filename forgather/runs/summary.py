@@ -20,7 +20,7 @@ from typing import Any
 from forgather.project.run_facts import FACTS, FORM
 from forgather.run_status import STATUS_FILE, RunStatus, Status, parse_status
 from forgather.runs.labels import Labels, parse_labels
-from forgather.runs.metrics_file import Best, best_value, last_values, read_content
+from forgather.runs.metrics_file import Best, best_value, is_metric, last_values, read_content
 from forgather.runs.run_folders import LABELS, METRICS, SUMMARY, FoundRun
 
 _MAX_BYTES = 50_000_000
@@ -167,13 +167,13 @@ def _ending_facts(summary: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("step", "max_steps"):
         facts[name] = value if type(value := summary.get(name)) is int and value > 0 else None
     for name in ("seconds", "tokens_per_second", "started"):
-        value = summary.get(name)
-        facts[name] = value if isinstance(value, int | float) and math.isfinite(value) else None
+        number: Any = summary.get(name)
+        facts[name] = float(number) if is_metric(name, number) and math.isfinite(float(number)) else None
     final = summary.get("final")
     facts["final"] = {
         name: float(value)
         for name, value in (final.items() if isinstance(final, dict) else ())
-        if type(value) in (int, float) or value in ("nan", "inf", "-inf")
+        if is_metric(name, value)
     }
     return facts
 
