@@ -14,16 +14,16 @@ _LAZY = {
     "Project": "forgather.project",
     "from_project": "forgather.project",
     "ForgatherError": "forgather.errors",
+    "runs": "forgather.runs",
 }
 
 __all__ = ["ForgatherError", "Project", "__version__", "from_project", "runs"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in (*_LAZY, "runs"):
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # PEP 562: the import runs on the first access only; `import forgather` must not load jinja2 or ruamel.yaml.
     from importlib import import_module
 
-    # The package `runs` can be called itself.
-    return import_module("forgather.runs") if name == "runs" else getattr(import_module(_LAZY[name]), name)
+    return getattr(import_module(_LAZY[name]), name)

@@ -12,12 +12,20 @@ from types import ModuleType
 from typing import Any
 
 
-class _Runs(ModuleType):
-    """This package, which can be called like the function that it is named after."""
+def runs(folder: str = ".", **settings: Any) -> Any:
+    """Returns the runs below a folder as a DataFrame: `forgather.runs.data_frame.data_frame(folder, **settings)`.
 
-    def __call__(self, folder: str = ".", **settings: Any) -> Any:
-        """Returns `forgather.runs.data_frame.data_frame(folder, **settings)`."""
-        return import_module("forgather.runs.data_frame").data_frame(folder, **settings)
+    Args:
+        folder: the folder.
+        settings: `where` and `sort`, as described there.
+    """
+    return import_module("forgather.runs.data_frame").data_frame(folder, **settings)
+
+
+class _Runs(ModuleType):
+    """This package, which can be called: once it is imported, `forgather.runs` is the package and not the function."""
+
+    __call__ = staticmethod(runs)
 
 
 sys.modules[__name__].__class__ = _Runs
