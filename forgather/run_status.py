@@ -29,7 +29,7 @@ FORM = 1
 BEAT_SECONDS, STALE_SECONDS = 5.0, 25.0
 """Units: seconds. The time between two heartbeats, and the age at which a heartbeat of another machine is too old."""
 _MAX_BYTES = 1_000_000
-_LOCK_SECONDS = 1.0
+_LOCK_SECONDS = 2.0
 # A full disk: a new file needs room, and the old content of a file can still be overwritten.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -138,7 +138,7 @@ def of_this_process(started: float) -> RunStatus:
 def folder_lock(folder: str) -> Iterator[None]:
     """Context manager in which no other process changes `status.json` of a run folder or removes the folder.
 
-    The lock is of the folder itself, so that it leaves no file. If another process keeps it for longer than a second,
+    The lock is of the folder itself, so that it leaves no file. If another process keeps it for longer than two seconds,
     or the file system has no locks, the body runs without it.
 
     Raises:
@@ -172,7 +172,7 @@ def _is_locked(descriptor: int) -> bool:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 return False
-            time.sleep(0.005)
+            time.sleep(0.001)
         except OSError:
             return False
         else:

@@ -86,17 +86,20 @@ def _columns(shown: RunTable, table: RunTable, top: str, now: float) -> list[_Co
         _Column("status", ["unknown" if run.status is None else str(run.status) for run in runs]),
         _Column("step", [_step(run) for run in runs], is_right=True),
         *_metric_columns(runs),
-        _Column("started", [_age(run.started, now) for run in runs], is_right=True),
     ]
     if any(run.config is not None and not _is_in_name(run) for run in runs):
         columns.append(_Column("config", [run.config or "-" for run in runs]))
-    for column in table.differing(_MOST_VALUES):
+    differing = table.differing(_MOST_VALUES)
+    ends = Counter(column.name.rpartition(".")[2] for column in differing)
+    for column in differing:
+        end = column.name.rpartition(".")[2]
         values = [table.value(run, column) for run in runs]
         is_right = all(value is None or isinstance(value[0], int | float) for value in values)
         cells = ["-" if value is None else _cell(value[0]) for value in values]
-        columns.append(_Column(column.name, cells, is_right))
+        columns.append(_Column(end if ends[end] == 1 else column.name, cells, is_right))
     duration, count = _format("format_duration"), _format("format_count")
     columns += [
+        _Column("started", [_age(run.started, now) for run in runs], is_right=True),
         _Column("time", ["-" if run.seconds is None else duration(run.seconds) for run in runs], is_right=True),
         _Column("tok/s", [count(speed) if (speed := run.tokens_per_second) else "-" for run in runs], is_right=True),
         _Column("group", [run.labels.group or "-" for run in runs]),

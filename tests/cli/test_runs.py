@@ -48,11 +48,11 @@ def lines_of(bench, width=None, most=None):
 
 
 TABLE = """\
-run                    status       step  eval_loss  best   started  optimizer.lr          optimizer  time  tok/s
-20260101T000300Z-tiny  killed    200/200          2   1.8  2 d ago          0.01    torch.optim:SGD  1:40  1.00k
-20260101T000200Z-tiny  failed    200/200          2   1.8  2 d ago          0.01  torch.optim:AdamW  1:40  1.00k
-20260101T000100Z-tiny  finished  200/200        1.5  1.35  2 d ago         0.003  torch.optim:AdamW  1:30  1.00k
-20260101T000000Z-tiny  finished  200/200          2   1.8  2 d ago         0.001  torch.optim:AdamW  1:30  1.00k
+run                    status       step  eval_loss  best     lr          optimizer  started  time  tok/s
+20260101T000300Z-tiny  killed    200/200          2   1.8   0.01    torch.optim:SGD  2 d ago  1:40  1.00k
+20260101T000200Z-tiny  failed    200/200          2   1.8   0.01  torch.optim:AdamW  2 d ago  1:40  1.00k
+20260101T000100Z-tiny  finished  200/200        1.5  1.35  0.003  torch.optim:AdamW  2 d ago  1:30  1.00k
+20260101T000000Z-tiny  finished  200/200          2   1.8  0.001  torch.optim:AdamW  2 d ago  1:30  1.00k
 4 runs: 2 finished, 1 killed, 1 failed
 x 20260101T000200Z-tiny: ValueError: bad row"""
 
@@ -72,7 +72,7 @@ def test_no_line_is_wider_than_the_terminal_and_what_is_left_out_is_named(bench,
     titles = set(lines[0].split())
     assert {"run", "status"} <= titles
     left_out = lines[5].partition("narrow: ")[2].split(", ") if "narrow" in lines[5] else []
-    assert {"run", "status", "step", "eval_loss", "best", "started", "optimizer.lr", "optimizer", "time", "tok/s"} == (
+    assert {"run", "status", "step", "eval_loss", "best", "lr", "optimizer", "started", "time", "tok/s"} == (
         titles | set(left_out)
     )
 

