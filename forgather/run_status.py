@@ -14,14 +14,15 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cache
 from typing import Any
 
 from forgather.bounded import read_bytes
+from forgather.folder_lock import folder_lock
 
 STATUS_FILE = "status.json"
 FORM = 1
@@ -29,7 +30,6 @@ FORM = 1
 BEAT_SECONDS, STALE_SECONDS = 5.0, 25.0
 """Units: seconds. The time between two heartbeats, and the age at which a heartbeat of another machine is too old."""
 _MAX_BYTES = 1_000_000
-_LOCK_SECONDS = 2.0
 # A full disk: a new file needs room, and the old content of a file can still be overwritten.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -54,6 +54,19 @@ class Status(StrEnum):
     def is_live(self) -> bool:
         """Whether the run goes on."""
         return self in (Status.RUNNING, Status.PAUSED)
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """What a reader saw of a heartbeat, by a clock of its own: those of two machines may differ by hours.
+
+    Args:
+        since: the time at which the reader first saw the present value of `beat`, in seconds since 1970.
+        has_moved: whether the reader saw a smaller value before.
+    """
+
+    since: float
+    has_moved: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,19 +110,24 @@ class RunStatus:
         place = (self.hostname, self.boot_id, self.pid_namespace)
         return place == (platform.node(), boot_id(), pid_namespace())
 
-    def concluded(self, now: float) -> RunStatus:
+    def concluded(self, now: float, seen: Sighting | None = None) -> RunStatus:
         """Returns the status as it is now: killed, if the file says that the run goes on and it does not.
 
         Args:
             now: the current time in seconds since 1970.
+            seen: what this reader saw of the heartbeat before, or None.
         """
-        if not self.status.is_live or self._is_alive(now):
+        if not self.status.is_live or self._is_alive(now, seen):
             return self
         return replace(self, status=Status.KILLED)
 
-    def _is_alive(self, now: float) -> bool:
+    def _is_alive(self, now: float, seen: Sighting | None) -> bool:
         if self.is_here:
             return process_start(self.pid) is not None and self.process_started in (None, process_start(self.pid))
+        if seen is not None and now - seen.since > STALE_SECONDS:
+            return False
+        if seen is not None and seen.has_moved:
+            return True
         # Another machine or container may have the same name, so a name alone is no sign of a restart. A clock that is
         # behind the writer's makes the age negative, which is no sign of a death.
         return now - self.updated < STALE_SECONDS
@@ -132,51 +150,6 @@ def of_this_process(started: float) -> RunStatus:
         started=started,
         updated=started,
     )
-
-
-@contextmanager
-def folder_lock(folder: str) -> Iterator[None]:
-    """Context manager in which no other process changes `status.json` of a run folder or removes the folder.
-
-    The lock is of the folder itself, so that it leaves no file. If another process keeps it for longer than two seconds,
-    or the file system has no locks, the body runs without it.
-
-    Raises:
-        OSError: if the folder does not exist.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        is_locked = _is_locked(descriptor)
-        try:
-            yield
-        finally:
-            if is_locked:
-                import fcntl
-
-                # A forked process may have inherited the descriptor, and closing it would not release the lock then.
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-    finally:
-        os.close(descriptor)
-
-
-def _is_locked(descriptor: int) -> bool:
-    """Locks an open folder; returns whether it could be locked in time."""
-    try:
-        import fcntl
-    except ImportError:
-        return False
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.001)
-        except OSError:
-            return False
-        else:
-            return True
 
 
 def write_status(run_dir: str, status: RunStatus) -> None:

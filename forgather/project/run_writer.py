@@ -27,6 +27,7 @@ from forgather.config.load import COMMAND_LINE
 from forgather.config.path import Key, format_path
 from forgather.config.traverse import all_nodes
 from forgather.errors import ProjectError
+from forgather.folder_lock import folder_lock
 from forgather.launcher_env import ProcessFacts, is_worker, process_facts
 from forgather.planner.memory_plan import PLAN_FILE
 from forgather.project.configs import template_name
@@ -42,7 +43,7 @@ from forgather.project.run_facts import FACTS, FORM, GRAPH
 from forgather.project.template_environment import host_facts
 from forgather.project.versions import installed_versions
 from forgather.redaction import hidden, hide, note_secrets
-from forgather.run_status import STATUS_FILE, folder_lock
+from forgather.run_status import STATUS_FILE
 from forgather.source import variable_of
 
 # These targets describe the run and its options, so a change of them changes no object.

@@ -14,6 +14,7 @@ from typing import Any
 from forgather.cache_file import code_fingerprint, digest_of, read_cached, write_cached
 from forgather.project.locations import cache_dir
 from forgather.project.run_facts import GRAPH
+from forgather.run_status import Status
 from forgather.runs.config_values import ConfigText, Value
 from forgather.runs.metrics_file import read_content
 from forgather.runs.run_folders import FoundRun
@@ -32,9 +33,10 @@ class FactStore:
     Args:
         top: the absolute folder.
         runs: the run folders in it.
+        now: the current time in seconds since 1970.
     """
 
-    def __init__(self, top: str, runs: Sequence[FoundRun]) -> None:
+    def __init__(self, top: str, runs: Sequence[FoundRun], now: float) -> None:
         self._top = top
         self._folder = cache_dir("runs")
         self._runs = {run.folder: run for run in runs}
@@ -46,7 +48,9 @@ class FactStore:
             files = {name: list(state) for name, state in run.files.items()}
             entry = kept.get(run.folder)
             if entry is None or entry["files"] != files:
-                entry = {"files": files, "facts": read_facts(run), "values": {}}
+                facts = read_facts(run)
+                facts["seen"] = _sighting(facts, None if entry is None else entry["facts"], now)
+                entry = {"files": files, "facts": facts, "values": {}}
                 self._changed.add(_shard(run.folder))
             self._entries[run.folder] = entry
         self._changed |= {_shard(folder) for folder in kept.keys() - self._runs.keys()}
@@ -103,6 +107,17 @@ class FactStore:
     def _file(self, shard: int) -> str:
         key = "\0".join((code_fingerprint(_CODE, os.path.dirname(_CODE)), self._top, str(shard)))
         return os.path.join(self._folder or "", digest_of(os.fsencode(key)) + ".json")
+
+
+def _sighting(facts: Mapping[str, Any], before: Mapping[str, Any] | None, now: float) -> list[Any] | None:
+    """Returns the arguments of a `Sighting` of the heartbeat; None for a run that says how it ended."""
+    status, earlier = facts["status"], None if before is None else before["status"]
+    if status is None or not Status(status["status"]).is_live:
+        return None
+    if before is None or earlier is None or earlier["started"] != status["started"]:
+        return [now, False]
+    # Another file may have changed, and the heartbeat may be the same.
+    return [now, True] if status["beat"] > earlier["beat"] else before["seen"] or [now, False]
 
 
 def _shard(folder: str) -> int:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from forgather.bounded import read_bytes
 from forgather.errors import ProjectError
-from forgather.run_status import folder_lock
+from forgather.folder_lock import folder_lock
 from forgather.runs.run_folders import LABELS
 
 _MAX_BYTES = 1_000_000

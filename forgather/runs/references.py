@@ -70,7 +70,6 @@ def _referred(run: RunSummary, siblings: Sequence[RunSummary]) -> dict[str, str]
         moved = [other.folder for other in siblings if other.name == os.path.basename(first)]
         parents = [first] if any(other.folder == first for other in siblings) else moved
         found |= dict.fromkeys(parents, "repeats it")
-    found.pop(run.folder, None)
     return found
 
 

@@ -258,7 +258,7 @@ def read_table(folders: Sequence[str], *, now: float | None = None) -> RunTable:
     stores: dict[str, FactStore] = {}
     for folder in folders:
         found = find_runs(folder)
-        store = FactStore(os.path.realpath(folder), found)
+        store = FactStore(os.path.realpath(folder), found, instant)
         stores |= {run.folder: store for run in found}
         runs |= {run.folder: summary_of(run.folder, store.facts(run.folder), instant) for run in found}
     return RunTable(sorted(runs.values(), key=lambda run: (run.started or 0.0, run.name), reverse=True), stores)

@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any
 
 from forgather.project.run_facts import FACTS, FORM
-from forgather.run_status import STATUS_FILE, RunStatus, Status, parse_status
+from forgather.run_status import STATUS_FILE, RunStatus, Sighting, Status, parse_status
 from forgather.runs.labels import Labels, parse_labels
 from forgather.runs.metrics_file import Best, best_value, is_metric, last_values, read_content
 from forgather.runs.run_folders import LABELS, METRICS, SUMMARY, FoundRun
@@ -211,7 +211,10 @@ def summary_of(folder: str, facts: Mapping[str, Any], now: float) -> RunSummary:
     """
     ending = facts["ending"]
     stored = facts["status"]
-    status = None if stored is None else RunStatus(**{**stored, "status": Status(stored["status"])}).concluded(now)
+    seen = Sighting(*facts["seen"]) if facts.get("seen") else None
+    status = (
+        None if stored is None else RunStatus(**{**stored, "status": Status(stored["status"])}).concluded(now, seen)
+    )
     state = status.status if status is not None else _ENDED.get(ending["status"])
     is_over = state is not None and not state.is_live and state is not Status.KILLED
     started = facts["started"] or (status.started if status is not None else ending["started"]) or _named_time(folder)

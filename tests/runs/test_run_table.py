@@ -125,6 +125,30 @@ def test_a_run_that_dies_between_two_lists_is_killed_in_the_second_although_no_f
     assert [Status.RUNNING, Status.KILLED] == [first.runs[0].status, read_table([str(tmp_path)]).runs[0].status]
 
 
+@pytest.mark.parametrize("skew", [-7200, 0, 7200])
+def test_the_beats_of_another_machine_count_and_not_the_difference_of_the_clocks(tmp_path, skew):
+    folder = make_run(tmp_path, status=Status.RUNNING, hostname="elsewhere", beat=1, updated=STARTED + 100 + skew)
+    now = STARTED + 101
+
+    def listed(seconds, beat=None):
+        if beat is not None:
+            stated = json.loads((folder / "status.json").read_text())
+            stated |= {"beat": beat, "updated": stated["updated"] + 5}
+            (folder / "status.json").write_text(json.dumps(stated))
+        table = read_table([str(tmp_path)], now=now + seconds)
+        table.save()
+        return table.runs[0].status
+
+    # At first there is nothing but the clocks: one that is far behind looks like a death.
+    assert (Status.KILLED if skew < 0 else Status.RUNNING) is listed(0)
+    assert Status.RUNNING is listed(6, beat=2)
+    assert Status.RUNNING is listed(20)
+    (folder / "labels.json").write_text("{}")  # another file changes, and the beat does not
+    assert Status.KILLED is listed(32)
+    assert Status.RUNNING is listed(40, beat=3)  # the disk was not reachable for a while
+    assert Status.KILLED is listed(70)
+
+
 def test_a_clock_that_went_back_makes_the_duration_unknown_and_nothing_else(tmp_path):
     make_run(tmp_path, status=Status.FAILED, updated=STARTED - 3600, cause=None)
     (run,) = read_table([str(tmp_path)]).runs
