@@ -1,6 +1,7 @@
 """Describes, checks and runs model training from configuration.
 
-`Project`, `from_project` and `ForgatherError` are imported on first access, so that `import forgather` stays cheap.
+`Project`, `from_project`, `ForgatherError` and `runs` are imported on first access, so that `import forgather` stays
+cheap.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ _LAZY = {
     "Project": "forgather.project",
     "from_project": "forgather.project",
     "ForgatherError": "forgather.errors",
+    "runs": "forgather.runs",
 }
 
-__all__ = ["ForgatherError", "Project", "__version__", "from_project"]
+__all__ = ["ForgatherError", "Project", "__version__", "from_project", "runs"]
 
 
 def __getattr__(name: str) -> Any:

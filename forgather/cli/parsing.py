@@ -58,9 +58,10 @@ _GROUPS = {
         "construct": "build targets and print them",
         "trust": "allow code to run",
     },
-    ("many runs", "fgcli -t tiny.yaml sweep --grid learning_rate=1e-3,3e-3"): {
+    ("many runs", "fgcli runs --where 'trainer_args.learning_rate<1e-3' --sort eval_loss"): {
         "sweep": "run a config many times with other values",
         "queue": "let runs wait until a place is free",
+        "runs": "list runs, with filters and the values that differ; label, archive and remove them",
     },
     ("verify", "fgcli check --all"): {
         "check": "find every error that can be found without running anything",
@@ -204,6 +205,8 @@ def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
         raise AssertionError("argparse ends the process when there is no known command")
     # The words as they were typed are needed later: other processes are started with them, and the run records them.
     given_words = tuple(arguments)
+    if (complete := getattr(module, "completed_words", None)) is not None:
+        arguments = [*arguments[: at + 1], *complete(arguments[at + 1 :])]
     handed: tuple[str, ...] = ()
     if getattr(module, "HANDS_THROUGH", False) and "--" in arguments[at:]:
         end = list(arguments).index("--", at)

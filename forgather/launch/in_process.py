@@ -19,11 +19,13 @@ from typing import Any
 
 from forgather.config.graph import Call, Lookup, describe, list_of_targets
 from forgather.errors import ProjectError, UnknownTargetError
+from forgather.heartbeat import Heartbeat
 from forgather.interrupt import current_handler, status_of
-from forgather.launcher_env import compared_by_launcher
+from forgather.launcher_env import ProcessFacts, compared_by_launcher, is_worker, process_facts
 from forgather.project.project import Project
 from forgather.project.run_writer import make_run_folder, remove_unused_record, run_folder_name, write_record
 from forgather.project.targets import run_meta, target_facts, trainer_output_dir
+from forgather.run_status import Status
 
 MAIN = "main"
 """The name of the target that `run` constructs and runs."""
@@ -164,8 +166,9 @@ def run(
 ) -> Outcome:
     """Constructs the target `main`, and calls `main.train()` for a trainer, or `main()` for any other callable.
 
-    If an error or a signal ends the run before the first optimizer step, the run folder is removed. The folder is kept
-    if the run has written a file into it.
+    The main process writes the run's status into the run folder, from here to the end of the run. If an error or a
+    signal ends the run before the first optimizer step, the run folder is removed. The folder is kept if the run has
+    written a file of another kind into it.
 
     Args:
         plan: the plan of the run.
@@ -177,10 +180,33 @@ def run(
         ProjectError: FG412 if `main` is neither a trainer nor a callable.
         Exception: if the construction or the run fails; the exception is raised unchanged.
     """
+    facts = process_facts(os.environ) if is_worker(os.environ) else ProcessFacts()
+    if facts.rank:
+        return _run(plan, run_dir, None, built=built, failed=failed)
+    rank = facts.rank if facts.world_size > 1 else None
+    with Heartbeat(run_dir, started=plan.started.timestamp(), rank=rank) as heartbeat:
+        outcome = _run(plan, run_dir, heartbeat, built=built, failed=failed)
+        if outcome.interrupted:
+            heartbeat.end(Status.INTERRUPTED)
+        elif outcome.status:
+            heartbeat.end(Status.FAILED, message=f"{MAIN!r} ended with status {outcome.status}")
+        return outcome
+
+
+def _run(
+    plan: RunPlan,
+    run_dir: str,
+    heartbeat: Heartbeat | None,
+    *,
+    built: Callable[[Any], None] | None,
+    failed: Callable[[BaseException], None] | None,
+) -> Outcome:
     # It stays None if a signal ends the construction.
     main: Any = None
     try:
         main = construct_main(plan, run_dir)
+        if heartbeat is not None:
+            heartbeat.watch(main)
         if built is not None:
             built(main)
         with plan.project.located():

@@ -13,6 +13,8 @@ from datetime import datetime
 from typing import Any
 
 FACTS, GRAPH = "run.json", "graph.yaml"
+FORM = 2
+"""The number of the format of a run folder."""
 _Kind = Callable[[Any], bool]
 
 

@@ -27,8 +27,8 @@ from forgather.project.dynamic_args import without_options
 from forgather.project.literal import plain_value
 from forgather.project.locations import cache_dir, library_dir
 from forgather.project.path_display import Display
-from forgather.project.run_facts import FACTS, GRAPH, is_run_folder, read_facts
-from forgather.project.run_writer import FORM, OVERRIDES, SIGNATURES
+from forgather.project.run_facts import FACTS, FORM, GRAPH, is_run_folder, read_facts
+from forgather.project.run_writer import OVERRIDES, SIGNATURES
 from forgather.source import Span
 
 _LISTED = 5

@@ -27,6 +27,7 @@ from forgather.config.load import COMMAND_LINE
 from forgather.config.path import Key, format_path
 from forgather.config.traverse import all_nodes
 from forgather.errors import ProjectError
+from forgather.folder_lock import folder_lock
 from forgather.launcher_env import ProcessFacts, is_worker, process_facts
 from forgather.planner.memory_plan import PLAN_FILE
 from forgather.project.configs import template_name
@@ -38,17 +39,18 @@ from forgather.project.locations import library_dir
 from forgather.project.path_display import Display
 from forgather.project.project import Project
 from forgather.project.rendered_variable import with_rendered
-from forgather.project.run_facts import FACTS, GRAPH
+from forgather.project.run_facts import FACTS, FORM, GRAPH
 from forgather.project.template_environment import host_facts
 from forgather.project.versions import installed_versions
 from forgather.redaction import hidden, hide, note_secrets
+from forgather.run_status import STATUS_FILE
 from forgather.source import variable_of
 
-FORM = 2
-"""The number of the format of a run folder."""
 # These targets describe the run and its options, so a change of them changes no object.
 _NOT_BUILT = (Key("meta"), Key("dynamic_args"))
 OVERRIDES, SIGNATURES = "overrides.yaml", "signatures.json"
+# A run that has not begun writes these, too.
+_OF_THE_START = {PLAN_FILE, STATUS_FILE}
 _RUNTIME = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG")
 """The environment variables that numerical results can depend on."""
 
@@ -153,28 +155,33 @@ def remove_unused_record(folder: str) -> None:
     Args:
         folder: the run folder.
     """
-    try:
-        with open(os.path.join(folder, FACTS), encoding="utf-8") as stream:
-            written = json.load(stream)["files"]
-        folders, files = [], []
-        for parent, subfolders, names in os.walk(folder):
-            folders.append(parent)
-            files += [os.path.join(parent, name) for name in names]
-            # `os.walk` counts a link to a folder as a folder, although the record contains no link.
-            files += [path for name in subfolders if os.path.islink(path := os.path.join(parent, name))]
-        if {os.path.relpath(file, folder) for file in files} - {PLAN_FILE} != {FACTS, *written}:
-            return
-        for file in files:
-            name = os.path.relpath(file, folder)
-            if os.path.islink(file) or (name not in (FACTS, PLAN_FILE) and _digest_of_file(file) != written[name]):
-                return
-        for file in files:
-            os.remove(file)
-        for parent in reversed(folders):
-            os.rmdir(parent)
-    except (OSError, ValueError, LookupError, TypeError):
-        # The error that ended the start is the one to report.
+    # The error that ended the start is the one to report.
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        # The main process may write its status meanwhile, and a folder must not be removed in part.
+        with folder_lock(folder):
+            _remove_record(folder)
+
+
+def _remove_record(folder: str) -> None:
+    with open(os.path.join(folder, FACTS), encoding="utf-8") as stream:
+        written = json.load(stream)["files"]
+    folders, files = [], []
+    for parent, subfolders, names in os.walk(folder):
+        folders.append(parent)
+        files += [os.path.join(parent, name) for name in names]
+        # `os.walk` counts a link to a folder as a folder, although the record contains no link.
+        files += [path for name in subfolders if os.path.islink(path := os.path.join(parent, name))]
+    if {os.path.relpath(file, folder) for file in files} - _OF_THE_START != {FACTS, *written}:
         return
+    for file in files:
+        name = os.path.relpath(file, folder)
+        is_recorded = name != FACTS and name not in _OF_THE_START
+        if os.path.islink(file) or (is_recorded and _digest_of_file(file) != written[name]):
+            return
+    for file in files:
+        os.remove(file)
+    for parent in reversed(folders):
+        os.rmdir(parent)
 
 
 def _digest_of_file(file: str) -> str:

@@ -7,10 +7,10 @@ relative to `forgather` in the first table and to `forgather.ml` in the second o
 
 CONFIGURATION = """
 foundation:
-    accumulation bounded json_text pipeline_schedules rule_conditions secret_names source spelling trainer_hooks
+    accumulation bounded folder_lock json_text pipeline_schedules rule_conditions secret_names source spelling trainer_hooks
     whole_rows cache_file errors parallel_sizes shown_secrets
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
-    interrupt requirements rules
+    heartbeat interrupt requirements rules
     stored_model
     quantized
     planner planner.batch_size planner.efficiency planner.foreign_configs planner.leaf planner.memory_plan
@@ -102,6 +102,13 @@ project:
     project.run_reader
     project.check project.comparison_sides project.provenance
     project.eval_data project.rerun
+runs:
+    runs runs.config_values runs.metrics_file runs.run_folders
+    runs.condition runs.labels
+    runs.summary
+    runs.fact_store runs.references
+    runs.removal runs.run_table
+    runs.data_frame runs.run_choice
 launch:
     launch.in_process launch.process_request
     launch.recorded_graph launch.saved_weights
@@ -123,12 +130,12 @@ cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.auto_start cli.calibrating cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.selection_output cli.sweep_output
+    cli.auto_start cli.calibrating cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.runs_output cli.selection_output cli.sweep_output
     cli.commands.benchmark cli.commands.export cli.commands.select
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
     cli.commands.golden cli.commands.graph cli.commands.ls
-    cli.commands.new cli.commands.plan cli.commands.pp cli.commands.queue cli.commands.rerun cli.commands.serve cli.commands.sweep cli.commands.targets cli.commands.tlist
+    cli.commands.new cli.commands.plan cli.commands.pp cli.commands.queue cli.commands.rerun cli.commands.runs cli.commands.serve cli.commands.sweep cli.commands.targets cli.commands.tlist
     cli.commands.train cli.commands.trefs cli.commands.trust cli.parsing
     cli.completion
     cli.main

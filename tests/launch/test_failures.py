@@ -9,6 +9,7 @@ import time
 import pytest
 
 from forgather.errors import ProjectError
+from forgather.run_status import Status, read_status
 from tests.matrix import thinned
 from tests.patience import patience
 from tests.project.workbench import ROOT, fgcli, make_project
@@ -87,6 +88,11 @@ def test_one_process_that_fails_ends_all_and_is_named(bench, how, rank, status, 
     assert [told] == [line for line in done.stderr.splitlines() if line.startswith("error")]
     assert "Traceback" not in done.stderr
     assert seconds < patience(15)
+    (run,) = (bench / "out" / "runs").glob("2*")
+    found = read_status(str(run))
+    died = rank == 0 and how in ("leave", "SIGSEGV")
+    assert (Status.KILLED if died else Status.FAILED, rank) == (found.status, found.cause["rank"])
+    assert found.cause["message"].replace(f"rank {rank} ", f"rank {rank} of 2 ") in told
     if how == "raise":
         assert f"note: rank {rank} of 2, run" in done.stderr
         assert "toy.py:8 in fail" in done.stderr

@@ -10,6 +10,7 @@ import pytest
 from forgather.cli.main import main
 from forgather.errors import ProjectError
 from forgather.launch.multi_process import refuse_two_launchers
+from forgather.run_status import Status, read_status
 from tests.patience import patience
 from tests.project.workbench import ROOT, fgcli, make_project
 
@@ -92,6 +93,7 @@ def test_a_run_is_repeated_in_as_many_processes_as_it_had(bench):
     assert 0 == done.returncode, done.stderr
     (second,) = (bench / "out" / "reruns").glob("*/runs/2*")
     assert {"total": 2, "per_node": 2} == json.loads((second / "run.json").read_text())["processes"]
+    assert [Status.FINISHED] * 2 == [read_status(str(folder)).status for folder in (first, second)]
     assert done.stdout == f"ranks add to 1 of 2 in {second}\n"
     assert "processes   2, as in the first run\n" in done.stderr
     assert done.stderr.count("output folder: ") == 1

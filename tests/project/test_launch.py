@@ -215,6 +215,7 @@ def test_the_run_folder_holds_what_repeats_the_run(tmp_path, monkeypatch):
         "overrides.yaml",
         "run.json",
         "signatures.json",
+        "status.json",
         "templates/project/meta.yaml",
         "templates/project/templates/base.yaml",
         "templates/project/templates/configs/a.yaml",

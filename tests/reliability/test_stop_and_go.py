@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from forgather.run_status import Status, read_status
 from tests.patience import patience
 from tests.project.workbench import ROOT, make_project
 
@@ -169,4 +170,8 @@ def test_a_run_that_is_killed_is_started_again_and_ends_with_the_same_bits(bench
     )
     assert 1 == len(re.findall(line, output)), output
     assert weights[0] == weights[1]
+    # Each attempt has a run folder of its own.
+    first, second = (read_status(str(folder)) for folder in sorted((bench / "out1/runs").glob("2*")))
+    assert [Status.KILLED if ranks == 1 else Status.FAILED, Status.FINISHED] == [first.status, second.status]
+    assert ranks - 1 == first.cause["rank"]
     figure("R12", f"a killed run of {ranks} started again by itself: the same bits")

@@ -33,8 +33,10 @@ from torch.distributed.launcher.api import elastic_launch
 
 from forgather.errors import DistributedError, first_line
 from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, STATUS
+from forgather.ml.distributed import root_cause
 from forgather.ml.distributed.phase import read_phase
 from forgather.ml.distributed.root_cause import FailureKind, FailureRecord, read_crash, read_record
+from forgather.run_status import record_cause
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,12 @@ def launch(
         ) from error
     # torchrun writes the records of its processes there, and keeps the folder.
     log_dir = config.logs_specs.root_log_dir if config.logs_specs else os.devnull
-    attempts = _Attempts(config.max_restarts + 1, log_dir, again or _always)
+    attempts = _Attempts(config.max_restarts + 1, log_dir, again or (lambda *_: True))
     try:
         with _restart_hook(attempts), _debounced_signals():
             elastic_launch(config, command)(*command_words)
     except ChildFailedError as failed:
-        return LaunchResult(failures=_failures(failed.failures, log_dir))
+        return LaunchResult(failures=_recorded_failures(failed.failures, log_dir))
     except _RestartRefusedError as ended:
         return LaunchResult(failures=ended.failures)
     except SignalException as stopped:
@@ -174,10 +176,6 @@ class _RestartRefusedError(Exception):
         self.failures = failures
 
 
-def _always(failures: Sequence[Failure], attempt: int, attempts: int) -> bool:
-    return True
-
-
 @dataclass
 class _Attempts:
     """The attempts of one run.
@@ -206,7 +204,7 @@ class _Attempts:
         if self.begun >= self.most:
             return
         self.begun += 1
-        failures = _failures(result.failures, self.log_dir)
+        failures = _recorded_failures(result.failures, self.log_dir)
         if not self.again(failures, self.begun, self.most):
             raise _RestartRefusedError(failures)
 
@@ -251,6 +249,17 @@ def _debounced_signals() -> AbstractContextManager[None]:
             usual(number, frame)
 
     return _patched(processes_api, "_terminate_process_handler", handler)
+
+
+def _recorded_failures(failed: Mapping[int, ProcessFailure], log_dir: str) -> tuple[Failure, ...]:
+    """Returns the failures of an attempt, and records a cause that no process could record in the run folder."""
+    failures = _failures(failed, log_dir)
+    main = _folder_of(log_dir, 0)
+    run_dir = None if main is None else root_cause.read_run_dir(main)
+    error = unreported_cause(LaunchResult(failures), None)
+    if run_dir is not None and error is not None:
+        record_cause(run_dir, message=error.message, code=error.code, rank=failures[0].rank)
+    return failures
 
 
 def _failures(failed: Mapping[int, ProcessFailure], log_dir: str) -> tuple[Failure, ...]:
@@ -349,7 +358,11 @@ def _unreported_error(first: Failure, world_size: int | None) -> DistributedErro
             else _ELSEWHERE
         )
         return DistributedError(f"{who}{why}{place}: {record.message}", code="FG710", hint=hint)
-    how = f"was ended by {signal_name(first.status)}" if first.status < 0 else f"exited with status {first.status}"
+    how = (
+        f"was ended by {root_cause.signal_name(first.status)}"
+        if first.status < 0
+        else f"exited with status {first.status}"
+    )
     return DistributedError(
         f"{who} {how}{place}, without an error message",
         code="FG710",
@@ -379,18 +392,6 @@ def _not_started(arguments: argparse.Namespace, error: Exception) -> Distributed
         if busy
         else "check --master-addr, and that the machine can be reached",
     )
-
-
-def signal_name(status: int) -> str:
-    """Returns the name of the signal for a negative exit status.
-
-    Example:
-        >>> signal_name(-9)
-        'SIGKILL'
-    """
-    with contextlib.suppress(ValueError):
-        return signal.Signals(-status).name
-    return f"signal {-status}"
 
 
 def count_devices() -> int:

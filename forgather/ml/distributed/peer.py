@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,11 +25,20 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from forgather.errors import DistributedError, ForgatherError
 from forgather.interrupt import current_handler, end_promptly, ignore_signals, status_of
 from forgather.launcher_env import ProcessFacts
-from forgather.ml.distributed import phase, stack_dump
+from forgather.ml.distributed import phase, root_cause, stack_dump
 from forgather.ml.distributed.env import launcher_folder, process_facts
 from forgather.ml.distributed.group import rendezvous_error, rendezvous_store, shutdown
 from forgather.ml.distributed.root_cause import FailureKind, FailureRecord, classify, record_of, write_record
-from forgather.ml.distributed.watchdog import ENDED, FAILED, GRACE_SECONDS, PRINTED, STACKS_WANTED, STOPPED, Watchdog
+from forgather.ml.distributed.watchdog import (
+    ENDED,
+    FAILED,
+    GRACE_SECONDS,
+    PRINTED,
+    STACKS_WANTED,
+    STOPPED,
+    Watchdog,
+    kill_in_a_second,
+)
 from forgather.redaction import hide_known
 
 _POLL_SECONDS = 0.01
@@ -87,6 +95,8 @@ class Peer:
         """Sets the phase to "construction", and makes `run_dir` the folder for reports on hangs."""
         self.report_to = Path(run_dir)
         phase.set_phase("construction")
+        if self.folder is not None and self.is_main:
+            root_cause.write_run_dir(self.folder, run_dir)
 
     def begin_run(self) -> None:
         """Sets the phase to "run", after the objects of the config have been constructed."""
@@ -198,9 +208,11 @@ class Peer:
         if kind is not FailureKind.STOPPED:
             # The interpreter's teardown would take seconds, or hang in a thread of a broken process group.
             atexit.register(end_promptly, self.status)
+        record = record_of(error, where, told=prints)
         if self.folder is not None:
-            write_record(self.folder, record_of(error, where, told=prints), error)
+            write_record(self.folder, record, error)
         if prints:
+            root_cause.record_in_run(self.report_to, record, self.facts.rank)
             place = f"rank {self.facts.rank} of {self.facts.world_size}"
             _note(error, f"{place}, {where}" if str(where) else place)
             gone = (
@@ -284,7 +296,7 @@ class Peer:
             if self.store is not None and self.store.check([f"place/{rank}"]):
                 place = json.loads(self.store.get(f"place/{rank}"))
                 if place["host"] == socket.gethostname():
-                    atexit.register(_kill_in_a_second, int(place["pid"]))
+                    atexit.register(kill_in_a_second, int(place["pid"]))
 
     def _states(self) -> dict[int, dict[str, Any] | None]:
         assert self.store is not None, "a single process asks no others"  # noqa: S101
@@ -336,22 +348,6 @@ class Peer:
             time.sleep(_POLL_SECONDS)
         value = json.loads(self.store.get(name))
         return dict(value)
-
-
-def _kill_in_a_second(process: int) -> None:
-    """Kills another process one second from now, by a shell that outlives the current process.
-
-    The other process does not react to SIGTERM, and torchrun would wait 30 s for it. The kill is delayed because the
-    other process must end after the current process, which was the first to fail and has printed the root cause.
-
-    Args:
-        process: the id of the process to kill.
-    """
-    # A new session, so that the signal which ends this process group does not end the shell as well.
-    nowhere = subprocess.DEVNULL
-    words = ["/bin/sh", "-c", f"sleep 1; kill -KILL {process}"]
-    with suppress(OSError):
-        subprocess.Popen(words, start_new_session=True, stdin=nowhere, stdout=nowhere, stderr=nowhere)  # noqa: S603
 
 
 def _note(error: BaseException, text: str) -> None:

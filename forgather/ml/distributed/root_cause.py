@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 import traceback
 from collections.abc import Iterator
@@ -22,9 +23,11 @@ import torch.distributed as dist
 from forgather.errors import ForgatherError
 from forgather.ml.distributed.phase import RunPhase
 from forgather.redaction import hidden, hide
+from forgather.run_status import record_cause
 
 RECORD = "error.json"
 CRASH = "crash.txt"
+_RUN_DIR = "run_dir"
 _KEY = "forgather"
 # Our errors that are a consequence of another process's failure.
 _CONSEQUENCES = ("FG706", "FG854")
@@ -183,6 +186,38 @@ def record_of(error: BaseException, where: RunPhase, *, told: bool) -> FailureRe
     return FailureRecord(classify(error), describe_exception(error), str(where), told, time.time(), code)
 
 
+def write_run_dir(folder: Path, run_dir: str) -> None:
+    """Writes the path of the run folder for the launcher, which records there how a process died without a word.
+
+    Args:
+        folder: the folder that torchrun gave this process.
+        run_dir: the run folder.
+    """
+    with suppress(OSError):
+        (folder / _RUN_DIR).write_bytes(os.fsencode(os.path.abspath(run_dir)))
+
+
+def read_run_dir(folder: Path) -> str | None:
+    """Returns the run folder that a process has named in its own folder, or None if it has named none."""
+    try:
+        return os.fsdecode((folder / _RUN_DIR).read_bytes())
+    except OSError:
+        return None
+
+
+def record_in_run(run_dir: Path | None, record: FailureRecord, rank: int) -> None:
+    """Records the root cause of a failure in the status of the run.
+
+    Args:
+        run_dir: the run folder, or None if there is none yet.
+        record: the failure record of the process that failed.
+        rank: the rank of this process.
+    """
+    if run_dir is not None:
+        code = record.code if record.code.startswith("FG") else None
+        record_cause(str(run_dir), message=record.message, code=code, rank=rank)
+
+
 def read_crash(folder: Path) -> list[str]:
     """Returns the stack frames that `faulthandler` wrote at a crash in native code, innermost first.
 
@@ -199,3 +234,15 @@ def read_crash(folder: Path) -> list[str]:
             break
         frames.append(line.strip())
     return frames
+
+
+def signal_name(status: int) -> str:
+    """Returns the name of the signal for a negative exit status.
+
+    Example:
+        >>> signal_name(-9)
+        'SIGKILL'
+    """
+    with suppress(ValueError):
+        return signal.Signals(-status).name
+    return f"signal {-status}"

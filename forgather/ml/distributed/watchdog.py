@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -184,3 +185,19 @@ def _exit_now(why: str, status: int = 1) -> None:
             stream.flush()
     # `os._exit`, because neither a signal handler nor the interpreter's shutdown may block a process that has to end.
     os._exit(status)
+
+
+def kill_in_a_second(process: int) -> None:
+    """Kills another process one second from now, by a shell that outlives the current process.
+
+    The other process does not react to SIGTERM, and torchrun would wait 30 s for it. The kill is delayed because the
+    other process must end after the current process, which was the first to fail and has printed the root cause.
+
+    Args:
+        process: the id of the process to kill.
+    """
+    # A new session, so that the signal which ends this process group does not end the shell as well.
+    nowhere = subprocess.DEVNULL
+    words = ["/bin/sh", "-c", f"sleep 1; kill -KILL {process}"]
+    with suppress(OSError):
+        subprocess.Popen(words, start_new_session=True, stdin=nowhere, stdout=nowhere, stderr=nowhere)  # noqa: S603
