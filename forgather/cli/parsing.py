@@ -58,6 +58,9 @@ _GROUPS = {
         "construct": "build targets and print them",
         "trust": "allow code to run",
     },
+    ("many runs", "fgcli control RUN pause"): {
+        "control": "pause, resume, save, stop or change a run that goes on",
+    },
     ("verify", "fgcli check --all"): {
         "check": "find every error that can be found without running anything",
         "golden": "compare the graphs of a project's configs with their goldens, the snapshots in the project",
