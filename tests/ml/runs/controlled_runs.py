@@ -6,9 +6,13 @@ step, on every machine.
 """
 
 import json
+import os
+import signal
 import threading
 import time
 from pathlib import Path
+
+import torch.distributed as dist
 
 from forgather import control_listener
 from forgather.launch.control_client import send_request
@@ -22,11 +26,12 @@ from forgather.ml import (
 )
 from forgather.ml.callbacks import TrainerCallback
 from forgather.ml.callbacks.metrics import JsonLogger
+from forgather.ml.callbacks.summary import RunSummaryCallback
 from forgather.ml.checkpoint.reader import whole_weights
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.run_control import Action, Request
 from tests.ml.distributed.gang import import_engine, run_ranks
-from tests.ml.fixtures import Noisy, tiny_llama
+from tests.ml.fixtures import Noisy, rows, tiny_llama
 from tests.patience import patience
 from tests.runs.test_control_listener import asked
 
@@ -85,23 +90,73 @@ class Asks(TrainerCallback):
         for request in requests:
             if isinstance(request, bytes):
                 self.answers.append(asked(Path(run_dir), request))
-                continue
-            self.answers.append(send_request(run_dir, request, timeout=patience(30), waiting=lambda passed: None))
+            elif isinstance(request, signal.Signals):
+                os.kill(os.getpid(), request)
+            elif isinstance(request, float):
+                time.sleep(request)
+            else:
+                self.answers.append(send_request(run_dir, request, timeout=patience(30), waiting=lambda passed: None))
 
     def join(self):
         for thread in self._threads:
             thread.join()
 
 
+class Breaks(TrainerCallback):
+    """Makes a weight infinite while a step is computed, once; the step is bad, and the weight is restored with it."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        if state.global_step + 1 == self.step:
+            self.step = None
+            next(model.parameters()).data.fill_(float("inf"))
+
+
+class Timed(RunSummaryCallback):
+    """A summary that also has the time from its beginning to its end."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self._began_at = time.monotonic()
+        super().on_train_begin(args, state, control, **kwargs)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        super().on_train_end(args, state, control, **kwargs)
+        self._summary["whole_seconds"] = time.monotonic() - self._began_at
+        self._write(args)
+
+
+def _counted(counts):
+    """Counts the collectives of this process."""
+    for name in ("all_reduce", "broadcast", "all_gather_object", "broadcast_object_list", "all_gather", "barrier"):
+        original = getattr(dist, name)
+
+        def counting(*args, name=name, original=original, **kwargs):
+            counts[name] = counts.get(name, 0) + 1
+            return original(*args, **kwargs)
+
+        setattr(dist, name, counting)
+
+
 def part(folder, name, layout, script, given):
-    """Trains as one of the processes; returns the answers, or those before a stop."""
-    ranks, rows, (trainer_class, arguments), settings = LAYOUTS[layout]
-    several = {} if ranks == 1 else {"distributed_env": DistributedEnvironment(timeout_seconds=patience(20))}
+    """Trains as one of the processes; returns the answers (or the number of collectives), and whether it was stopped."""
+    ranks, rows_of_rank, (trainer_class, arguments), settings = LAYOUTS[layout]
+    given = dict(given)
+    evaluates, has_summary = given.pop("evaluates", False), given.pop("summary", False)
+    counts, breaks = {} if given.pop("counts", False) else None, given.pop("breaks", None)
+    timeout = given.pop("timeout", patience(20))
+    several = {} if ranks == 1 else {"distributed_env": DistributedEnvironment(timeout_seconds=timeout)}
+    if counts is not None:
+        _counted(counts)
     run_dir = Path(folder, "runs", name)
     run_dir.mkdir(parents=True, exist_ok=True)
     common = {"max_steps": STEPS, "logging_steps": 1, "learning_rate": 1e-3, "use_cpu": True, "save_steps": 100}
     args = arguments(
-        str(folder), logging_dir=str(run_dir), per_device_train_batch_size=rows, **{**common, **settings, **given}
+        str(folder),
+        logging_dir=str(run_dir),
+        per_device_train_batch_size=rows_of_rank,
+        **{**common, **settings, **given},
     )
     asks = Asks(script)
     layers = 4 if "schedule_class" in settings else 2
@@ -109,7 +164,13 @@ def part(folder, name, layout, script, given):
         lambda: tiny_llama(num_hidden_layers=layers, num_key_value_heads=4),
         args,
         train_dataset=Noisy(13),
-        callbacks=[asks, JsonLogger()],
+        eval_dataset=rows(5) if evaluates else None,
+        callbacks=[
+            asks,
+            JsonLogger(),
+            *([Timed(report=False)] if has_summary else []),
+            *([Breaks(breaks)] if breaks else []),
+        ],
         **several,
     )
     is_stopped = False
@@ -118,7 +179,7 @@ def part(folder, name, layout, script, given):
     except KeyboardInterrupt:
         is_stopped = True
     asks.join()
-    return asks.answers, is_stopped
+    return asks.answers if counts is None else counts, is_stopped
 
 
 def run(folder, layout, script=None, *, name="run", **given):
