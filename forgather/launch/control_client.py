@@ -16,6 +16,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from forgather.bounded import read_bytes
 from forgather.errors import ControlError
@@ -107,6 +108,8 @@ def _status_of(run_dir: str) -> RunStatus | None:
     noted = noted_status(run_dir)
     if status is None:
         return None if noted is None else noted.concluded(time.time()) if noted.is_here else noted
+    if noted is not None and (noted.pid, noted.hostname) == (status.pid, status.hostname):
+        return replace(status, control=status.control or noted.control)
     return status
 
 
