@@ -7,7 +7,6 @@ repeated run writes the same losses.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +20,8 @@ from forgather.run_control import SETTABLE, Action
 from forgather.source import Span
 
 FILE = "interventions.jsonl"
+# No setting, rate, factor or time is as large: a file with a larger one is damaged.
+_MOST = 2**53
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +113,16 @@ def from_dict(values: Any) -> Intervention:
         ValueError, TypeError, KeyError: if the fields are not those of an intervention.
     """
     one = Intervention(**{**values, "action": Action(values["action"])})
-    numbers = [value for value in (one.value, one.before, one.factor) if value is not None]
-    is_set = one.action is Action.SET and one.name in SETTABLE and one.value is not None
-    if type(one.step) is not int or one.step < 0 or not (is_set or one.action is Action.STOP):
+    is_set = one.action is Action.SET and one.name in SETTABLE
+    if type(one.step) is not int or not 0 <= one.step < _MOST or not (is_set or one.action is Action.STOP):
         raise ValueError("it changes nothing that can be changed")
-    if not all(isinstance(value, int | float) and math.isfinite(value) and value >= 0 for value in numbers):
+    numbers = [number for number in (one.value, one.before, one.factor, one.when) if number is not None]
+    if not all(type(number) in (int, float) and 0 <= number < _MOST for number in numbers):
         raise ValueError("a value is not a number from 0")
-    if (one.name == "learning_rate") != (one.factor is not None):
-        raise ValueError("only a learning rate has a factor")
+    if is_set and (one.value is None or not SETTABLE[one.name].accepts(one.value)):
+        raise ValueError(f"{one.name} cannot be {one.value!r}")
+    if (one.name == "learning_rate") != bool(one.factor):
+        raise ValueError("a learning rate has a factor, and no other setting has one")
     return one
 
 

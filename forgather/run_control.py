@@ -60,7 +60,7 @@ class Setting(NamedTuple):
 
 _STEPS = (lambda value: value >= 1 and value == int(value) and value < 2**53, "a whole number from 1")
 SETTABLE = {
-    "learning_rate": Setting(lambda value: value > 0, "a number above 0"),
+    "learning_rate": Setting(lambda value: 0 < value < 2**53, "a number above 0"),
     "logging_steps": Setting(*_STEPS, "logging_strategy"),
     "eval_steps": Setting(*_STEPS, "eval_strategy"),
     "save_steps": Setting(*_STEPS, "save_strategy"),

@@ -7,7 +7,6 @@ its minimum, its restarts, its reductions on a plateau. Until a factor is set, n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,16 +72,11 @@ class ScaledSchedule:
 
         Args:
             state: what `state_dict` returned; empty for a checkpoint without a factor.
-
-        Raises:
-            ValueError: if a value is not a number that a schedule can have.
         """
         self._unscaled, self.factor = None, 1.0
         if not state:
             return
-        rates: Sequence[float] = [float(rate) for rate in state["rates"]]
-        if not all(map(math.isfinite, [*rates, state["factor"]])) or state["factor"] <= 0:
-            raise ValueError("the learning rate has a factor that no run writes")
+        rates: Sequence[float] = state["rates"]
         # A function of the step: restoring it has put its own rates, which the length of the run may have changed, into
         # the groups. Under other schedules the groups have the rates of the checkpoint, times the factor.
         if isinstance(self.schedule, LambdaLR):
