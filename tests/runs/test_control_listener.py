@@ -113,9 +113,9 @@ def test_another_user_is_refused_even_where_the_socket_is_open_to_all(listener, 
         finally:
             os._exit(0)
     os.waitpid(child, 0)
+    os.close(writing)
     answer = json.loads(os.read(reading, 4096))
     os.close(reading)
-    os.close(writing)
     assert "FG517" == answer["error"]["code"]
     assert "another user" in answer["error"]["message"]
 
