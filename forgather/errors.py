@@ -207,6 +207,12 @@ class PlanError(ForgatherError):
     code = "FG994"
 
 
+class ControlError(ForgatherError):
+    """A request to a run that the run does not take, or does not do."""
+
+    code = "FG516"
+
+
 class CheckpointError(ForgatherError):
     """A checkpoint that is missing, incomplete or corrupt."""
 

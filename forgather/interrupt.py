@@ -25,6 +25,10 @@ from forgather.process_limits import LISTENER
 # Each value is larger than the number of processes times the one before, so that the sum over all processes tells which
 # signals arrived; and small enough to be summed in float32.
 _STOP_CODES = {signal.SIGINT: 1.0, signal.SIGHUP: 2.0**16, signal.SIGTERM: 2.0**16, signal.SIGUSR1: 2.0**32}
+REQUEST_CODE = 0.5
+"""The code of a waiting control request, which only the main process adds to the sum of the stop codes. It is smaller
+than the code of every signal, so that it is lost only in a sum that ends the run.
+"""
 _DEFAULT_HANDLERS: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
@@ -147,10 +151,18 @@ class Interrupt:
 
     def error_for(self, stop_codes: float) -> KeyboardInterrupt | None:
         """Returns the exception to raise for the sum of all `stop_code`s, or None if no process received a signal."""
-        if not stop_codes:
+        if stop_codes < _STOP_CODES[signal.SIGINT]:
             return None
         self.wants_requeue |= stop_codes >= _STOP_CODES[signal.SIGUSR1]
         return Terminated() if stop_codes >= _STOP_CODES[signal.SIGTERM] else KeyboardInterrupt()
+
+    def request(self) -> KeyboardInterrupt:
+        """Records a request to stop, as the first Ctrl-C does, and returns the exception to raise.
+
+        A signal that follows ends the run at once.
+        """
+        self.requested, self._number = True, signal.SIGINT
+        return self.error
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         # Writing to a terminal that is gone raises OSError, which would end the save.

@@ -75,7 +75,12 @@ class LineWriter:
 
 
 def resume_lines(
-    file: str | os.PathLike[str], records: Sequence[Mapping[str, Any]], begin: int | None, *, name: str | None = None
+    file: str | os.PathLike[str],
+    records: Sequence[Mapping[str, Any]],
+    begin: int | None,
+    *,
+    name: str | None = None,
+    step: int | None = None,
 ) -> int:
     """Makes a metrics file match the step from which a run is resumed.
 
@@ -89,6 +94,8 @@ def resume_lines(
         records: the records that the run had written up to the resumed step.
         begin: the byte offset at which the run's part of the file begins. None to search for the run's first record.
         name: the value of "name" in the run's records; None if the records have no such entry.
+        step: the resumed step. Lines with an `event`, which are not among the records, stay up to this step; None for
+            the step of the last record.
 
     Returns:
         The byte offset at which the run's part of the file begins.
@@ -102,7 +109,8 @@ def resume_lines(
         else content[: content.rfind(b"\n", 0, begin) + 1]
     )
     lines = content[len(before) :].split(b"\n")[:-1]
-    stays, same = _lines_to_keep(lines, [_comparable(as_json(record)) for record in records], name)
+    until = (records[-1]["step"] if records else 0) if step is None else step
+    stays, same = _lines_to_keep(lines, [_comparable(as_json(record)) for record in records], name, until)
     whole = stays.index(False) if False in stays else len(lines)
     kept = len(before) + sum(len(line) + 1 for line in lines[:whole])
     later = b"".join(line + b"\n" for line, is_kept in zip(lines[whole:], stays[whole:], strict=True) if is_kept)
@@ -116,13 +124,18 @@ def resume_lines(
     return len(before)
 
 
-def _lines_to_keep(lines: Sequence[bytes], records: Sequence[Any], name: str | None) -> tuple[list[bool], int]:
+def _lines_to_keep(
+    lines: Sequence[bytes], records: Sequence[Any], name: str | None, until: int
+) -> tuple[list[bool], int]:
     """Returns, for each line, whether it stays in the file, and how many of the first records the file already has."""
     stays, same, is_behind = [], 0, True
     for line in lines:
         record = _parsed(line)
         if record is not None and ("step" not in record or record.get("name") != name):
             stays.append(True)
+            continue
+        if record is not None and "event" in record:
+            stays.append(isinstance(record["step"], int) and record["step"] <= until)
             continue
         # After the first line that differs, every line of the run with a step is removed: the step will be repeated.
         is_behind = is_behind and same < len(records) and _comparable(record) == records[same]

@@ -11,6 +11,8 @@ foundation:
     whole_rows cache_file errors parallel_sizes shown_secrets
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
     heartbeat interrupt requirements rules
+    run_control
+    control_listener interventions
     stored_model
     quantized
     planner planner.batch_size planner.efficiency planner.foreign_configs planner.leaf planner.memory_plan
@@ -114,7 +116,7 @@ launch:
     launch.recorded_graph launch.saved_weights
     launch.export launch.trained_model
     launch launch.batch_scripts launch.dry_run launch.evaluation launch.harness launch.multi_process launch.planning
-    launch.benchmark_run launch.bound_process launch.restart
+    launch.benchmark_run launch.bound_process launch.control_client launch.restart
     launch.plan_check launch.room
     launch.batch_trial
     launch.calibration launch.choice_project launch.time_planning
@@ -132,7 +134,7 @@ cli:
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
     cli.auto_start cli.calibrating cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.runs_output cli.selection_output cli.sweep_output
     cli.commands.benchmark cli.commands.export cli.commands.select
-    cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
+    cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct cli.commands.control
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
     cli.commands.golden cli.commands.graph cli.commands.ls
     cli.commands.new cli.commands.plan cli.commands.pp cli.commands.queue cli.commands.rerun cli.commands.runs cli.commands.serve cli.commands.sweep cli.commands.targets cli.commands.tlist
@@ -215,7 +217,8 @@ strategies:
     strategy.pipeline.strategy
     strategy.pipeline.idle
 trainers:
-    trainer trainer.argument_checks trainer.checkpoint_parts trainer.collation trainer.data_rng trainer.meter trainer.utilization
+    trainer trainer.argument_checks trainer.checkpoint_parts trainer.collation trainer.data_rng trainer.meter trainer.rate_scale
+    trainer.utilization
     trainer.rewind trainer.save_function
     trainer.length_groups
     trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
@@ -226,7 +229,7 @@ trainers:
     trainer.transformers_hooks
     trainer.snapshot
     trainer.adapter_export trainer.checkpoint_writer trainer.model_export
-    trainer.resume trainer.save_policy
+    trainer.control_requests trainer.resume trainer.save_policy
     trainer.run trainer.run_start
     trainer.answers
     trainer.evaluation trainer.loop

@@ -8,6 +8,7 @@ shows. What a page holds:
 * A fence `console` is a terminal. `$ ` begins a command, and the lines below it are all that it prints.
 * `...` in a line stands for any text, and a line `...` for any number of lines. A run folder that is shown as
   `runs/...-NAME` may end with a number: on a fast machine, two runs begin in the same second.
+* `fgcli train ... > FILE 2>&1 &` goes on while the next commands are typed; at the end of the page, it is interrupted.
 * `^C` is Ctrl-C, pressed when the lines above it have been printed; lines printed until it arrives are not compared.
 
 `fgcli train`, and a script that imports torch, run in a fork of this process, where the libraries are imported already;
@@ -40,6 +41,7 @@ FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.M | re.S)
 RUN = re.compile(
     r"fgcli (-[pt] \S+ )*(train|construct|rerun|eval|data|generate|plan|export|ckpt (export|verify)|new project \S+ --kind)\b"
 )
+BACKGROUND = re.compile(r"(fgcli .*) > (\S+) 2>&1 &")
 SCRIPT = re.compile(r"python (\S+\.py)\b")
 PIPED = re.compile(r"printf '([^']*)' \| (fgcli chat\b.*)")
 SHELL = re.compile(r"[|;&<>$]")
@@ -93,15 +95,18 @@ def follow(page: str, folder: Path, *, only: tuple[str, ...] = ("",)) -> Path:
         The folder where its reader is at the end.
     """
     terminal = Terminal(folder)
-    for step in steps(page):
-        if isinstance(step, Command):
-            if step.words.startswith(only):
-                terminal.type(step)
-            continue
-        assert f"`{step.path}`" in page[: step.at].rstrip().rpartition("\n")[2], f"{step.path} is not announced"
-        file = terminal.folder / step.path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(step.text, encoding="utf-8")
+    try:
+        for step in steps(page):
+            if isinstance(step, Command):
+                if step.words.startswith(only):
+                    terminal.type(step)
+                continue
+            assert f"`{step.path}`" in page[: step.at].rstrip().rpartition("\n")[2], f"{step.path} is not announced"
+            file = terminal.folder / step.path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(step.text, encoding="utf-8")
+    finally:
+        terminal.close()
     return terminal.folder
 
 
@@ -110,12 +115,23 @@ class Terminal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._background: list[_Forked] = []
+
+    def close(self) -> None:
+        """Interrupts the commands that still go on."""
+        for one in self._background:
+            one.interrupt()
+            one.stop()
 
     def type(self, command: Command) -> None:
         """Runs a command and compares what it prints."""
         words = command.words
         if words.startswith("cd "):
             self.folder = (self.folder / words.removeprefix("cd ")).resolve(strict=True)
+            return
+        if begun := BACKGROUND.fullmatch(words):
+            with (self.folder / begun[2]).open("wb") as log:
+                self._background.append(_Forked(begun[1], self.folder, log.fileno()))
             return
         before, pressed, _ = "\n".join(command.shown).partition(INTERRUPT)
         moment = re.compile(pattern(before.split("\n")[:-1]) + "(?:.*\n)*") if pressed else None

@@ -36,6 +36,7 @@ def test_every_default_is_that_of_transformers():
         "torch_compile_regions",
         "allow_missing",
         "allow_changed",
+        "control",
         "async_save",
         "eval_full_logits",
         "predict_with_generate",

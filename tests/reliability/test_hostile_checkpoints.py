@@ -342,7 +342,17 @@ def test_each_number_of_a_checkpoint_is_judged(saved, figure):
         "optimizer": read_state(saved, "optimizer"),
     }
     skip = {"step": 1, "epoch": 0, "first": 2, "end": 4, "reason": "x"}
-    parts["training_state"] |= {"guard": {"norms": [1.5, 2.0]}, "skips": [skip]}
+    change = {
+        "step": 1,
+        "action": "set",
+        "name": "learning_rate",
+        "value": 0.5,
+        "before": 1.0,
+        "factor": 0.5,
+        "when": 9.0,
+    }
+    control = {"step": 2, "changes": [change], "schedule": {"factor": 0.5, "rates": [1.0, 1.0]}}
+    parts["training_state"] |= {"guard": {"norms": [1.5, 2.0]}, "skips": [skip], "control": control}
     judged(saved, parts)
     paths = list(numbers_in(parts))
     places = {".".join(map(str, path)) for path in paths}

@@ -19,6 +19,7 @@ from forgather.cli.options import add_json
 from forgather.cli.output import plural, print_error, print_findings, print_note, write_json, write_text
 from forgather.cli.trusting import ask_trust
 from forgather.errors import ProjectError
+from forgather.interventions import Intervention, read_interventions, repeating
 from forgather.launch import Outcome, plan_run, prepare_run
 from forgather.launch import run as run_plan
 from forgather.launch.multi_process import CHECKED, run_joined, start_processes
@@ -38,13 +39,15 @@ from forgather.project.rerun import (
 )
 from forgather.project.run_reader import PastRun, open_run
 from forgather.project.run_writer import new_folder, run_folder_name
+from forgather.run_control import Action
 
 EXECUTES = True
 TRAINS = True
 DESCRIPTION = """Repeat a past run from the record in its folder. First, everything that the run depends on is verified
 (record, code, templates, versions, data, environment), and what cannot be restored is listed. Then the same graph is
-trained in as many processes as before, in another output folder. At the end, the loss files of both runs are compared
-byte by byte; the exit status is 1 if they differ."""
+trained in as many processes as before, in another output folder; what 'fgcli control' changed in the first run is
+changed after the same steps. At the end, the loss files of both runs are compared byte by byte; the exit status is 1 if
+they differ."""
 EXAMPLES = """examples:
   fgcli rerun output_models/tiny_llama/runs/20260101T120000Z-tiny --dry-run      only verify
   fgcli rerun output_models/tiny_llama/runs/20260101T120000Z-tiny
@@ -82,6 +85,7 @@ def run(invocation: Invocation) -> int:
     if is_worker(os.environ) and not options.dry_run:
         return run_joined(partial(_run_joined, invocation, past))
     print_findings(past.notes, past.project_dir)
+    changes = read_interventions(past.folder)
     output_dir = new_output_dir(past, options.output_dir, datetime.now(UTC))
     rows = verify(past, rerun_meta(past))
     lost = [row for row in rows if row.fate is Status.LOST]
@@ -89,7 +93,8 @@ def run(invocation: Invocation) -> int:
         ask_trust(rerun_project(past, rerun_meta(past), output_dir))
         output_dir = new_folder(output_dir) if options.output_dir is None else output_dir
     if not options.json:
-        _print([*_table(rows), _counts(rows), f"output folder: {near_path(output_dir)}"], to_errors=not options.dry_run)
+        lines = [*_table(rows), _counts(rows), *_changes(changes), f"output folder: {near_path(output_dir)}"]
+        _print(lines, to_errors=not options.dry_run)
     if options.dry_run:
         if options.json:
             write_json({**_verified(past, output_dir, rows), "can_be_restored": not lost})
@@ -129,7 +134,7 @@ def _run_joined(invocation: Invocation, past: PastRun, member: Any) -> int:
     plan = plan_run(rerun_project(past, rerun_meta(past), output_dir))
     run_dir = member.share("run")["run_dir"]
     member.begin_construction(run_dir)
-    with redirect_stdout(sys.stderr), unchanged_record(past, plan.project.meta):
+    with redirect_stdout(sys.stderr), unchanged_record(past, plan.project.meta), repeating(past.folder):
         return run_plan(plan, run_dir, built=lambda _: member.begin_run()).status
 
 
@@ -164,13 +169,26 @@ def _repeated(invocation: Invocation, past: PastRun, output_dir: str, rows: Sequ
             if member is not None:
                 member.begin_run()
 
-        outcome = run_plan(plan, run_dir, built=built)
+        with repeating(past.folder):
+            outcome = run_plan(plan, run_dir, built=built)
     losses = compare_losses(past.folder, outcome.run_dir)
     if as_json:
         write_json({**_verified(past, output_dir, rows), **_ending(outcome, losses)})
     else:
         print_note(_verdict(losses))
-    return outcome.status or int(losses.differ)
+    # The first run was stopped by 'fgcli control', and so was this one: that is how a repeated run ends well.
+    is_stopped = outcome.interrupted and any(one.action is Action.STOP for one in read_interventions(past.folder))
+    return int(losses.differ) if is_stopped and losses.same else outcome.status or int(losses.differ)
+
+
+def _changes(changes: Sequence[Intervention]) -> list[str]:
+    """Returns the lines about what 'fgcli control' changed in the first run."""
+    return [
+        f"step {one.step}: stop, as in the first run"
+        if one.action is Action.STOP
+        else f"step {one.step}: set {one.name}={one.value:g}, as in the first run"
+        for one in changes
+    ]
 
 
 def _verified(past: PastRun, output_dir: str, rows: Sequence[Row]) -> dict[str, object]:

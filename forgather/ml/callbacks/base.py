@@ -1,8 +1,9 @@
 """Callback base classes, re-exported from transformers, and the list of events.
 
 A callback that was written for `transformers.Trainer` works with forgather's trainers without changes, and vice versa.
-`EVENTS` lists the events in the order in which training sends them. There is one further event: a callback with a
-method `on_rewind` is called with the restored state after a run has been rewound to a checkpoint.
+`EVENTS` lists the events in the order in which training sends them. There are two further events: a callback with a
+method `on_rewind` is called with the restored state after a run has been rewound to a checkpoint, and one with a method
+`on_control` with `facts` and `done` after the run has done what the user asked of it while it goes on.
 """
 
 from __future__ import annotations

@@ -64,7 +64,13 @@ class JsonLogger(TrainerCallback, ExportableState):
         # A run that starts from the beginning appends to an existing file and leaves earlier lines alone.
         goes_on = state.global_step > 0
         self._begins = {
-            str(path): resume_lines(path, found, self._begins.get(str(path)), name=self.name if path == file else None)
+            str(path): resume_lines(
+                path,
+                found,
+                self._begins.get(str(path)),
+                name=self.name if path == file else None,
+                step=state.global_step,
+            )
             if goes_on
             else end_of_lines(path)
             for path, found in records.items()
@@ -80,17 +86,28 @@ class JsonLogger(TrainerCallback, ExportableState):
         """Appends a log as one line to each of the metrics files."""
         if not logs or not is_selected_rank(self.rank_filter, args):
             return
-        # Opened at the first log, so that a run that logs nothing leaves no file.
+        writer = self._opened(args)
+        line = _reproducible_line(state.global_step, logs)
+        if self._repeatable is not None and line is not None:
+            self._repeatable.write(line)
+        self._times.append(round(time.time(), 3))
+        writer.write(self._record(state.global_step, self._times[-1], logs))
+
+    @report_only
+    def on_control(self, args: Any, state: Any, control: Any, facts: dict[str, Any], **kwargs: Any) -> None:
+        """Appends a line with `event: control` for an action of the user; `loss.jsonl` gets no such line."""
+        if is_selected_rank(self.rank_filter, args):
+            line = {"event": "control", **facts}
+            self._opened(args).write(self._record(state.global_step, round(time.time(), 3), line))
+
+    def _opened(self, args: Any) -> LineWriter:
+        # Opened at the first line, so that a run that logs nothing leaves no file.
         if self._writer is None:
             self._writer = LineWriter(self._file(args))
             if self.path is None:
                 # One warning about an unwritable folder is enough, and the other writer logs it.
                 self._repeatable = LineWriter(_loss_file(self._file(args)), warns=False)
-        line = _reproducible_line(state.global_step, logs)
-        if self._repeatable is not None and line is not None:
-            self._repeatable.write(line)
-        self._times.append(round(time.time(), 3))
-        self._writer.write(self._record(state.global_step, self._times[-1], logs))
+        return self._writer
 
     @report_only
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

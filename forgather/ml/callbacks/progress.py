@@ -76,6 +76,17 @@ class ProgressCallback(TrainerCallback):
             self._bars.update(self._train, completed=state.global_step)
 
     @report_only
+    def on_control(
+        self, args: Any, state: Any, control: Any, facts: Mapping[str, Any], done: str, **kwargs: Any
+    ) -> None:
+        """Prints what was done on request of the user, and excludes the time of a pause from the estimate."""
+        begin, first_step = self._begin
+        self._begin = (begin + facts.get("paused_seconds", 0.0), first_step)
+        if state.is_world_process_zero:
+            who = f" (asked by {facts['who']} on {facts['host']})" if facts.get("who") else ""
+            self._say(f"step {state.global_step}: {done}{who}")
+
+    @report_only
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Shows the metrics of a log next to the training bar, or prints them as a line."""
         if not logs or not state.is_world_process_zero:

@@ -115,6 +115,11 @@ class RunSummaryCallback(TrainerCallback):
                 if f"{unit}_per_second" in logs:
                     self._speeds.setdefault(unit, []).append(float(logs[f"{unit}_per_second"]))
 
+    def on_control(self, args: Any, state: Any, control: Any, facts: Mapping[str, Any], **kwargs: Any) -> None:
+        """Excludes the time of a pause from the time and the speed of the run."""
+        begin, first_step = self._begin
+        self._begin = (begin + facts.get("paused_seconds", 0.0), first_step)
+
     def _remember(self, values: Mapping[str, Any], step: int) -> None:
         self._last |= values
         self._steps |= dict.fromkeys(values, step)

@@ -83,7 +83,7 @@ class RunFacts:
         for record in self.records:
             step = record.get("step")
             # `bool` is a subclass of `int`, and a damaged file may contain anything.
-            if not isinstance(step, int | float) or isinstance(step, bool):
+            if not isinstance(step, int | float) or isinstance(step, bool) or "event" in record:
                 continue
             for name, value in record.items():
                 if name not in _NO_METRIC and _is_number(value):

@@ -137,6 +137,7 @@ class TrainingArguments:
             run: "optimizer", "schedule", "data", "rng", "meter", "progress". Any other missing part is an error.
         allow_changed: what may have changed since the checkpoint was written: "data" (rows), "tokenizer", "labels"
             (names of classes), "model" (settings that the weights depend on). Any other such change is an error.
+        control: whether the run takes requests of `fgcli control`, "on" or "off".
         report_to: the trackers of transformers to report to ("tensorboard", "wandb", "mlflow", ...).
         project: the project of the run, in trackers that have projects.
 
@@ -189,6 +190,7 @@ class TrainingArguments:
     logging_strategy: str = "steps"
     logging_steps: float = 500
     logging_first_step: bool = False
+    control: str = "on"
     report_to: Any = "none"
     project: str = "huggingface"
     eval_strategy: str = "no"
@@ -269,6 +271,8 @@ class TrainingArguments:
         if self.metric_for_best_model is not None and self.greater_is_better is None:
             # transformers derives it from the name in the same way.
             object.__setattr__(self, "greater_is_better", not self.metric_for_best_model.endswith("loss"))
+        if isinstance(self.control, bool):
+            object.__setattr__(self, "control", "on" if self.control else "off")
         trackers = [self.report_to] if isinstance(self.report_to, str) else list(self.report_to or ())
         object.__setattr__(self, "report_to", [name for name in trackers if name != "none"])
         if self.torch_compile_backend is not None or self.torch_compile_mode is not None or self.torch_compile_regions:

@@ -140,6 +140,16 @@ class Meter:
         finally:
             self._line_began += time.perf_counter() - began
 
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Context manager that excludes the time of its body, such as a pause by the user, from all rates."""
+        began = time.perf_counter()
+        try:
+            with self.paused():
+                yield
+        finally:
+            self._began += time.perf_counter() - began
+
     @property
     def has_steps(self) -> bool:
         """True if there were steps since the last log line."""

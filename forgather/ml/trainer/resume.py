@@ -295,6 +295,7 @@ class RestoredState:
         pending: the names of the flags of actions that were due and not done, see `pending_actions`.
         guard: the state of the step guard.
         skips: the skipped steps.
+        control: the settings that the user changed while the run went on.
     """
 
     progress: TrainerState
@@ -302,6 +303,7 @@ class RestoredState:
     pending: list[str]
     guard: dict[str, Any]
     skips: list[SkippedStep]
+    control: dict[str, Any]
 
 
 def restore_checkpoint(
@@ -390,7 +392,8 @@ def _restore_parts(
     # Checkpoints of earlier releases hold neither guard nor skips.
     with restoring("skips", folder):
         skips = [SkippedStep.from_dict(facts) for facts in parts.get("skips", ())]
-    return RestoredState(progress or TrainerState(global_step=step), rng, pending, parts.get("guard", {}), skips)
+    present_step = progress or TrainerState(global_step=step)
+    return RestoredState(present_step, rng, pending, parts.get("guard", {}), skips, parts.get("control", {}))
 
 
 def read_progress(folder: Path) -> TrainerState | None:

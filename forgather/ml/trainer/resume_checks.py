@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from forgather.errors import CheckpointError
+from forgather.interventions import from_dict
 from forgather.ml.callbacks.base import TrainerState
 from forgather.ml.checkpoint.files import CONFIG, DATA, METER, OPTIMIZER, PROGRESS, SCHEDULE
 from forgather.ml.checkpoint.lineage import Origin
@@ -413,6 +414,24 @@ def refuse_impossible(
         for facts in parts.get("skips", ()):
             checked_numbers({name: facts[name] for name in ("step", "epoch", "first", "end")}, whole=True)
             _check(facts["end"] < facts["first"], "end", facts["end"])
+    with restoring("control", folder):
+        _check_control(step, parts.get("control", {}))
+
+
+def _check_control(step: int, state: Mapping[str, Any]) -> None:
+    """Raises an error if a run cannot have changed its settings in this way until a step."""
+    if not state:
+        return
+    checked_numbers({"step": state["step"]}, whole=True)
+    _check(state["step"] != step, "step", state["step"])
+    for change in map(from_dict, state["changes"]):
+        _check(change.step > step, "changes.step", change.step)
+    schedule = state["schedule"]
+    if schedule:
+        _check(not schedule["factor"] > 0, "factor", schedule["factor"])
+        rates = {f"rates.{place}": rate for place, rate in enumerate(schedule["rates"])}
+        for place, number in checked_numbers({**rates, "factor": schedule["factor"]}).items():
+            _check(not 0 <= number < _MOST, place, number)
 
 
 class _CurrentValues:

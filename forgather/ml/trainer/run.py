@@ -24,6 +24,7 @@ from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.task import task_of
 from forgather.ml.trainer import resume
+from forgather.ml.trainer.checkpoint_parts import restoring
 from forgather.ml.trainer.control import (
     Session,
     after_epoch,
@@ -33,8 +34,10 @@ from forgather.ml.trainer.control import (
     pending_actions,
     restore_pending,
 )
+from forgather.ml.trainer.control_requests import ControlRequests
 from forgather.ml.trainer.data_loader import TrainBatches
 from forgather.ml.trainer.meter import Meter
+from forgather.ml.trainer.rate_scale import ScaledSchedule
 from forgather.ml.trainer.resume import RestoredState, restore_checkpoint
 from forgather.ml.trainer.resume_checks import Meanings, meaning_facts
 from forgather.ml.trainer.rewind import Renewable, RewindTarget, SkipList
@@ -83,6 +86,8 @@ class Run:
         self.data = data
         self.schedule = schedule
         self.sync = RunSync(strategy, interrupt)
+        self._scaled = ScaledSchedule(schedule, strategy.optimizer)
+        self.requests = ControlRequests(session, self.sync, self._scaled, is_main=strategy.topology.rank == 0)
         self.stops_together = False
         self.complete = False
         self._counts_tokens = task_of(strategy.model, strategy.rule).counts_tokens
@@ -287,7 +292,7 @@ class Run:
         learning_rate = self.present_learning_rate
         # A skipped step changes no weights, so it does not use up a step of the schedule either.
         if not (update.skipped or self._follows_metric):
-            self.schedule.step()
+            self._scaled.step()
         self.meter.add(loss, update, window, learning_rate=learning_rate)
         self.data.advance(window)
         state.global_step += 1
@@ -298,9 +303,11 @@ class Run:
         control.should_save |= self.saver.is_due()
         self.session.send("on_step_end")
         self.saver.report_finished(wait=False)
+        self.requests.receive(self)
         self._log_evaluate_save()
-        self._set_phase("reading data")
         self.stop_if_asked()
+        self.requests.act(self)
+        self._set_phase("reading data")
 
     def stop_if_asked(self, *, now: bool = False) -> None:
         """Ends the run on all processes if one process was asked to stop.
@@ -396,7 +403,7 @@ class Run:
             return
         value = self.saver.best.value_in(metrics)
         if self._follows_metric:
-            self.schedule.step(value)
+            self._scaled.step(value)
         self.saver.after_evaluation(value)
 
     def save(self) -> Path:
@@ -434,6 +441,7 @@ class Run:
             "meter": self.meter.state_dict(),
             "rng": gathered_rng(),
             "owed": pending_actions(self.session.control),
+            "control": self.requests.state_dict(),
             "meanings": self._meanings,
         }
 
@@ -456,6 +464,8 @@ class Run:
         )
         saved, step = loaded.progress, loaded.progress.global_step
         self.guard.load_state_dict(loaded.guard)
+        with restoring("control", folder):
+            self.requests.load_state_dict(loaded.control)
         # Random states are restored later: callbacks of `on_train_begin` and `on_epoch_begin` may draw numbers before.
         self._pending, self._rng = loaded.pending, loaded.rng
         # The states of another number of processes do not fit; a new seed avoids repeating the numbers of step 0.

@@ -5,17 +5,17 @@ counts and one for the loss. On an accelerator the host waits for neither of the
 the step. If training runs on the CPU and every process is a data-parallel rank, stop requests are sent with the sum of
 the loss; otherwise they have a separate all-reduce between hosts. A stop request that a process receives before it has
 computed its loss stops the run at the end of the same step. A later request stops the run at the end of the next step,
-or after an evaluation or save before that.
+or after an evaluation or save before that. The same sum tells all processes that the main process has control requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from forgather.interrupt import Interrupt
+from forgather.interrupt import REQUEST_CODE, Interrupt
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl
 from forgather.ml.distributed import collectives
 from forgather.ml.strategy.base import Strategy
@@ -44,6 +44,9 @@ class RunSync:
         self._counts: AsyncHostCopy | None = None
         self._stop_sum: collectives.AsyncSum | None = None
         self._stop: KeyboardInterrupt | None = None
+        self.has_requests: Callable[[], bool] = bool
+        """A function that returns whether control requests wait in this process; only the main process has any."""
+        self._are_requests_known = False
 
     def windows(self, own: Iterator[Window], *, has_length: bool) -> Iterator[Window]:
         """Yields the windows of this process after summing their counts over all data-parallel ranks.
@@ -107,7 +110,7 @@ class RunSync:
             return loss
         if self._stop_with_loss:
             # One all-reduce for both: on the CPU a second one would cost each step a round trip.
-            sums = self._strategy.reduce(torch.stack([share, torch.full_like(share, self.interrupt.stop_code)]))
+            sums = self._strategy.reduce(torch.stack([share, torch.full_like(share, self._code)]))
             self._record_stop(sums[1].item())
             return sums[0]  # type: ignore[no-any-return]
         # Started before the reduction of the loss, and read at the end of the step: the host waits for neither.
@@ -132,10 +135,28 @@ class RunSync:
                 setattr(control, name, value)
 
     def _start_stop_sum(self) -> None:
-        self._stop_sum = collectives.AsyncSum(self.interrupt.stop_code)
+        self._stop_sum = collectives.AsyncSum(self._code)
+
+    @property
+    def _code(self) -> float:
+        return self.interrupt.stop_code + (REQUEST_CODE if self.has_requests() else 0.0)
 
     def _record_stop(self, stop_codes: float) -> None:
         self._stop = self._stop or self.interrupt.error_for(stop_codes)
+        self._are_requests_known |= stop_codes == REQUEST_CODE
+
+    def take_requests(self) -> bool:
+        """Returns whether control requests are to be taken from the main process; the same on every process."""
+        if not self.several:
+            return self.has_requests()
+        # Reads the sum of this step, if it is still being computed.
+        self.stop_error()
+        are_known, self._are_requests_known = self._are_requests_known, False
+        return are_known
+
+    def stop_all(self) -> None:
+        """Records a request to stop. Every process must call it at the same step boundary."""
+        self._stop = self.interrupt.request()
 
     def stop_error(self) -> KeyboardInterrupt | None:
         """Returns the error to raise if a process was asked to stop, otherwise None; the same on every process."""

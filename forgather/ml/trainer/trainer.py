@@ -296,17 +296,25 @@ class Trainer(WithOwnLoss):
             # A second call of `train` would otherwise end at once by the flag of the first.
             session.control.should_training_stop = False
             run.saver.refuse_too_little_space(run.data.epoch_ends())
-            try:
-                session.send("on_train_begin")
-                if args.eval_on_start:
-                    self.evaluate()
-                run.meter.start()
-                run.saver.begin()
-                train_loop(run)
-                return self._finish(run)
-            except BaseException as error:
-                self._abandon(run, error)
-                raise
+            return self._train(run)
+
+    def _train(self, run: Run) -> TrainOutput:
+        ended: BaseException | None = None
+        try:
+            self._session.send("on_train_begin")
+            run.requests.listen()
+            if self.args.eval_on_start:
+                self.evaluate()
+            run.meter.start()
+            run.saver.begin()
+            train_loop(run)
+            return self._finish(run)
+        except BaseException as error:
+            ended = error
+            self._abandon(run, error)
+            raise
+        finally:
+            run.requests.close(ended)
 
     def score_with_reference(self, sets: Any) -> str | None:
         """Scores rows with the reference for the last time: the model is about to lose its initial weights.
