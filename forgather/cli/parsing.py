@@ -58,6 +58,9 @@ _GROUPS = {
         "construct": "build targets and print them",
         "trust": "allow code to run",
     },
+    ("many runs", "fgcli compare output_models -o runs.html --open"): {
+        "compare": "compare runs: which one is best, and what differs, in the terminal or as a page",
+    },
     ("verify", "fgcli check --all"): {
         "check": "find every error that can be found without running anything",
         "golden": "compare the graphs of a project's configs with their goldens, the snapshots in the project",
