@@ -79,10 +79,12 @@ class Differing:
 
 
 def config_differences(runs: Sequence[ComparedRun]) -> list[Differing]:
-    """Returns the values of the configs that differ, in the order of the graphs."""
+    """Returns the values of the configs that differ, in the order of the graphs; seeds and names are last."""
     found = [{_path_of(item): item for item in _compared(runs[0], run)} for run in runs]
     paths = list(dict.fromkeys(path for differences in found for path in differences))
-    return [_differing(path, found, runs) for path in sorted(paths, key=lambda path: path[:1] in _LAST)]
+    # Seeds explain little, and names nothing.
+    ordered = sorted(paths, key=lambda path: (path[:1] in _LAST, _is_seed(path)))
+    return [_differing(path, found, runs) for path in ordered]
 
 
 _LAST = tuple((step,) for step in _NOT_BUILT)

@@ -107,6 +107,7 @@ function drawMarks(plot) {
 function seriesOf(line, isRaw) {
   const paths = uPlot.paths.linear();
   return {
+    show: !line.isEmpty,
     facets: [{ scale: "x", auto: false }, { scale: "y", auto: false }],
     paths: (plot, at) => paths(plot, at, 0, plot.data[at][0].length - 1),
     stroke: () => {
@@ -151,6 +152,8 @@ function draw() {
   drawn = linesOf();
   // The raw lines are behind all others.
   const layers = [...drawn.filter(line => line.raw).map(line => [line, true]), ...drawn.map(line => [line, false])];
+  // uPlot cannot be pointed at without a series.
+  if (!layers.length) layers.push([{ runs: [], stroke: color("quiet"), dash: [], xs: [], ys: [], isEmpty: true }, false]);
   const range = bounds(), grid = { stroke: color("grid"), width: 1 }, ticks = { stroke: color("line"), width: 1 };
   const axis = { stroke: color("quiet"), grid, ticks, font: "12px system-ui, sans-serif" };
   if (chart) chart.destroy();
