@@ -277,3 +277,11 @@ def test_a_run_that_goes_on_is_compared_by_what_it_has_logged(runs):
     comparison, _ = compared(runs)
     assert (60, "did not finish") == (comparison.runs[0].last_step, comparison.runs[0].status)
     assert any("end at different steps, from 60 to 80" in note for note in verdict_of(comparison).notes)
+
+
+def test_code_whose_copies_are_equal_because_secrets_were_hidden_differs(runs):
+    for secret in ("Zq81kX0pLw", "Rt55mN2vBc"):
+        (runs.project / "app.py").write_text(FILES["app.py"] + f'PASSWORD = "{secret}"\n')
+        run = runs.add(lines=losses(1.0))
+        assert secret not in (run / "templates/project/app.py").read_text()
+    assert [("code", "app.py")] == [(row.kind, row.name) for row in compared(runs)[0].facts]

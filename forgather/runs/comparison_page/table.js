@@ -5,15 +5,18 @@ function columns(all) {
   const metrics = all ? METRICS : METRICS.filter((metric, at) => at === 0 || metric.higher !== null).slice(0, MANY);
   const top = metric => { const values = RUNS.map(run => bestOf(run, metric)).filter(value => value !== null); return metric.higher ? Math.max(...values) : Math.min(...values); };
   const found = [{ name: "#", key: run => RANK[run.at], cell: run => [String(RANK[run.at] + 1)], number: true }];
+  const measure = metric => {
+    const most = top(metric);
+    if (metric.higher !== null) found.push({ name: `best ${metric.name}`, number: true, key: run => bestOf(run, metric), isTop: run => bestOf(run, metric) === most && RUNS.length > 1, cell: run => { const entry = entryOf(run, metric); return entry && entry[0] !== null ? [numberText(entry[0]), element("small", {}, ` @${entry[1].toLocaleString("en-US")}`)] : ["–"]; } });
+    found.push({ name: `last ${metric.name}`, number: true, key: run => { const entry = entryOf(run, metric); return entry ? entry[2] : null; }, cell: run => { const entry = entryOf(run, metric); return !entry ? ["–"] : entry[2] === null ? [element("span", { class: "bad" }, "not finite")] : [numberText(entry[2])]; } });
+  };
+  // The metric that ranks the runs is next to their names, so that a narrow window shows it, too.
+  metrics.slice(0, 1).forEach(measure);
   for (const row of all ? SETTINGS : LEADING.slice(0, 6)) {
     const value = at => row.values.find(one => one.runs.includes(at));
     found.push({ name: row.short, title: row.name, key: run => row.numbers[run.at] ?? value(run.at).text ?? "", cell: run => [element("span", { class: "mono", title: value(run.at).places.join(", ") }, brief(value(run.at).text ?? "–", 40))] });
   }
-  for (const metric of metrics) {
-    const most = top(metric);
-    if (metric.higher !== null) found.push({ name: `best ${metric.name}`, number: true, key: run => bestOf(run, metric), isTop: run => bestOf(run, metric) === most && RUNS.length > 1, cell: run => { const entry = entryOf(run, metric); return entry && entry[0] !== null ? [numberText(entry[0]), element("small", {}, ` @${entry[1].toLocaleString("en-US")}`)] : ["–"]; } });
-    found.push({ name: `last ${metric.name}`, number: true, key: run => { const entry = entryOf(run, metric); return entry ? entry[2] : null; }, cell: run => { const entry = entryOf(run, metric); return !entry ? ["–"] : entry[2] === null ? [element("span", { class: "bad" }, "not finite")] : [numberText(entry[2])]; } });
-  }
+  metrics.slice(1).forEach(measure);
   found.push({ name: "status", key: run => run.status, cell: run => [element("span", { class: run.status === "finished" ? null : ["failed", "killed"].includes(run.status) ? "bad" : "warn" }, run.status)] });
   found.push({ name: "steps", number: true, key: run => run.step, cell: run => [run.step === null ? "–" : run.step.toLocaleString("en-US"), run.max && run.max !== run.step ? element("small", {}, ` of ${run.max.toLocaleString("en-US")}`) : ""] });
   found.push({ name: "started", key: run => run.started || "", cell: run => [(run.started || "–").slice(0, 16).replace("T", " ")] });
