@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 import time
-from collections import Counter
 
 import pytest
 
@@ -90,15 +89,9 @@ class Opened:
     def text(self, selector):
         return self.browser.find_element("css selector", selector).text
 
-    def colors(self):
-        """How many pixels of the chart have each opaque color."""
-        pixels = self.js(
-            "[...document.querySelector('#plot canvas').getContext('2d').getImageData(0, 0, 4000, 4000).data]"
-        )
-        return Counter(tuple(pixels[at : at + 3]) for at in range(0, len(pixels), 4) if pixels[at + 3] > 200)
-
     def drawn(self):
-        return self.js("document.querySelector('#plot canvas').toDataURL()")
+        frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        return self.js(f"{frames}.then(() => document.querySelector('#plot canvas').toDataURL())")
 
 
 def test_the_answer_is_on_top_in_words(page):
@@ -150,8 +143,9 @@ def test_what_is_pointed_at_is_lit_everywhere_and_told(page):
     from selenium.webdriver import ActionChains
 
     over = page.browser.find_element("css selector", "#plot .u-over")
-    best = page.all("#legend .run")[0]
+    best, before = page.all("#legend .run")[0], page.drawn()
     ActionChains(page.browser).move_to_element(best).perform()
+    assert before != page.drawn()
     assert {"lit"} <= set(best.get_attribute("class").split())
     assert 3 == len(page.all("#runs tr.lit")) and 3 == len(page.all("#parallel .line.lit"))
     for offset in range(-150, 150, 20):

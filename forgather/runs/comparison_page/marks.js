@@ -29,12 +29,14 @@ const swatchOf = run => swatch(colorOf(run), dashOf(run));
 
 // What is pointed at is lit everywhere: in the chart, the legend, the tables and the plots.
 const listeners = [];
-let lit = null;
+let lit = null, due = null;
 function light(runs) {
   if (String(runs) === String(lit)) return;
   lit = runs;
   for (const found of document.querySelectorAll("[data-run]")) found.classList.toggle("lit", runs !== null && found.dataset.run.split(",").some(at => runs.includes(Number(at))));
-  for (const listener of listeners) listener();
+  // A pointer that moves over fifty runs lights each of them, and the charts are drawn once.
+  cancelAnimationFrame(due);
+  due = requestAnimationFrame(() => listeners.forEach(listener => listener()));
 }
 const lights = runs => ({ "data-run": runs.join(), onmouseenter: () => light(runs), onmouseleave: () => light(null), onfocus: () => light(runs), onblur: () => light(null) });
 const isLit = run => lit !== null && lit.includes(run.at);
