@@ -17,10 +17,13 @@ from forgather.bounded import open_regular
 from forgather.runs.curve import MAX_BUCKETS, Curve
 from forgather.runs.metric_lines import Event, Lines
 
-TIME, TOKENS = "time", "tokens"
-"""The names of the curves that say when a step was logged (seconds since 1970), and after how many input tokens."""
+TIME, TOKENS = "time", "<tokens>"
+"""The names of the curves that say when a step was logged (seconds since 1970), and after how many input tokens. A
+metric with the second name is ignored."""
 _TOKEN_COUNTS = ("num_input_tokens_seen", "num_tokens")
-_NO_METRICS = frozenset({"step", "epoch", "name"})
+_RATE = "<tokens of a step>"
+"""The name of the column of tokens for each step."""
+_NO_METRICS = frozenset({"step", "epoch", "name", TOKENS, _RATE})
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 Column = tuple[list[int], list[float]]
 """The steps of values, and the values."""
@@ -138,10 +141,6 @@ class Curves:
             if "event" in record:
                 self.num_events += 1
                 self.events += [Event.of(record)] if len(self.events) < Event.MOST else []
-
-
-_RATE = "tokens of a step"
-"""The name of the column of tokens for each step, which is no name of a metric because it has spaces."""
 
 
 def _columns(records: Iterable[dict[str, Any]]) -> dict[str, Column]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forgather.runs.curve import MAX_BUCKETS, Curve
 from forgather.runs.curve_cache import read_curves
-from forgather.runs.curves import TIME, Curves
+from forgather.runs.curves import TIME, TOKENS, Curves
 from tests.isolation import private_folders  # noqa: F401
 from tests.runs.compared import write_lines
 
@@ -57,7 +57,7 @@ def read(file, lines, parts=1, buckets=MAX_BUCKETS):
 
 
 def found(curves, buckets):
-    curves = {name: curve for name, curve in curves.curves.items() if name != "tokens"}
+    curves = {name: curve for name, curve in curves.curves.items() if name != TOKENS}
     finite = {
         name: list(zip(*curve.reduced(buckets).points(), strict=True)) for name, curve in curves.items() if curve.count
     }
@@ -248,7 +248,9 @@ def test_tokens_follow_from_the_speeds_or_are_as_logged(tmp_path):
     curves = read(tmp_path / "m", lines)
     assert ([1, 10, 20], [4096, 40960, 81920]) == curves.num_tokens.points()
     assert [6.0, 15.0, 25.0] == curves.curves[TIME].points()[1]
-    assert "tokens" not in curves.metrics
+    assert TOKENS not in curves.metrics
+    own = read(tmp_path / "m", [{**line, "tokens": 3.0} for line in lines])
+    assert ([3.0] * 3, [4096, 40960, 81920]) == (own.curves["tokens"].points()[1], own.num_tokens.points()[1])
     logged = read(tmp_path / "m", [{**line, "num_input_tokens_seen": line["step"] * 7} for line in lines])
     assert [7, 70, 140] == logged.num_tokens.points()[1]
 
