@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from forgather.cli.origin_labels import Labels, options_first
 from forgather.cli.palette import indent_of, styled
 from forgather.config.insight.change import Change, Difference, Side
 from forgather.config.insight.show import value_facts
 from forgather.config.path import GraphPath, format_path
-from forgather.source import Origin, Site, variable_of
+from forgather.project.origin_labels import Labels, cause_of, options_first
+from forgather.source import Site
 
 Places = tuple[Labels, Labels]
 _TWO_VALUES = {Change.VALUE, Change.CONSTRUCTOR, Change.KIND, Change.NAME, Change.ORDER}
@@ -57,7 +57,7 @@ def _long(item: Difference, left: str, where: str, elsewhere: Sequence[GraphPath
             yield f"      {where}"
         return
     yield f"  ~ {format_path(item.path[1:]) or 'itself'}{_also(_own_places(item, elsewhere))}"
-    old, new = _cause(item.old.origin, item.new.origin), _cause(item.new.origin, item.old.origin)
+    old, new = cause_of(item.old.origin, item.new.origin), cause_of(item.new.origin, item.old.origin)
     for mark, side, site, place in (("  ", item.old, old, places[0]), ("->", item.new, new, places[1])):
         yield f"   {mark} {side.text}" + (f"  {place.site(site)}" if site else "")
 
@@ -98,7 +98,7 @@ def difference_facts(differences: Sequence[Difference], places: Places) -> list[
 def _fact(item: Difference, places: Places) -> dict[str, Any]:
     fact: dict[str, Any] = {"change": str(item.change), "path": format_path(item.path)}
     fact["also"] = [format_path(path) for path in item.also]
-    causes = _cause(item.old.origin, item.new.origin), _cause(item.new.origin, item.old.origin)
+    causes = cause_of(item.old.origin, item.new.origin), cause_of(item.new.origin, item.old.origin)
     fact["old"], fact["new"] = map(_side_fact, (item.old, item.new), causes, places)
     if item.partner is not None:
         fact["partner"] = format_path(item.partner)
@@ -144,29 +144,9 @@ def _what(item: Difference) -> str:
 
 
 def _where(item: Difference, places: Places) -> str:
-    old, new = _cause(item.old.origin, item.new.origin), _cause(item.new.origin, item.old.origin)
+    old, new = cause_of(item.old.origin, item.new.origin), cause_of(item.new.origin, item.old.origin)
     shown = [place.site(site) for site, place in zip((old, new), places, strict=True) if site]
     return " -> ".join(dict.fromkeys(shown))
-
-
-def _cause(origin: Origin | None, other: Origin | None) -> Site | None:
-    """Returns the place that causes the value in one of the two graphs of a difference.
-
-    If an option was given for this graph only, the place is that option. Otherwise the place is the line of the value,
-    unless the same line prints the values of both graphs. In this case the place is the `set` statement that differs,
-    or the option that was given for both graphs.
-    """
-    if origin is None:
-        return None
-    sets = options_first(origin.sets)
-    theirs = [(site.template, site.span.line) for site in other.sets] if other is not None else []
-    own = [site for site in sets if (site.template, site.span.line) not in theirs]
-    given = [site for site in sets if variable_of(site) is not None]
-    if own and own[0] in given:
-        return own[0]
-    if other is not None and origin.site.template == other.site.template and origin.span.line == other.span.line:
-        return next(iter((*own, *given)), origin.site)
-    return origin.site
 
 
 def _shared_heads(group: Sequence[Difference]) -> list[GraphPath]:

@@ -63,6 +63,7 @@ _GROUPS = {
         "queue": "let runs wait until a place is free",
         "runs": "list runs, with filters and the values that differ; label, archive and remove them",
         "control": "pause, resume, save, stop or change a run that goes on",
+        "compare": "compare runs: which one is best, and what differs, in the terminal or as a page",
     },
     ("verify", "fgcli check --all"): {
         "check": "find every error that can be found without running anything",

@@ -98,6 +98,16 @@ def _searchdir(meta: ProjectMeta) -> Span | None:
     return None
 
 
+def config_stem(config_name: str) -> str:
+    """Returns the name of a config as templates see it: without suffix, with `.` for `/`.
+
+    Example:
+        >>> config_stem("ablations/small.yaml")
+        'ablations.small'
+    """
+    return config_name.removesuffix(".yaml").replace("/", ".")
+
+
 def template_name(meta: ProjectMeta, config_name: str) -> str:
     """Returns the name by which templates refer to a config.
 

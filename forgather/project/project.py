@@ -23,7 +23,7 @@ from forgather.config.rendered import RenderedText
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity, UnknownTargetError
 from forgather.launcher_env import RequestedProcesses, compared_by_launcher, requested
 from forgather.process_limits import limits_while_reading
-from forgather.project.configs import choose_config, template_name
+from forgather.project.configs import choose_config, config_stem, template_name
 from forgather.project.dynamic_args import read_options, unread_options
 from forgather.project.graph_secrets import note_graph
 from forgather.project.metadata import ProjectMeta
@@ -206,7 +206,7 @@ class Project:
     @property
     def config_stem(self) -> str:
         """The path of the config without suffix, with `.` for `/`; it is the default for the config's name."""
-        return self.config_name.removesuffix(".yaml").replace("/", ".")
+        return config_stem(self.config_name)
 
     @property
     def lineage(self) -> tuple[str, ...]:

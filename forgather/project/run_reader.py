@@ -23,12 +23,14 @@ from forgather.config.load import load, load_value
 from forgather.config.override import override
 from forgather.config.render import render
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
+from forgather.project.configs import config_stem
 from forgather.project.dynamic_args import without_options
 from forgather.project.literal import plain_value
 from forgather.project.locations import cache_dir, library_dir
 from forgather.project.path_display import Display
 from forgather.project.run_facts import FACTS, FORM, GRAPH, is_run_folder, read_facts
 from forgather.project.run_writer import OVERRIDES, SIGNATURES
+from forgather.project.versions import VersionTable
 from forgather.source import Span
 
 _LISTED = 5
@@ -173,7 +175,8 @@ class PastRun:
             "workspace_root": self.facts.get("workspace_root") or self.project_dir,
             "hostname": self.facts.get("hostname"),
             "uname": self.table("uname"),
-            "versions": self.table("versions"),
+            "versions": VersionTable(self.table("versions")),
+            "config_stem": config_stem(self.config),
             "env": env,
         }
         return ConfigEnvironment(

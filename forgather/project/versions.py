@@ -19,15 +19,21 @@ RECORD_KEYS = (
 class VersionTable(Mapping[str, str | None]):
     """The version of each library that templates can read; None for a library that is not installed.
 
+    Args:
+        recorded: the versions that a past run recorded; None for the installed versions.
+
     Example:
         >>> list(VersionTable())
         ['python', 'torch', 'transformers', 'accelerate']
     """
 
+    def __init__(self, recorded: Mapping[str, str | None] | None = None) -> None:
+        self._recorded = recorded
+
     def __getitem__(self, name: str) -> str | None:
         if name not in TEMPLATE_KEYS:
             raise KeyError(name)
-        return _version(name)
+        return _version(name) if self._recorded is None else self._recorded.get(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(TEMPLATE_KEYS)

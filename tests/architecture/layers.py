@@ -98,7 +98,7 @@ project:
     project.checks.streamed_rows
     project.checks.run_requirements project.checks.template_notes project.checks.trainer_hooks
     project.checks.unused_blocks
-    project.checks.cross_project project.comparison project.listing
+    project.checks.cross_project project.comparison project.listing project.origin_labels
     project.run_writer
     project.checks.output_folders project.checks.trusted_calls project.golden
     project.run_reader
@@ -111,6 +111,15 @@ runs:
     runs.fact_store runs.references
     runs.removal runs.run_table
     runs.data_frame runs.run_choice
+    runs.curve runs.metric_choice runs.metric_lines
+    runs.curves
+    runs.curve_cache
+    runs.compared_run
+    runs.differences
+    runs.comparison
+    runs.verdict
+    runs.comparison_page
+    runs.comparison_page.page
 launch:
     launch.in_process launch.process_request
     launch.recorded_graph launch.saved_weights
@@ -129,12 +138,12 @@ sweeps:
     sweeps.best_config sweeps.driver sweeps.plan sweeps.result sweeps.search sweeps.slurm
     sweeps.queue sweeps.request
 cli:
-    cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
+    cli cli.commands cli.invocation cli.next_steps cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.auto_start cli.calibrating cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.runs_output cli.selection_output cli.sweep_output
+    cli.auto_start cli.browser cli.calibrating cli.comparison_output cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.runs_output cli.selection_output cli.sweep_output
     cli.commands.benchmark cli.commands.export cli.commands.select
-    cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct cli.commands.control
+    cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.compare cli.commands.construct cli.commands.control
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
     cli.commands.golden cli.commands.graph cli.commands.ls
     cli.commands.new cli.commands.plan cli.commands.pp cli.commands.queue cli.commands.rerun cli.commands.runs cli.commands.serve cli.commands.sweep cli.commands.targets cli.commands.tlist

@@ -84,7 +84,7 @@ def test_every_template_and_error_page_is_in_the_wheel(wheel):
 
     assets = {
         str(file.relative_to(ROOT))
-        for pattern in ("*.js", "*.css", "*.html", "*.json", "*.jinja")
+        for pattern in ("*.js", "*.css", "*.html", "*.json", "*.jinja", "*.LICENSE")
         for file in (ROOT / "forgather").rglob(pattern)
     }
 

@@ -8,14 +8,17 @@ import pytest
 
 from forgather.cli.main import main
 from forgather.config.equality import same_graph
+from forgather.config.insight.diff import diff
 from forgather.config.path import format_path
 from forgather.errors import ProjectError
 from forgather.launch import plan_run, prepare_run
 from forgather.project.comparison import compare
 from forgather.project.comparison_sides import open_sides
 from forgather.project.dependencies import changed_data
+from forgather.project.dynamic_args import without_options
 from forgather.project.project import Project
 from forgather.project.run_reader import open_run
+from tests.project.test_template_globals import VALUES
 from tests.project.workbench import make_project
 
 BASE = """\
@@ -92,6 +95,19 @@ def test_a_run_knows_the_lines_of_its_templates_as_they_were(bench):
     (bench / "templates/base.yaml").write_text("\n" + BASE.replace("0.1", "0.2"))
 
     assert [("value", "args.lr", "0.1", "0.2", "templates/base.yaml:7", "templates/base.yaml:8")] == told(run)
+
+
+def test_the_templates_of_a_run_see_every_standard_name_as_they_did(bench, monkeypatch):
+    monkeypatch.setenv("GLOBALS_TEST_DIR", "set here")
+    monkeypatch.setenv("NOT_SET_GLOBALS_DIR", "set here")
+    lines = [f"v{number}: {{{{ ({expression}) | string | toyaml }}}}" for number, expression in enumerate(VALUES)]
+    (bench / "templates/configs/a.yaml").write_text("\n".join(lines) + "\nmain: !partial:builtins:dict\n  a: 1\n")
+    run = open_run(recorded(bench))
+    monkeypatch.setattr("forgather.project.versions.sys.version", "2.7.1 (old)")
+    again = diff(run.built, without_options(run.rendered_again))
+
+    assert [] == [(format_path(item.path), item.old.text, item.new.text) for item in again]
+    assert run.graph is not run.built
 
 
 def test_two_runs(bench):

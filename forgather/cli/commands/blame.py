@@ -13,9 +13,9 @@ from forgather.cli.output import Line, columns, shortened, write_json, write_lin
 from forgather.cli.palette import styled
 
 if TYPE_CHECKING:
-    from forgather.cli.origin_labels import Labels
     from forgather.config.insight.blame import Blame, Writing
     from forgather.config.path import GraphPath
+    from forgather.project.origin_labels import Labels
     from forgather.project.project import Project
     from forgather.source import Site, SourceFile, Span
 
@@ -57,7 +57,7 @@ def _steps(text: str) -> int:
 
 def run(invocation: Invocation) -> int:
     """Runs the command: prints the origin of each value, and returns the exit status."""
-    from forgather.cli.origin_labels import Labels
+    from forgather.project.origin_labels import Labels
     from forgather.project.path_display import Display
 
     options = invocation.options

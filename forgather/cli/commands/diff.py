@@ -7,11 +7,11 @@ import argparse
 from forgather.cli.diff_output import difference_facts, difference_lines, hang, paint, summary
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output
-from forgather.cli.origin_labels import Labels
 from forgather.cli.output import columns, print_findings, write_json, write_text
 from forgather.cli.palette import Look
 from forgather.project.comparison import compare
 from forgather.project.comparison_sides import open_sides
+from forgather.project.origin_labels import Labels
 from forgather.project.path_display import Display
 
 TAKES_CONFIG = True

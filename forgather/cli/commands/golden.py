@@ -7,11 +7,11 @@ import argparse
 from forgather.cli.diff_output import Places, difference_facts, difference_lines, hang, paint, summary
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
-from forgather.cli.origin_labels import Labels
 from forgather.cli.output import plural, print_error, write_json, write_text
 from forgather.cli.palette import Look
 from forgather.project.golden import GoldenCheck, GoldenState, compare_goldens, update_golden
 from forgather.project.metadata_cache import load_meta
+from forgather.project.origin_labels import Labels
 from forgather.project.path_display import Display, near_path
 from forgather.project.workspace import find_project
 

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 
+from forgather.cli.browser import open_page
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json, add_output, add_set
 from forgather.cli.output import columns, print_findings, print_note, write_text
@@ -52,7 +53,7 @@ def run(invocation: Invocation) -> int:
     width = None if options.output else columns()
     write_text(_text(project, form, width), options.output, look=_LOOKS.get(form))
     if options.open:
-        _show(options.output)
+        open_page(options.output)
     return int(print_findings(project.diagnostics, project.meta.project_dir))
 
 
@@ -94,15 +95,6 @@ def _format_of_file(file: str | None) -> str:
         code="FG450",
         hint=f"{meant}; --format writes any of them to a file of any name",
     )
-
-
-def _show(file: str) -> None:
-    # Late imports: only `--open` needs them.
-    import webbrowser
-    from pathlib import Path
-
-    if not webbrowser.open(Path(file).absolute().as_uri()):
-        print_note(f"note: no browser was found; the page is {file}")
 
 
 def _text(project: Project, form: str, width: int | None) -> str:

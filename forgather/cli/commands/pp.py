@@ -13,7 +13,7 @@ from forgather.errors import Severity
 from forgather.project.project import Project
 
 if TYPE_CHECKING:
-    from forgather.cli.origin_labels import Labels
+    from forgather.project.origin_labels import Labels
 
 CONFIG_OPTIONS = True
 DESCRIPTION = """Print the text of a config after all templates are applied. Nothing is imported or constructed.
@@ -112,7 +112,7 @@ def _write_annotated(project: Project, options: argparse.Namespace) -> None:
 
 def _labels(project: Project) -> Labels:
     # A late import: plain text needs no labels.
-    from forgather.cli.origin_labels import Labels
+    from forgather.project.origin_labels import Labels
 
     return Labels.of(project)
 

@@ -70,7 +70,8 @@ class Globals:
 
     def now(self) -> datetime:
         """The time of the load, as a `datetime` in local time."""
-        return self._now
+        # The clock of a past run has its time zone, and templates got the time without it.
+        return self._now.replace(tzinfo=None)
 
     def utcnow(self) -> datetime:
         """The time of the load, as a `datetime` in UTC."""

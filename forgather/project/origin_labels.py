@@ -180,3 +180,27 @@ class Labels:
 def options_first(sites: Iterable[Site]) -> list[Site]:
     """Returns places in the given order, except that options and variables come before lines of files."""
     return sorted(sites, key=lambda site: variable_of(site) is None)
+
+
+def cause_of(origin: Origin | None, other: Origin | None) -> Site | None:
+    """Returns the place that causes the value in one of the two graphs of a difference.
+
+    If an option was given for this graph only, the place is that option. Otherwise the place is the line of the value,
+    unless the same line prints the values of both graphs. In this case the place is the `set` statement that differs,
+    or the option that was given for both graphs.
+
+    Args:
+        origin: the origin of the value in one graph; None if it is unknown.
+        other: the origin of the value in the other graph.
+    """
+    if origin is None:
+        return None
+    sets = options_first(origin.sets)
+    theirs = [(site.template, site.span.line) for site in other.sets] if other is not None else []
+    own = [site for site in sets if (site.template, site.span.line) not in theirs]
+    given = [site for site in sets if variable_of(site) is not None]
+    if own and own[0] in given:
+        return own[0]
+    if other is not None and origin.site.template == other.site.template and origin.span.line == other.span.line:
+        return next(iter((*own, *given)), origin.site)
+    return origin.site
