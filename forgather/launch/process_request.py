@@ -76,7 +76,7 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
         help="processes on each machine: a number, gpu or auto (default: nproc_per_node of 'meta')",
     )
     group.add_argument("-d", "--devices", metavar="0,1", help="GPUs to use, one process each unless a number is given")
-    group.add_argument("--nnodes", metavar="N", help="machines (default: 1)")
+    group.add_argument("--nnodes", "--nodes", metavar="N", help="machines (default: 1)")
     group.add_argument("--node-rank", "--node_rank", type=int, metavar="N", help="position of this machine, from 0")
     group.add_argument("--master-addr", "--master_addr", metavar="HOST", help="address of machine 0")
     group.add_argument("--master-port", "--master_port", type=int, metavar="PORT", help="port to meet at on machine 0")

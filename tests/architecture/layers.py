@@ -106,8 +106,10 @@ launch:
     launch.in_process launch.process_request
     launch.recorded_graph launch.saved_weights
     launch.export launch.trained_model
-    launch launch.batch_scripts launch.dry_run launch.evaluation launch.harness launch.multi_process launch.planning
-    launch.benchmark_run launch.bound_process launch.restart
+    launch launch.dry_run launch.evaluation launch.layout_check launch.harness launch.multi_process launch.planning
+    launch.benchmark_run launch.bound_process launch.launch_job launch.restart
+    launch.batch_scripts launch.cluster_files launch.ray_driver
+    launch.launch_files
     launch.plan_check launch.room
     launch.batch_trial
     launch.calibration launch.choice_project launch.time_planning
