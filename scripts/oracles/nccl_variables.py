@@ -40,7 +40,9 @@ def of_torch():
 if __name__ == "__main__":
     wheels = sorted(Path(sys.argv[1]).glob("nvidia_nccl_*.whl"))
     names = set().union(*map(of_wheel, wheels)) | of_torch() | set(FORMER)
-    sources = [f"{file.name.split('-')[0]} {file.name.split('-')[1]}" for file in wheels] + [f"torch {version('torch')}"]
+    sources = [f"{file.name.split('-')[0]} {file.name.split('-')[1]}" for file in wheels] + [
+        f"torch {version('torch')}"
+    ]
     record = {"sources": sources, "names": sorted(names)}
     RECORD.write_text(json.dumps(record, indent=0) + "\n", encoding="utf-8")
     print(f"{len(names)} names of {', '.join(sources)} in {RECORD}")

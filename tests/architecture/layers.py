@@ -115,17 +115,23 @@ launch:
     launch.calibration launch.choice_project launch.time_planning
     launch.auto_values launch.sequences launch.finding launch.ways_out
     launch.written_choice
+doctor:
+    doctor doctor.result
+    doctor.config_needs doctor.devices doctor.folders doctor.libraries doctor.network doctor.system doctor.traffic
+    doctor.variables
+    doctor.meeting
+    doctor.survey
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.origin_labels cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.auto_start cli.calibrating cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.selection_output
+    cli.auto_start cli.calibrating cli.doctor_output cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.selection_output
     cli.commands.benchmark cli.commands.export cli.commands.select
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.construct
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
     cli.commands.golden cli.commands.graph cli.commands.ls
     cli.commands.new cli.commands.plan cli.commands.pp cli.commands.rerun cli.commands.serve cli.commands.targets cli.commands.tlist
-    cli.commands.train cli.commands.trefs cli.commands.trust cli.parsing
+    cli.commands.doctor cli.commands.train cli.commands.trefs cli.commands.trust cli.parsing
     cli.completion
     cli.main
 entry point:
@@ -137,7 +143,7 @@ ml foundation:
     argument_values hub library_progress memory metrics model_class number_format random_state run_dir train_mode types
 processes:
     distributed.group distributed.layout distributed.phase
-    distributed.collectives distributed.env distributed.mesh distributed.root_cause distributed.stack_dump
+    distributed.collectives distributed.env distributed.mesh distributed.probe distributed.root_cause distributed.stack_dump
     distributed.launcher distributed.watchdog log
     distributed.peer
 data:
