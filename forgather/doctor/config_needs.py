@@ -32,7 +32,8 @@ def check_config(project: Project, asked: ProcessRequest, devices: int) -> Itera
     except ProjectError as error:
         yield wrong("processes", error.message, error.hint or "change --nnodes or --nproc-per-node")
     else:
-        yield ok("processes", f"{asked.per_node} on each of {asked.num_nodes} machine(s) fit the config")
+        where = "this machine" if asked.num_nodes == 1 else f"each of {asked.num_nodes} machines"
+        yield ok("processes", f"{asked.per_node} on {where} fit the config")
     each = asked.per_node
     if isinstance(each, int) and 0 < devices < each:
         fix = f"give --nproc-per-node {devices}, or change the sizes of the config"

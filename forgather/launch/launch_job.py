@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from forgather.config.graph import Env
 from forgather.config.traverse import walk_places
 from forgather.errors import ProjectError
+from forgather.launch.in_process import RunPlan
 from forgather.launch.layout_check import refuse_other_layout
 from forgather.launch.process_request import ProcessRequest
 from forgather.launcher_env import DEFAULT_PORT
@@ -99,20 +100,18 @@ class LaunchJob:
 def launch_job(
     asked: ProcessRequest,
     arguments: Sequence[str],
-    project: Project,
+    plan: RunPlan,
     *,
-    output_dir: str,
     devices: str | None = None,
     resume: Sequence[str] = (),
-    environ: Mapping[str, str],
+    environ: Mapping[str, str] = os.environ,
 ) -> LaunchJob:
     """Returns the job of a command line.
 
     Args:
         asked: the processes of the run.
         arguments: the arguments of `fgcli`.
-        project: the project, opened with the config of the run.
-        output_dir: the folder of the model and the run folders.
+        plan: the run.
         devices: the value of `--devices`, or None if the option is not given.
         resume: the words with which a job that starts again resumes from its checkpoint.
         environ: the environment variables of this process, of which only names are read.
@@ -120,9 +119,9 @@ def launch_job(
     Raises:
         ProjectError: FG530 if the config cannot run in the requested processes.
     """
+    project, folder = plan.project, os.getcwd()
     if asked.world_size is not None:
         refuse_other_layout(project, asked.world_size)
-    folder = os.getcwd()
     return LaunchJob(
         name=job_name(project.config_name),
         folder=folder,
@@ -130,7 +129,7 @@ def launch_job(
         asked=asked,
         devices=devices,
         resume=tuple(resume),
-        folders=outermost([folder, project.meta.project_dir, output_dir]),
+        folders=outermost([folder, project.meta.project_dir, plan.output_dir]),
         variables=_variables(project, environ),
         trust=_trust(project),
     )

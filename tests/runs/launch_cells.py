@@ -66,8 +66,7 @@ def file_of(cell, kind, *, environ=None, words=(), **options):
     job = launch_job(
         request(cell, **options),
         arguments,
-        plan.project,
-        output_dir=plan.output_dir,
+        plan,
         resume=("--resume", "auto"),
         environ={"HF_TOKEN": "hf_never_written"} if environ is None else environ,
     )

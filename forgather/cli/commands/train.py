@@ -177,7 +177,8 @@ def run(invocation: Invocation) -> int:
             with_auto_values(project, invocation, **machines)
         return dry_run(plan, asked, command, options, machines)
     if options.print:
-        write_text(_launch_file(options.print, asked, invocation, plan))
+        job = launch_job(asked, invocation.arguments, plan, resume=resume_words(project), devices=options.devices)
+        write_text(launch_file(options.print, job))
         return 0
     if is_accelerate(os.environ):
         refuse_lone_process(asked, project.config_name)
@@ -272,19 +273,6 @@ def _with_fault_tolerance(project: Project) -> Project:
         restart_assignments(project.graph, tolerance, resumes=resumes_after_restart(tolerance, os.environ))
     )
     return project
-
-
-def _launch_file(kind: str, asked: ProcessRequest, invocation: Invocation, plan: RunPlan) -> str:
-    job = launch_job(
-        asked,
-        invocation.arguments,
-        plan.project,
-        output_dir=plan.output_dir,
-        devices=invocation.options.devices,
-        resume=resume_words(plan.project),
-        environ=os.environ,
-    )
-    return launch_file(kind, job)
 
 
 def _print_what_accelerate_adds() -> None:
