@@ -41,7 +41,8 @@ def conclusion(results: Sequence[CheckResult]) -> str:
     """Returns the line below all results: how many faults there are, and how many checks did not run."""
     faults = sum(result.state is State.WRONG for result in results)
     left = sum(result.state is State.NOT_CHECKED for result in results)
-    said = f"{plural(faults, 'fault')} in {len(results)} checks" if faults else f"no fault in {len(results)} checks"
+    many = plural(len(results), "check")
+    said = f"{plural(faults, 'fault')} in {many}" if faults else f"no fault in {many}"
     return f"\n{said}, {left} not checked" if left else f"\n{said}"
 
 

@@ -91,7 +91,8 @@ def between_machines(
 
     Args:
         place: the place of this machine.
-        facts: what is compared: "versions" and "git", each a mapping, and "address" of this machine.
+        facts: what is compared: "versions" and "git", each a mapping, "address" of this machine, and its number of
+            "gpus".
         folder: the folder that all machines should share.
         names: the names of the checks, which are the same on all machines; all of `CHECKS` by default.
     """
@@ -276,6 +277,13 @@ def _all_reduce(meeting: Meeting, facts: Mapping[str, Any], folder: str) -> Chec
     return all_reduce("gloo", place.master, ranks=(place.rank,), world_size=place.nodes, timeout=place.timeout)
 
 
+def _nccl(meeting: Meeting, facts: Mapping[str, Any], folder: str) -> CheckResult:
+    place, gpus = meeting.place, meeting.share("gpus", facts["gpus"])
+    if not all(gpus):
+        return not_checked("all-reduce (nccl)", "not measured: not every machine has a GPU")
+    return all_reduce("nccl", place.master, ranks=(place.rank,), world_size=place.nodes, timeout=place.timeout)
+
+
 CHECKS: Mapping[str, Callable[[Meeting, Mapping[str, Any], str], CheckResult]] = MappingProxyType(
     {
         "versions": _versions,
@@ -284,6 +292,7 @@ CHECKS: Mapping[str, Callable[[Meeting, Mapping[str, Any], str], CheckResult]] =
         "reachability": _reachability,
         "shared folder": _shared_folder,
         "all-reduce (gloo)": _all_reduce,
+        "all-reduce (nccl)": _nccl,
     }
 )
 """The checks between machines that have met, in their order."""

@@ -11,8 +11,8 @@ from forgather.cli.options import add_json, add_set
 from forgather.cli.output import write_json, write_text
 from forgather.doctor.meeting import Place
 from forgather.doctor.result import State
-from forgather.doctor.survey import Wanted, survey
-from forgather.errors import ProjectError
+from forgather.doctor.survey import GROUPS, Wanted, survey
+from forgather.errors import ProjectError, nearest
 from forgather.launch import plan_run
 from forgather.launch.process_request import (
     ProcessRequest,
@@ -34,7 +34,7 @@ EXAMPLES = """examples:
   fgcli -t fsdp2.yaml doctor
   fgcli doctor --nodes 2 --node-rank 0 --master-addr gpu0           on machine 0; on machine 1 with --node-rank 1
   srun --ntasks-per-node=1 fgcli doctor                             on all machines of a SLURM job
-  fgcli doctor --json"""
+  fgcli doctor --only variables,network --json"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +42,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", metavar="DIR", help="folder of runs (default: that of the config, or this folder)")
     parser.add_argument(
         "--timeout", type=float, default=60, metavar="SECONDS", help="maximum wait for other machines (default: 60)"
+    )
+    parser.add_argument(
+        "--only", type=_groups, metavar="GROUP,...", help=f"the checks that run (default: all): {', '.join(GROUPS)}"
     )
     add_set(parser)
     add_json(parser)
@@ -79,7 +82,16 @@ def _wanted(invocation: Invocation) -> Wanted:
         timeout=options.timeout,
         project=project,
         asked=asked if project else None,
+        groups=options.only,
     )
+
+
+def _groups(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in GROUPS:
+            raise argparse.ArgumentTypeError(f"{name!r} is no group of checks: {nearest(name, list(GROUPS))}")
+    return names
 
 
 def _place(asked: ProcessRequest, timeout: float) -> Place | None:

@@ -15,7 +15,12 @@ from tests.matrix import thinned
 
 FORK = multiprocessing.get_context("fork")
 CHEAP = [name for name in CHECKS if not name.startswith("all-reduce")]
-SOUND = {"versions": {"torch": "2.13.0"}, "git": {"commit": "abcdef0123456789", "dirty": False}, "address": "127.0.0.1"}
+SOUND = {
+    "versions": {"torch": "2.13.0"},
+    "git": {"commit": "abcdef0123456789", "dirty": False},
+    "address": "127.0.0.1",
+    "gpus": 0,
+}
 
 
 def free_port():
@@ -107,6 +112,12 @@ def test_a_fault_is_found_on_all_machines(fault, tmp_path):
         assert said in results[name].found, results[name]
         assert State.OK is results["machines"].state
     assert [] == list(shared.iterdir())
+
+
+def test_nccl_is_not_measured_unless_every_machine_has_a_gpu(tmp_path):
+    for results in meet(tmp_path, ({"gpus": 8}, None, None), names=["all-reduce (nccl)"]):
+        result = results["all-reduce (nccl)"]
+        assert State.NOT_CHECKED is result.state and "not every machine has a GPU" in result.found
 
 
 def test_a_folder_that_machine_0_cannot_write_to_is_found(tmp_path):
