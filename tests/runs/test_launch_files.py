@@ -14,11 +14,13 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
+from forgather import Project
 from forgather.cli.parsing import parse
 from forgather.errors import ProjectError
 from forgather.launch import launch_job as launch_job_module
 from forgather.launch.launch_files import KINDS
 from forgather.launch.launch_job import shell_text
+from forgather.launch.layout_check import refuse_other_layout
 from forgather.launch.process_request import asked_processes
 from forgather.launcher_env import NodeFacts, node_facts
 from tests.matrix import thinned
@@ -224,6 +226,17 @@ def test_a_config_that_cannot_be_laid_out_is_refused_with_its_line(config, nodes
     with pytest.raises(ProjectError, match=re.escape(reason)) as refused:
         file_of(Cell("parallel", config, nodes), "slurm")
     assert "FG530" == refused.value.code and refused.value.span
+
+
+@pytest.mark.parametrize(("processes", "fits"), [(4, True), (2, False), (8, False), (16, False)])
+def test_sizes_that_are_all_given_fit_one_number_of_processes(processes, fits):
+    sizes = [("+trainer_args.pipeline_parallel_size", "2")]
+    project = Project("hybrid.yaml", str(ROOT / "projects/parallel"), overrides=sizes)
+    if fits:
+        refuse_other_layout(project, processes)
+        return
+    with pytest.raises(ProjectError, match=f"cannot run in {processes} processes: its parallel sizes multiply to 4"):
+        refuse_other_layout(project, processes)
 
 
 def test_a_secret_on_the_command_line_is_refused(monkeypatch):
