@@ -119,6 +119,16 @@ oracles: $(STAMP)
 	DS_ACCELERATOR=cpu $(BIN)/python scripts/oracles/memory_estimates.py
 	$(BIN)/pip install -q --no-deps -t build/oracles/seqeval seqeval
 	PYTHONPATH=build/oracles/seqeval $(BIN)/python scripts/oracles/entity_metrics.py
+	$(BIN)/python scripts/oracles/launch_schemas.py files build/oracles/launch
+	for kind in skypilot dstack kubeflow; do \
+	  case $$kind in kubeflow) packages=kubeflow_trainer_api;; *) packages=$$kind;; esac; \
+	  $(PYTHON) -m venv build/oracles/$$kind && build/oracles/$$kind/bin/pip install -q $$packages ruamel.yaml && \
+	  build/oracles/$$kind/bin/python scripts/oracles/launch_schemas.py $$kind build/oracles/launch || exit 1; \
+	done
+	$(BIN)/pip install -q -t build/oracles/ray ray
+	PYTHONPATH=build/oracles/ray $(BIN)/python scripts/oracles/ray_driver.py
+	$(BIN)/pip download -q --no-deps -d build/oracles/nccl nvidia-nccl-cu12
+	$(BIN)/python scripts/oracles/nccl_variables.py build/oracles/nccl
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

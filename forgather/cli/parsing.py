@@ -69,6 +69,7 @@ _GROUPS = {
         "check": "find every error that can be found without running anything",
         "golden": "compare the graphs of a project's configs with their goldens, the snapshots in the project",
         "ckpt": "list, verify, show, export and prune checkpoints",
+        "doctor": "check a machine, and machines together, before a run",
     },
 }
 COMMANDS = {name: summary for commands in _GROUPS.values() for name, summary in commands.items()}

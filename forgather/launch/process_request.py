@@ -76,7 +76,7 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
         help="processes on each machine: a number, gpu or auto (default: nproc_per_node of 'meta')",
     )
     group.add_argument("-d", "--devices", metavar="0,1", help="GPUs to use, one process each unless a number is given")
-    group.add_argument("--nnodes", metavar="N", help="machines (default: 1)")
+    group.add_argument("--nnodes", "--nodes", metavar="N", help="machines (default: 1)")
     group.add_argument("--node-rank", "--node_rank", type=int, metavar="N", help="position of this machine, from 0")
     group.add_argument("--master-addr", "--master_addr", metavar="HOST", help="address of machine 0")
     group.add_argument("--master-port", "--master_port", type=int, metavar="PORT", help="port to meet at on machine 0")
@@ -134,7 +134,7 @@ def asked_processes(
             code="FG462",
             hint=f"name {asked.per_node} devices, or give --nproc-per-node {len(devices)}",
         )
-    placed = _with_machines(asked, options, node)
+    placed = with_machines(asked, options, node)
     given = options.nproc_per_node is not None or run_meta(project.graph).nproc_per_node != "auto"
     # An explicit number counts processes on one machine, while the sizes of a config count all of them.
     return placed if given else _per_machine(placed)
@@ -184,7 +184,17 @@ def _devices(text: str | None) -> list[str]:
     return devices
 
 
-def _with_machines(asked: ProcessRequest, options: argparse.Namespace, node: NodeFacts | None) -> ProcessRequest:
+def with_machines(asked: ProcessRequest, options: argparse.Namespace, node: NodeFacts | None) -> ProcessRequest:
+    """Returns a request with the machines that the options name, or that a job has.
+
+    Args:
+        asked: the requested processes.
+        options: the parsed options of `add_process_options`.
+        node: this machine in a job with one task on each machine, or None outside such a job.
+
+    Raises:
+        ProjectError: FG462 if options contradict each other.
+    """
     # The command line takes precedence over the scheduler.
     if node is not None and options.nnodes is None:
         return replace(asked, num_nodes=node.num_nodes, node_rank=node.node_rank, master=node.master)

@@ -124,8 +124,10 @@ launch:
     launch.in_process launch.process_request
     launch.recorded_graph launch.saved_weights
     launch.export launch.trained_model
-    launch launch.batch_scripts launch.dry_run launch.evaluation launch.harness launch.multi_process launch.planning
-    launch.benchmark_run launch.bound_process launch.control_client launch.restart
+    launch launch.dry_run launch.evaluation launch.layout_check launch.harness launch.multi_process launch.planning
+    launch.benchmark_run launch.bound_process launch.control_client launch.launch_job launch.restart
+    launch.batch_scripts launch.cluster_files launch.ray_driver
+    launch.launch_files
     launch.plan_check launch.room
     launch.batch_trial
     launch.calibration launch.choice_project launch.time_planning
@@ -137,17 +139,23 @@ sweeps:
     sweeps.journal sweeps.progress sweeps.slots sweeps.stopping sweeps.trials
     sweeps.best_config sweeps.driver sweeps.plan sweeps.result sweeps.search sweeps.slurm
     sweeps.queue sweeps.request
+doctor:
+    doctor doctor.result
+    doctor.config_needs doctor.devices doctor.folders doctor.libraries doctor.network doctor.system doctor.traffic
+    doctor.variables
+    doctor.meeting
+    doctor.survey
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.palette cli.source_excerpt cli.traceback_trim
     cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.auto_start cli.browser cli.calibrating cli.comparison_output cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.runs_output cli.selection_output cli.sweep_output
+    cli.auto_start cli.browser cli.calibrating cli.comparison_output cli.doctor_output cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.runs_output cli.selection_output cli.sweep_output
     cli.commands.benchmark cli.commands.export cli.commands.select
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.compare cli.commands.construct cli.commands.control
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
     cli.commands.golden cli.commands.graph cli.commands.ls
     cli.commands.new cli.commands.plan cli.commands.pp cli.commands.queue cli.commands.rerun cli.commands.runs cli.commands.serve cli.commands.sweep cli.commands.targets cli.commands.tlist
-    cli.commands.train cli.commands.trefs cli.commands.trust cli.parsing
+    cli.commands.doctor cli.commands.train cli.commands.trefs cli.commands.trust cli.parsing
     cli.completion
     cli.main
 entry point:
@@ -159,7 +167,7 @@ ml foundation:
     argument_values hub library_progress memory metrics model_class number_format random_state run_dir train_mode types
 processes:
     distributed.group distributed.layout distributed.phase
-    distributed.collectives distributed.env distributed.mesh distributed.root_cause distributed.stack_dump
+    distributed.collectives distributed.env distributed.mesh distributed.probe distributed.root_cause distributed.stack_dump
     distributed.launcher distributed.watchdog log
     distributed.peer
 data:

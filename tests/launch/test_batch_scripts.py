@@ -1,33 +1,29 @@
 """Scripts that start a run elsewhere."""
 
-import doctest
 import os
 import subprocess
 
 import pytest
 
-from forgather.launch import batch_scripts
-from forgather.launch.batch_scripts import KINDS, batch_script
+from forgather.launch.launch_files import launch_file
+from forgather.launch.launch_job import LaunchJob
 from forgather.launch.process_request import ProcessRequest
 
-WORDS = ["-t", "ddp", "train", "--nnodes", "2", "--set", "trainer_args.max_steps=3"]
+WORDS = ("-t", "ddp", "train", "--set", "trainer_args.max_steps=3")
 
 
-def written(kind, asked, devices=None):
-    return batch_script(kind, asked, WORDS, name="ddp", folder="/a folder", devices=devices)
+def written(kind, asked, devices=None, folder="/a folder", resume=()):
+    job = LaunchJob(name="ddp", folder=folder, words=WORDS, asked=asked, devices=devices, resume=resume)
+    return launch_file(kind, job)
 
 
-def test_the_examples_of_the_module_hold():
-    assert 0 == doctest.testmod(batch_scripts).failed
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["slurm", "torchrun", "accelerate"])
 @pytest.mark.parametrize(
     "asked",
     [
         ProcessRequest(per_node=4),
         ProcessRequest(per_node="gpu", num_nodes=2, master=("host", 1234)),
-        ProcessRequest(per_node=2, num_nodes="1:4"),
+        ProcessRequest(per_node=2, num_nodes=4, master=("host", None), attempts=3),
     ],
 )
 def test_every_script_is_one_that_a_shell_can_read(kind, asked):
@@ -63,7 +59,7 @@ def test_a_batch_job_that_runs_out_of_time_is_queued_again_and_goes_on(tmp_path,
         (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $*"\nexit {status}\n')
         (tmp_path / name).chmod(0o755)
     asked = ProcessRequest(per_node=2, handed=("--max-restarts", "2"))
-    text = batch_script("slurm", asked, WORDS, name="ddp", folder=str(tmp_path), resume=("--resume", "auto"))
+    text = written("slurm", asked, folder=str(tmp_path), resume=("--resume", "auto"))
     told = {"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "8"} | ({"SLURM_RESTART_COUNT": "1"} if restarts else {})
     environ = {**os.environ, **told, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     job = subprocess.run(["bash", "-c", text], env=environ, capture_output=True, text=True, check=False)
@@ -92,3 +88,5 @@ def test_accelerate_reads_no_setting_from_a_file():
 
     assert '--num_processes "$(( 4 * 2 ))" --num_machines 2 --multi_gpu' in text
     assert "--main_process_ip host --main_process_port 1234 --mixed_precision no --dynamo_backend no" in text
+    assert "--max_restarts" not in text
+    assert " --max_restarts 3 " in written("accelerate", ProcessRequest(per_node=4, attempts=3))

@@ -32,9 +32,10 @@ from forgather.interrupt import NOTHING_TRAINED
 from forgather.launch import Outcome, RunPlan, plan_run, prepare_run
 from forgather.launch import run as run_plan
 from forgather.launch.auto_values import AutoValue
-from forgather.launch.batch_scripts import KINDS as SCRIPTS
-from forgather.launch.batch_scripts import batch_script, job_name
 from forgather.launch.in_process import read_summary
+from forgather.launch.launch_files import FIND_EACH_OTHER, launch_file
+from forgather.launch.launch_files import KINDS as LAUNCH_FILES
+from forgather.launch.launch_job import launch_job
 from forgather.launch.multi_process import (
     CHECKED,
     launched_nodes,
@@ -81,6 +82,7 @@ EXAMPLES = """examples:
   fgcli -t tiny.yaml train --dry-run
   fgcli -t fsdp2.yaml train --dry-run --world-size 64
   fgcli -t fsdp2.yaml train --dry-run --hardware rtx4090 --world-size 8
+  fgcli -t fsdp2.yaml train --nnodes 4 --print kubeflow               print a file that starts the run elsewhere
   fgcli -t tiny.yaml train --set trainer_args.max_steps=10 --set trainer_args.learning_rate=3e-4
   fgcli -t tiny.yaml train --resume                                   resume from the newest intact checkpoint
   fgcli -t tiny.yaml train --resume DIR/checkpoint-500 --allow-missing optimizer,schedule"""
@@ -101,7 +103,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --dry-run: build the run for N processes, without weights, and print what each process would hold",
     )
-    parser.add_argument("--print", choices=SCRIPTS, help="print a script that starts the run, and run nothing")
+    parser.add_argument("--print", choices=LAUNCH_FILES, help="print a file that starts the run, and run nothing")
     parser.add_argument(
         "--resume",
         nargs="?",
@@ -161,8 +163,7 @@ def run(invocation: Invocation) -> int:
     findings = () if options.no_check else _findings(project, is_run=not (options.dry_run or options.print))
     plan = plan_run(project)
     asked = asked_processes(project, options, node_facts(os.environ), invocation.handed)
-    # A SLURM job finds its machines in SLURM's variables, so its script needs no address.
-    if options.print != "slurm":
+    if options.print not in FIND_EACH_OTHER:
         refuse_missing_rendezvous(asked)
     print_findings(findings or project.diagnostics, project.meta.project_dir, invocation.check_command)
     command = ["fgcli", *invocation.arguments]
@@ -176,7 +177,8 @@ def run(invocation: Invocation) -> int:
             with_auto_values(project, invocation, **machines)
         return dry_run(plan, asked, command, options, machines)
     if options.print:
-        write_text(_script(options.print, asked, invocation, project))
+        job = launch_job(asked, invocation.arguments, plan, resume=resume_words(project), devices=options.devices)
+        write_text(launch_file(options.print, job))
         return 0
     if is_accelerate(os.environ):
         refuse_lone_process(asked, project.config_name)
@@ -271,18 +273,6 @@ def _with_fault_tolerance(project: Project) -> Project:
         restart_assignments(project.graph, tolerance, resumes=resumes_after_restart(tolerance, os.environ))
     )
     return project
-
-
-def _script(kind: str, asked: ProcessRequest, invocation: Invocation, project: Project) -> str:
-    return batch_script(
-        kind,
-        asked,
-        invocation.arguments,
-        name=job_name(project.config_name),
-        folder=os.getcwd(),
-        devices=invocation.options.devices,
-        resume=resume_words(project),
-    )
 
 
 def _print_what_accelerate_adds() -> None:
