@@ -49,14 +49,14 @@ def plan_lines(plan: SweepPlan) -> list[Line]:
     return lines
 
 
-def result_lines(results: Sequence[TrialResult], spec: SweepSpec, folder: str, config: str | None) -> list[Line]:
+def result_lines(results: Sequence[TrialResult], spec: SweepSpec, config: str | None, page: str | None) -> list[Line]:
     """Returns the table of the results, and what can be done next.
 
     Args:
         results: the trials, best first.
         spec: what the sweep was to do.
-        folder: the sweep folder, for commands.
-        config: the config with the best values, or None.
+        config: the file with the best values as a config, or None.
+        page: the page that compares the trials, or None.
     """
     columns = _short_names([one.path for one in spec.parameters])
     rows = [
@@ -82,13 +82,8 @@ def result_lines(results: Sequence[TrialResult], spec: SweepSpec, folder: str, c
         return [*lines, Line(f"no trial has logged {spec.metric!r} ({', '.join(names)})")]
     values = ", ".join(f"{columns[path]} {text}" for path, text in best.values.items() if path in columns)
     lines += [Line(""), Line(f"best: trial {best.number} ({values}), {spec.metric} {best.value:.6g}")]
-    if config is not None:
-        lines.append(Line(f"  config     {config}"))
-    lines += [
-        Line(f"  run        {near_path(best.run_dir or folder)}"),
-        Line(f"  compare    fgcli compare {folder} -o comparison.html"),
-    ]
-    return lines
+    places = (("config", config), ("run", best.run_dir and near_path(best.run_dir)), ("page", page))
+    return lines + [Line(f"  {name:<8}{place}") for name, place in places if place]
 
 
 class SweepReporter:

@@ -74,6 +74,9 @@ def test_a_grid_runs_every_combination_and_names_the_best(work, capsys):
     )
     assert {"finished"} == {one["outcome"] for one in found["trials"]}
     assert "4 of 4 done" in said
+    page = Path(found["page"]).read_text()
+    assert "Sweep a: 4 trials" in page
+    assert all(one["run_dir"].rsplit("/", 1)[1] in page for one in found["trials"])
     # It is over: nothing is run again.
     status, again, said = swept(capsys, "--resume")
     assert (0, found["best"]) == (status, again["best"])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.next_steps import resume_words
 from forgather.cli.options import add_json, add_set
-from forgather.cli.output import print_note, write_json, write_lines
+from forgather.cli.output import plural, print_note, write_json, write_lines
 from forgather.cli.sweep_output import SweepReporter, plan_lines, result_lines
 from forgather.cli.trusting import ask_trust
 from forgather.errors import ProjectError
@@ -28,18 +29,18 @@ from forgather.sweeps.result import TrialResult, best_of, results_of
 from forgather.sweeps.search import proposed, refuse_missing_optuna
 from forgather.sweeps.slots import Command, Slots, local_slots
 from forgather.sweeps.slurm import SlurmSlots
-from forgather.sweeps.spec import Method
+from forgather.sweeps.spec import Goal, Method
 from forgather.sweeps.trials import Trials
 
 CONFIG_OPTIONS = True
 EXECUTES = True
 TRAINS = True
-BEST_CONFIG = "best.yaml"
+BEST_CONFIG, PAGE = "best.yaml", "comparison.html"
 _JOBS = 8
 DESCRIPTION = """Run a config many times with other values: a grid, random values, or values that Optuna proposes. The
 values are those of the target 'sweep' of the config, of a sweep file of Weights & Biases (--file), or of --grid. All
 trials are checked before the first one starts. Each trial is a run in a folder of its own; the sweep can be killed at
-any time, and --resume continues it. The best trial is written as a config; 'fgcli compare' compares all runs."""
+any time, and --resume continues it. The result is a page that compares the trials, and the best one as a config."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml sweep --grid learning_rate=1e-3,3e-3,1e-2 --dry-run
   fgcli -t tiny.yaml sweep --grid learning_rate=1e-3,3e-3 --grid optimizer.weight_decay=0,0.1 --slots 2
@@ -207,6 +208,7 @@ def _finish(invocation: Invocation, sweep: Sweep, project: Project) -> int:
     results = results_of(sweep.journal.history, sweep.spec, sweep.progress)
     best = best_of(results)
     file = None if best is None else _write_best(sweep, project, best, options.write)
+    page = None if best is None else _write_page(sweep, results)
     if options.json:
         write_json(
             {
@@ -214,12 +216,33 @@ def _finish(invocation: Invocation, sweep: Sweep, project: Project) -> int:
                 "metric": sweep.spec.metric,
                 "best": None if best is None else best.as_data(),
                 "config": file,
+                "page": page,
                 "trials": [one.as_data() for one in results],
             }
         )
     else:
-        write_lines(result_lines(results, sweep.spec, near_path(sweep.journal.folder), file and near_path(file)))
+        write_lines(result_lines(results, sweep.spec, file and near_path(file), page and near_path(page)))
     return int(best is None)
+
+
+def _write_page(sweep: Sweep, results: Sequence[TrialResult]) -> str | None:
+    """Writes the page that compares the newest run of each trial; returns the file, or None for a single run."""
+    folders = [one.run_dir for one in results if one.run_dir is not None and one.value is not None]
+    if len(folders) < 2:
+        return None
+    # Late imports: a sweep that is planned needs no page.
+    from forgather.runs.compared_run import open_all
+    from forgather.runs.comparison import Comparison
+    from forgather.runs.comparison_page.page import page, page_data
+
+    file = os.path.join(sweep.journal.folder, PAGE)
+    runs, _ = open_all(folders)
+    best = "min" if sweep.spec.goal is Goal.MINIMIZE else "max"
+    comparison = Comparison(runs, metric=sweep.spec.metric, best=best)
+    title = f"Sweep {os.path.basename(sweep.journal.folder)}: {plural(len(runs), 'trial')}"
+    with open(file, "w", encoding="utf-8") as stream:
+        stream.write(page(page_data(comparison), title))
+    return file
 
 
 def _write_best(sweep: Sweep, project: Project, best: TrialResult, name: str | None) -> str | None:
