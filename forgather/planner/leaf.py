@@ -54,7 +54,7 @@ def _quoted(text: str) -> str:
 def value_text(value: Any) -> str:
     """Returns a value as YAML in one line."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {value_text(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{value_text(key)}: {value_text(item)}" for key, item in value.items()) + "}"
     is_word = isinstance(value, str) and value.replace("_", "").isalnum() and not value[0].isdigit()
     if is_word and value.lower() not in ("true", "false", "null"):
         return str(value)

@@ -13,7 +13,8 @@ foundation:
     interrupt requirements rules
     stored_model
     quantized
-    planner planner.batch_size planner.efficiency planner.foreign_configs planner.leaf planner.memory_plan
+    planner planner.zero_settings
+    planner.batch_size planner.efficiency planner.foreign_configs planner.leaf planner.memory_plan
     planner.choices planner.hardware
     planner.fit planner.model_shapes planner.stage_cuts planner.work
     planner.formulas
