@@ -15,7 +15,7 @@ from forgather.launch.dry_run import dry_run_layout, layout_text
 from forgather.launch.plan_check import fit_line
 from forgather.launch.planning import device_of, fit_on, traced_plan
 from forgather.launch.process_request import ProcessRequest
-from forgather.planner.fit import surely_fits
+from forgather.planner.fit import lacks_memory, surely_fits
 from forgather.project.path_display import Display
 
 _ON_ONE_MACHINE = 8  # the usual number of GPUs in one machine
@@ -63,7 +63,7 @@ def dry_run(
     options: argparse.Namespace,
     machines: dict[str, Any] | None,
 ) -> int:
-    """Prints a dry run, and returns the exit status.
+    """Prints a dry run, and returns the exit status: 1 if a process does not fit on its device.
 
     Args:
         plan: the run.
@@ -87,7 +87,7 @@ def dry_run(
     else:
         text = _text(plan, asked) if layout is None else layout_text(layout)
         write_text(text if fit is None else f"{text}\n\n{_fit_text(fit)}")
-    return 0
+    return int(lacks_memory(fit))
 
 
 def _fit_text(fit: Mapping[str, Any]) -> str:

@@ -132,6 +132,8 @@ plan = json.loads({json.dumps(json.dumps(PLAN))})
 print(json.dumps({{**plan, "fit": {{"ways_out": [way]}}}}))
 """
 EITHER = f"import sys\nif '--no-ways-out' in sys.argv:\n    print({json.dumps(PLAN)!r})\nelse:\n    exec({WAYS!r})"
+# The exit status of a plan that does not fit.
+EITHER += "\nraise SystemExit(1)"
 LESS = "less: fits. The planned peak is 1 B; it needs 1 B of"
 
 

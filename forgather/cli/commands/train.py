@@ -92,7 +92,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--dry-run",
         action="store_true",
         help="print what would run, and construct nothing; with --world-size or --hardware, construct it without "
-        "weights",
+        "weights; the exit status is 1 if it does not fit on the hardware",
     )
     parser.add_argument(
         "--world-size",
