@@ -5,7 +5,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from forgather.cli.plan_output import fit_lines
+from forgather.cli.plan_output import fit_lines, row_lines
+from forgather.ml.report.html_text import html_text
 from forgather.ml.report.plan_page import plan_page
 
 GIB = 2**30
@@ -106,6 +107,20 @@ def test_names_in_sentences_are_code_and_no_backtick_is_left(found):
     page = plan_page(found)
     assert all(f"<code>{name}</code>" in page for name in ("bf16: &lt;true&gt;", "overlap", "torch"))
     assert "`" not in page
+
+
+ANSWER = {"limit": 2 * GIB, "num_bytes": GIB, "unit": 1, "pipeline_chunks": None, "most_rows": 8, "is_exact": True}
+
+
+@pytest.mark.parametrize("size", [0, 4, 16])
+def test_each_answer_about_the_batch_is_on_the_page_and_in_the_text(found, size):
+    answer = {**ANSWER, "size": size, "num_bytes": 3 * GIB if size == 0 else GIB, "next_bytes": 3 * GIB}
+    page = plan_page({**found, "largest_batch": answer})
+    lines = [line.strip() for line in row_lines(answer) if line]
+    assert (1, 2, 3)[(0, 4, 16).index(size)] == len(lines)
+    for line in lines:
+        assert html_text(line) in page
+    assert "largest batch" not in plan_page(found).lower()
 
 
 def test_a_colour_has_one_meaning(found):

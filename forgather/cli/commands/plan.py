@@ -171,9 +171,9 @@ def run(invocation: Invocation) -> int:
             grid = grid_of(project, found, length, options.grid, others)
         if length is not None and options.longest is not None:
             longest = longest_of(project, found, length, options.longest, others)
-    sizes = {"grid": grid, "longest": longest}
+    sizes = {"grid": grid, "longest": longest, "largest_batch": rows}
     result = {"config": project.config_name, **found, "fit": fit, "time": time, "devices": count, **sizes}
-    _write(options, result, rows, values)
+    _write(options, result, values)
     nothing = any(answer is not None and answer["size"] == 0 for answer in (rows, longest))
     return int(nothing or lacks_memory(fit))
 
@@ -195,18 +195,16 @@ def _search(invocation: Invocation, cluster: Mapping[str, Any]) -> str:
     return shlex.join(["fgcli", *words, *free, "--find"])
 
 
-def _write(
-    options: argparse.Namespace, result: Mapping[str, Any], rows: Mapping[str, Any] | None, values: Sequence[AutoValue]
-) -> None:
+def _write(options: argparse.Namespace, result: Mapping[str, Any], values: Sequence[AutoValue]) -> None:
     """Writes a plan as `--json` and `-o` say."""
     if options.json:
         auto = {value.name: {"value": value.text, "reason": value.reason} for value in values}
-        write_json({**result, "largest_batch": rows, "auto": auto}, options.output)
+        write_json({**result, "auto": auto}, options.output)
     elif options.output and options.output.endswith(".html"):
         write_text(page_of(result), options.output)
     else:
         lines = [*(value.line() for value in values), *plan_lines(result)]
-        lines += [*fit_lines(result["fit"], result["world_size"]), *row_lines(rows)]
+        lines += [*fit_lines(result["fit"], result["world_size"]), *row_lines(result["largest_batch"])]
         lines += time_lines(result["time"], result["world_size"])
         lines += device_count_lines(result["devices"], options.days)
         lines += [*grid_lines(result["grid"]), *longest_lines(result["longest"])]
