@@ -108,8 +108,8 @@ launch:
     launch.recorded_graph launch.saved_weights
     launch.export launch.trained_model
     launch launch.batch_scripts launch.dry_run launch.evaluation launch.harness launch.multi_process launch.planning
-    launch.benchmark_run launch.bound_process launch.restart
-    launch.plan_check launch.room
+    launch.bound_process launch.restart
+    launch.benchmark_run launch.plan_check launch.room
     launch.batch_trial
     launch.calibration launch.choice_project launch.time_planning
     launch.auto_values launch.sequences launch.finding launch.ways_out
