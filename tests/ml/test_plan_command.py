@@ -232,6 +232,10 @@ def test_a_plan_finds_the_largest_batch_below_a_limit(bench, capsys):
         (["plan", "--find", "--memory", "1KiB"], 1),
         (["train", "--dry-run", "--hardware", "fast.json"], 0),
         (["train", "--dry-run", "--hardware", "box.json"], 1),
+        (["train", "--dry-run", "--hardware", "fast.json", "--free", "1KiB"], 1),
+        (["train", "--dry-run", "--free", "1KiB"], 1),
+        (["train", "--dry-run", "--free", "1GiB", "--json"], 0),
+        (["train", "--dry-run", "--free", "9GiB"], 0),
         (["select", "--model-family", "text_generation", "--model-name", "opt-30b", "--max-memory-gb", "1"], 1),
         (["select", "--model-family", "text_generation", "--model-name", "gpt2"], 0),
     ],
@@ -364,3 +368,8 @@ def test_the_comparison_can_be_turned_off(bench, capsys):
     assert 0 == main(["-t", "tiny", "train", "--hardware", "box.json", "--no-plan"])
     assert "plan:" not in capsys.readouterr().err
     assert [] == list(bench.glob("out/runs/*/plan.json"))
+
+
+def test_a_run_is_compared_with_the_memory_that_is_free(bench, capsys):
+    assert 0 == main(["-t", "tiny", "train", "--free", "1KiB", "--set", "trainer_args.max_steps=1"])
+    assert "plan: does not fit" in capsys.readouterr().err
