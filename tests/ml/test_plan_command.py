@@ -203,6 +203,20 @@ def test_a_deadline_of_a_config_of_one_process_says_why_no_more_were_planned(ben
     assert "memory: does not fit" in told
 
 
+@pytest.mark.parametrize("settings", [(), ("--set", "trainer_args.global_batch_size=12")])
+def test_a_deadline_says_whether_the_step_follows_the_number_of_devices(bench, capsys, settings):
+    accel = TINY_TRAINING.replace("trainers/trainer.yaml", "trainers/accel_trainer.yaml")
+    (bench / "templates/configs/accel.yaml").write_text(accel)
+    words = ["-t", "accel", "plan", "--hardware", "fast.json", "--gpus", "1", "--tokens", "1e6", *settings]
+    assert 0 == main([*words, "--json"])
+    hours = json.loads(capsys.readouterr().out)["time"]["run"]["hours"]["high"]
+    assert 0 == main([*words, "--days", f"{hours / 24 / 2.5}"])
+    told = capsys.readouterr().out
+    assert "  3 machines (3 devices): " in told
+    grown = "the step follows the number of devices: 96 tokens in place of the config's 32; global_batch_size keeps"
+    assert (grown in told) == (not settings)
+
+
 def test_a_time_that_was_asked_for_needs_rates(bench, capsys):
     (bench / "rows.jsonl").unlink()  # the error comes before anything is built
     assert 1 == main(["-t", "tiny", "plan", "--hardware", "box.json", "--tokens", "1e6"])

@@ -156,6 +156,7 @@ def test_the_page_answers_how_many_devices_a_deadline_needs(found):
     assert "deadline" not in plan_page(found)
     times = {"by_time": {"low": 3.0, "high": 5.0}, "days": {"low": 8.0, "high": 13.5}, "by_memory": 2}
     count = {"devices_per_machine": 8, "planned": 5, "why_fewer": None, "tokens_per_update": 4096, "verdict": "fits"}
+    count["tokens_before"] = 4096
     page = plan_page({**found, "devices": {**times, **count}})
 
     cells = dict(re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td></tr>", page))
@@ -166,3 +167,6 @@ def test_the_page_answers_how_many_devices_a_deadline_needs(found):
     )
     assert ("4,096", "fits") == (cells["tokens of a step"], cells["memory"])
     assert "why" not in page and "more could not be planned" not in cells
+    assert "follows the number" not in page
+    grown = plan_page({**found, "devices": {**times, **count, "tokens_before": 1024}})
+    assert "the step follows the number of devices: 4,096 tokens in place of the config&#x27;s 1,024" in grown
