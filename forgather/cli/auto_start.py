@@ -77,7 +77,7 @@ def _tried_values(project: Project, member: Any) -> list[AutoValue]:
 
 def room_words(options: Namespace) -> dict[str, Any]:
     """Returns what a command line says about the devices, as arguments of `room_of`."""
-    # Only `fgcli plan` has the last two.
+    # Only `fgcli plan` has the last one.
     return {name: vars(options).get(name) for name in ("hardware", "memory", "free", "device_type")}
 
 
@@ -88,7 +88,7 @@ def with_auto_values(
 
     Args:
         project: the project, opened with the config.
-        invocation: the command line, which may have `--hardware` and `--memory`, and that of a plan `--free` and
+        invocation: the command line, which may have `--hardware`, `--memory` and `--free`, and that of a plan
             `--device-type`.
         gpus: the number of processes on each machine.
         nodes: the number of machines.

@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from typing import Any
 
-from forgather.cli.output import write_json, write_text
+from forgather.cli.output import print_note, write_json, write_text
 from forgather.errors import ProjectError
 from forgather.launch import RunPlan
 from forgather.launch.dry_run import dry_run_layout, layout_text
 from forgather.launch.plan_check import fit_line
-from forgather.launch.planning import device_of, fit_on, traced_plan
+from forgather.launch.planning import fit_on, traced_plan
 from forgather.launch.process_request import ProcessRequest
-from forgather.planner.fit import surely_fits
+from forgather.launch.room import room_of
+from forgather.planner.fit import lacks_memory, surely_fits
 from forgather.project.path_display import Display
 
 _ON_ONE_MACHINE = 8  # the usual number of GPUs in one machine
@@ -63,7 +64,7 @@ def dry_run(
     options: argparse.Namespace,
     machines: dict[str, Any] | None,
 ) -> int:
-    """Prints a dry run, and returns the exit status.
+    """Prints a dry run, and returns the exit status: 1 if a process does not fit on its device.
 
     Args:
         plan: the run.
@@ -77,23 +78,30 @@ def dry_run(
     with redirect_stdout(sys.stderr):
         if machines is not None and options.world_size is not None:
             layout = dry_run_layout(plan, **machines)
-        if machines is not None and options.hardware is not None:
-            device = device_of(options.hardware, gpus=machines["gpus"])
-            assert device is not None  # noqa: S101 - it has a name
-            found, _ = traced_plan(plan.project, **machines, device_type=device.type)
-            fit = {**fit_on(found, device), **machines}
+        if machines is not None and (options.hardware is not None or options.free is not None):
+            fit = _fit(plan, options, machines)
     if options.json:
         write_json({**(layout or _facts(plan, asked, command)), "fit": fit})
     else:
         text = _text(plan, asked) if layout is None else layout_text(layout)
-        write_text(text if fit is None else f"{text}\n\n{_fit_text(fit)}")
-    return 0
+        write_text(text if fit is None else f"{text}\n\n{_fit_text(fit, options)}")
+    return int(lacks_memory(fit))
 
 
-def _fit_text(fit: Mapping[str, Any]) -> str:
+def _fit(plan: RunPlan, options: argparse.Namespace, machines: dict[str, Any]) -> dict[str, Any] | None:
+    room = room_of(plan.project, **machines, hardware=options.hardware, free=options.free)
+    if room.device is None:
+        print_note("hardware of meta names several devices, and a run is compared with one: add --hardware")
+        return None
+    found, _ = traced_plan(plan.project, **room.cluster)
+    return {**fit_on(found, room.device), **machines}
+
+
+def _fit_text(fit: Mapping[str, Any], options: argparse.Namespace) -> str:
     gpus, nodes = fit["gpus"], fit["nodes"]
     processes = "1 process" if gpus * nodes == 1 else f"{gpus * nodes} processes"
-    way = f"; 'fgcli plan --gpus {gpus} --nodes {nodes}' with the same --hardware plans ways out"
+    same = " and ".join(f"--{name}" for name in ("hardware", "free") if vars(options)[name] is not None)
+    way = f"; 'fgcli plan --gpus {gpus} --nodes {nodes}' with the same {same} plans ways out"
     return f"{fit_line(fit)} ({processes})" + ("" if surely_fits(fit) else way)
 
 

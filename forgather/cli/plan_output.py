@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forgather.planner.grid import too_few_rows
+from forgather.planner.grid import largest_batch_sentences
 from forgather.planner.memory_plan import format_size
 from forgather.planner.ways_out import way_lines
 
@@ -96,32 +96,10 @@ def row_lines(found: Mapping[str, Any] | None) -> list[str]:
     Args:
         found: the answer as data, see `forgather.launch.planning.rows_within`; None if it was not requested.
     """
-    if not found:
+    if found is None:
         return []
-    limit, need, size = found["limit"], found["num_bytes"], found["size"]
-    if size == 0:
-        least, over = _rows_need(found["unit"]), format_size(need - limit)
-        return ["", f"no batch fits into {format_size(limit)}: {least} {format_size(need)}, {over} too much"]
-    following = found["next_bytes"]
-    more = (
-        ""
-        if following is None
-        else f"; {size + found['unit']} need {format_size(following - limit)} more than the limit"
-    )
-    if following is None and found["is_exact"]:
-        more = "; more are not tried"
-    chunks = "" if found["pipeline_chunks"] is None else f" with pipeline_chunks {found['pipeline_chunks']}"
-    least = "" if found["is_exact"] else "at least "
-    return [
-        "",
-        f"largest batch within {format_size(limit)}: {least}{size} rows{chunks}, {format_size(need)}{more}",
-        "  this is what the run allocates; --hardware adds a GPU's context, workspaces and fragmentation",
-        *([f"  {refused}"] if (refused := too_few_rows(size, found["most_rows"])) else []),
-    ]
-
-
-def _rows_need(rows: int) -> str:
-    return "one row needs" if rows == 1 else f"{rows} rows need"
+    first, *others = largest_batch_sentences(found)
+    return ["", first, *(f"  {one}" for one in others)]
 
 
 def _rank_fit_lines(rank: Mapping[str, Any], world_size: int) -> list[str]:

@@ -12,13 +12,37 @@ from functools import partial
 from typing import Any
 
 from forgather.cli.invocation import Invocation
+from forgather.cli.options import memory_size
 from forgather.cli.output import print_note
 from forgather.launch.auto_values import AutoValue
 from forgather.launch.plan_check import PATIENCE_SECONDS, WAYS_SECONDS, PlanCheck, begin_plan_check, note_largest_row
-from forgather.launch.planning import Device, device_of
+from forgather.launch.planning import Device, device_of, free_on
 from forgather.planner.hardware import hardware_names
 
 Configure = Callable[[argparse.ArgumentParser], None]
+
+
+def add_devices(parser: argparse.ArgumentParser) -> None:
+    """Adds the options about the devices that a run is compared with."""
+    parser.add_argument(
+        "--hardware",
+        metavar="NAME|FILE",
+        help="plan first, and say whether the run fits on this device (default: a GPU here, while the run starts)",
+    )
+    parser.add_argument(
+        "--memory",
+        metavar="SIZE",
+        type=memory_size,
+        help="memory of each device for `auto` values, as 22GB (default: device_memory of meta, or of the device)",
+    )
+    parser.add_argument(
+        "--free",
+        metavar="SIZE",
+        type=memory_size,
+        help="plan first, and say whether the run fits into this memory of each device, as 22GB (default: all of it; "
+        "of the GPUs here, what nobody holds)",
+    )
+    parser.add_argument("--no-plan", action="store_true", help="do not compare the run with its device")
 
 
 def plan_checks(
@@ -48,7 +72,8 @@ def plan_checks(
         return []
     words = [*_words(invocation, configure, member, device, found), "--no-check", "--json"]
     check = begin_plan_check(words, device, run_dir, print_note)
-    check.wait(PATIENCE_SECONDS if options.hardware is None else None)
+    is_asked = options.hardware is not None or options.free is not None
+    check.wait(None if is_asked else PATIENCE_SECONDS)
     return [check]
 
 
@@ -105,10 +130,10 @@ def _is_first(member: Any) -> bool:
 
 def _device(main: object, invocation: Invocation, member: Any) -> Device | None:
     """Returns the device that the run is compared with; None if it is unknown."""
-    named = invocation.options.hardware
+    named, free = invocation.options.hardware, invocation.options.free
     if named is None and getattr(getattr(main, "args", None), "use_cpu", False):
-        return None
-    return device_of(named, gpus=member.facts.local_world_size if member is not None else 1)
+        return free_on(None, free, "cpu")
+    return free_on(device_of(named, gpus=member.facts.local_world_size if member is not None else 1), free, None)
 
 
 def _words(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from forgather.planner.device_count import growth_sentence
+
 _BAR = 24
 
 
@@ -72,6 +74,7 @@ def device_count_lines(count: Mapping[str, Any] | None, days: float | None) -> l
         f"  by memory  {by_memory}",
         f"  {machines(count['planned'])}: {_between(count['days'], _digits)} days, "
         f"{_amount(count['tokens_per_update'])} tokens in a step; memory: {count['verdict']}",
+        *([f"  {grown}"] if (grown := growth_sentence(count)) else []),
         *why,
     ]
 

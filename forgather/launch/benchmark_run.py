@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
+from forgather.launch.bound_process import BoundProcess
 from forgather.launch.multi_process import children_environment
 from forgather.planner.benchmark_results import Row, Status
 from forgather.planner.hardware import Hardware, hardware, hardware_names
@@ -24,6 +25,7 @@ from forgather.planner.memory_plan import format_size
 
 # Modules outside `forgather.ml` reach it only by name, so that commands without training never load torch.
 _CELL = "forgather.ml.benchmark_cell"
+_BOUND = "forgather.launch.bound_process"
 _DEVICE = "forgather.ml.planner.devices_here:device_here"
 _FREE = "forgather.ml.memory:available_bytes"
 _ENDING_SECONDS = 10.0
@@ -117,7 +119,7 @@ def _measured(config: Mapping[str, Any], *, use_cpu: bool, steps: int, timeout: 
         words = [sys.executable]
         if config["gpu_count"] > 1 or config["distributed_strategy"] != "DDP":
             words += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config['gpu_count']}"]
-        words += ["-m", _CELL, folder]
+        words += ["-m", _BOUND, _CELL, folder]
         status = _ended(words, os.path.join(folder, "output.txt"), timeout)
         for name in ("error.json", "measured.json"):
             with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, name), encoding="utf-8") as stream:
@@ -128,8 +130,8 @@ def _measured(config: Mapping[str, Any], *, use_cpu: bool, steps: int, timeout: 
 
 def _ended(words: list[str], output: str, timeout: float) -> str:
     """Runs a command in a session of its own until it ends, and returns what is known of its end from outside."""
-    with children_environment(), open(output, "wb") as stream:
-        child = subprocess.Popen(words, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
+    with children_environment(), open(output, "w", encoding="utf-8") as stream:
+        child = BoundProcess(words, env=os.environ, stdout=stream, stderr=subprocess.STDOUT)
     try:
         status = child.wait(timeout)
     except subprocess.TimeoutExpired:
@@ -138,20 +140,20 @@ def _ended(words: list[str], output: str, timeout: float) -> str:
     except BaseException:
         _end(child)
         raise
+    child.close_lifeline()
     if status < 0:
         why = ", as the system does when memory runs out" if status == -signal.SIGKILL else ""
         return f"it was ended by {signal.Signals(-status).name}{why}"
     return ""
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: BoundProcess) -> None:
     # torchrun ends its processes, which have sessions of their own, when it is asked to end.
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_ENDING_SECONDS)
-            return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_ENDING_SECONDS)
+    child.end()
 
 
 def _last_line(output: str) -> str:

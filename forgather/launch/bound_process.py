@@ -3,13 +3,18 @@
 The starting process keeps the writing end of their standard input, which the system closes when that process ends, on
 every system and whatever the reason. A started process calls `end_with_parent`, which waits for this in a thread. So no
 memory of a device stays taken by a process without a run.
+
+A module that does not know of this is started as `python -m forgather.launch.bound_process MODULE ARGUMENTS`. A
+launcher such as torchrun leaves its standard input to the processes that it starts so, and ends when they have ended.
 """
 
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -108,3 +113,9 @@ def _end_at_close(lifeline: int) -> None:
         pass
     # Processes that load data are in the same group.
     os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

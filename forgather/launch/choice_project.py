@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 from forgather.config.graph import Call, Graph, is_null
@@ -39,7 +40,8 @@ from forgather.project.targets import run_meta
 from forgather.project.template_environment import project_environment
 from forgather.project.trainer_arguments import trainer_arguments
 
-_TRIED = "tried"
+_TRIED, _COMPUTED = "tried", "computed"
+_WRITTEN = "forgather.ml.strategy.deepspeed_config:written_settings"
 _SIZES = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
 
 
@@ -72,8 +74,24 @@ class ChoiceProjects:
 
     @cached_property
     def given(self) -> Mapping[str, Any]:
-        """The settings of the config that choices decide, as far as they are plain, with the overrides of the user."""
-        return _given(self._project.graph)
+        """The settings of the config that choices decide, as far as they are plain, with the overrides of the user.
+
+        Raises:
+            PlanError: FG993 if settings are computed of which choices keep a part.
+            TrainingError: FG741 if the DeepSpeed config cannot be read.
+        """
+        found = _given(self._project.graph)
+        for name in ("fsdp_config", "deepspeed"):
+            if found.get(name) == _COMPUTED:
+                raise PlanError(
+                    f"{name} is computed, and the ways that are searched keep its settings",
+                    code="FG993",
+                    hint=f"write its values, or search without them: --set trainer_args.{name}=~",
+                )
+        if "deepspeed" in found:
+            module, function = _WRITTEN.split(":")
+            found["deepspeed"] = getattr(import_module(module), function)(found["deepspeed"])
+        return found
 
     def rows_per_update(self) -> int:
         """Returns the rows of an update of the config on the devices of the search, as a plan for them has.
@@ -179,7 +197,7 @@ def _given(graph: Graph) -> dict[str, Any]:
             try:
                 value = plain_value(node, name)
             except ProjectError:
-                value = "computed"
+                value = _COMPUTED
             # Templates leave settings open with `~`, which is the default.
             if value is not None:
                 found[name] = value

@@ -232,14 +232,22 @@ def _run(
     except BaseException as error:
         try:
             if failed is not None:
-                failed(error)
-        except Exception as other:  # noqa: BLE001 - the error of the run must not be lost
-            error.add_note(f"what this error means for the run is not known: {type(other).__name__}: {other}")
+                _explain(error, failed)
         finally:
             # Each process removes it: the main process may be ended while it waits for one that failed.
             if not _can_run(main) or _nothing_was_trained(main):
                 remove_unused_record(run_dir)
         raise
+
+
+def _explain(error: BaseException, explain: Callable[[BaseException], None]) -> None:
+    """Calls a function that adds notes to the error of a run, which is not lost whatever happens there."""
+    try:
+        explain(error)
+    except KeyboardInterrupt:
+        error.add_note("interrupted while it was found out what this error means for the run")
+    except Exception as other:  # noqa: BLE001 - the error of the run must not be lost
+        error.add_note(f"what this error means for the run is not known: {type(other).__name__}: {other}")
 
 
 def _nothing_was_trained(main: object) -> bool:

@@ -134,14 +134,15 @@ def _answer(process: BoundProcess | Exception, seconds: float | None = None) -> 
             return {}, f"planning took longer than {seconds:.0f} s"
         finally:
             process.end()
+    with suppress(ValueError):
+        # The status of a plan that does not fit is that of a failure, and a failure prints no plan.
+        if isinstance(plan := json.loads(written), dict) and "ranks" in plan:
+            return plan, ""
     if process.returncode:
         lines = [line for line in errors.splitlines() if line.strip()]
         why = next((line for line in lines if line.startswith("error")), lines[-1] if lines else "it was ended")
         return {}, why.strip()
-    try:
-        return json.loads(written), ""
-    except ValueError as error:
-        return {}, f"its output is no JSON: {error}"
+    return {}, f"its output is no plan: {written[:80]!r}"
 
 
 def _planned_ways(process: BoundProcess | Exception, seconds: float | None = None) -> tuple[list[dict[str, Any]], str]:

@@ -217,7 +217,7 @@ def page_of(found: Mapping[str, Any]) -> str:
     """Returns a plan as an HTML document.
 
     Args:
-        found: the plan as data, with `config`, `fit` and `time`.
+        found: the plan as data, with `config`, `fit`, `time` and `largest_batch`.
     """
     module, function = _PAGE.split(":")
     page: str = getattr(import_module(module), function)(found)

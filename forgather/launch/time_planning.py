@@ -72,6 +72,7 @@ def device_count_of(
         why_fewer=why_fewer,
         days=run.hours.times(1 / 24),
         tokens_per_update=round(work_there.rows_per_update * (work_there.tokens_per_row or 1)),
+        tokens_before=round(work.rows_per_update * (work.tokens_per_row or 1)),
         verdict="unknown" if decides is None else str(decides.verdict),
     ).as_data()
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forgather.planner.memory_plan import GRADIENTS, OPTIMIZER, PARAMETERS
+from forgather.planner.zero_settings import STAGE, ZERO, zero_settings
 
 TRAINER, ACCEL_TRAINER = "forgather.ml:Trainer", "forgather.ml:AccelTrainer"
 PIPELINE_TRAINER = "forgather.ml:PipelineTrainer"
@@ -97,9 +98,9 @@ def choices(gpus: int, nodes: int, given: Mapping[str, Any]) -> tuple[Choice, ..
     plain = (
         [*_on_one(given)]
         if world == 1
-        else [*_sharded(gpus, nodes, given), *_tensor(gpus, nodes, given), *_zero(world)]
+        else [*_sharded(gpus, nodes, given), *_tensor(gpus, nodes, given), *_zero(world, given)]
     )
-    ways = [way for one in plain for way in (one, *_offloaded(one))]
+    ways = [way for one in plain for way in (one, *_offloaded(one, given))]
     # Recomputation needs less memory: what does not fit with it does not fit without it.
     return tuple(
         replace(
@@ -124,7 +125,7 @@ def _on_one(given: Mapping[str, Any]) -> Iterator[Choice]:
     yield Choice(
         title="ZeRO 2, optimizer offloaded",
         trainer=ACCEL_TRAINER,
-        settings={"deepspeed": _zero_config(2, "offload_optimizer")},
+        settings={"deepspeed": zero_settings(given.get("deepspeed"), 2, ["offload_optimizer"])},
         offloads=STATE[1:],
     )
 
@@ -163,17 +164,13 @@ def _tensor(gpus: int, nodes: int, given: Mapping[str, Any]) -> Iterator[Choice]
         size *= 2
 
 
-def _zero(world: int) -> Iterator[Choice]:
+def _zero(world: int, given: Mapping[str, Any]) -> Iterator[Choice]:
     for stage in (3, 2, 1):
-        settings = {"deepspeed": _zero_config(stage)}
+        settings = {"deepspeed": zero_settings(given.get("deepspeed"), stage)}
         yield Choice(title=f"ZeRO {stage}", trainer=ACCEL_TRAINER, settings=settings, processes=world, replicas=world)
 
 
-def _zero_config(stage: int, *offloads: str) -> dict[str, Any]:
-    return {"zero_optimization": {"stage": stage, **{name: {"device": "cpu"} for name in offloads}}}
-
-
-def _offloaded(choice: Choice) -> Iterator[Choice]:
+def _offloaded(choice: Choice, given: Mapping[str, Any]) -> Iterator[Choice]:
     """Yields the choices that do the same as another one, with parts of the state in the memory of the host."""
     common: dict[str, Any] = {"divided": (), "like": choice.title}
     if "fsdp" in choice.settings and not choice.offloads:
@@ -181,13 +178,13 @@ def _offloaded(choice: Choice) -> Iterator[Choice]:
         settings = {**choice.settings, "fsdp_config": config}
         yield replace(choice, title=f"{choice.title}, offloaded", settings=settings, offloads=STATE, **common)
     if "deepspeed" in choice.settings and not choice.offloads:
-        stage = choice.settings["deepspeed"]["zero_optimization"]["stage"]
+        stage = choice.settings["deepspeed"][ZERO][STAGE]
         for title, offloads, names, least in (
             ("optimizer offloaded", STATE[1:], ("offload_optimizer",), 2),
             ("offloaded", STATE, ("offload_optimizer", "offload_param"), 3),
         ):
             if stage >= least:
-                settings = {"deepspeed": _zero_config(stage, *names)}
+                settings = {"deepspeed": zero_settings(given.get("deepspeed"), stage, names)}
                 yield replace(choice, title=f"{choice.title}, {title}", settings=settings, offloads=offloads, **common)
 
 

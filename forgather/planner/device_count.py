@@ -9,7 +9,7 @@ Units:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ class DeviceCount:
         why_fewer: why fewer machines were planned than finish in time; None if they were not.
         days: the days that these machines need.
         tokens_per_update: the tokens of one optimizer step of these machines.
+        tokens_before: the tokens of one optimizer step of the devices that were planned first.
         verdict: whether the ranks of these machines fit, see `forgather.planner.fit.Verdict`; "unknown" if the memory
             of the device is unknown.
     """
@@ -41,6 +42,7 @@ class DeviceCount:
     why_fewer: str | None
     days: Range
     tokens_per_update: int
+    tokens_before: int
     verdict: str
 
     def as_data(self) -> dict[str, Any]:
@@ -71,3 +73,22 @@ def fewest_machines(sizes: Sequence[tuple[int, Sequence[RankFit]]]) -> int | Non
     if need_few <= memory and sharded <= 0:
         return 1
     return None if fixed >= memory or sharded <= 0 else max(1, math.ceil(sharded / (memory - fixed)))
+
+
+def growth_sentence(count: Mapping[str, Any]) -> str | None:
+    """Returns a sentence if a step of the machines for a deadline has other tokens than one of the config.
+
+    Args:
+        count: a `DeviceCount` as data.
+
+    Example:
+        >>> print(growth_sentence({"tokens_per_update": 64, "tokens_before": 32}))
+        the step follows the number of devices: 64 tokens in place of the config's 32; global_batch_size keeps its size
+    """
+    now, before = count["tokens_per_update"], count["tokens_before"]
+    if now == before:
+        return None
+    return (
+        f"the step follows the number of devices: {now:,} tokens in place of the config's {before:,}; "
+        "global_batch_size keeps its size"
+    )

@@ -169,6 +169,15 @@ def surely_fits(fit: Mapping[str, Any]) -> bool:
     return all(rank["verdict"] == Verdict.FITS for rank in fit["ranks"])
 
 
+def lacks_memory(fit: Mapping[str, Any] | None) -> bool:
+    """Returns whether some rank does not fit even with the lower bounds; false if the memory of the device is unknown.
+
+    Args:
+        fit: the fits of the ranks as data, see `surely_fits`; None if no device is known.
+    """
+    return fit is not None and any(rank["verdict"] == Verdict.TOO_LARGE for rank in fit["ranks"])
+
+
 def largest_peak(
     hardware: Hardware, mesh: Mapping[str, int], *, held_bytes: int = 0, convolution_bytes: int = 0
 ) -> float:

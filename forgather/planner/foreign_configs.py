@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from forgather.planner.zero_settings import completed, unsaid
+
 FORMS: Mapping[str, str] = {
     "deepspeed": "a configuration of DeepSpeed",
     "accelerate": "a configuration of Accelerate",
@@ -70,23 +72,26 @@ def missing_settings(form: str, settings: Mapping[str, Any], rows: int, micro_ba
         return recomputes
     if form != "accelerate":
         return {}
-    number = {} if "deepspeed" in settings else {"gradient_accumulation_steps": micro_batches}
-    return {"per_device_train_batch_size": rows, **number, **({} if settings.get("fsdp") else recomputes)}
+    if "deepspeed" not in settings:
+        number = {"gradient_accumulation_steps": micro_batches}
+        return {"per_device_train_batch_size": rows, **number, **({} if settings.get("fsdp") else recomputes)}
+    others = {"deepspeed": found} if (found := unsaid(settings["deepspeed"])) else {}
+    return {"per_device_train_batch_size": rows, **recomputes, **others}
 
 
 def _deepspeed(
     settings: Mapping[str, Any], batch: Mapping[str, int], processes: int, given: Mapping[str, Any]
 ) -> dict[str, Any]:
     rows, number = batch.values()
-    return {
+    usual = {
         "train_batch_size": rows * number * processes,
         "train_micro_batch_size_per_gpu": rows,
         "gradient_accumulation_steps": number,
         "gradient_clipping": _clipping(given),
         "bf16": {"enabled": bool(given.get("bf16"))},
         "fp16": {"enabled": bool(given.get("fp16"))},
-        **settings["deepspeed"],
     }
+    return completed(settings["deepspeed"], usual)
 
 
 def _accelerate(

@@ -99,7 +99,8 @@ class Memory:
         communication: buckets.
         overhead: context and fragmentation.
         peak: the largest sum at one time. At the end of the forward pass there are no gradients yet, unless they are
-            accumulated; at the end of the backward pass there are no activations.
+            accumulated; at the end of the backward pass there are no activations. Buckets of FSDP are made when the
+            logits are gone.
         host: memory of the host, for each GPU.
     """
 
@@ -185,11 +186,14 @@ def memory(shape: ModelShape, way: Way) -> Memory:
     gathered, communication = _gathered(shape, way, trained)
     parameters += gathered
     activations, logits = _activations(shape, way), _logits(shape, way)
-    lasting = parameters + optimizer + communication
-    forward = activations + logits + (gradients if way.accumulation > 1 else 0)
+    # FSDP makes its buckets unit by unit in the backward pass, after the loss; those of the others last.
+    passing = communication if way.strategy == "FSDP" else 0
+    lasting = parameters + optimizer + communication - passing
+    accumulated_before = gradients if way.accumulation > 1 else 0
     # The copies that autocast makes die with the backward pass of their block.
     copies = gathered if way.strategy == "DDP" else 0
-    used = lasting + max(forward, gradients - copies)
+    start = activations + max(logits, passing) + accumulated_before
+    used = lasting + max(start, passing + gradients - copies)
     overhead = CONTEXT_BYTES + FRAGMENTATION * used
     return Memory(
         parameters=parameters,

@@ -169,6 +169,32 @@ def too_few_rows(rows: int, most_rows: int | None) -> str | None:
     )
 
 
+def largest_batch_sentences(found: Mapping[str, Any]) -> list[str]:
+    """Returns the largest batch within a limit as sentences.
+
+    Args:
+        found: the answer as data, see `forgather.launch.planning.rows_within`.
+    """
+    limit, need, size = found["limit"], found["num_bytes"], found["size"]
+    if size == 0:
+        least = "one row needs" if found["unit"] == 1 else f"{found['unit']} rows need"
+        over = format_size(need - limit)
+        return [f"no batch fits into {format_size(limit)}: {least} {format_size(need)}, {over} too much"]
+    following = found["next_bytes"]
+    if following is not None:
+        more = f"; {size + found['unit']} need {format_size(following - limit)} more than the limit"
+    else:
+        more = "; more are not tried" if found["is_exact"] else ""
+    chunks = "" if found["pipeline_chunks"] is None else f" with pipeline_chunks {found['pipeline_chunks']}"
+    least = "" if found["is_exact"] else "at least "
+    refused = too_few_rows(size, found["most_rows"])
+    return [
+        f"largest batch within {format_size(limit)}: {least}{size} rows{chunks}, {format_size(need)}{more}",
+        "this is what the run allocates; --hardware adds a GPU's context, workspaces and fragmentation",
+        *([] if refused is None else [refused]),
+    ]
+
+
 def longest_sentence(found: Mapping[str, Any]) -> str:
     """Returns the longest rows that fit as a sentence.
 

@@ -15,7 +15,8 @@ foundation:
     control_listener interventions
     stored_model
     quantized
-    planner planner.batch_size planner.efficiency planner.foreign_configs planner.leaf planner.memory_plan
+    planner planner.zero_settings
+    planner.batch_size planner.efficiency planner.foreign_configs planner.leaf planner.memory_plan
     planner.choices planner.hardware
     planner.fit planner.model_shapes planner.stage_cuts planner.work
     planner.formulas
@@ -125,8 +126,8 @@ launch:
     launch.recorded_graph launch.saved_weights
     launch.export launch.trained_model
     launch launch.dry_run launch.evaluation launch.layout_check launch.harness launch.multi_process launch.planning
-    launch.benchmark_run launch.bound_process launch.control_client launch.launch_job launch.restart
-    launch.batch_scripts launch.cluster_files launch.ray_driver
+    launch.bound_process launch.control_client launch.launch_job launch.restart
+    launch.batch_scripts launch.benchmark_run launch.cluster_files launch.ray_driver
     launch.launch_files
     launch.plan_check launch.room
     launch.batch_trial

@@ -48,6 +48,22 @@ time.sleep(90)
 """
 
 
+# The cell of a benchmark is replaced by another module, because a cell imports torch first.
+CELL = """
+import os, sys
+import forgather.launch.benchmark_run as run
+run._CELL = "toy_cell"
+os.environ["PYTHONPATH"] = os.getcwd()
+run._measured({{"gpu_count": {processes}, "distributed_strategy": "DDP"}}, use_cpu=True, steps=1, timeout=600)
+"""
+TOY_CELL = """\
+import os, sys, time
+assert len(sys.argv) == 2 and os.path.isfile(f"{sys.argv[1]}/asked.json")
+with open(f"pid {os.getpid()}", "w"):
+    time.sleep(600)
+"""
+
+
 # A worker is forked from the run after it has started a process, and lives longer than the run.
 FORKING = """
 import os, subprocess, sys, time
@@ -69,8 +85,13 @@ def is_running(pid):
         return False
 
 
-def wait_until(condition):
-    until = time.monotonic() + patience(5)
+def children_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as stream:
+        return stream.read().split()
+
+
+def wait_until(condition, seconds=5):
+    until = time.monotonic() + patience(seconds)
     while not condition():
         assert time.monotonic() < until, "it never happened"
         time.sleep(0.02)
@@ -87,6 +108,21 @@ def test_what_a_killed_run_has_started_ends_with_it(tmp_path, monkeypatch, code)
     run.kill()
     run.wait()
     wait_until(lambda: not any(map(is_running, pids)))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_cell_of_a_killed_benchmark_ends_with_it(tmp_path, processes):
+    (tmp_path / "toy_cell.py").write_text(TOY_CELL)
+    run = subprocess.Popen([sys.executable, "-c", CELL.format(processes=processes)], cwd=tmp_path)
+    wait_until(lambda: len([*tmp_path.glob("pid *")]) == processes or run.poll() is not None, seconds=30)
+    pids = [file.name.split()[1] for file in tmp_path.glob("pid *")]
+    assert processes == len(pids) and all(map(is_running, pids))
+    started = children_of(run.pid)
+    assert started
+    run.kill()
+    run.wait()
+    # torchrun ends after its processes.
+    wait_until(lambda: not any(map(is_running, [*pids, *started])), seconds=30)
 
 
 def test_a_forked_worker_of_a_killed_run_keeps_nothing_alive():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from torch.distributed import HashStore
 
 from forgather.cli.commands.train import configure
 from forgather.cli.plan_start import _is_first, plan_words
+from forgather.interrupt import Interrupt, handle_signals
 from forgather.launch import plan_run, prepare_run, run
 from forgather.launch.plan_check import PlanCheck, fit_line, is_out_of_memory, note_largest_row
 from forgather.launch.planning import Device, fit_on
@@ -132,6 +134,8 @@ plan = json.loads({json.dumps(json.dumps(PLAN))})
 print(json.dumps({{**plan, "fit": {{"ways_out": [way]}}}}))
 """
 EITHER = f"import sys\nif '--no-ways-out' in sys.argv:\n    print({json.dumps(PLAN)!r})\nelse:\n    exec({WAYS!r})"
+# The exit status of a plan that does not fit.
+EITHER += "\nraise SystemExit(1)"
 LESS = "less: fits. The planned peak is 1 B; it needs 1 B of"
 
 
@@ -146,10 +150,14 @@ def test_a_run_that_does_not_fit_gets_ways_out(tmp_path):
     assert 3 * GIB == way["available"]
 
 
-def noted(folder, **options):
-    error = RuntimeError("out of memory")
+def _noted(error, folder, **options):
     usual = {"command": ["-t", "a", "plan"], "patience": 0.0, "seconds": patience(60), "is_first": lambda: True}
     note_largest_row(error, str(folder), **usual | options)
+
+
+def noted(folder, **options):
+    error = RuntimeError("out of memory")
+    _noted(error, folder, **options)
     return "\n".join(error.__notes__).splitlines()
 
 
@@ -303,6 +311,21 @@ def test_a_failed_run_is_explained_before_its_folder_is_removed(tmp_path, monkey
     with pytest.raises(MemoryError, match="too little") as caught:
         run(plan, prepare_run(plan, ["fgcli"]), failed=lambda error: os.stat(folder / "none"))
     assert any("FileNotFoundError: [Errno 2]" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_ways_out_are_planned_leaves_the_error_of_the_run(tmp_path, monkeypatch, number):
+    config = "main: !singleton:toy.py:fail {}\n"
+    toy = "def fail():\n    raise MemoryError('too little')\n"
+    folder = make_project(tmp_path / "bench", {"templates/configs/one.yaml": config, "toy.py": toy})
+    monkeypatch.setenv("FORGATHER_TRUST", f"{folder}/")
+    plan = plan_run(Project("one", str(folder)))
+    stored(tmp_path, 16 * GIB, f"import os, time; os.kill({os.getpid()}, {int(number)}); time.sleep(600)")
+    began = time.monotonic()
+    with handle_signals(Interrupt()), pytest.raises(MemoryError, match="too little") as caught:
+        run(plan, prepare_run(plan, ["fgcli"]), failed=lambda error: _noted(error, tmp_path))
+    assert time.monotonic() - began < patience(60)
+    assert caught.value.__notes__[-1].startswith("interrupted while")
 
 
 LIMITING = """\

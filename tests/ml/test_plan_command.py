@@ -12,6 +12,7 @@ from forgather.cli.main import main
 from forgather.cli.plan_time_output import device_count_lines, time_lines
 from forgather.errors import ProjectError
 from forgather.launch.process_request import ProcessRequest
+from forgather.planner.fit import lacks_memory
 from forgather.planner.hardware import hardware
 from tests.project.workbench import TINY_TRAINING, make_project
 
@@ -52,7 +53,7 @@ def bench(tmp_path, monkeypatch):
 
 
 def test_a_plan_says_whether_the_run_fits(bench, capsys):
-    assert 0 == main(["-t", "tiny", "plan", "--hardware", "box.json", "--no-ways-out", "--json"])
+    assert 1 == main(["-t", "tiny", "plan", "--hardware", "box.json", "--no-ways-out", "--json"])
     found = json.loads(capsys.readouterr().out)
     (rank,) = found["fit"]["ranks"]
     assert (2**20, "does not fit") == (rank["memory_bytes"], rank["verdict"])
@@ -81,7 +82,7 @@ def test_a_plan_says_whether_the_run_fits(bench, capsys):
 
 
 def test_a_dry_run_says_whether_the_run_fits_and_writes_nothing(bench, capsys):
-    assert 0 == main(["-t", "tiny", "train", "--dry-run", "--hardware", "box.json"])
+    assert 1 == main(["-t", "tiny", "train", "--dry-run", "--hardware", "box.json"])
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("project ")
     assert re.match(
@@ -104,9 +105,9 @@ def test_a_dry_run_plans_the_processes_of_the_run(bench, capsys):
     (bench / "templates/configs/accel.yaml").write_text(accel)
     dry = ["-t", "accel", "train", "--dry-run", "--hardware", "small.json"]
     eight = ["--nproc-per-node", "8"]
-    assert 0 == main([*dry, *eight, "--world-size", "16"])
+    assert 1 == main([*dry, *eight, "--world-size", "16"])
     assert "(16 processes); 'fgcli plan --gpus 8 --nodes 2'" in capsys.readouterr().out.splitlines()[-1]
-    assert 0 == main([*dry, "--nproc-per-node", "gpu", "--world-size", "12", "--json"])
+    assert 1 == main([*dry, "--nproc-per-node", "gpu", "--world-size", "12", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert (12, 6, 2) == (found["world_size"], found["fit"]["gpus"], found["fit"]["nodes"])
     for words, what in (
@@ -178,7 +179,7 @@ def test_a_plan_says_how_long_the_run_takes_and_on_how_many_devices(bench, capsy
 
 
 def test_where_no_way_surely_fits_the_search_on_the_same_devices_is_named(bench, capsys):
-    assert 0 == main(["-t", "tiny", "plan", "--hardware", "box.json", "--free", "1KiB", "--gpus", "1"])
+    assert 1 == main(["-t", "tiny", "plan", "--hardware", "box.json", "--free", "1KiB", "--gpus", "1"])
     (told,) = re.findall("all strategies are searched by: fgcli (.*)", capsys.readouterr().out)
     assert told.endswith("--hardware box.json --free 1KiB --find")
     # It ends with the nearest way, as nothing fits here either.
@@ -194,12 +195,26 @@ def test_a_trainer_of_one_process_on_several_devices_names_the_search(bench, cap
 
 def test_a_deadline_of_a_config_of_one_process_says_why_no_more_were_planned(bench, capsys):
     words = ["--hardware", "fast.json", "--tokens", "1e6", "--days", "1e-4", "--free", "1KiB", "--no-ways-out"]
-    assert 0 == main(["-t", "tiny", "plan", *words])
+    assert 1 == main(["-t", "tiny", "plan", *words])
     told = capsys.readouterr().out
     assert "more could not be planned: the trainer of the config runs in one process" in told
     assert "  1 machine (1 device): " in told
     # What other processes hold counts there as well.
     assert "memory: does not fit" in told
+
+
+@pytest.mark.parametrize("settings", [(), ("--set", "trainer_args.global_batch_size=12")])
+def test_a_deadline_says_whether_the_step_follows_the_number_of_devices(bench, capsys, settings):
+    accel = TINY_TRAINING.replace("trainers/trainer.yaml", "trainers/accel_trainer.yaml")
+    (bench / "templates/configs/accel.yaml").write_text(accel)
+    words = ["-t", "accel", "plan", "--hardware", "fast.json", "--gpus", "1", "--tokens", "1e6", *settings]
+    assert 0 == main([*words, "--json"])
+    hours = json.loads(capsys.readouterr().out)["time"]["run"]["hours"]["high"]
+    assert 0 == main([*words, "--days", f"{hours / 24 / 2.5}"])
+    told = capsys.readouterr().out
+    assert "  3 machines (3 devices): " in told
+    grown = "the step follows the number of devices: 96 tokens in place of the config's 32; global_batch_size keeps"
+    assert (grown in told) == (not settings)
 
 
 def test_a_time_that_was_asked_for_needs_rates(bench, capsys):
@@ -218,6 +233,38 @@ def test_a_plan_finds_the_largest_batch_below_a_limit(bench, capsys):
     told = capsys.readouterr().out
     assert "rows for each replica: 'fgcli train' refuses a micro-batch of 4,096 rows (FG804)" in told
     assert "; more are not tried" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["plan", "--memory", "1KiB"], 1),
+        (["plan", "--memory", "1KiB", "--json"], 1),
+        (["plan", "--memory", "1KiB", "--longest", "16", "--no-ways-out"], 1),
+        (["plan", "--hardware", "fast.json"], 0),
+        (["plan", "--hardware", "fast.json", "--free", "1KiB", "--no-ways-out"], 1),
+        (["plan", "--find", "--memory", "1KiB"], 1),
+        (["train", "--dry-run", "--hardware", "fast.json"], 0),
+        (["train", "--dry-run", "--hardware", "box.json"], 1),
+        (["train", "--dry-run", "--hardware", "fast.json", "--free", "1KiB"], 1),
+        (["train", "--dry-run", "--free", "1KiB"], 1),
+        (["train", "--dry-run", "--free", "1GiB", "--json"], 0),
+        (["train", "--dry-run", "--free", "9GiB"], 0),
+        (["select", "--model-family", "text_generation", "--model-name", "opt-30b", "--max-memory-gb", "1"], 1),
+        (["select", "--model-family", "text_generation", "--model-name", "gpt2"], 0),
+    ],
+)
+def test_the_exit_status_says_whether_what_was_asked_for_fits(bench, capsys, words, status):
+    assert status == main(words if words[0] == "select" else ["-t", "tiny", *words])
+    told = capsys.readouterr()
+    if words[0] != "select" and "--find" not in words:
+        assert "error" not in told.err
+
+
+@pytest.mark.parametrize(("verdicts", "lacks"), [(["fits", "may fit"], False), (["fits", "does not fit"], True)])
+def test_a_process_that_may_fit_does_not_lack_memory(verdicts, lacks):
+    assert lacks == lacks_memory({"ranks": [{"verdict": verdict} for verdict in verdicts]})
+    assert not lacks_memory(None)
 
 
 @pytest.mark.parametrize("text", ["24", "-1GB", "0GB", "nanGB", "infGB", "24 apples"])
@@ -260,7 +307,7 @@ def test_an_out_of_memory_error_names_the_largest_row_and_what_was_planned(bench
 
 @pytest.mark.matrix
 def test_a_plan_is_written_as_a_page(bench, capsys):
-    assert 0 == main(["-t", "tiny", "plan", "--free", "60KiB", "--device-type", "cpu", "-o", "plan.html"])
+    assert 1 == main(["-t", "tiny", "plan", "--free", "60KiB", "--device-type", "cpu", "-o", "plan.html"])
     page = (bench / "plan.html").read_text()
     assert "<h1>tiny.yaml</h1>" in page
     assert '<b class="bad">does not fit</b>' in page
@@ -335,3 +382,8 @@ def test_the_comparison_can_be_turned_off(bench, capsys):
     assert 0 == main(["-t", "tiny", "train", "--hardware", "box.json", "--no-plan"])
     assert "plan:" not in capsys.readouterr().err
     assert [] == list(bench.glob("out/runs/*/plan.json"))
+
+
+def test_a_run_is_compared_with_the_memory_that_is_free(bench, capsys):
+    assert 0 == main(["-t", "tiny", "train", "--free", "1KiB", "--set", "trainer_args.max_steps=1"])
+    assert "plan: does not fit" in capsys.readouterr().err

@@ -15,9 +15,12 @@ from forgather.launch.choice_project import ChoiceProjects
 from forgather.launch.finding import VERIFIED, Found, Search, find
 from forgather.launch.planning import Device
 from forgather.launch.written_choice import refuse_writing, write_best
+from forgather.planner.choices import choices
 from forgather.planner.hardware import Hardware, hardware
+from forgather.project.literal import plain_value
 from forgather.project.project import Project
 from forgather.project.targets import run_meta
+from forgather.project.trainer_arguments import trainer_arguments
 from tests.project.workbench import COLLATOR_OF_TOYS, TINY_TRAINING, fgcli, make_project
 
 RATES = {"memory_bytes_per_second": 1e12, "peak_flops": {"fp32": 1e13}, "links": {"pcie": 1e10}}
@@ -82,8 +85,6 @@ def test_ctrl_c_leaves_the_ranking_of_what_was_planned(bench, capsys, monkeypatc
 
 
 def test_a_leaf_switches_the_trainer_of_a_config(bench):
-    from forgather.planner.choices import choices
-
     with ChoiceProjects(Project("tiny"), 2) as projects:
         found = {one.title: one for one in choices(2, 1, projects.given)}
         assert 4 == projects.rows_per_update()
@@ -103,6 +104,37 @@ def test_a_leaf_switches_the_trainer_of_a_config(bench):
     with ChoiceProjects(fp16, 2) as projects:
         choice = found["tensor 2, recomputed"]
         assert "FG770" in (projects.refusal(projects.open(choice, (1, 2)), choice) or "")
+
+
+OWN_ZERO = {
+    "# note": "of ours: a, b",
+    "gradient_clipping": 1.0,
+    "fp16": {"enabled": "auto", "loss_scale": 128},
+    "optimizer": {"type": "AdamW", "params": {"lr": 5e-05, "betas": [0.9, 0.95], "eps": 1e-08}},
+    "zero_optimization": {"stage": 3, "reduce_bucket_size": 12345, "overlap_comm": False, "cpu_offload": True},
+}
+
+
+@pytest.mark.parametrize("form", ["mapping", "file"])
+def test_a_leaf_of_zero_keeps_the_settings_that_no_choice_decides(bench, form):
+    (bench / "zero.json").write_text(json.dumps(OWN_ZERO))
+    given = "zero.json" if form == "file" else json.dumps(OWN_ZERO)
+    project = Project("tiny", overrides=[("+trainer_args.deepspeed", given)])
+    with ChoiceProjects(project, 2) as projects:
+        found = {one.title: one for one in choices(2, 1, projects.given)}
+        for stage in (1, 2, 3):
+            opened = projects.open(found[f"ZeRO {stage}, recomputed"], (1, 1))
+            written = plain_value(trainer_arguments(opened.graph).get("deepspeed"), "deepspeed")
+            zero = {"stage": stage, "reduce_bucket_size": 12345, "overlap_comm": False}
+            assert {**OWN_ZERO, "zero_optimization": zero} == written
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "fsdp_config"])
+def test_settings_that_are_computed_cannot_be_kept_and_are_refused(bench, name):
+    project = Project("tiny", overrides=[(f"+trainer_args.{name}", "!call:builtins:dict [[[a, 1]]]")])
+    with ChoiceProjects(project, 2) as projects, pytest.raises(PlanError, match=f"{name} is computed") as caught:
+        projects.rows_per_update()
+    assert "FG993" == caught.value.code
 
 
 @pytest.mark.parametrize(
@@ -192,7 +224,6 @@ PIPELINE = """-- extends 'trainers/pipeline_trainer.yaml'
 
 def test_a_leaf_undoes_a_pipeline_and_keeps_values_that_are_set(bench):
     from forgather.ml import AccelTrainingArguments
-    from forgather.planner.choices import choices
 
     (bench / "templates/configs/staged.yaml").write_text(PIPELINE)
     project = Project("staged", overrides=[("trainer_args.max_steps", "7"), ("trainer_args.pipeline_chunks", "4")])

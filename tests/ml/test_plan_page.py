@@ -5,7 +5,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from forgather.cli.plan_output import fit_lines
+from forgather.cli.plan_output import fit_lines, row_lines
+from forgather.ml.report.html_text import html_text
 from forgather.ml.report.plan_page import plan_page
 
 GIB = 2**30
@@ -108,6 +109,20 @@ def test_names_in_sentences_are_code_and_no_backtick_is_left(found):
     assert "`" not in page
 
 
+ANSWER = {"limit": 2 * GIB, "num_bytes": GIB, "unit": 1, "pipeline_chunks": None, "most_rows": 8, "is_exact": True}
+
+
+@pytest.mark.parametrize("size", [0, 4, 16])
+def test_each_answer_about_the_batch_is_on_the_page_and_in_the_text(found, size):
+    answer = {**ANSWER, "size": size, "num_bytes": 3 * GIB if size == 0 else GIB, "next_bytes": 3 * GIB}
+    page = plan_page({**found, "largest_batch": answer})
+    lines = [line.strip() for line in row_lines(answer) if line]
+    assert (1, 2, 3)[(0, 4, 16).index(size)] == len(lines)
+    for line in lines:
+        assert html_text(line) in page
+    assert "largest batch" not in plan_page(found).lower()
+
+
 def test_a_colour_has_one_meaning(found):
     rows = found["time"]["step"]["rows"]
     rows |= {name: {"low": 0.1, "high": 0.2} for name in ("optimizer", "communication", "attention")}
@@ -141,6 +156,7 @@ def test_the_page_answers_how_many_devices_a_deadline_needs(found):
     assert "deadline" not in plan_page(found)
     times = {"by_time": {"low": 3.0, "high": 5.0}, "days": {"low": 8.0, "high": 13.5}, "by_memory": 2}
     count = {"devices_per_machine": 8, "planned": 5, "why_fewer": None, "tokens_per_update": 4096, "verdict": "fits"}
+    count["tokens_before"] = 4096
     page = plan_page({**found, "devices": {**times, **count}})
 
     cells = dict(re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td></tr>", page))
@@ -151,3 +167,6 @@ def test_the_page_answers_how_many_devices_a_deadline_needs(found):
     )
     assert ("4,096", "fits") == (cells["tokens of a step"], cells["memory"])
     assert "why" not in page and "more could not be planned" not in cells
+    assert "follows the number" not in page
+    grown = plan_page({**found, "devices": {**times, **count, "tokens_before": 1024}})
+    assert "the step follows the number of devices: 4,096 tokens in place of the config&#x27;s 1,024" in grown

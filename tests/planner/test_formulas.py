@@ -63,6 +63,31 @@ def test_every_measure_against_memory_saves_some():
         assert memory(LLAMA, replace(way, **smaller)).peak < peak, smaller
 
 
+@pytest.mark.parametrize("name", ["llama-2-7b", "llama-3-70b", "gpt2-xl"])
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_the_peak_of_fsdp_is_that_of_its_largest_phase(name, stage, accumulation):
+    for tokens in (64, 1024):
+        for micro_batch in (1, 16):
+            sizes = {"tokens": tokens, "micro_batch": micro_batch, "accumulation": accumulation}
+            used = memory(model_shape(name), Way(strategy="FSDP", stage=stage, gpus=64, **sizes))
+            kept = used.gradients if accumulation > 1 else 0
+            lasting = used.parameters + used.optimizer
+            phases = {
+                "loss": lasting + kept + used.activations + used.logits,
+                "first unit of the backward pass": lasting + kept + used.activations + used.communication,
+                "end of the backward pass": lasting + used.communication + used.gradients,
+            }
+            assert max(phases.values()) == pytest.approx(used.peak - used.overhead)
+
+
+def test_a_70b_on_512_devices_needs_what_its_plan_traces():
+    # fgcli plan: 33 GiB, at the loss. The buckets, 11.7 GiB, come later than the logits.
+    way = Way(strategy="FSDP", stage=3, gpus=512, tokens=8192, recompute=True)
+    used = memory(model_shape("llama-3-70b"), way)
+    assert 33 * 2**30 == pytest.approx(used.peak - used.overhead, rel=0.05)
+
+
 def test_flops_are_six_for_each_weight_and_token():
     tokens = 128
     exact = 6 * (LLAMA.parameters - 32000 * 4096) * tokens

@@ -28,7 +28,7 @@ from forgather.launch.room import Room, room_of
 from forgather.launch.sequences import Cluster, grid_of, longest_of, refuse_without_limit, row_length
 from forgather.launch.time_planning import device_count_of, time_of
 from forgather.launch.ways_out import Place, ways_out
-from forgather.planner.fit import surely_fits
+from forgather.planner.fit import lacks_memory, surely_fits
 from forgather.planner.run_time import check_amounts, check_device
 from forgather.project.project import Project
 from forgather.project.world_size import processes_per_machine
@@ -44,7 +44,9 @@ out. --tokens and --days ask how many devices a deadline needs. -o plan.html wri
 each process, its course over a step, and the time by kind. --calibrate learns from finished runs how much of its rates
 a device reaches, for later plans. --find plans all ways to train the config on the devices, ranks those that fit, and
 says why others do not. --grid plans other lengths of rows and numbers of rows, and --longest finds the longest rows
-that fit. The config is checked first, as by 'fgcli check'; one with errors is not planned."""
+that fit. The config is checked first, as by 'fgcli check'; one with errors is not planned. The exit status is 1 if a
+process does not fit on its device, if nothing that was asked for fits (a way, a batch, a length), and after an error;
+it is 0 if a process may fit."""
 EXAMPLES = """examples:
   fgcli -t tiny.yaml plan
   fgcli -t fsdp2.yaml plan --hardware h200 --gpus 8 --nodes 4
@@ -152,7 +154,7 @@ def run(invocation: Invocation) -> int:
             if error.code == "FG703":
                 error.hint = f"{error.hint}; --find plans every trainer that the config may have"
             raise
-        rows = options.memory and rows_within(project, **cluster, limit=options.memory)
+        rows = None if options.memory is None else rows_within(project, **cluster, limit=options.memory)
         if device is not None:
             fit = fit_on(found, device)
         # Of a device of which only the memory is known, the time is an error only if it was asked for.
@@ -169,10 +171,11 @@ def run(invocation: Invocation) -> int:
             grid = grid_of(project, found, length, options.grid, others)
         if length is not None and options.longest is not None:
             longest = longest_of(project, found, length, options.longest, others)
-    sizes = {"grid": grid, "longest": longest}
+    sizes = {"grid": grid, "longest": longest, "largest_batch": rows}
     result = {"config": project.config_name, **found, "fit": fit, "time": time, "devices": count, **sizes}
-    _write(options, result, rows or None, values)
-    return 0
+    _write(options, result, values)
+    nothing = any(answer is not None and answer["size"] == 0 for answer in (rows, longest))
+    return int(nothing or lacks_memory(fit))
 
 
 def _room(project: Project, options: argparse.Namespace, gpus: int) -> Room:
@@ -192,18 +195,16 @@ def _search(invocation: Invocation, cluster: Mapping[str, Any]) -> str:
     return shlex.join(["fgcli", *words, *free, "--find"])
 
 
-def _write(
-    options: argparse.Namespace, result: Mapping[str, Any], rows: Mapping[str, Any] | None, values: Sequence[AutoValue]
-) -> None:
+def _write(options: argparse.Namespace, result: Mapping[str, Any], values: Sequence[AutoValue]) -> None:
     """Writes a plan as `--json` and `-o` say."""
     if options.json:
         auto = {value.name: {"value": value.text, "reason": value.reason} for value in values}
-        write_json({**result, "largest_batch": rows, "auto": auto}, options.output)
+        write_json({**result, "auto": auto}, options.output)
     elif options.output and options.output.endswith(".html"):
         write_text(page_of(result), options.output)
     else:
         lines = [*(value.line() for value in values), *plan_lines(result)]
-        lines += [*fit_lines(result["fit"], result["world_size"]), *row_lines(rows)]
+        lines += [*fit_lines(result["fit"], result["world_size"]), *row_lines(result["largest_batch"])]
         lines += time_lines(result["time"], result["world_size"])
         lines += device_count_lines(result["devices"], options.days)
         lines += [*grid_lines(result["grid"]), *longest_lines(result["longest"])]

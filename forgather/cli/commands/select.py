@@ -13,7 +13,8 @@ from forgather.planner.selection import HardwareSelector
 
 DESCRIPTION = """Select hardware, a strategy and a batch for a well-known model, before there is a config: all ways to
 train it are computed by published formulas, and the fastest one that fits is printed. Nothing is downloaded or
-built. For a config, 'fgcli plan' traces the model itself and is closer."""
+built. For a config, 'fgcli plan' traces the model itself and is closer. The exit status is 1 if the training fits on
+none of the hardware, and after an error."""
 EXAMPLES = """examples:
   fgcli select --model-family text_generation --model-name llama-7b --batch-size 16 --distributed --gpu-count 8
   fgcli select --model-family text_generation --model-name opt-6.7b --distributed --gpu-count 4 --max-memory-gb 16

@@ -23,9 +23,9 @@ from forgather.cli.next_steps import (
     resume_command,
     resume_words,
 )
-from forgather.cli.options import OWN_NAMES, add_json, add_set, comma_separated, memory_size
+from forgather.cli.options import OWN_NAMES, add_json, add_set, comma_separated
 from forgather.cli.output import print_error, print_findings, print_note, write_json, write_text
-from forgather.cli.plan_start import note_ways_out, plan_checks
+from forgather.cli.plan_start import add_devices, note_ways_out, plan_checks
 from forgather.cli.trusting import ask_trust
 from forgather.errors import Diagnostic, ForgatherError, ProjectError
 from forgather.interrupt import NOTHING_TRAINED
@@ -82,6 +82,7 @@ EXAMPLES = """examples:
   fgcli -t tiny.yaml train --dry-run
   fgcli -t fsdp2.yaml train --dry-run --world-size 64
   fgcli -t fsdp2.yaml train --dry-run --hardware rtx4090 --world-size 8
+  fgcli -t fsdp2.yaml train --dry-run --free 22GB
   fgcli -t fsdp2.yaml train --nnodes 4 --print kubeflow               print a file that starts the run elsewhere
   fgcli -t tiny.yaml train --set trainer_args.max_steps=10 --set trainer_args.learning_rate=3e-4
   fgcli -t tiny.yaml train --resume                                   resume from the newest intact checkpoint
@@ -93,8 +94,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print what would run, and construct nothing; with --world-size or --hardware, construct it without "
-        "weights",
+        help="print what would run, and construct nothing; with --world-size, --hardware or --free, construct it "
+        "without weights; the exit status is 1 if it does not fit",
     )
     parser.add_argument(
         "--world-size",
@@ -127,18 +128,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="WHAT",
         help="what may have changed since the checkpoint was written: data, tokenizer, labels, model",
     )
-    parser.add_argument(
-        "--hardware",
-        metavar="NAME|FILE",
-        help="plan first, and say whether the run fits on this device (default: a GPU here, while the run starts)",
-    )
-    parser.add_argument(
-        "--memory",
-        metavar="SIZE",
-        type=memory_size,
-        help="memory of each device for `auto` values, as 22GB (default: device_memory of meta, or of the device)",
-    )
-    parser.add_argument("--no-plan", action="store_true", help="do not compare the run with its device")
+    add_devices(parser)
     parser.add_argument("--no-check", action="store_true", help="run without checking the config first")
     add_set(parser)
     add_json(parser)
@@ -168,7 +158,7 @@ def run(invocation: Invocation) -> int:
     print_findings(findings or project.diagnostics, project.meta.project_dir, invocation.check_command)
     command = ["fgcli", *invocation.arguments]
     # A dry run that says who holds what, or whether it fits, constructs the objects of the config: it runs their code.
-    builds = options.world_size is not None or options.hardware is not None
+    builds = any(one is not None for one in (options.world_size, options.hardware, options.free))
     if builds or not (options.dry_run or options.print):
         ask_trust(project)
     if options.dry_run:

@@ -14,6 +14,7 @@ from forgather.ml.report.html_text import html_text, prose_html
 from forgather.ml.report.length_grid import VERDICTS, lengths_html
 from forgather.ml.report.page import POLICY, STYLE
 from forgather.ml.report.time_cards import amount, between, card, deadline_card, time_card
+from forgather.planner.grid import largest_batch_sentences
 from forgather.planner.memory_plan import format_size
 from forgather.planner.ways_out import way_lines
 
@@ -44,7 +45,8 @@ def plan_page(found: Mapping[str, Any]) -> str:
     """Returns a plan as an HTML document.
 
     Args:
-        found: what `fgcli plan --json` prints: the plan, with `config`, `fit`, `time`, `grid` and `longest`.
+        found: what `fgcli plan --json` prints: the plan, with `config`, `fit`, `time`, `grid`, `longest` and
+            `largest_batch`.
     """
     title = str(found.get("config") or "plan")
     body = "".join(
@@ -52,6 +54,7 @@ def plan_page(found: Mapping[str, Any]) -> str:
             _head(found, title),
             _tiles(found),
             _ranks(found),
+            _largest_batch(found),
             _lengths(found),
             _timeline(found),
             _rows(found),
@@ -180,6 +183,13 @@ def _legend(uses: Sequence[str], *, has_overheads: bool = False) -> str:
     if has_overheads:
         keys += '<span><i class="least"></i>overhead (assumed)</span><span><u></u>memory of the device</span>'
     return f'<p class="uses">{keys}</p>'
+
+
+def _largest_batch(found: Mapping[str, Any]) -> str:
+    if (answer := found.get("largest_batch")) is None:
+        return ""
+    lines = "".join(f'<p class="note">{html_text(one)}</p>' for one in largest_batch_sentences(answer))
+    return card("The largest batch", lines)
 
 
 def _lengths(found: Mapping[str, Any]) -> str:

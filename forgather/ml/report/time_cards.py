@@ -10,6 +10,7 @@ from typing import Any
 
 from forgather.ml.number_format import format_count
 from forgather.ml.report.html_text import html_text, prose_html
+from forgather.planner.device_count import growth_sentence
 
 # Kinds of work that are uses of memory as well have the same colour in both.
 _KEYS = {
@@ -128,4 +129,6 @@ def deadline_card(found: Mapping[str, Any]) -> str:
         *([("more could not be planned", count["why_fewer"])] if count["why_fewer"] else []),
     ]
     cells = "".join(f"<tr><td>{html_text(name)}</td><td>{prose_html(value)}</td></tr>" for name, value in rows)
-    return card("Devices for the deadline", f'<table class="uses-table"><tbody>{cells}</tbody></table>')
+    grown = growth_sentence(count)
+    note = "" if grown is None else f'<p class="note">{html_text(grown)}</p>'
+    return card("Devices for the deadline", f'<table class="uses-table"><tbody>{cells}</tbody></table>{note}')

@@ -76,6 +76,18 @@ def zero_config(asked: Any, args: Any, *, processes: int, on_cpu: bool) -> ZeroC
     return found
 
 
+def written_settings(asked: Any) -> dict[str, Any]:
+    """Returns the DeepSpeed config as it is written, under DeepSpeed's current names.
+
+    Args:
+        asked: the value of the training argument `deepspeed`: "auto", the path of a JSON file, or a mapping.
+
+    Raises:
+        TrainingError: FG741 if the config cannot be read.
+    """
+    return dict(_with_current_names(_read(asked)).config)
+
+
 def unknown_settings(asked: Any) -> list[Diagnostic]:
     """Returns one diagnostic for each unknown key in the DeepSpeed config of a trainer from another library.
 

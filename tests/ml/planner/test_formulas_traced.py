@@ -57,3 +57,28 @@ def test_the_activations_of_a_block_are_those_of_the_trace(name, dtype, tmp_path
 
     way = Way(tokens=TOKENS, micro_batch=ROWS, dtype=dtype)
     assert memory(shape, way).logits == trace.peaks["backward", 3].categories["logits"]
+
+
+LLAMA = "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
+SHARDED = [(name, *size) for name in (LLAMA, "Qwen/Qwen3-0.6B") for size in ((4, True), (4, False), (1, False))]
+
+
+@pytest.mark.parametrize(("name", "rows", "recompute"), thinned(SHARDED, lambda *cell: cell == (LLAMA, 4, True)))
+def test_the_peak_of_fsdp_is_close_above_that_of_the_trace(name, rows, recompute, tmp_path):
+    whole = model_shape(name)
+    shape = replace(whole, blocks=tuple(replace(block, count=3) for block in whole.blocks))
+    config = transformers.AutoConfig.for_model(**{**shape.config, "num_hidden_layers": 3})
+    ids = torch.arange(TOKENS)
+
+    def make(hook):
+        settings = {"bf16": True, "fsdp": "full_shard", "gradient_checkpointing": recompute, "save_strategy": "no"}
+        args = ml.AccelTrainingArguments(tmp_path, use_cpu=True, per_device_train_batch_size=rows, **settings)
+        model = functools.partial(getattr(transformers, shape.model_class).from_config, config)
+        data = [{"input_ids": ids, "labels": ids}] * rows * 8
+        return ml.AccelTrainer(model_init=model, args=args, train_dataset=data)
+
+    trace = trace_rank(make, ProcessFacts(rank=0, local_rank=0, world_size=8, local_world_size=8))
+    traced = max(sum(peak.categories.values()) for peak in trace.peaks.values())
+    way = Way(strategy="FSDP", stage=3, gpus=8, tokens=TOKENS, micro_batch=rows, recompute=recompute)
+    used = memory(shape, way)
+    assert 1 < (used.peak - used.overhead) / traced < 1.2
