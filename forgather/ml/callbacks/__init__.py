@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 _LAZY = {
+    "AnomalyCallback": "anomaly",
     "CallbackDispatcher": "dispatch",
     "JsonLogger": "metrics",
     "ProgressCallback": "progress",

@@ -427,6 +427,8 @@ class Trainer(WithOwnLoss):
     def _abandon(self, run: Run, error: BaseException) -> None:
         """Saves a checkpoint of an interrupted run if possible, and sends `on_train_end` to the callbacks."""
         try:
+            if isinstance(error, TrainingError):
+                run.report_bad_step()
             run.wait_for_background_save()
             if isinstance(error, KeyboardInterrupt) and self.args.save_strategy != "no":
                 self._save_interrupted(run, error)
