@@ -10,6 +10,9 @@ from importlib import import_module
 from typing import Any
 
 _LAZY = {
+    "DistributedMonitorCallback": "rank_monitor",
+    "ResourceMonitorCallback": "monitor",
+    "TrainingMonitor": "monitor",
     "AnomalyCallback": "anomaly",
     "CallbackDispatcher": "dispatch",
     "JsonLogger": "metrics",
