@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import Any
 
 _LAZY = {
+    "MemoryProfiler": "memory_profiler",
+    "ProfileCallback": "profile",
     "DistributedMonitorCallback": "rank_monitor",
     "ResourceMonitorCallback": "monitor",
     "TrainingMonitor": "monitor",
