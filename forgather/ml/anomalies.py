@@ -19,7 +19,7 @@ from forgather.errors import TrainingError, nearest
 from forgather.ml.types import StepRecord
 
 DEFAULTS: Mapping[str, Mapping[str, float]] = {
-    "nan": {},
+    "not_finite": {},
     "spike": {"window": 64, "deviations": 12.0, "ratio": 1.5},
     "explosion": {"window": 64, "deviations": 10.0, "ratio": 10.0},
     "throughput": {"window": 64, "ratio": 2.0, "steps": 4, "seconds": 1.0},
@@ -175,11 +175,11 @@ class _NotFinite:
 
     def observe(self, record: StepRecord) -> Anomaly | None:
         if record.bad is not None:
-            kind = "explosion" if "standard deviation" in record.bad else "nan"
+            kind = "explosion" if "standard deviation" in record.bad else "not_finite"
             return Anomaly(kind, record.step, record.bad)
         for title, value in (("the loss", record.loss), ("the norm of the gradients", record.grad_norm)):
             if value is not None and not math.isfinite(value):
-                return Anomaly("nan", record.step, f"{title} is {value}")
+                return Anomaly("not_finite", record.step, f"{title} is {value}")
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -363,7 +363,7 @@ class AnomalyDetector:
 
     def __init__(self, settings: Mapping[str, Mapping[str, float]], max_steps: int) -> None:
         makers: dict[str, Any] = {
-            "nan": lambda _: _NotFinite(),
+            "not_finite": lambda _: _NotFinite(),
             "spike": lambda given: _High("spike", "loss", "the loss", given),
             "explosion": lambda given: _High("explosion", "grad_norm", "the norm of the gradients", given),
             "throughput": _Slow,

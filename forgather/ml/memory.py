@@ -83,6 +83,15 @@ def peak_since_last(device: torch.device) -> int | None:
     return peak
 
 
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Returns the tensor on this rank that has the memory of a tensor; None for a wrapper without memory."""
+    # A DTensor has its part on this rank inside, and a result that is still on its way the tensor that receives it.
+    for name in ("_local_tensor", "elem"):
+        tensor = getattr(tensor, name, tensor)
+    has_memory = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return tensor if has_memory and not tensor.is_meta else None
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns whether a device or the host had too little memory."""
     words = ("CUDA error: out of memory", "HIP error: out of memory", "DefaultCPUAllocator: can't allocate memory")

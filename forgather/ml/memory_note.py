@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forgather.ml.memory import local_tensor
 from forgather.ml.number_format import format_bytes
 
 _SHOWN = 3
@@ -32,8 +33,8 @@ def note_largest_tensors(error: BaseException, model: nn.Module, optimizer: Any)
         # Not `isinstance`, which asks objects for their class: a lazy module would import something now.
         if not issubclass(type(thing), Tensor):
             continue
-        tensor: Any = getattr(thing, "_local_tensor", thing)
-        if tensor.is_meta or tensor.layout is not torch.strided:
+        tensor = local_tensor(thing)
+        if tensor is None:
             continue
         storage = tensor.untyped_storage()
         size, pointer = storage.nbytes(), storage.data_ptr()
@@ -54,8 +55,8 @@ def _named(model: nn.Module, optimizer: Any) -> Iterator[tuple[int, str]]:
         parts = {name: parameter, f"the gradient of {name}": parameter.grad}
         parts |= {f"{part} of {name}": value for part, value in states.get(parameter, {}).items()}
         for text, value in parts.items():
-            if isinstance(value, Tensor):
-                local: Any = getattr(value, "_local_tensor", value)
+            local = local_tensor(value) if isinstance(value, Tensor) else None
+            if local is not None:
                 yield local.untyped_storage().data_ptr(), text
 
 

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from forgather.ml.callbacks.base import TrainerCallback
 from forgather.ml.callbacks.output_target import report_only, run_folder
 from forgather.ml.log import get_logger
-from forgather.ml.memory import memory_facts, peak_since_last
+from forgather.ml.memory import local_tensor, memory_facts, peak_since_last
 from forgather.ml.number_format import format_bytes
 
 _log = get_logger(__name__)
@@ -211,7 +211,8 @@ class _SavedTensors:
         self.bytes: dict[str, int] = {}
         self._now: dict[str, int] = {}
         self._seen: set[int] = set()
-        self._weights = {_pointer(parameter) for parameter in model.parameters()}
+        weights = map(local_tensor, model.parameters())
+        self._weights = {local.untyped_storage().data_ptr() for local in weights if local is not None}
         self._inside: list[str] = []
         self._model = model
         self._handles: list[Any] = []
@@ -235,12 +236,15 @@ class _SavedTensors:
             self._inside.pop()
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        pointer = _pointer(tensor)
+        local = local_tensor(tensor)
+        if local is None:
+            return tensor
+        pointer = local.untyped_storage().data_ptr()
         # A tensor that several operations save is stored once.
         if pointer not in self._seen and pointer not in self._weights:
             self._seen.add(pointer)
             name = self._inside[-1] if self._inside else ""
-            self._now[name] = self._now.get(name, 0) + _local(tensor).untyped_storage().nbytes()
+            self._now[name] = self._now.get(name, 0) + local.untyped_storage().nbytes()
         return tensor
 
     def end_batch(self) -> None:
@@ -278,15 +282,6 @@ def module_table(model: nn.Module, optimizer: Any, saved: Mapping[str, int]) -> 
     return sorted(rows, key=lambda row: -row["total_bytes"])
 
 
-def _local(tensor: Tensor) -> Tensor:
-    # A DTensor has its part on this rank inside.
-    return getattr(tensor, "_local_tensor", tensor)
-
-
 def _size(tensor: Tensor) -> int:
-    local = _local(tensor)
-    return local.numel() * local.element_size()
-
-
-def _pointer(tensor: Tensor) -> int:
-    return _local(tensor).untyped_storage().data_ptr()
+    local = local_tensor(tensor)
+    return 0 if local is None else local.numel() * local.element_size()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -93,9 +94,13 @@ class ProfileCallback(TrainerCallback):
         """Starts the profiler with the first step of the run."""
         if self._profiler is None and not self._is_written and is_selected_rank(self.ranks, args):
             kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+            with warnings.catch_warnings():
+                # torch warns of a warmup of 0, which the user has chosen.
+                warnings.simplefilter("ignore", UserWarning)
+                steps = schedule(wait=self.wait, warmup=self.warmup, active=self.active, repeat=1)
             self._profiler = profile(
                 activities=kinds,
-                schedule=schedule(wait=self.wait, warmup=self.warmup, active=self.active, repeat=1),
+                schedule=steps,
                 on_trace_ready=self._write,
                 **self._options,
             )

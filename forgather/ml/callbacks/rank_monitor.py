@@ -34,7 +34,7 @@ PARTS = {
 class DistributedMonitorCallback(TrainerCallback):
     """A callback that writes what each rank does, at each log line, into `ranks.jsonl`, and reports the slow rank.
 
-    An entry of a rank has the mean seconds of its steps by part (data, forward and backward, sums over ranks, update),
+    An entry of a rank has the median seconds of its steps by part (data, forward and backward, sums over ranks, update),
     its communication (calls, bytes and seconds by process group and operation), memory, CPU, disk and network. The
     ranks exchange these numbers once for each log line; steps in between send nothing. A rank is slow if one of its
     parts takes longer than that of the other ranks by more than `slow_share` of a step, because the others wait for it
@@ -120,7 +120,7 @@ class DistributedMonitorCallback(TrainerCallback):
         try:
             records, self._records = self._records, []
             names = [*PARTS, "sync_seconds"] if records else []
-            facts |= {name: sum(getattr(record, name) for record in records) / len(records) for name in names}
+            facts |= {name: median(getattr(record, name) for record in records) for name in names}
             if self._stats is not None:
                 facts |= self._communication(len(records))
             facts |= memory_facts(next(model.parameters()).device)

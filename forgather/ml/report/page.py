@@ -56,9 +56,9 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...], Look], ...] = (
     ),
 )
 # The kinds of anomalies that are marked on each chart.
-_ON_LOSS = ("spike", "nan", "plateau", "divergence")
+_ON_LOSS = ("spike", "not_finite", "plateau", "divergence")
 _ON_CHARTS = {
-    "Gradient norm": ("explosion", "nan"),
+    "Gradient norm": ("explosion", "not_finite"),
     "Tokens per second": ("throughput",),
     "Samples per second": ("throughput",),
 }

@@ -258,7 +258,7 @@ class Run:
         """
         bad = self.session.state.global_step + 1
         phase.set_phase("going back to a checkpoint", bad)
-        self.report_bad_step()
+        self.clock.flush(wait=True)
         self.clock.drop()
         self.sync.set_host_counts(window)
         with self.meter.paused():
@@ -270,6 +270,8 @@ class Run:
         self._windows.renew()
         _log.warning("step %d: the run goes back to %s", bad, folder)
         self.session.send("on_rewind")
+        # Not before: the lines of metrics after the checkpoint have just been removed.
+        self.report_bad_step()
         self._do_pending_actions()
         self.stop_if_asked()
 
