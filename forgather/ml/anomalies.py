@@ -1,9 +1,9 @@
 """Anomalies of a run: spikes, explosions of the gradient, NaN, lost throughput, plateaus and divergence.
 
 `AnomalyDetector` takes the `StepRecord` of each optimizer step and gives the anomalies that are found with it. Values
-are compared with the median of recent steps and with their median absolute deviation (MAD), which single bad values do
-not move. Each anomaly is found once, and can be found again only after the run was normal in between. The detector keeps
-numbers of a bounded number of steps, and a step costs some microseconds.
+are compared with the median of recent steps and with their median absolute deviation (MAD), which single bad values
+do not move. Each anomaly is found once, and can be found again only after the run was normal in between. The detector
+stores numbers of a bounded number of steps, and a step costs some microseconds.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ def anomaly_settings(given: Mapping[str, Any] | None) -> dict[str, dict[str, flo
     found = {kind: dict(values) for kind, values in DEFAULTS.items()}
     for kind, values in (given or {}).items():
         if kind not in DEFAULTS:
-            raise AnomalyError(f"there is no anomaly {kind!r}", hint=nearest(kind, DEFAULTS)).about("settings")
+            raise AnomalyError(f"there is no anomaly {kind!r}", hint=nearest(kind, [*DEFAULTS])).about("settings")
         if values is None or values is False:
             del found[kind]
             continue
         for name, value in ({} if values is True else _as_mapping(kind, values)).items():
             if name not in DEFAULTS[kind]:
-                hint = nearest(name, DEFAULTS[kind])
+                hint = nearest(name, [*DEFAULTS[kind]])
                 raise AnomalyError(f"anomaly {kind!r} has no setting {name!r}", hint=hint).about("settings")
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 message = f"{name} of anomaly {kind!r} is {value!r}, and must be a positive number"
@@ -315,8 +315,8 @@ class _Plateau(_Trend):
         if was - level + error >= least or level - was > error + least:
             return None
         message = (
-            f"the loss has not improved over {len(means) * self._each} steps: its median is {level:.4g} in the second half of them, "
-            f"and {was:.4g} in the first"
+            f"the loss has not improved over {len(means) * self._each} steps: its median is {level:.4g} in the second "
+            f"half of them, and {was:.4g} in the first"
         )
         return Anomaly("plateau", step, message, level, was)
 

@@ -62,9 +62,10 @@ def _named(model: nn.Module, optimizer: Any) -> Iterator[tuple[int, str]]:
 
 def _largest_block() -> str | None:
     """Returns a sentence about the largest allocation on CUDA, with its line if `MemoryProfiler` records them."""
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
-    blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
+    segments: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    blocks = [block for segment in segments for block in segment["blocks"]]
     alive = [block for block in blocks if block["state"] == "active_allocated"]
     if not alive:
         return None

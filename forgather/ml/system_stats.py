@@ -1,7 +1,7 @@
 """The resources that a process and its machine use: memory of GPUs, CPU, memory, network and disk.
 
-`SystemStats.read` returns plain data. What cannot be measured is None, and a GPU whose use only NVML knows is said once.
-No call waits for a device.
+`SystemStats.read` returns plain data. What cannot be measured is None; if NVML is missing, this is logged once. No call
+waits for a device.
 
 Units:
     bytes, and bytes per second since the call before.
@@ -112,7 +112,8 @@ def gpu_facts() -> list[dict[str, Any]]:
 def _gpu(index: int) -> dict[str, Any]:
     facts: dict[str, Any] = {"device": index, "name": torch.cuda.get_device_name(index)}
     # `mem_get_info` would make a context, which takes memory, on a device that this process does not use.
-    if torch.cuda.is_initialized() and index == torch.cuda.current_device():
+    has_context = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if has_context and index == torch.cuda.current_device():
         free, total = torch.cuda.mem_get_info(index)
         facts |= {
             "used_bytes": total - free,
@@ -143,7 +144,7 @@ def _nvml_facts(index: int) -> dict[str, Any]:
 
 def memory_share() -> float | None:
     """Returns which share of the memory of this process's GPU is in use, by all processes; None without a GPU."""
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     free, total = torch.cuda.mem_get_info()
     return 1 - free / total

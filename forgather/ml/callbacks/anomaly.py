@@ -1,4 +1,4 @@
-"""Anomalies of a run: found in the record of each step, and reported once on the console, in the metrics and as alerts."""
+"""Anomalies of a run: found in the records of steps; reported once, on the console, in the metrics and as alerts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _log = get_logger(__name__)
 class AnomalyCallback(TrainerCallback, ExportableState):
     """A callback that reports anomalies: spikes, explosions, NaN, lost throughput, plateaus and divergence.
 
-    Each one is a warning on the console and a line of `metrics.jsonl` with `event: anomaly`, which the report shows. The
-    weights do not depend on this callback. A resumed run goes on with what was known at the checkpoint.
+    Each one is a warning on the console and a line of `metrics.jsonl` with `event: anomaly`, which the report shows.
+    The weights do not depend on this callback. A resumed run goes on with what was known at the checkpoint.
 
     Under `transformers.Trainer`, which sends no records of steps, the loss and the norm of each log line are looked at,
     windows are then numbers of log lines, and anomalies are not in `metrics.jsonl`.

@@ -189,7 +189,7 @@ class MemoryProfiler(TrainerCallback):
         folder.mkdir(parents=True, exist_ok=True)
         if self._records:
             self._snapshot_file = _with_suffix(folder / SNAPSHOT_FILE, suffix)
-            torch.cuda.memory._dump_snapshot(str(self._snapshot_file))
+            torch.cuda.memory._dump_snapshot(str(self._snapshot_file))  # type: ignore[no-untyped-call]
             torch.cuda.memory._record_memory_history(enabled=None)
             self._records = False
         text = json.dumps(self.get_memory_report(), indent=1)

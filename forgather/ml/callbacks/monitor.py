@@ -133,7 +133,7 @@ class TrainingMonitor(TrainerCallback):
                 _log.warning("the monitor's callback %r failed: %s: %s", name, type(error).__name__, error)
 
     def get_system_stats(self) -> dict[str, Any]:
-        """Returns the use of resources: `gpu_memory`, `cpu_memory`, `cpu`, `network`, `disk`; see `SystemStats.read`."""
+        """Returns the use of `gpu_memory`, `cpu_memory`, `cpu`, `network` and `disk`; see `SystemStats.read`."""
         return self._stats.read()
 
     def flush(self) -> None:
@@ -213,7 +213,9 @@ class ResourceMonitorCallback(TrainerCallback):
     def _look(self, step: int, shares: list[float | None], used: list[float]) -> None:
         full = {rank: share for rank, share in enumerate(shares) if share is not None}
         if not full:
-            _log.warning_once("gpu_memory_threshold has no effect: there is no GPU; the memory of processes is compared")
+            _log.warning_once(
+                "gpu_memory_threshold has no effect: there is no GPU; the memory of processes is compared"
+            )
         rank = max(full, key=full.__getitem__, default=0)
         self._tell(
             "gpu memory",

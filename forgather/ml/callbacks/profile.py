@@ -31,8 +31,9 @@ class ProfileError(TrainingError, ValueError):
 
 
 class ProfileCallback(TrainerCallback):
-    """A callback that profiles some steps: the first `wait` steps run as usual, `warmup` steps are thrown away, `active`
-    steps are recorded.
+    """A callback that profiles some steps.
+
+    The first `wait` steps run as usual, `warmup` steps are thrown away, `active` steps are recorded.
 
     It writes `profile/trace.json.gz` into the run folder, which https://ui.perfetto.dev shows, and
     `profile/operators.json`, the table of the report. The recorded steps are slower; the weights are the same.
@@ -72,7 +73,11 @@ class ProfileCallback(TrainerCallback):
         self.wait, self.warmup, self.active = wait, warmup, active
         self.ranks = ranks
         self.run_dir = run_dir
-        self._options = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
+        self._options: dict[str, Any] = {
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+        }
         self._profiler: profile | None = None
         self._steps = 0
         self._is_written = False
@@ -122,7 +127,9 @@ class ProfileCallback(TrainerCallback):
         self._stop()
         if began and not self._is_written:
             needed = self.wait + self.warmup
-            _log.warning("profile: nothing was recorded: the run had %d steps, and wait and warmup are %d", steps, needed)
+            _log.warning(
+                "profile: nothing was recorded: the run had %d steps, and wait and warmup are %d", steps, needed
+            )
 
     def _stop(self) -> None:
         stopped, self._profiler = self._profiler, None

@@ -34,9 +34,9 @@ PARTS = {
 class DistributedMonitorCallback(TrainerCallback):
     """A callback that writes what each rank does, at each log line, into `ranks.jsonl`, and reports the slow rank.
 
-    An entry of a rank has the median seconds of its steps by part (data, forward and backward, sums over ranks, update),
-    its communication (calls, bytes and seconds by process group and operation), memory, CPU, disk and network. The
-    ranks exchange these numbers once for each log line; steps in between send nothing. A rank is slow if one of its
+    An entry of a rank has the median seconds of its steps by part (data, forward and backward, sums over ranks,
+    update), its communication (calls, bytes and seconds by process group and operation), memory, CPU, disk and network.
+    The ranks exchange these numbers once for each log line; steps in between send nothing. A rank is slow if one of its
     parts takes longer than that of the other ranks by more than `slow_share` of a step, because the others wait for it
     in the next collective.
 
@@ -163,7 +163,7 @@ class DistributedMonitorCallback(TrainerCallback):
 
 
 def slow_rank(ranks: Sequence[Mapping[str, Any]], share: float) -> tuple[int, str, float] | None:
-    """Returns the slow rank, the part of the step in which it is slow, and by how many seconds a step; None without one.
+    """Returns the slow rank, the part in which it is slow, and by how many seconds a step; None if there is none.
 
     Args:
         ranks: the numbers of each rank.
@@ -188,5 +188,5 @@ def _own_seconds(rank: Mapping[str, Any], part: str) -> float:
     if part == "forward_backward_seconds":
         # Sums of losses and counts are communication outside of this part.
         inside = rank.get("communication_seconds", 0.0) - rank["sync_seconds"]
-        return max(0.0, seconds - max(0.0, inside))
+        return max(0.0, seconds - max(0.0, float(inside)))
     return seconds

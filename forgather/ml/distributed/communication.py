@@ -4,13 +4,14 @@
 torch's operations (`c10d::allreduce_` and the others) counts each call and passes it on unchanged, whoever makes it:
 DDP's reducer in C++, FSDP2, a pipeline or the user's code. Nothing is sent, and no call waits longer than without it.
 
-The bytes of a call are those of the tensors that this rank gives (of a receive: those that it gets). The seconds are from
-the call to the completion, with the time in which this rank waits for others. They are measured on the host, for
+The bytes of a call are those of the tensors that this rank gives (of a receive: those that it gets). The seconds are
+from the call to the completion, with the time in which this rank waits for others. They are measured on the host, for
 operations on the CPU whose backend reports the completion; `timed` counts those.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -134,15 +135,15 @@ def recorded_communication() -> Iterator[CommunicationStats]:
     finally:
         _recorders.remove(stats)
         while _libraries and not _recorders:
-            _libraries.pop()._destroy()
+            _libraries.pop()._destroy()  # type: ignore[no-untyped-call]
 
 
 def _register() -> None:
-    library = torch.library.Library("c10d", "IMPL")
+    library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     for name, position in _INPUTS.items():
         # In front of the kernels that communicate: the dispatcher asks this key first, where these operations have no
         # kernel. The Autograd key would miss the calls that DTensors and compiled code make below autograd.
-        library.impl(name, _counting(name, position), _KEY, with_keyset=True)
+        library.impl(name, _counting(name, position), _KEY, with_keyset=True)  # type: ignore[no-untyped-call]
     _libraries.append(library)
 
 
@@ -182,4 +183,8 @@ def _at_completion(result: Any, ends: Sequence[Callable[[], None]]) -> None:
     except RuntimeError:  # a backend that does not report the completion of this operation
         return
     for end in ends:
-        future.add_done_callback(lambda _, end=end: end())
+        future.add_done_callback(functools.partial(_ignoring_result, end))
+
+
+def _ignoring_result(end: Callable[[], None], future: Any) -> None:
+    end()

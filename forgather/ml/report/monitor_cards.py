@@ -21,12 +21,36 @@ _PARTS = {
 }
 
 
+_MARKED = {
+    "Loss": ("spike", "not_finite", "plateau", "divergence"),
+    "Gradient norm": ("explosion", "not_finite"),
+    "Tokens per second": ("throughput",),
+    "Samples per second": ("throughput",),
+}
+"""The kinds of anomalies that are marked on a chart, by its title."""
+
+
+def marks_on(title: str, events: Sequence[Mapping[str, Any]]) -> list[tuple[float, str]]:
+    """Returns the step and the text of each event that is marked on a chart.
+
+    Args:
+        title: the title of the chart.
+        events: the lines of the metrics file that have `event`.
+    """
+    return [
+        (event["step"], f"{event['kind']}: {event.get('message', '')}")
+        for event in events
+        if event.get("kind") in _MARKED.get(title, ()) and type(event.get("step")) is int
+    ]
+
+
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return ""
     titles = "".join(f"<th>{html_text(title)}</th>" for title in head)
     body = "".join(f"<tr>{''.join(f'<td>{html_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table class="numbers"><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+    table = f'<table class="numbers"><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div class="scroll">{table}</div>'
 
 
 def events_card(events: Sequence[Mapping[str, Any]]) -> str:
@@ -51,7 +75,7 @@ def ranks_html(lines: Sequence[Mapping[str, Any]]) -> str:
     Args:
         lines: the lines of `ranks.jsonl`.
     """
-    last = next((line for line in reversed(lines) if isinstance(line.get("ranks"), list)), {})
+    last: Mapping[str, Any] = next((line for line in reversed(lines) if isinstance(line.get("ranks"), list)), {})
     ranks = [rank for rank in last.get("ranks", ()) if isinstance(rank, Mapping)]
     parts = {name: title for name, title in _PARTS.items() if any(name in rank for rank in ranks)}
     rows = [

@@ -28,7 +28,7 @@ from forgather.ml.number_format import (
 )
 from forgather.ml.report.chart import Look, chart
 from forgather.ml.report.html_text import html_text
-from forgather.ml.report.monitor_cards import events_card, memory_html, operators_html, ranks_html
+from forgather.ml.report.monitor_cards import events_card, marks_on, memory_html, operators_html, ranks_html
 from forgather.ml.report.run_data import RunFacts
 from forgather.ml.report.samples import samples_html
 from forgather.redaction import hidden, hide, hide_known
@@ -55,13 +55,6 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...], Look], ...] = (
         Look(may_log=False, from_zero=True, smooth=False),
     ),
 )
-# The kinds of anomalies that are marked on each chart.
-_ON_LOSS = ("spike", "not_finite", "plateau", "divergence")
-_ON_CHARTS = {
-    "Gradient norm": ("explosion", "not_finite"),
-    "Tokens per second": ("throughput",),
-    "Samples per second": ("throughput",),
-}
 _CHANGES = 12  # of a config that changes more values than this, reading the config itself is easier
 _UNCHARTED = ("_runtime", "_per_second", "total_flos", "train_loss", "num_input_tokens_seen")
 
@@ -198,23 +191,16 @@ def _problems(facts: RunFacts) -> str:
 def _loss(facts: RunFacts) -> str:
     """Returns the first charts of the page: the training loss with the evaluation losses, and each other metric."""
     found = [(label, facts.series[name]) for name, label in _losses(facts).items() if name in facts.series]
-    shown = chart("Loss", found, Look(wide=True), _marks(facts, *_ON_LOSS)) or '<p class="note">No metric was logged yet.</p>'
+    shown = (
+        chart("Loss", found, Look(wide=True), marks_on("Loss", facts.events))
+        or '<p class="note">No metric was logged yet.</p>'
+    )
     metrics = "".join(
         chart(label, [(label, facts.series[name])])
         for name, label in evaluation_titles(facts.series).items()
         if name not in _losses(facts) and len(facts.series[name].values) > 1
     )
     return shown + (f'<div class="charts">{metrics}</div>' if metrics else "")
-
-
-def _marks(facts: RunFacts, *kinds: str) -> list[tuple[float, str]]:
-    """Returns the step and the text of each event that is marked on a chart; without kinds, of all events."""
-    return [
-        (event["step"], f"{event.get('kind') or event['event']}: {event.get('message', '')}")
-        for event in facts.events
-        if isinstance(event.get("step"), int) and not isinstance(event["step"], bool)
-        if not kinds or event.get("kind") in kinds
-    ]
 
 
 def _losses(facts: RunFacts) -> dict[str, str]:
@@ -326,8 +312,8 @@ def _charts(facts: RunFacts) -> str:
         named |= {name for name, _ in wanted}
         found = [(label, series[name]) for name, label in wanted if name in series]
         # `train_tokens_per_second` is the mean of the run, one point: it is shown only if nothing else was logged.
-        marks = _marks(facts, *_ON_CHARTS[title]) if title in _ON_CHARTS else ()
-        cards.append(chart(title, found[:1] if title == "Tokens per second" else found, look, marks))
+        shown = found[:1] if title == "Tokens per second" else found
+        cards.append(chart(title, shown, look, marks_on(title, facts.events)))
     for name in sorted(set(series) - named):
         if not name.endswith(_UNCHARTED) and len(series[name].values) > 1:
             cards.append(chart(_words(name), [(name, series[name])]))

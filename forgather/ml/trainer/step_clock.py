@@ -1,8 +1,8 @@
 """The measurements of each optimizer step: how long its parts take, its loss and its gradient norm.
 
-`StepClock` is told when a part of a step begins, and gives a `StepRecord` for each step. On an accelerator, the loss and
-the norm are copied to the host asynchronously, so a record may be sent a few steps after its step; the host never waits
-for it. If no callback wants records, a step costs a few readings of the clock.
+`StepClock` is told when a part of a step begins, and gives a `StepRecord` for each step. On an accelerator, the loss
+and the norm are copied to the host asynchronously, so a record may be sent a few steps after its step; the host never
+waits for it. If no callback wants records, a step costs a few readings of the clock.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,7 +90,8 @@ class StepClock:
         on_device = {
             name: value for name, value in values.items() if isinstance(value, Tensor) and value.device.type != "cpu"
         }
-        record = replace(record, **{name: _number(value) for name, value in values.items() if name not in on_device})
+        known: dict[str, Any] = {name: _number(value) for name, value in values.items() if name not in on_device}
+        record = replace(record, **known)
         copy = None
         if on_device:
             # One copy for all values: each one costs a launch.

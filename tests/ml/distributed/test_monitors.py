@@ -11,8 +11,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from forgather.ml import AccelTrainer, AccelTrainingArguments, PipelineTrainer, PipelineTrainingArguments
-from forgather.ml import Trainer, TrainingArguments
+from forgather.ml import (
+    AccelTrainer,
+    AccelTrainingArguments,
+    PipelineTrainer,
+    PipelineTrainingArguments,
+    Trainer,
+    TrainingArguments,
+)
 from forgather.ml.callbacks import (
     AnomalyCallback,
     DistributedMonitorCallback,
@@ -38,7 +44,12 @@ KINDS = {
     "DDP": (2, AccelTrainer, AccelTrainingArguments, {}),
     "FSDP2": (2, AccelTrainer, AccelTrainingArguments, {"fsdp": "full_shard"}),
     "TP": (2, AccelTrainer, AccelTrainingArguments, {"tensor_parallel_size": 2}),
-    "pipeline": (2, PipelineTrainer, PipelineTrainingArguments, {"schedule_class": "Schedule1F1B", "pipeline_chunks": 2}),
+    "pipeline": (
+        2,
+        PipelineTrainer,
+        PipelineTrainingArguments,
+        {"schedule_class": "Schedule1F1B", "pipeline_chunks": 2},
+    ),
 }
 
 
@@ -82,7 +93,10 @@ def trained(kind, folder, is_watched, resume=None):
     trainer.train(resume)
     lines = [(line["step"], line["loss"], line["grad_norm"]) for line in trainer.state.log_history if "loss" in line]
     # The weights of this rank: with FSDP2, its shards.
-    own = {name: getattr(one, "_local_tensor", one).detach().clone() for name, one in trainer.strategy.local.named_parameters()}
+    own = {
+        name: getattr(one, "_local_tensor", one).detach().clone()
+        for name, one in trainer.strategy.local.named_parameters()
+    }
     return lines, own
 
 
@@ -105,7 +119,9 @@ def test_losses_and_weights_are_bit_identical_with_and_without_monitors(kind, tm
     # The monitors did work.
     found = read_records(tmp_path / "watched" / "run" / "ranks.jsonl")
     assert [line["step"] for line in found[:4]] == [1, 2, 3, 4]
-    assert all(len(line["ranks"]) == KINDS[kind][0] and not any("problem" in rank for rank in line["ranks"]) for line in found)
+    assert all(
+        len(line["ranks"]) == KINDS[kind][0] and not any("problem" in rank for rank in line["ranks"]) for line in found
+    )
     memory = json.loads((tmp_path / "watched" / "run" / "memory.json").read_text())
     assert set(memory["phases"]) == {"between steps", "forward and backward", "update"}
     assert (tmp_path / "watched" / "run" / "profile" / "trace.json.gz").stat().st_size > 1000
@@ -151,7 +167,9 @@ def test_communication_is_counted_exactly_by_group_and_operation():
         assert (default[way].count, default[way].num_bytes) == (1, 20)
         assert default["all_reduce"].timed == 3 and default["all_reduce"].seconds > 0
         mine = after["mine"]
-        assert {operation: (found.count, found.num_bytes) for operation, found in mine.items()} == {"all_reduce": (1, 44)}
+        assert {operation: (found.count, found.num_bytes) for operation, found in mine.items()} == {
+            "all_reduce": (1, 44)
+        }
         # The mesh is of all ranks. FSDP2 gathers the half of 32 weights, and reduces 32 gradients; the DTensor gathers 8.
         both = after[name]
         assert both["all_gather"].count - default["all_gather"].count == 2

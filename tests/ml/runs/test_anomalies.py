@@ -136,7 +136,10 @@ def test_rows_of_different_lengths_are_no_drop_of_the_throughput():
 
     assert found_in(map(plant, range(1, 400)), {"plateau": False}) == []
     # The control: as long for as many tokens as before.
-    slow = (StepRecord(step=s, loss=1 + 100 / s, num_tokens=1024, update_seconds=2 if s > 300 else 0.25) for s in range(1, 400))
+    slow = (
+        StepRecord(step=s, loss=1 + 100 / s, num_tokens=1024, update_seconds=2 if s > 300 else 0.25)
+        for s in range(1, 400)
+    )
     (one,) = found_in(slow, {"plateau": False})
     assert (one.kind, one.step) == ("throughput", 304)
     assert "mostly the optimizer step" in one.message
@@ -314,5 +317,7 @@ def test_a_callback_of_the_user_gets_each_step(tmp_path):
     hears = CountSteps()
     line_run(tmp_path, Rows(400), [hears], steps=7)
     assert [record.step for _, record in hears.records] == [1, 2, 3, 4, 5, 6, 7]
-    assert all(record.step == step and math.isfinite(record.loss) and record.grad_norm >= 0 for step, record in hears.records)
+    assert all(
+        record.step == step and math.isfinite(record.loss) and record.grad_norm >= 0 for step, record in hears.records
+    )
     assert all(record.forward_backward_seconds > 0 and record.data_seconds > 0 for _, record in hears.records)
