@@ -16,9 +16,9 @@ from forgather.ml.metrics import METRICS_FILE, LineWriter, end_of_lines, repeata
 class JsonLogger(TrainerCallback, ExportableState):
     """A callback that appends each log to `metrics.jsonl` in the run's folder: `step`, `time` and the logged numbers.
 
-    What happens at a step, such as an anomaly, is a line with `event`. `loss.jsonl` in the same folder gets the lines of
-    logs without times, speeds and memory, so that a repeated run writes identical bytes. On a resume, the files are cut or filled so that they have exactly the lines up to the step of the
-    checkpoint, even in a new folder.
+    What happens at a step, such as an anomaly, is a line with `event`. `loss.jsonl` in the same folder gets the lines
+    of logs without times, speeds and memory, so that a repeated run writes identical bytes. On a resume, the files are
+    cut or filled so that they have exactly the lines up to the step of the checkpoint, even in a new folder.
 
     Args:
         name: the value of `name` in each line, which distinguishes runs whose files are read together, or None to

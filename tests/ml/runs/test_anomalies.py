@@ -16,6 +16,8 @@ from forgather.ml.callbacks import AnomalyCallback, JsonLogger, TrainerCallback
 from forgather.ml.metrics import read_records
 from forgather.ml.report import write_report
 from forgather.ml.types import StepRecord
+from tests.matrix import thinned
+from tests.ml.fixtures import rows, tiny_llama
 
 STEPS = 600
 
@@ -207,7 +209,7 @@ class Rows(torch.utils.data.Dataset):
         return row
 
 
-def line_run(folder, rows, callbacks=(), steps=80, resume=None, **settings):
+def line_run(folder, data, callbacks=(), steps=80, resume=None, **settings):
     trainer = Trainer(
         Line,
         TrainingArguments(
@@ -222,7 +224,7 @@ def line_run(folder, rows, callbacks=(), steps=80, resume=None, **settings):
             use_cpu=True,
             **{"save_strategy": "no", **settings},
         ),
-        train_dataset=rows,
+        train_dataset=data,
         callbacks=[JsonLogger(), *callbacks],
     )
     trainer.train(resume)
@@ -270,18 +272,18 @@ def test_rows_that_take_longer_are_a_drop_of_the_throughput(tmp_path):
 
 def test_a_resumed_run_keeps_the_lines_of_events_and_repeats_none(tmp_path):
     saves = {"save_strategy": "steps", "save_steps": 40}
-    rows = Rows(400, at=38, fault="spike")
-    line_run(tmp_path, rows, [AnomalyCallback()], steps=80, **saves)
+    data = Rows(400, at=38, fault="spike")
+    line_run(tmp_path, data, [AnomalyCallback()], steps=80, **saves)
     before = [line for line in read_records(tmp_path / "metrics.jsonl") if line["step"] <= 40]
     assert [line["step"] for line in before if "event" in line] == [38]
     checkpoint = str(tmp_path / "out" / "checkpoint-40")
-    line_run(tmp_path, rows, [AnomalyCallback()], steps=80, resume=checkpoint, **saves)
+    line_run(tmp_path, data, [AnomalyCallback()], steps=80, resume=checkpoint, **saves)
     after = read_records(tmp_path / "metrics.jsonl")
     assert after[: len(before)] == before
     assert events(tmp_path) == [("spike", 38)]
     # In another folder, the lines are filled in.
     other = tmp_path / "other"
-    line_run(other, rows, [AnomalyCallback()], steps=80, resume=checkpoint, **saves)
+    line_run(other, data, [AnomalyCallback()], steps=80, resume=checkpoint, **saves)
     assert read_records(other / "metrics.jsonl")[: len(before)] == before
 
 
@@ -301,6 +303,40 @@ def test_a_step_of_a_detector_costs_little(record_property):
     cost = (time.process_time() - began) / len(records)
     record_property("figure", f"anomaly detection: {cost * 1e6:.0f} us a step")
     assert cost < 3e-4
+
+
+QUIET = [
+    (kind, seed) for kind in ("sgd", "adamw_torch", "rows of few tokens", "warm-up", "large steps") for seed in range(4)
+]
+
+
+@pytest.mark.parametrize(("kind", "seed"), thinned(QUIET, lambda kind, seed: seed == 0 and kind == "sgd"))
+def test_a_quiet_run_of_a_model_reports_nothing(kind, seed, tmp_path):
+    settings = {
+        "sgd": {"optim": "sgd", "learning_rate": 0.05},
+        "adamw_torch": {"optim": "adamw_torch", "learning_rate": 1e-3},
+        "rows of few tokens": {"per_device_train_batch_size": 1, "learning_rate": 5e-4},
+        "warm-up": {"learning_rate": 3e-3, "warmup_steps": 40, "lr_scheduler_type": "cosine"},
+        "large steps": {"learning_rate": 3e-3, "gradient_accumulation_steps": 2},
+    }[kind]
+    args = TrainingArguments(
+        str(tmp_path),
+        **{
+            "max_steps": 160,
+            "per_device_train_batch_size": 4,
+            "lr_scheduler_type": "constant",
+            "save_strategy": "no",
+            "use_cpu": True,
+            "seed": seed,
+            "logging_dir": str(tmp_path),
+            **settings,
+        },
+    )
+    # What a machine does beside the tests may slow a step down; that is no fault of the run.
+    watch = AnomalyCallback({"throughput": False})
+    data = rows(512, length=16, seed=seed)
+    Trainer(tiny_llama(seed, num_hidden_layers=1), args, train_dataset=data, callbacks=[JsonLogger(), watch]).train()
+    assert events(tmp_path) == []
 
 
 class CountSteps(TrainerCallback):
