@@ -205,6 +205,7 @@ class _Slow:
         self._seconds = _Recent(settings)
         self._per_token = _Recent(settings)
         self._slow: list[StepRecord] = []
+        self._num_usual = 0
         self._is_told = False
 
     def observe(self, record: StepRecord) -> Anomaly | None:
@@ -214,11 +215,15 @@ class _Slow:
         if not self._is_slow(record.seconds, per_token):
             self._seconds.values.append(record.seconds)
             self._per_token.values.append(per_token)
-            self._slow, self._is_told = [], False
+            self._slow = []
+            self._num_usual += 1
+            # Not at the first usual step: a machine that is slow now and then is reported once.
+            self._is_told = self._is_told and 2 * self._num_usual < self._settings["window"]
             return None
         # Slow steps stay out of what is usual, so that they are found once and until they end.
         usual = self._seconds.median()
         self._slow.append(record)
+        self._num_usual = 0
         lost = sum(slow.seconds - usual for slow in self._slow)
         if self._is_told or len(self._slow) < self._settings["steps"] or lost < self._settings["seconds"]:
             return None

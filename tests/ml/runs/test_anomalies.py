@@ -147,6 +147,16 @@ def test_rows_of_different_lengths_are_no_drop_of_the_throughput():
     assert "mostly the optimizer step" in one.message
 
 
+def test_a_machine_that_is_slow_now_and_then_is_reported_once_until_it_was_usual_for_a_while():
+    def seconds(step):
+        # Slow for eight of ten steps from 100 to 200, and again from 300 on.
+        return 1.0 if (100 <= step < 200 and step % 10 < 8) or step >= 300 else 0.2
+
+    records = (StepRecord(step=s, loss=1 + 100 / s, num_tokens=9, update_seconds=seconds(s)) for s in range(1, 400))
+    found = found_in(records, {"plateau": False})
+    assert [(one.kind, one.step) for one in found] == [("throughput", 103), ("throughput", 303)]
+
+
 def test_what_is_known_goes_on_at_a_resume():
     plant = spike(290, 3)
     records = list(stream(5, plant=plant))
