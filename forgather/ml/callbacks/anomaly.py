@@ -8,6 +8,7 @@ from typing import Any
 
 from forgather.ml.alert_command import AlertCommand
 from forgather.ml.anomalies import Anomaly, AnomalyDetector, anomaly_settings
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.callbacks.base import ExportableState, TrainerCallback
 from forgather.ml.callbacks.output_target import report_only, run_folder
 from forgather.ml.log import get_logger
@@ -36,6 +37,7 @@ class AnomalyCallback(TrainerCallback, ExportableState):
         alert_timeout: seconds.
 
     Raises:
+        ArgumentValueError: FG813 if the timeout is not a positive number.
         AnomalyError: FG520 if a setting is not allowed.
         AlertError: FG521 if `on_alert` is not a list of words.
     """
@@ -48,6 +50,7 @@ class AnomalyCallback(TrainerCallback, ExportableState):
         alert_timeout: float = 10.0,
         run_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        refuse_wrong_values("callbacks:AnomalyCallback", locals())
         self.settings = anomaly_settings(settings)
         self.run_dir = run_dir
         self._command = None if on_alert is None else AlertCommand(on_alert, alert_timeout)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.callbacks.base import TrainerCallback
 from forgather.ml.callbacks.output_target import report_only, run_folder
 from forgather.ml.log import get_logger
@@ -75,6 +76,7 @@ class MemoryProfiler(TrainerCallback):
     def __init__(
         self, modules_at_step: int = 2, *, snapshot: bool = True, run_dir: str | os.PathLike[str] | None = None
     ) -> None:
+        refuse_wrong_values("callbacks:MemoryProfiler", locals())
         self.modules_at_step = modules_at_step
         self.snapshot = snapshot
         self.run_dir = run_dir

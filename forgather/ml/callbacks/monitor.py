@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forgather.errors import TrainingError
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.callbacks.base import TrainerCallback
 from forgather.ml.callbacks.output_target import report_only
 from forgather.ml.distributed import collectives
@@ -25,7 +26,7 @@ _LEAST_DIFFERENCE = 1 << 29
 
 
 class MonitorError(TrainingError, ValueError):
-    """An error about an argument of a monitor."""
+    """An error about a metric that is not a number, or a callback that is not callable."""
 
     code = "FG522"
 
@@ -44,7 +45,7 @@ class TrainingMonitor(TrainerCallback):
         track_network: whether the network traffic of the machine is read.
 
     Raises:
-        MonitorError: FG522 if `log_interval` is not a positive whole number.
+        ArgumentValueError: FG813 if a value is not allowed.
 
     Example:
         >>> monitor = TrainingMonitor(save_logs=False)
@@ -62,10 +63,7 @@ class TrainingMonitor(TrainerCallback):
         track_cpu_memory: bool = True,
         track_network: bool = True,
     ) -> None:
-        if isinstance(log_interval, bool) or not isinstance(log_interval, int) or log_interval < 1:
-            raise MonitorError(f"log_interval is {log_interval!r}, and must be a positive whole number").about(
-                "log_interval"
-            )
+        refuse_wrong_values("callbacks:TrainingMonitor", locals())
         self.log_interval = log_interval
         self.save_logs = save_logs
         self.log_dir = log_dir
@@ -175,17 +173,13 @@ class ResourceMonitorCallback(TrainerCallback):
         imbalance_ratio: the largest amount in relation to the smallest one, above which there is a warning.
 
     Raises:
-        MonitorError: FG522 if the threshold is not between 0 and 1, or the ratio is not above 1.
+        ArgumentValueError: FG813 if a value is not allowed.
     """
 
     def __init__(
         self, gpu_memory_threshold: float = 0.9, alert_on_imbalance: bool = True, imbalance_ratio: float = 1.25
     ) -> None:
-        if not 0 < gpu_memory_threshold <= 1:
-            message = f"gpu_memory_threshold is {gpu_memory_threshold!r}, and must be a share between 0 and 1"
-            raise MonitorError(message).about("gpu_memory_threshold")
-        if not imbalance_ratio > 1:
-            raise MonitorError(f"imbalance_ratio is {imbalance_ratio!r}, and must be above 1").about("imbalance_ratio")
+        refuse_wrong_values("callbacks:ResourceMonitorCallback", locals())
         self.gpu_memory_threshold = gpu_memory_threshold
         self.alert_on_imbalance = alert_on_imbalance
         self.imbalance_ratio = imbalance_ratio

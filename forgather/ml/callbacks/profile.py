@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from forgather.errors import TrainingError
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.callbacks.base import TrainerCallback
-from forgather.ml.callbacks.output_target import is_selected_rank, report_only, run_folder
+from forgather.ml.callbacks.output_target import report_only, run_folder
 from forgather.ml.log import get_logger
 
 _log = get_logger(__name__)
@@ -22,12 +21,6 @@ _log = get_logger(__name__)
 FOLDER = "profile"
 OPERATORS_FILE = "operators.json"
 _MOST_OPERATORS = 40
-
-
-class ProfileError(TrainingError, ValueError):
-    """An error about the steps to profile."""
-
-    code = "FG523"
 
 
 class ProfileCallback(TrainerCallback):
@@ -45,11 +38,11 @@ class ProfileCallback(TrainerCallback):
         record_shapes: whether the shapes of inputs are recorded.
         profile_memory: whether allocations are recorded.
         with_stack: whether the Python stack of each operator is recorded, which is slow.
-        ranks: the rank or ranks that profile, or None for all; rank n above 0 writes `trace.rank<n>.json.gz`.
+        all_ranks: whether each rank profiles, and not rank 0 alone; rank n above 0 writes `trace.rank<n>.json.gz`.
         run_dir: the folder of the run, or None for the training arguments' `logging_dir`.
 
     Raises:
-        ProfileError: FG523 if a number of steps is not allowed.
+        ArgumentValueError: FG813 if a value is not allowed.
     """
 
     def __init__(
@@ -61,17 +54,12 @@ class ProfileCallback(TrainerCallback):
         record_shapes: bool = False,
         profile_memory: bool = False,
         with_stack: bool = False,
-        ranks: int | Collection[int] | None = 0,
+        all_ranks: bool = False,
         run_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        for name, value, least in (("wait", wait, 0), ("warmup", warmup, 0), ("active", active, 1)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ProfileError(
-                    f"{name} is {value!r}, and must be a whole number of steps, at least {least}",
-                    hint="for example {wait: 5, warmup: 1, active: 3}",
-                ).about(name)
+        refuse_wrong_values("callbacks:ProfileCallback", locals())
         self.wait, self.warmup, self.active = wait, warmup, active
-        self.ranks = ranks
+        self.all_ranks = all_ranks
         self.run_dir = run_dir
         self._options: dict[str, Any] = {
             "record_shapes": record_shapes,
@@ -97,7 +85,7 @@ class ProfileCallback(TrainerCallback):
     @report_only
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Starts the profiler with the first step of the run."""
-        if self._profiler is None and not self._is_written and is_selected_rank(self.ranks, args):
+        if self._profiler is None and not self._is_written and (self.all_ranks or not self._suffix):
             kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
             with warnings.catch_warnings():
                 # torch warns of a warmup of 0, which the user has chosen.

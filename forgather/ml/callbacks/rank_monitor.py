@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
+from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.callbacks.base import TrainerCallback
 from forgather.ml.callbacks.output_target import report_only, run_folder
 from forgather.ml.distributed import collectives
@@ -46,6 +47,9 @@ class DistributedMonitorCallback(TrainerCallback):
         slow_share: the share of a step by which a rank must be slower than the median of the others.
         communication: whether communication is counted.
         run_dir: the folder of the run, or None for the training arguments' `logging_dir`.
+
+    Raises:
+        ArgumentValueError: FG813 if a value is not allowed.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class DistributedMonitorCallback(TrainerCallback):
         communication: bool = True,
         run_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        refuse_wrong_values("callbacks:DistributedMonitorCallback", locals())
         self.slow_share = slow_share
         self.communication = communication
         self.run_dir = run_dir

@@ -10,6 +10,7 @@ from typing import Any
 
 from forgather.ml.number_format import format_bytes, format_number
 from forgather.ml.report.html_text import html_text
+from forgather.ml.report.run_data import RunFacts
 
 _MOST_EVENTS, _MOST_OPERATORS, _MOST_MODULES = 100, 20, 20
 _PARTS = {
@@ -53,6 +54,15 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="scroll">{table}</div>'
 
 
+def monitor_parts(facts: RunFacts) -> list[tuple[str, str]]:
+    """Returns the titles and the HTML of the collapsed parts of the page that monitors have written."""
+    return [
+        ("Ranks", ranks_html(facts.ranks)),
+        ("Operators", operators_html(facts.operators)),
+        ("Memory by phase and module", memory_html(facts.memory)),
+    ]
+
+
 def events_card(events: Sequence[Mapping[str, Any]]) -> str:
     """Returns the table of what happened at steps: anomalies, slow ranks, control actions.
 
@@ -66,7 +76,7 @@ def events_card(events: Sequence[Mapping[str, Any]]) -> str:
     more = len(events) - len(rows)
     note = f'<p class="note">and {more} more in metrics.jsonl</p>' if more > 0 else ""
     table = _table(["step", "what", "found"], rows)
-    return f'<section class="card"><h3>Events</h3>{table}{note}</section>' if table else ""
+    return f'<section class="card events"><h3>Events</h3>{table}{note}</section>' if table else ""
 
 
 def ranks_html(lines: Sequence[Mapping[str, Any]]) -> str:

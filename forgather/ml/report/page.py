@@ -28,7 +28,7 @@ from forgather.ml.number_format import (
 )
 from forgather.ml.report.chart import Look, chart
 from forgather.ml.report.html_text import html_text
-from forgather.ml.report.monitor_cards import events_card, marks_on, memory_html, operators_html, ranks_html
+from forgather.ml.report.monitor_cards import events_card, marks_on, monitor_parts
 from forgather.ml.report.run_data import RunFacts
 from forgather.ml.report.samples import samples_html
 from forgather.redaction import hidden, hide, hide_known
@@ -113,7 +113,7 @@ def _tiles(facts: RunFacts) -> str:
     loss = facts.last("loss")
     steps = [record["step"] for record in facts.records if isinstance(record.get("step"), int)]
     step = summary.get("step") or max(steps, default=None)
-    seconds = summary.get("seconds") or _elapsed(facts.records)
+    seconds = summary.get("seconds") or facts.elapsed_seconds
     unit = next((unit for unit in ("tokens", "samples") if _speed(facts, unit)), "tokens")
     speed = _speed(facts, unit)
     tiles: list[tuple[str, str | None, str]] = [
@@ -175,11 +175,6 @@ def _best(facts: RunFacts, name: str) -> str:
         return "last"
     best = min(range(len(series.values)), key=series.values.__getitem__)
     return f"best {format_number(series.values[best])} at step {format_number(series.steps[best])}"
-
-
-def _elapsed(records: Sequence[Mapping[str, Any]]) -> float:
-    times = [record["time"] for record in records if isinstance(record.get("time"), int | float)]
-    return times[-1] - times[0] if len(times) > 1 else 0.0
 
 
 def _problems(facts: RunFacts) -> str:
@@ -295,9 +290,7 @@ def _more(facts: RunFacts) -> str:
         ("Learning rate, gradients, speed and memory", charts and f'<div class="charts">{charts}</div>'),
         (f"What the model {'draws' if draws else 'writes'}", samples_html(facts.samples, facts.folder)),
         ("Evaluations", _evaluations(facts)),
-        ("Ranks", ranks_html(facts.ranks)),
-        ("Operators", operators_html(facts.operators)),
-        ("Memory by phase and module", memory_html(facts.memory)),
+        *monitor_parts(facts),
         *_settings(facts),
         ("Files", _files(facts)),
     ]
@@ -312,8 +305,8 @@ def _charts(facts: RunFacts) -> str:
         named |= {name for name, _ in wanted}
         found = [(label, series[name]) for name, label in wanted if name in series]
         # `train_tokens_per_second` is the mean of the run, one point: it is shown only if nothing else was logged.
-        shown = found[:1] if title == "Tokens per second" else found
-        cards.append(chart(title, shown, look, marks_on(title, facts.events)))
+        found = found[:1] if title == "Tokens per second" else found
+        cards.append(chart(title, found, look, marks_on(title, facts.events)))
     for name in sorted(set(series) - named):
         if not name.endswith(_UNCHARTED) and len(series[name].values) > 1:
             cards.append(chart(_words(name), [(name, series[name])]))

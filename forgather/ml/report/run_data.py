@@ -105,6 +105,12 @@ class RunFacts:
         return series.values[-1] if series and series.values else None
 
     @property
+    def elapsed_seconds(self) -> float:
+        """The time from the first log line to the last one, in seconds."""
+        times = [record["time"] for record in self.records if isinstance(record.get("time"), int | float)]
+        return times[-1] - times[0] if len(times) > 1 else 0.0
+
+    @property
     def planned_peak(self) -> int | None:
         """The peak of the memory of rank 0 in bytes as planned, or None without a plan."""
         try:

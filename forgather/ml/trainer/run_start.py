@@ -21,7 +21,7 @@ from torch import nn
 from forgather import launcher_env
 from forgather.errors import DistributedError
 from forgather.interrupt import current_handler
-from forgather.ml.callbacks.profile import ProfileCallback, ProfileError
+from forgather.ml.callbacks.profile import ProfileCallback
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed.env import launcher_name, resolve_process_count
 from forgather.ml.log import get_logger
@@ -228,17 +228,8 @@ def trackers(args: TrainingArguments) -> list[Any]:
 
 
 def profilers(args: TrainingArguments) -> list[ProfileCallback]:
-    """Returns the callback of the training argument `profile`, if it is set.
-
-    Raises:
-        ProfileError: FG523 if a number of steps is not allowed.
-    """
-    if not args.profile:
-        return []
-    try:
-        return [ProfileCallback(**args.profile)]
-    except ProfileError as error:
-        raise error.about(f"args.profile.{error.argument}") from None
+    """Returns the callback of the training argument `profile`, if it is set."""
+    return [ProfileCallback(**args.profile)] if args.profile else []
 
 
 def num_steps_and_epochs(args: TrainingArguments, data: TrainBatches) -> tuple[int, int]:
