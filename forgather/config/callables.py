@@ -145,11 +145,15 @@ class _Package:
 
 
 class _Table(NamedTuple):
-    """The contents of the list: why each entry is denied (None if allowed), the packages, the rules for arguments."""
+    """The contents of the list: why each entry is denied (None if allowed), the packages, the rules for arguments.
+
+    `commands` has the names of arguments that are commands to run, by what takes them.
+    """
 
     entries: dict[str, str | None]
     packages: dict[str, _Package]
     arguments: dict[str, list[Required]]
+    commands: dict[str, tuple[str, ...]]
 
 
 @functools.cache
@@ -164,7 +168,11 @@ def _table() -> _Table:
         required = Required(rule["name"], rule["must_be"], rule["why"], rule.get("deep", False))
         for name in rule["of"]:
             arguments.setdefault(name, []).append(required)
-    return _Table(entries, packages, arguments)
+    commands: dict[str, tuple[str, ...]] = {}
+    for rule in data["commands"]:
+        for name in rule["of"]:
+            commands[name] = (*commands.get(name, ()), rule["name"])
+    return _Table(entries, packages, arguments, commands)
 
 
 def _part(entry: str) -> str:
@@ -190,6 +198,12 @@ def required_of(found: Any) -> list[Required]:
         rule for name in names_of(found) for part in _shorter(*name.split(":", 1)) for rule in arguments.get(part, ())
     ]
     return list(dict.fromkeys(rules))
+
+
+def commands_of(module: str, symbol: str) -> tuple[str, ...]:
+    """Returns the names of the arguments of a callable that are commands to run, which the user has to trust."""
+    commands = _table().commands
+    return tuple(name for part in _shorter(module, symbol) for name in commands.get(part, ()))
 
 
 def judge_name(module: str, symbol: str) -> Verdict:

@@ -94,8 +94,8 @@ def resume_lines(
         records: the records that the run had written up to the resumed step.
         begin: the byte offset at which the run's part of the file begins. None to search for the run's first record.
         name: the value of "name" in the run's records; None if the records have no such entry.
-        step: the resumed step. Lines with an `event`, which are not among the records, stay up to this step; None for
-            the step of the last record.
+        step: the resumed step. Lines with an `event` that are not among the records stay up to this step; None for the
+            step of the last record.
 
     Returns:
         The byte offset at which the run's part of the file begins.
@@ -134,11 +134,14 @@ def _lines_to_keep(
         if record is not None and ("step" not in record or record.get("name") != name):
             stays.append(True)
             continue
-        if record is not None and "event" in record:
-            stays.append(isinstance(record["step"], int) and record["step"] <= until)
+        is_next = is_behind and same < len(records) and _comparable(record) == records[same]
+        if record is not None and "event" in record and not is_next:
+            # It happened at the step of the checkpoint, after that was taken: as the request that asked for it.
+            is_late = isinstance(record["step"], int) and record["step"] <= until
+            stays.append(is_late and _comparable(record) not in records[same:])
             continue
         # After the first line that differs, every line of the run with a step is removed: the step will be repeated.
-        is_behind = is_behind and same < len(records) and _comparable(record) == records[same]
+        is_behind = is_next
         same += is_behind
         stays.append(is_behind)
     return stays, same

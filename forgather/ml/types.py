@@ -84,6 +84,41 @@ class Update:
     skipped: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """The measurements of one optimizer step, which callbacks with a method `on_step_record` get.
+
+    Args:
+        step: the number of the step, counted from 1.
+        loss: the loss over all data-parallel ranks; None if the step has none, as a skipped one.
+        grad_norm: the norm of all gradients before clipping; None if it was not computed.
+        bad: a description of what was wrong with a step that changed no weights; None for any other step.
+        num_tokens: the number of input tokens over all ranks, or of rows if the inputs are not token ids.
+        data_seconds: the time in which this rank waited for its own rows.
+        forward_backward_seconds: the time of the forward and backward passes, with the communication in them.
+        sync_seconds: the time of the sums over ranks of target counts and losses.
+        update_seconds: the time of the optimizer step.
+
+    Units:
+        seconds of wall time on the host of this rank, which is ahead of an accelerator.
+    """
+
+    step: int
+    loss: float | None
+    grad_norm: float | None = None
+    bad: str | None = None
+    num_tokens: int = 0
+    data_seconds: float = 0.0
+    forward_backward_seconds: float = 0.0
+    sync_seconds: float = 0.0
+    update_seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The time of the step without evaluations, log lines and saves, in seconds."""
+        return self.data_seconds + self.forward_backward_seconds + self.sync_seconds + self.update_seconds
+
+
 class Evaluated(NamedTuple):
     """The evaluation of one micro-batch.
 

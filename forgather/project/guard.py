@@ -22,11 +22,13 @@ from forgather.config.callables import (
     Required,
     Standing,
     Verdict,
+    commands_of,
     is_in_parts,
     judge_found,
     judge_module,
     judge_name,
     judge_nameless,
+    names_of,
     required_of,
 )
 from forgather.config.partials import PartialObject, Recipe
@@ -187,15 +189,18 @@ class ProjectGuard(Guard):
         """Returns the function that checks a partial's arguments at each call; None if none needs a check."""
         if may_run_remote_code(function):
             return self._at_call
-        return self._rules if required_of(function) else None
+        return self._rules if required_of(function) or _commands(function) else None
 
     def _at_call(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._rules(function, args, kwargs)
         refuse_remote_code(function, args, kwargs, lambda folder: not self._needs(folder))
 
     def _rules(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        rules = required_of(function)
-        given = named_arguments(function, args, kwargs) if rules else {}
+        rules, commands = required_of(function), _commands(function)
+        given = named_arguments(function, args, kwargs) if rules or commands else {}
+        if any(given.get(name) is not None for name in commands):
+            # A command is code of the project that names it.
+            self.before_files((self._places.project_dir,))
         deep = [given, *_mappings([given, *args])] if any(rule.deep for rule in rules) else []
         for rule in rules:
             for name, value in (
@@ -206,6 +211,11 @@ class ProjectGuard(Guard):
 
     def _needs(self, folder: str) -> Needs:
         return Needs(folders=(self._places.owner(folder),)).beyond(self._trust)
+
+
+def _commands(function: Any) -> list[str]:
+    """Returns the names of the arguments of a function that are commands to run."""
+    return [name for found in names_of(function) for name in commands_of(*found.split(":", 1))]
 
 
 def _mappings(values: Sequence[Any]) -> Iterator[Mapping[str, Any]]:

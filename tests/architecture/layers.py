@@ -166,10 +166,12 @@ entry point:
 TRAINING = """
 ml foundation:
     argument_values hub library_progress memory metrics model_class number_format random_state run_dir train_mode types
+    anomalies memory_note
 processes:
     distributed.group distributed.layout distributed.phase
     distributed.collectives distributed.env distributed.mesh distributed.probe distributed.root_cause distributed.stack_dump
-    distributed.launcher distributed.watchdog log
+    distributed.communication distributed.launcher distributed.watchdog log
+    alert_command system_stats
     distributed.peer
 data:
     data.cache data.data_errors data.progress_bar data.prompts data.row_epoch
@@ -213,14 +215,15 @@ adapters:
     trained_adapter
 report:
     report.html_text report.pictures report.run_data
-    report.chart report.length_grid report.samples
+    report.chart report.length_grid report.monitor_cards report.samples
     report.page
     report.data_page report.time_cards
     report.plan_page
     report
 callbacks:
     callbacks.effective_settings callbacks.output_target
-    callbacks.metrics callbacks.progress callbacks.speed callbacks.tensorboard callbacks.text_sample
+    callbacks.anomaly callbacks.memory_profiler callbacks.metrics callbacks.monitor callbacks.profile callbacks.progress
+    callbacks.rank_monitor callbacks.speed callbacks.tensorboard callbacks.text_sample
     callbacks.summary json_logger tb_logger
 strategies:
     strategy.base strategy.deepspeed_settings strategy.fsdp_config strategy.gradients strategy.meta_model
@@ -235,8 +238,8 @@ strategies:
     strategy.pipeline.strategy
     strategy.pipeline.idle
 trainers:
-    trainer trainer.argument_checks trainer.checkpoint_parts trainer.collation trainer.data_rng trainer.meter trainer.rate_scale
-    trainer.utilization
+    trainer trainer.argument_checks trainer.checkpoint_parts trainer.collation trainer.data_rng trainer.meter trainer.rate_scale trainer.utilization
+    trainer.step_clock
     trainer.rewind trainer.save_function
     trainer.length_groups
     trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks

@@ -33,6 +33,7 @@ def test_every_default_is_that_of_transformers():
         "logging_dir",
         "global_batch_size",
         "accumulate_grad_batches",
+        "profile",
         "torch_compile_regions",
         "allow_missing",
         "allow_changed",

@@ -10,6 +10,12 @@ from importlib import import_module
 from typing import Any
 
 _LAZY = {
+    "MemoryProfiler": "memory_profiler",
+    "ProfileCallback": "profile",
+    "DistributedMonitorCallback": "rank_monitor",
+    "ResourceMonitorCallback": "monitor",
+    "TrainingMonitor": "monitor",
+    "AnomalyCallback": "anomaly",
     "CallbackDispatcher": "dispatch",
     "JsonLogger": "metrics",
     "ProgressCallback": "progress",

@@ -1,9 +1,15 @@
 """Callback base classes, re-exported from transformers, and the list of events.
 
 A callback that was written for `transformers.Trainer` works with forgather's trainers without changes, and vice versa.
-`EVENTS` lists the events in the order in which training sends them. There are two further events: a callback with a
-method `on_rewind` is called with the restored state after a run has been rewound to a checkpoint, and one with a method
-`on_control` with `facts` and `done` after the run has done what the user asked of it while it goes on.
+`EVENTS` lists the events in the order in which training sends them. Forgather's trainers send further events to
+the callbacks that have a method of that name:
+
+* `on_rewind`: the run has been rewound to a checkpoint; the callback is called with the restored state.
+* `on_step_record`, with `record` (a `StepRecord`) and `report`: the measurements of an optimizer step are known. On an
+  accelerator this is up to a few steps later. What a callback passes to `report`, a mapping with `event` and `step`,
+  is sent to all callbacks as `on_run_event`.
+* `on_run_event`, with `run_event`, such a mapping: something happened at a step of the run. `JsonLogger` records it.
+* `on_control`, with `facts` and `done`: the run has done what the user asked of it while it goes on.
 """
 
 from __future__ import annotations

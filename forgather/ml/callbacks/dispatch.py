@@ -65,6 +65,16 @@ class CallbackDispatcher:
             hint=nearest(name, [type(present).__name__ for present in self.callbacks]),
         )
 
+    def listeners(self, event: str) -> list[Callable[..., TrainerControl | None]]:
+        """Returns the methods of the callbacks that override an event."""
+        # Cached per event: events of every micro-batch would otherwise look up a method of each callback.
+        found = self._listeners.get(event)
+        if found is None:
+            found = self._listeners[event] = [
+                getattr(callback, event) for callback in self.callbacks if _listens(callback, event)
+            ]
+        return found
+
     def send(
         self, event: str, args: Any, state: TrainerState, control: TrainerControl, **details: Any
     ) -> TrainerControl:
@@ -78,13 +88,7 @@ class CallbackDispatcher:
                 after it get that one.
             **details: the further keyword arguments of the event.
         """
-        # Cached per event: events of every micro-batch would otherwise look up a method of each callback.
-        listeners = self._listeners.get(event)
-        if listeners is None:
-            listeners = self._listeners[event] = [
-                getattr(callback, event) for callback in self.callbacks if _listens(callback, event)
-            ]
-        for listener in listeners:
+        for listener in self.listeners(event):
             try:
                 answer = listener(args, state, control, **self.scene, **details)
             except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from forgather.ml.metrics import METRICS_FILE, LineWriter, end_of_lines, repeata
 class JsonLogger(TrainerCallback, ExportableState):
     """A callback that appends each log to `metrics.jsonl` in the run's folder: `step`, `time` and the logged numbers.
 
-    `loss.jsonl` in the same folder gets the same lines without times, speeds and memory, so that a repeated run writes
-    identical bytes. On a resume, the files are cut or filled so that they have exactly the lines up to the step of the
-    checkpoint, even in a new folder.
+    What happens at a step, such as an anomaly, is a line with `event`. `loss.jsonl` in the same folder gets the lines
+    of logs without times, speeds and memory, so that a repeated run writes identical bytes. On a resume, the files are
+    cut or filled so that they have exactly the lines up to the step of the checkpoint, even in a new folder.
 
     Args:
         name: the value of `name` in each line, which distinguishes runs whose files are read together, or None to
@@ -45,6 +45,8 @@ class JsonLogger(TrainerCallback, ExportableState):
         self._repeatable: LineWriter | None = None
         self._times: list[float] = []
         self._begins: dict[str, int] = {}
+        # What happened at steps: for each event, the number of log lines before it, and its line.
+        self._events: list[list[Any]] = []
 
     @report_only
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -57,7 +59,9 @@ class JsonLogger(TrainerCallback, ExportableState):
         times = [None] * (len(history) - len(self._times)) + self._times
         lines = [(line["step"], {name: value for name, value in line.items() if name != "step"}) for line in history]
         file = self._file(args)
-        records = {file: [self._record(step, at, line) for at, (step, line) in zip(times, lines, strict=True)]}
+        self._events = self._events if state.global_step else []
+        logged = [self._record(step, at, line) for at, (step, line) in zip(times, lines, strict=True)]
+        records = {file: _merged(logged, self._events)}
         if self.path is None:
             reproducible = [_reproducible_line(step, line) for step, line in lines]
             records[_loss_file(file)] = [record for record in reproducible if record is not None]
@@ -86,7 +90,7 @@ class JsonLogger(TrainerCallback, ExportableState):
         """Appends a log as one line to each of the metrics files."""
         if not logs or not is_selected_rank(self.rank_filter, args):
             return
-        writer = self._opened(args)
+        writer = self._open(args)
         line = _reproducible_line(state.global_step, logs)
         if self._repeatable is not None and line is not None:
             self._repeatable.write(line)
@@ -94,13 +98,26 @@ class JsonLogger(TrainerCallback, ExportableState):
         writer.write(self._record(state.global_step, self._times[-1], logs))
 
     @report_only
+    def on_run_event(
+        self, args: Any, state: Any, control: Any, run_event: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Appends something that happened at a step, such as an anomaly, as one line to the metrics file."""
+        if run_event:
+            facts = {name: value for name, value in run_event.items() if name != "step"}
+            self._write_event(args, state, run_event["step"], facts)
+
+    @report_only
     def on_control(self, args: Any, state: Any, control: Any, facts: dict[str, Any], **kwargs: Any) -> None:
         """Appends a line with `event: control` for an action of the user; `loss.jsonl` gets no such line."""
-        if is_selected_rank(self.rank_filter, args):
-            line = {"event": "control", **facts}
-            self._opened(args).write(self._record(state.global_step, round(time.time(), 3), line))
+        self._write_event(args, state, state.global_step, {"event": "control", **facts})
 
-    def _opened(self, args: Any) -> LineWriter:
+    def _write_event(self, args: Any, state: Any, step: int, facts: Mapping[str, Any]) -> None:
+        if is_selected_rank(self.rank_filter, args):
+            line = self._record(step, round(time.time(), 3), dict(facts))
+            self._events.append([len(state.log_history), line])
+            self._open(args).write(line)
+
+    def _open(self, args: Any) -> LineWriter:
         # Opened at the first line, so that a run that logs nothing leaves no file.
         if self._writer is None:
             self._writer = LineWriter(self._file(args))
@@ -117,8 +134,9 @@ class JsonLogger(TrainerCallback, ExportableState):
                 writer.close()
 
     def state(self) -> dict[str, Any]:
-        """Returns the callback's state for a checkpoint: the times of the lines, and where they start in each file."""
-        return {"args": {}, "attributes": {"_times": list(self._times), "_begins": dict(self._begins)}}
+        """Returns the callback's state for a checkpoint: the times of the lines, where they start, and the events."""
+        attributes = {"_times": list(self._times), "_begins": dict(self._begins), "_events": list(self._events)}
+        return {"args": {}, "attributes": attributes}
 
     def _record(self, step: int, time: float | None, logs: dict[str, Any]) -> dict[str, Any]:
         record = {"step": step, **({} if time is None else {"time": time}), **logs}
@@ -130,6 +148,15 @@ class JsonLogger(TrainerCallback, ExportableState):
         several = not isinstance(self.rank_filter, int)
         rank = int(args.process_index) if several else 0
         return file.with_name(f"{file.stem}.rank{rank}{file.suffix}") if rank else file
+
+
+def _merged(logged: list[dict[str, Any]], events: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Returns the lines of logs and of events in the order in which they were written."""
+    lines, taken = [], 0
+    for number, line in events:
+        lines += [*logged[taken:number], line]
+        taken = number
+    return lines + logged[taken:]
 
 
 def _loss_file(file: Path) -> Path:

@@ -148,19 +148,26 @@ class Look:
     wide: bool = False
 
 
-def chart(title: str, lines: Sequence[tuple[str, Series]], look: Look | None = None) -> str:
+def chart(
+    title: str,
+    lines: Sequence[tuple[str, Series]],
+    look: Look | None = None,
+    marks: Sequence[tuple[float, str]] = (),
+) -> str:
     """Returns the HTML of a chart with a title, a legend and curves, or "" if no series has a value.
 
     Args:
         title: the title of the chart.
         lines: the label and the series of each curve, in the order of the colors.
         look: the options of the chart, or None for the default options.
+        marks: the step and the text of each thing that happened at a step, which is marked on the chart.
     """
     look = look or Look()
     lines = [(label, thinned(series)) for label, series in lines if series.values]
     if not lines:
         return ""
-    steps = [step for _, series in lines for step in series.steps]
+    # The last step of a run that ended by an anomaly has no value.
+    steps = [*(step for _, series in lines for step in series.steps), *(step for step, _ in marks)]
     values = [value for _, series in lines for value in series.values]
     name = lines[0][1].name
     width, height = (WIDE_WIDTH, WIDE_HEIGHT) if look.wide else (WIDTH, HEIGHT)
@@ -177,7 +184,7 @@ def chart(title: str, lines: Sequence[tuple[str, Series]], look: Look | None = N
         f"{_legend([label for label, _ in lines])}</figcaption>"
         f'<div class="plot"><svg viewBox="0 0 {width} {height}" role="img" aria-label="{html_text(title)} by step" '
         f'data-points="{escape(_points(lines, across, upward))}">'
-        f"{_grid(name, across, upward)}{curves}"
+        f"{_grid(name, across, upward)}{curves}{_marks(marks, across, height)}"
         f'<line class="cross" y1="{_TOP}" y2="{height - _BOTTOM}"/></svg><div class="tip"></div></div>{note}</figure>'
     )
 
@@ -275,6 +282,18 @@ def _grid(name: str, across: Scale, upward: Scale) -> str:
             x, text = across.place(step), str(int(step)) if step < 100_000 else format_count(step)
             parts.append(f'<line class="base" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
             parts.append(f'<text class="mid" x="{x:.1f}" y="{bottom + 18}">{text}</text>')
+    return "".join(parts)
+
+
+def _marks(marks: Sequence[tuple[float, str]], across: Scale, height: int) -> str:
+    parts = []
+    for step, text in marks:
+        x = across.place(step)
+        top = f"{x - 4:.1f},{_TOP - 8} {x + 4:.1f},{_TOP - 8} {x:.1f},{_TOP}"
+        parts.append(
+            f'<g class="mark"><title>{html_text(f"step {step}, {text}")}</title>'
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{height - _BOTTOM}"/><polygon points="{top}"/></g>'
+        )
     return "".join(parts)
 
 

@@ -28,6 +28,7 @@ from forgather.ml.number_format import (
 )
 from forgather.ml.report.chart import Look, chart
 from forgather.ml.report.html_text import html_text
+from forgather.ml.report.monitor_cards import events_card, marks_on, monitor_parts
 from forgather.ml.report.run_data import RunFacts
 from forgather.ml.report.samples import samples_html
 from forgather.redaction import hidden, hide, hide_known
@@ -67,6 +68,7 @@ def page(facts: RunFacts) -> str:
             _tiles(facts),
             _problems(facts),
             f'<section class="first">{_loss(facts)}{_this_run(facts)}</section>',
+            events_card(facts.events),
             _more(facts),
         )
     )
@@ -111,7 +113,7 @@ def _tiles(facts: RunFacts) -> str:
     loss = facts.last("loss")
     steps = [record["step"] for record in facts.records if isinstance(record.get("step"), int)]
     step = summary.get("step") or max(steps, default=None)
-    seconds = summary.get("seconds") or _elapsed(facts.records)
+    seconds = summary.get("seconds") or facts.elapsed_seconds
     unit = next((unit for unit in ("tokens", "samples") if _speed(facts, unit)), "tokens")
     speed = _speed(facts, unit)
     tiles: list[tuple[str, str | None, str]] = [
@@ -175,11 +177,6 @@ def _best(facts: RunFacts, name: str) -> str:
     return f"best {format_number(series.values[best])} at step {format_number(series.steps[best])}"
 
 
-def _elapsed(records: Sequence[Mapping[str, Any]]) -> float:
-    times = [record["time"] for record in records if isinstance(record.get("time"), int | float)]
-    return times[-1] - times[0] if len(times) > 1 else 0.0
-
-
 def _problems(facts: RunFacts) -> str:
     error = facts.summary.get("error")
     problems = [f"The run ended by {error}"] if error else []
@@ -189,7 +186,10 @@ def _problems(facts: RunFacts) -> str:
 def _loss(facts: RunFacts) -> str:
     """Returns the first charts of the page: the training loss with the evaluation losses, and each other metric."""
     found = [(label, facts.series[name]) for name, label in _losses(facts).items() if name in facts.series]
-    shown = chart("Loss", found, Look(wide=True)) or '<p class="note">No metric was logged yet.</p>'
+    shown = (
+        chart("Loss", found, Look(wide=True), marks_on("Loss", facts.events))
+        or '<p class="note">No metric was logged yet.</p>'
+    )
     metrics = "".join(
         chart(label, [(label, facts.series[name])])
         for name, label in evaluation_titles(facts.series).items()
@@ -290,6 +290,7 @@ def _more(facts: RunFacts) -> str:
         ("Learning rate, gradients, speed and memory", charts and f'<div class="charts">{charts}</div>'),
         (f"What the model {'draws' if draws else 'writes'}", samples_html(facts.samples, facts.folder)),
         ("Evaluations", _evaluations(facts)),
+        *monitor_parts(facts),
         *_settings(facts),
         ("Files", _files(facts)),
     ]
@@ -304,7 +305,8 @@ def _charts(facts: RunFacts) -> str:
         named |= {name for name, _ in wanted}
         found = [(label, series[name]) for name, label in wanted if name in series]
         # `train_tokens_per_second` is the mean of the run, one point: it is shown only if nothing else was logged.
-        cards.append(chart(title, found[:1] if title == "Tokens per second" else found, look))
+        found = found[:1] if title == "Tokens per second" else found
+        cards.append(chart(title, found, look, marks_on(title, facts.events)))
     for name in sorted(set(series) - named):
         if not name.endswith(_UNCHARTED) and len(series[name].values) > 1:
             cards.append(chart(_words(name), [(name, series[name])]))

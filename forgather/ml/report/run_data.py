@@ -19,6 +19,7 @@ from forgather.errors import TrainingError
 from forgather.ml.metrics import METRICS_FILE, read_records
 from forgather.planner.memory_plan import PLAN_FILE
 
+RANKS_FILE, OPERATORS_FILE, MEMORY_FILE = "ranks.jsonl", "profile/operators.json", "memory.json"
 SAMPLES_FILE, SUMMARY_FILE, RUN_FILE, CONFIG_FILE = "samples.jsonl", "summary.json", "run.json", "config.yaml"
 _LONGEST_CONFIG_BYTES = 500_000  # the whole text becomes a part of the page
 _NO_METRIC = frozenset({"step", "time", "epoch"})  # they say when a line was logged
@@ -53,7 +54,11 @@ class RunFacts:
 
     Args:
         folder: the folder of the run.
-        records: the lines of the metrics file.
+        records: the lines of the metrics file that are logs.
+        events: the lines of the metrics file about what happened at a step, such as an anomaly.
+        ranks: the lines of `ranks.jsonl`, which `DistributedMonitorCallback` writes.
+        operators: the content of `profile/operators.json`, which `ProfileCallback` writes.
+        memory: the content of `memory.json`, which `MemoryProfiler` writes.
         samples: the lines of the samples file.
         summary: the content of `summary.json`, which `RunSummaryCallback` writes.
         run: the content of `run.json`, which the launcher writes.
@@ -72,6 +77,10 @@ class RunFacts:
     files: tuple[str, ...]
     problems: list[str] = field(default_factory=list)
     plan: dict[str, Any] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    operators: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def series(self) -> dict[str, Series]:
@@ -94,6 +103,12 @@ class RunFacts:
         """Returns the last finite value of a metric, or None if there is none."""
         series = self.series.get(name)
         return series.values[-1] if series and series.values else None
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """The time from the first log line to the last one, in seconds."""
+        times = [record["time"] for record in self.records if isinstance(record.get("time"), int | float)]
+        return times[-1] - times[0] if len(times) > 1 else 0.0
 
     @property
     def planned_peak(self) -> int | None:
@@ -124,9 +139,14 @@ def read_facts(folder: Path) -> RunFacts:
     if not folder.is_dir():
         raise ReportError(f"no such folder: {str(folder)!r}", hint="give the folder of a run")
     problems: list[str] = []
+    lines = _lines(folder / METRICS_FILE, problems)
     facts = RunFacts(
         folder=folder,
-        records=_lines(folder / METRICS_FILE, problems),
+        records=[line for line in lines if "event" not in line],
+        events=[line for line in lines if "event" in line],
+        ranks=_lines(folder / RANKS_FILE, problems),
+        operators=_document(folder / OPERATORS_FILE, problems),
+        memory=_document(folder / MEMORY_FILE, problems),
         samples=_lines(folder / SAMPLES_FILE, problems),
         summary=_document(folder / SUMMARY_FILE, problems),
         run=_document(folder / RUN_FILE, problems),
@@ -135,7 +155,7 @@ def read_facts(folder: Path) -> RunFacts:
         problems=problems,
         plan=_document(folder / PLAN_FILE, problems),
     )
-    if not (facts.records or facts.samples or facts.summary or facts.run):
+    if not (lines or facts.samples or facts.summary or facts.run):
         raise ReportError(
             f"folder {str(folder)!r} holds no record of a run",
             hint=f"expected {METRICS_FILE!r}, {SUMMARY_FILE!r} or {RUN_FILE!r} in it",

@@ -139,6 +139,10 @@ class TrainingArguments:
             (names of classes), "model" (settings that the weights depend on). Any other such change is an error.
         control: whether the run takes requests of `fgcli control`, "on" or "off".
         report_to: the trackers of transformers to report to ("tensorboard", "wandb", "mlflow", ...).
+        profile: the steps that torch.profiler records, as {wait: 5, warmup: 1, active: 3}: the first `wait` steps run
+            as usual, `warmup` steps are thrown away, `active` steps are recorded. A trace and a table of operators are
+            written into the run folder, see `forgather.ml.callbacks:ProfileCallback`, whose other arguments may be
+            given, too.
         project: the project of the run, in trackers that have projects.
 
     The allowed values, and the rules between settings, are stored in `forgather/ml/rules/trainer.json`.
@@ -192,6 +196,7 @@ class TrainingArguments:
     logging_first_step: bool = False
     control: str = "on"
     report_to: Any = "none"
+    profile: Mapping[str, Any] | None = None
     project: str = "huggingface"
     eval_strategy: str = "no"
     eval_steps: float | None = None

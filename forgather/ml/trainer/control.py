@@ -6,7 +6,7 @@ after each epoch, and for the actions that a resumed run still has to do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,14 @@ class Session:
         # Cleared before the event, as transformers does: a callback may set it again.
         self.control.should_log = False
         self.send("on_log", logs=line)
+
+    def report(self, event: Mapping[str, Any]) -> None:
+        """Sends something that happened at a step, such as an anomaly, to the callbacks as `on_run_event`.
+
+        Args:
+            event: the facts, with `event` (what kind of thing happened) and `step`.
+        """
+        self.send("on_run_event", run_event=event)
 
 
 def begin_step(control: TrainerControl) -> None:

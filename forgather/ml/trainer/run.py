@@ -44,10 +44,11 @@ from forgather.ml.trainer.rewind import Renewable, RewindTarget, SkipList
 from forgather.ml.trainer.save_function import SaveFunction
 from forgather.ml.trainer.save_policy import CheckpointSaver
 from forgather.ml.trainer.snapshot import import_states, origin_facts
+from forgather.ml.trainer.step_clock import StepClock
 from forgather.ml.trainer.step_guard import BadSteps, choose_guard
 from forgather.ml.trainer.synchronization import RunSync
 from forgather.ml.trainer.utilization import Utilization
-from forgather.ml.types import Update, Window
+from forgather.ml.types import StepRecord, Update, Window
 
 _log = get_logger(__name__)
 
@@ -93,6 +94,7 @@ class Run:
         self._counts_tokens = task_of(strategy.model, strategy.rule).counts_tokens
         self.meter = Meter(strategy.topology.device, counts_tokens=self._counts_tokens)
         self.utilization = Utilization(str(self.args.logging_dir))
+        self.clock = StepClock(lambda: bool(session.dispatcher.listeners("on_step_record")), self._send_record)
         self.guard = choose_guard(self.args, strategy.optimizer, strategy.topology.device, rank=strategy.topology.rank)
         self.skips = SkipList(most=self.args.max_bad_steps, among=self.args.spike_window)
         origin = origin_facts(strategy, session.args, data.fingerprint)
@@ -171,7 +173,7 @@ class Run:
 
     def _read(self) -> Iterator[Window]:
         self._set_phase("reading data")
-        windows = self.data.windows(self.strategy.rule, step=self.session.state.global_step)
+        windows = self.clock.reading(self.data.windows(self.strategy.rule, step=self.session.state.global_step))
         self._restore_rng()
         has_length = self.data.num_batches is not None
         agreed = self.sync.windows(windows, has_length=has_length)
@@ -186,9 +188,10 @@ class Run:
         """Clears the control flags and sends `on_step_begin`. From now on, an interrupted run has a state to save."""
         self.sync.interrupt.begin()
         self._set_phase("forward and backward")
-        self.guard.bad = None
+        self.guard.bad = self.guard.fault = None
         begin_step(self.session.control)
         self.session.send("on_step_begin")
+        self.clock.enter("forward_backward")
 
     def _set_phase(self, activity: str) -> None:
         """Records the current activity and step, which error messages and stack dumps report."""
@@ -210,7 +213,19 @@ class Run:
         Raises:
             TrainingError: FG818 if the loss is not finite and the run must end.
         """
+        self.clock.enter("sync")
         return self.guard.loss(self.sync.loss(share), self.session.state.global_step + 1)
+
+    def _send_record(self, record: StepRecord) -> None:
+        self.session.send("on_step_record", record=record, report=self.session.report)
+
+    def report_bad_step(self) -> None:
+        """Sends the record of the step that ends the run, or after which it goes back, if that is why."""
+        self.clock.flush(wait=True)
+        if self.guard.fault is not None:
+            step, what = self.guard.fault
+            self.guard.fault = None
+            self._send_record(StepRecord(step=step, loss=None, bad=what))
 
     def before_update(self, norm: Tensor | None) -> bool:
         """Checks the gradient norm, and returns whether the optimizer step must be skipped.
@@ -227,6 +242,7 @@ class Run:
             TrainingError: FG818 or FG650 if the norm is bad and the run must end.
         """
         self._set_phase("update")
+        self.clock.enter("update")
         if self.guard.gradients(norm, self.session.state.global_step + 1):
             return True
         self.session.send("on_pre_optimizer_step")
@@ -247,6 +263,8 @@ class Run:
         """
         bad = self.session.state.global_step + 1
         phase.set_phase("going back to a checkpoint", bad)
+        self.clock.flush(wait=True)
+        self.clock.drop()
         self.sync.set_host_counts(window)
         with self.meter.paused():
             self.saver.report_finished(wait=True)
@@ -257,6 +275,8 @@ class Run:
         self._windows.renew()
         _log.warning("step %d: the run goes back to %s", bad, folder)
         self.session.send("on_rewind")
+        # Not before: the lines of metrics after the checkpoint have just been removed.
+        self.report_bad_step()
         self._do_pending_actions()
         self.stop_if_asked()
 
@@ -299,6 +319,7 @@ class Run:
         state.epoch = self.data.epoch + self.data.batch / self._num_batches
         state.num_input_tokens_seen += window.num_tokens if self._counts_tokens else 0
         self.in_update = False
+        self.clock.finish(state.global_step, loss, update, window, self.guard.bad)
         after_step(self.args, state, control)
         control.should_save |= self.saver.is_due()
         self.session.send("on_step_end")
@@ -376,6 +397,8 @@ class Run:
         """Sends the metrics since the last log line to the callbacks."""
         self.guard.poll(wait=True)
         values = self.meter.line()
+        # The line has waited for the device. A checkpoint of this step must not lack what callbacks keep of its steps.
+        self.clock.flush(wait=True)
         values |= self.utilization.metrics(values)
         # A checkpoint of this step that exists already lacks this line and has the sums of the line before.
         self.saver.written_step = -1
@@ -411,6 +434,7 @@ class Run:
         with self.meter.paused():
             # A bad step that is still unread on the device must end the run before its weights are saved.
             self.guard.poll(wait=True)
+            self.clock.flush(wait=True)
             folder = self.saver.save()
         self._rewind_target.add(folder)
         return folder
@@ -419,6 +443,7 @@ class Run:
         """Writes a checkpoint of the last step if there is none yet, and waits for background saves."""
         with self.meter.paused():
             self.guard.poll(wait=True)
+            self.clock.flush(wait=True)
             self.saver.end()
 
     def wait_for_background_save(self) -> None:

@@ -21,6 +21,7 @@ from torch import nn
 from forgather import launcher_env
 from forgather.errors import DistributedError
 from forgather.interrupt import current_handler
+from forgather.ml.callbacks.profile import ProfileCallback
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed.env import launcher_name, resolve_process_count
 from forgather.ml.log import get_logger
@@ -224,6 +225,11 @@ def trackers(args: TrainingArguments) -> list[Any]:
     # Imported only here: the module imports every tracker that is installed.
     integrations = import_module("transformers.integrations")
     return [tracker() for tracker in integrations.get_reporting_integration_callbacks(args.report_to)]
+
+
+def profilers(args: TrainingArguments) -> list[ProfileCallback]:
+    """Returns the callback of the training argument `profile`, if it is set."""
+    return [ProfileCallback(**args.profile)] if args.profile else []
 
 
 def num_steps_and_epochs(args: TrainingArguments, data: TrainBatches) -> tuple[int, int]:

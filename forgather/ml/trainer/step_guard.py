@@ -31,6 +31,7 @@ class StepGuard:
 
     Attributes:
         bad: a description of what is wrong with the current step; None if no fault was found so far.
+        fault: the number of the last bad step, and what is wrong with it; None if there was none.
         rewinds: whether the run goes back to the last checkpoint after a bad step.
     """
 
@@ -39,6 +40,7 @@ class StepGuard:
     def __init__(self, *, rank: int) -> None:
         self.rank = rank
         self.bad: str | None = None
+        self.fault: tuple[int, str] | None = None
 
     def loss(self, loss: Tensor, step: int) -> float | Tensor:
         """Checks the loss of a step, and returns the loss.
@@ -82,6 +84,10 @@ class StepGuard:
             TrainingError: FG818 if an earlier step was bad and the run must stop.
         """
 
+    def _not_finite(self, found: str, step: int) -> TrainingError:
+        self.fault = (step, found)
+        return not_finite(found, step, self.rank)
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the state on which the checks of later steps depend."""
         return {}
@@ -116,7 +122,7 @@ class FiniteGuard(StepGuard):
         if self.waits:
             value = loss.item()
             if not math.isfinite(value):
-                raise not_finite(f"the loss is {value}", step, self.rank)
+                raise self._not_finite(f"the loss is {value}", step)
             return value
         # Each step reads the flags of earlier steps that have arrived, so the run stops a few steps late at most.
         self.poll()
@@ -134,7 +140,7 @@ class FiniteGuard(StepGuard):
         if self.waits:
             value = norm.item()
             if not math.isfinite(value):
-                raise not_finite(f"the norm of the gradients is {value}", step, self.rank)
+                raise self._not_finite(f"the norm of the gradients is {value}", step)
         else:
             # Combined with the result for the loss: the optimizer reads a single `found_inf`.
             found = torch.logical_not(torch.isfinite(norm)).logical_or(self.optimizer.found_inf.bool())
@@ -164,7 +170,7 @@ class FiniteGuard(StepGuard):
                 return
             self._pending.pop(0)
             if bool(bad.read()):
-                raise not_finite("the loss or the norm of the gradients is not finite", step, self.rank)
+                raise self._not_finite("the loss or the norm of the gradients is not finite", step)
 
 
 def not_finite(found: str, step: int, rank: int) -> TrainingError:
@@ -306,6 +312,7 @@ class BadSteps(StepGuard):
 
     def _found(self, what: str, step: int, *, spikes: bool = False) -> None:
         # Only recorded: the loop still has to discard the gradients and add the rows to the list of skipped steps.
+        self.fault = (step, what)
         if self.policy is not Policy.STOP:
             self.bad = what
         elif spikes:

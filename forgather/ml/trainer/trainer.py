@@ -32,6 +32,8 @@ from forgather.ml.distributed import collectives, phase
 from forgather.ml.distributed.env import DistributedEnvironment, accelerate_variables
 from forgather.ml.log import get_logger
 from forgather.ml.losses import RuleMaker
+from forgather.ml.memory import is_out_of_memory
+from forgather.ml.memory_note import note_largest_tensors
 from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
 from forgather.ml.strategy.describe import layout_lines
 from forgather.ml.strategy.single import single_strategy
@@ -208,7 +210,7 @@ class Trainer(WithOwnLoss):
             "train_dataloader": None,
             "eval_dataloader": None,
         }
-        dispatcher = CallbackDispatcher(run_start.trackers(self.args), scene)
+        dispatcher = CallbackDispatcher([*run_start.trackers(self.args), *run_start.profilers(self.args)], scene)
         for position, callback in enumerate(callbacks or ()):
             try:
                 dispatcher.add(callback)
@@ -435,6 +437,10 @@ class Trainer(WithOwnLoss):
     def _abandon(self, run: Run, error: BaseException) -> None:
         """Saves a checkpoint of an interrupted run if possible, and sends `on_train_end` to the callbacks."""
         try:
+            if isinstance(error, TrainingError):
+                run.report_bad_step()
+            elif is_out_of_memory(error):
+                note_largest_tensors(error, self.model, self.optimizer)
             run.wait_for_background_save()
             if isinstance(error, KeyboardInterrupt) and self.args.save_strategy != "no":
                 self._save_interrupted(run, error)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from forgather.config.builtin_names import SHORT
-from forgather.config.callables import Standing, judge_name
+from forgather.config.callables import Standing, commands_of, judge_name
 from forgather.config.graph import Call
 from forgather.config.graph import Scalar as ScalarNode
 from forgather.config.graph import Sequence as SequenceNode
@@ -83,6 +83,11 @@ def _needs_of_call(node: Call, places: Places) -> Needs:
     if own is not None:
         return Needs(folders=tuple(own))
     module, symbol = _module_and_symbol(node.constructor)
+    commands = commands_of(module, symbol)
+    given = [entry.value for entry in (*node.kwargs, *node.latent_args) if entry.key in commands]
+    if any(not (isinstance(value, ScalarNode) and value.value is None) for value in given):
+        # A command is code of the project that names it.
+        return Needs(folders=(places.owner(places.project_dir),))
     unlisted = judge_name(module, symbol).standing is Standing.UNLISTED and places.exists(name_to_trust(module))
     return Needs(packages=(name_to_trust(module),)) if unlisted else Needs()
 
