@@ -25,6 +25,7 @@ LONG_MODULES = {
     "forgather/ml/strategy/pipeline/stage.py": "a stage, and the placeholders that it is made with",
     "forgather/ml/strategy/pipeline/strategy.py": "one strategy, from its settings to its state",
     "forgather/ml/strategy/state.py": "one state by names: what is stored, what is refused, and what is restored",
+    "forgather/ml/trainer/arguments.py": "one dataclass: each setting of a trainer, with its default and its meaning",
     "forgather/ml/trainer/data_loader.py": "one iterator, with what it checks when a stream is read again",
     "forgather/ml/trainer/resume.py": "one restore, part by part, and the refusals of each part",
     "forgather/ml/trainer/resume_checks.py": "one list of refusals; each is short",
