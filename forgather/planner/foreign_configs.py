@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from forgather.planner.choices import CHUNKS
+
 FORMS: Mapping[str, str] = {
     "deepspeed": "a configuration of DeepSpeed",
     "accelerate": "a configuration of Accelerate",
@@ -38,7 +40,7 @@ def foreign_text(
         nodes: the number of machines.
         given: the settings `bf16`, `fp16` and `max_grad_norm` of the config.
     """
-    if settings.get("tensor_parallel_size", 1) > 1:
+    if settings.get("tensor_parallel_size", 1) > 1 or CHUNKS in settings:
         return None
     if form == "arguments" and settings.get("fsdp") == "hybrid_shard":
         return None

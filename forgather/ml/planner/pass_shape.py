@@ -61,11 +61,11 @@ class PassShape(NamedTuple):
     """The parts of a pass in their order.
 
     Args:
-        parts: a `Span` for what runs outside of the blocks, and a tuple of them for a sweep over all blocks.
+        parts: a `_Segment` for what runs outside of the blocks, and a tuple of them for a sweep over all blocks.
         passed_on: the bytes that other stages get and that no pass of the same micro-batch frees, by category.
     """
 
-    parts: tuple[Span | tuple[Span, ...], ...]
+    parts: tuple[_Segment | tuple[_Segment, ...], ...]
     passed_on: Mapping[str, int]
 
     def of(self, num_blocks: int, alone: PassShape) -> Span:
@@ -76,18 +76,45 @@ class PassShape(NamedTuple):
             alone: the same pass of a stage with one block, whose only block is both the first and the last one.
         """
         # Several sweeps over one block are one.
-        only = [span for part in alone.parts if isinstance(part, tuple) for span in part]
+        only = [segment for part in alone.parts if isinstance(part, tuple) for segment in part]
         whole = Span()
         for part in self.parts:
-            if isinstance(part, Span):
-                spans = [part]
+            if isinstance(part, _Segment):
+                segments = [part]
             elif num_blocks > 1:
-                spans = [part[0], *part[1:2] * (num_blocks - 2), part[-1]]
+                segments = [part[0], *part[1:2] * (num_blocks - 2), part[-1]]
             else:
-                spans, only = only, []
-            for span in spans:
-                whole = whole.then(span)
+                segments, only = only, []
+            spans = {id(segment): segment.span(num_blocks - 2) for segment in segments}
+            for segment in segments:
+                whole = whole.then(spans[id(segment)])
         return whole
+
+
+class _Change(NamedTuple):
+    num_bytes: int
+    category: str
+    made_by: str
+    is_repeated: bool
+
+
+class _Segment:
+    """A part of a pass, and its changes in their order. Those that are repeated are made once for each inner block."""
+
+    def __init__(self, changes: Sequence[_Change]) -> None:
+        self._changes = changes
+
+    def span(self, num_inner: int) -> Span:
+        """Returns the effect, for a stage with a number of blocks between the first and the last one."""
+        change: dict[str, int] = {}
+        peak, most, made_by, total = {}, 0, "", 0
+        for one in self._changes:
+            num_bytes = one.num_bytes * max(0, num_inner) if one.is_repeated else one.num_bytes
+            change[one.category] = change.get(one.category, 0) + num_bytes
+            total += num_bytes
+            if one.num_bytes > 0 and (not made_by or total > most):
+                peak, most, made_by = dict(change), total, one.made_by
+        return Span(change, peak, made_by)
 
 
 class IrregularPassError(Exception):
@@ -150,7 +177,7 @@ def shapes_of(
         elif is_own and died is not None and item.died is not None:
             events[died].append(_Event(item.died, -item.num_bytes, item))
     return {
-        (one.stage, one.kind, one.micro_batch): PassShape(_parts(found, blocks[one.stage], one.entered), given)
+        (one.stage, one.kind, one.micro_batch): PassShape(_parts(found, blocks[one.stage], one), given)
         for one, found, given in zip(ordered, events, passed_on, strict=True)
     }
 
@@ -163,43 +190,65 @@ def _category(item: Allocation) -> str:
     return item.category or TEMPORARIES
 
 
-def _parts(events: Iterable[_Event], blocks: range, entered: int) -> tuple[Span | tuple[Span, ...], ...]:
+def _parts(events: Iterable[_Event], blocks: range, noted: StagePass) -> tuple[_Segment | tuple[_Segment, ...], ...]:
     runs: list[tuple[int | None, list[_Event]]] = []
     for event in sorted(events, key=lambda one: one.time):
         place = event.allocation.region.block
         # Before a stage enters a block, the place is still that of the block that ran last.
-        label = place - blocks.start if place in blocks and event.time > entered else None
+        label = place - blocks.start if place in blocks and event.time > noted.entered else None
         if not runs or (event.num_bytes > 0 and label != runs[-1][0]):
             # What is freed belongs to the part that frees it.
             runs.append((label if event.num_bytes > 0 else None, []))
         runs[-1][1].append(event)
-    parts: list[Span | tuple[Span, ...]] = []
+    # A backward pass of weights frees what all blocks have kept where torch leaves it, and not block by block.
+    # That of the first stage is a whole backward pass, because its inputs have no gradients.
+    inner = 1 if noted.kind == "W" and noted.stage > 0 and len(blocks) == DEPTH else None
+    parts: list[_Segment | tuple[_Segment, ...]] = []
     position = 0
     while position < len(runs):
         label = runs[position][0]
         if label is None:
-            parts.append(_span(runs[position][1]))
+            parts.append(_segment(runs[position][1], blocks, inner, None))
             position += 1
             continue
         sweep = runs[position : position + len(blocks)]
         order = [one for one, _ in sweep]
         if order not in ([*range(len(blocks))], [*reversed(range(len(blocks)))]):
             raise IrregularPassError
-        parts.append(tuple(_span(found) for _, found in sweep))
+        parts.append(tuple(_segment(found, blocks, None if own == 1 else inner, order[0]) for own, found in sweep))
         position += len(blocks)
     return tuple(parts)
 
 
-def _span(events: Iterable[_Event]) -> Span:
-    change: dict[str, int] = {}
-    peak, most, made_by, total = {}, 0, "", 0
-    for event in events:
-        category = _category(event.allocation)
-        change[category] = change.get(category, 0) + event.num_bytes
-        total += event.num_bytes
-        if event.num_bytes > 0 and (not made_by or total > most):
-            peak, most, made_by = dict(change), total, str(event.allocation)
-    return Span(change, peak, made_by)
+def _segment(events: Sequence[_Event], blocks: range, inner: int | None, first: int | None) -> _Segment:
+    """Returns a part of a pass.
+
+    Args:
+        events: its events in their order.
+        blocks: the blocks of the stage.
+        inner: the number of the block between the first and the last one, if others like it change something here.
+        first: the number of the block that the sweep begins with; None outside of sweeps.
+    """
+
+    def maker(event: _Event) -> int:
+        return event.allocation.region.block - blocks.start
+
+    def form(event: _Event) -> tuple[str, tuple[int, ...], int]:
+        return event.allocation.operation, event.allocation.shape, event.num_bytes
+
+    # What is freed of the first block as well is freed of all blocks, and not only of the one that ran before.
+    of_first = {form(event) for event in events if event.num_bytes < 0 and maker(event) == first}
+    return _Segment(
+        [
+            _Change(
+                event.num_bytes,
+                _category(event.allocation),
+                str(event.allocation),
+                event.num_bytes < 0 and maker(event) == inner and (first is None or form(event) in of_first),
+            )
+            for event in events
+        ]
+    )
 
 
 def added(one: Mapping[str, int], other: Mapping[str, int], times: int = 1) -> dict[str, int]:

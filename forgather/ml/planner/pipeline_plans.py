@@ -1,6 +1,6 @@
 """The plans of pipelines with any schedule, sizes and cuts, from the stages of two traced ranks.
 
-`PipelinePlans` holds a `StageFamily` for schedules that compute a backward pass as one, and one for those that divide it.
+`PipelinePlans` has a `StageFamily` for schedules that compute a backward pass as one, and one for those that divide it.
 A plan has the memory of each rank by torch's order of passes, and the work of each rank by the work of its passes.
 
 Units:
@@ -11,24 +11,42 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from forgather.ml.planner.allocations import Peak, Region
 from forgather.ml.planner.memory import plan_of
-from forgather.ml.planner.pass_shape import added
+from forgather.ml.planner.pass_shape import IrregularPassError, added
 from forgather.ml.planner.rank_recorder import BATCH, COMMUNICATION, TEMPORARIES
 from forgather.ml.planner.schedule_replay import ALTERNATING, Action, Replayed, replayed
-from forgather.ml.planner.stage_family import FIRST, LAST, MIDDLE, Effect, PassWork, StageFamily, Turn, Variant
+from forgather.ml.planner.stage_family import (
+    FAMILY_CUTS,
+    FAMILY_PARTS,
+    FIRST,
+    LAST,
+    MIDDLE,
+    Effect,
+    PassWork,
+    StageFamily,
+    Turn,
+    Variant,
+    trace_family,
+)
 from forgather.ml.planner.stored_state import StoredState
 from forgather.ml.planner.trace_result import RankTrace
 from forgather.ml.strategy.gradients import BUCKET_BYTES
 from forgather.ml.strategy.pipeline.bubble_simulation import actions_of
 from forgather.ml.strategy.pipeline.schedules import Placement
 from forgather.pipeline_schedules import SCHEDULES
+from forgather.planner.efficiency import Efficiency
+from forgather.planner.hardware import Hardware
 from forgather.planner.memory_plan import GRADIENTS, OPTIMIZER, PARAMETERS
+from forgather.planner.stage_cuts import UnitCosts, balanced_cuts
+from forgather.planner.step_time import operation_seconds
 from forgather.planner.work import Message, Operation, RunWork
+
+__all__ = ["IrregularPassError", "PipelinePlans", "PipelineSizes", "family_settings", "trace_family"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,48 +87,160 @@ class PipelinePlans:
     """The plans of pipelines that differ in their schedule and sizes.
 
     Args:
-        families: the stages, by whether the schedule divides backward passes.
+        make_family: a function that traces the stages, of whether the schedule divides backward passes.
+        device_type: the kind of device, "cpu" or "cuda".
     """
 
-    def __init__(self, families: Mapping[bool, StageFamily]) -> None:
-        self._families = families
+    def __init__(self, make_family: Callable[[bool], StageFamily], *, device_type: str) -> None:
+        self._make_family = make_family
+        self._device_type = device_type
+        self._families: dict[bool, StageFamily | IrregularPassError] = {}
+        self._cuts: dict[tuple[str, int, int], tuple[int, ...]] = {}
+
+    def family(self, *, divides_backward: bool) -> StageFamily:
+        """Returns the stages, which are traced once.
+
+        Raises:
+            IrregularPassError: if stages do not follow from the traces.
+        """
+        if divides_backward not in self._families:
+            try:
+                self._families[divides_backward] = self._make_family(divides_backward)
+            except IrregularPassError as error:
+                self._families[divides_backward] = error
+        found = self._families[divides_backward]
+        if isinstance(found, IrregularPassError):
+            raise found
+        return found
+
+    def split_spec(self, schedule: str, ranks: int, stages_per_rank: int, hardware: Hardware) -> dict[str, str]:
+        """Returns the cuts with the shortest slowest stage, as a mapping for `split_spec`. Later plans have these cuts.
+
+        Args:
+            schedule: the name of the schedule.
+            ranks: the number of ranks of a pipeline.
+            stages_per_rank: the number of stages on a rank.
+            hardware: the device; if its rates are unknown, the cost of a part is that of `unit_costs`.
+        """
+        family = self.family(divides_backward=SCHEDULES[schedule].splits_backward)
+        costs = _part_costs(family, hardware)
+        cuts = balanced_cuts(costs, ranks * stages_per_rank)
+        self._cuts[schedule, ranks, stages_per_rank] = cuts
+        first = family.parts.plan.blocks.block_name(0)
+        return {f"{first.removesuffix('0')}{cut - 1}": "end" for cut in cuts}
 
     def plan(
-        self, sizes: PipelineSizes, *, local_world_size: int, device_type: str
+        self,
+        schedule: str,
+        ranks: int,
+        stages_per_rank: int,
+        *,
+        replicas: int,
+        rows: int,
+        parts: int,
+        runs: int,
+        local_world_size: int,
     ) -> tuple[dict[str, Any], RunWork]:
+        """Returns the plan and the work of a pipeline with the cuts of `split_spec`; for sizes see `PipelineSizes`.
+
+        Raises:
+            IrregularPassError: if the pipeline does not follow from traces of other ones.
+        """
+        sizes = PipelineSizes(
+            schedule=schedule,
+            ranks=ranks,
+            stages_per_rank=stages_per_rank,
+            replicas=replicas,
+            rows=rows,
+            parts=parts,
+            runs=runs,
+            cuts=self._cuts[schedule, ranks, stages_per_rank],
+        )
+        return self.plan_of_sizes(sizes, local_world_size=local_world_size)
+
+    def plan_of_sizes(self, sizes: PipelineSizes, *, local_world_size: int) -> tuple[dict[str, Any], RunWork]:
         """Returns the plan and the work of a pipeline, see `plan_of`.
 
         Args:
             sizes: the schedule and the sizes.
             local_world_size: the number of processes on one machine.
-            device_type: the kind of device, "cpu" or "cuda".
+
+        Raises:
+            IrregularPassError: if the pipeline does not follow from traces of other ones.
         """
-        drawn = _Drawn(self._families, sizes)
+        drawn = _Drawn(self, sizes)
         return plan_of(
             [drawn.rank(rank) for rank in range(sizes.ranks)],
             [],
             world_size=sizes.ranks * sizes.replicas,
-            local_world_size=local_world_size,
-            device_type=device_type,
+            local_world_size=min(local_world_size, sizes.ranks * sizes.replicas),
+            device_type=self._device_type,
         )
 
 
+def family_settings(*, divides_backward: bool) -> dict[str, Any]:
+    """Returns the settings of the trainer whose stages `trace_family` traces.
+
+    Args:
+        divides_backward: whether the schedule divides backward passes.
+    """
+    return {
+        "schedule_class": "ScheduleInterleavedZeroBubble" if divides_backward else "ScheduleInterleaved1F1B",
+        "pipeline_chunks": FAMILY_PARTS,
+        "pipeline_parallel_size": 2,
+        "data_parallel_size": 1,
+        "stages_per_rank": 2,
+        "split_spec": dict(FAMILY_CUTS),
+    }
+
+
+def _part_costs(family: StageFamily, hardware: Hardware) -> UnitCosts:
+    """Returns the seconds of each part for one micro-batch; without rates of the device, its share of the work."""
+    if not hardware.gives_times:
+        shares = family.parts.shares
+        return UnitCosts(before=shares.before, blocks=(shares.blocks[1],) * family.num_blocks, after=shares.after)
+
+    def seconds(place: str, num_blocks: int) -> float:
+        return sum(
+            operation_seconds(operation, hardware, Efficiency()).high * count
+            for kind in family.kinds
+            for operation, count in family.work(Variant(place, kind, Turn.LATER), num_blocks).operations.items()
+        )
+
+    block = seconds(MIDDLE, 4) - seconds(MIDDLE, 3)
+    before, after = (max(0.0, seconds(place, 3) - seconds(MIDDLE, 3)) for place in (FIRST, LAST))
+    return UnitCosts(before=before, blocks=(block,) * family.num_blocks, after=after)
+
+
 class _Drawn:
-    def __init__(self, families: Mapping[bool, StageFamily], sizes: PipelineSizes) -> None:
-        self._families = families
+    def __init__(self, plans: PipelinePlans, sizes: PipelineSizes) -> None:
+        self._plans = plans
         self._sizes = sizes
-        self._whole = families[SCHEDULES[sizes.schedule].splits_backward]
+        self._whole = plans.family(divides_backward=SCHEDULES[sizes.schedule].splits_backward)
         self._queues = actions_of(sizes.schedule, sizes.ranks, sizes.parts, sizes.stages_per_rank)
+        self._masks = self._whole.masks(sizes.rows, sizes.parts, min(2, sizes.runs))
         edges = (0, *sizes.cuts, self._whole.num_blocks)
         self._blocks = [stop - start for start, stop in zip(edges, edges[1:], strict=False)]
+        if min(self._blocks) < 1 or not self._starts_in_order():
+            raise IrregularPassError
+
+    def _starts_in_order(self) -> bool:
+        """Returns whether the first backward pass of each stage is that of the first micro-batch, as in the traces."""
+        first: dict[int, int] = {}
+        for queue in self._queues:
+            for stage, kind, micro_batch in queue:
+                if kind in "BW":
+                    first.setdefault(stage, micro_batch)
+        return not any(first.values())
 
     def _family(self, kind: str) -> StageFamily:
         # A schedule that divides backward passes may compute some of them as one.
-        return self._families[False] if kind == "B" else self._whole
+        return self._plans.family(divides_backward=False) if kind == "B" else self._whole
 
     def _variant(self, action: Action, *, adds: bool) -> Variant:
+        """Returns the pass of the first run, or of a later one, which adds to gradients and has other rows."""
         stage, kind, micro_batch = action
-        turn = Turn.FIRST if micro_batch == 0 else Turn.LAST if micro_batch + 1 == self._sizes.parts else Turn.LATER
+        turn = self._family(kind).turn(micro_batch, self._masks[adds])
         place = self._sizes.place_of(stage)
         waits = self._sizes.schedule == ALTERNATING and place == LAST
         return Variant(place, kind, turn, waits, adds and kind != "F")
@@ -147,7 +277,10 @@ class _Drawn:
             peaks[at] = Peak(sum(parts.values()), parts, made_by)
         return RankTrace(
             num_blocks=sum(self._blocks[stage] for stage in stages),
-            peaks={at: replace(peak, categories={n: s for n, s in peak.categories.items() if s}) for at, peak in peaks.items()},
+            peaks={
+                at: replace(peak, categories={n: s for n, s in peak.categories.items() if s})
+                for at, peak in peaks.items()
+            },
             allocations=(),
             facts=self._facts(rank, stages, trained),
             **self._work(rank, place, trained)._asdict(),
@@ -209,6 +342,7 @@ class _Drawn:
         works = [(self._whole.update_work(place, trained), 1)]
         for (variant, blocks), times in self._counted(rank).items():
             works.append((self._family(variant.kind).work(variant, blocks), times))
+        operations.update(self._copies_of_replicas(trained))
         for work, times in works:
             for name, count in work.operations.items():
                 operations[name] = operations.get(name, 0) + count * times
@@ -222,7 +356,11 @@ class _Drawn:
         runs = self._sizes.runs
         found: Counter[tuple[Variant, int]] = Counter()
         for action in self._queues[rank]:
-            found[self._variant(action, adds=False)._replace(waits=False), self._blocks[action[0]]] += runs
+            blocks = self._blocks[action[0]]
+            # The first of two runs stands for all but the last one, as in a trace.
+            found[self._variant(action, adds=False)._replace(waits=False), blocks] += max(1, runs - 1)
+            if runs > 1:
+                found[self._variant(action, adds=True)._replace(waits=False), blocks] += 1
         return found
 
     def _sums_of_replicas(self, trained: int) -> dict[Message, float]:
@@ -231,3 +369,9 @@ class _Drawn:
             return {}
         count = -(-trained // BUCKET_BYTES)
         return {Message("update", "c10d.allreduce_", trained // count, replicas): count}
+
+    def _copies_of_replicas(self, trained: int) -> dict[Operation, float]:
+        """Returns the work of copying gradients to the buckets in which replicas add them, and back."""
+        count = 0 if self._sizes.replicas == 1 else -(-trained // BUCKET_BYTES)
+        names = ("aten.cat", "aten.copy_")
+        return {Operation("update", name, "float32", 0, 2 * trained // count): count for name in names if count}

@@ -86,10 +86,20 @@ def _steps(
     queue: Sequence[Action], effect_of: Callable[[Action], Effect], schedule: str, placement: Placement
 ) -> list[_Step]:
     sent: dict[Action, Mapping[str, int]] = {}
+    waited = _waited_for(queue) if schedule == ALTERNATING else (None, queue[-1])
     steps = []
-    for stage, kind, micro_batch in queue:
-        effect = effect_of((stage, kind, micro_batch))
-        after = dict(_released(schedule, sent, stage, kind, micro_batch))
+    for action in queue:
+        stage, kind, micro_batch = action
+        effect = effect_of(action)
+        after: dict[str, int] = {}
+        if schedule == ALTERNATING and kind == "B":
+            freed = [(stage, "F", micro_batch), (stage, "B", micro_batch - 1)]
+            if waited[0] in freed and queue.index(action) < queue.index(waited[1]):
+                freed.remove(waited[0])
+            elif action == waited[1] and waited[0] is not None and waited[0][2] < micro_batch:
+                freed.append(waited[0])
+            for one in freed:
+                after = added(after, sent.pop(one, {}), -1)
         neighbor = stage + 1 if kind == "F" else stage - 1
         if _is_inside(placement, stage, neighbor) and effect.passed_on:
             # The stage of the same rank takes it in place of the buffer of an earlier run.
@@ -100,16 +110,15 @@ def _steps(
     return steps
 
 
-def _released(
-    schedule: str, sent: dict[Action, Mapping[str, int]], stage: int, kind: str, micro_batch: int
-) -> Mapping[str, int]:
-    """Returns the change by what is freed after a pass that was passed on before it."""
-    if schedule != ALTERNATING or kind == "F":
-        return {}
-    freed: dict[str, int] = {}
-    for key in ((stage, "F", micro_batch), (stage, "B", micro_batch - 1)):
-        freed = added(freed, sent.pop(key, {}), -1)
-    return freed
+def _waited_for(queue: Sequence[Action]) -> tuple[Action | None, Action]:
+    """Returns the forward pass whose output `Schedule1F1B` keeps until a later backward pass, and this pass.
+
+    Its variable `send_work` is that of the last but one forward pass before the first backward pass, until the first
+    backward pass after the last forward pass.
+    """
+    kinds = [kind for _, kind, _ in queue]
+    warm_up, last = kinds.index("B"), len(kinds) - 1 - kinds[::-1].index("F")
+    return (queue[warm_up - 2] if warm_up > 1 else None), queue[last + 1]
 
 
 def _is_inside(placement: Placement, stage: int, neighbor: int) -> bool:

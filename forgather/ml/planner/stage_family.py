@@ -1,8 +1,8 @@
 """What pipeline stages hold and do, for any number of blocks and micro-batches, from the traces of two ranks.
 
-`trace_family` traces a pipeline of two ranks with two stages each, over three micro-batches: the first and the last stage,
-and two between them, with one and with three blocks. `StageFamily` gives the effect and the work of each pass of a stage
-with any number of blocks, and the state that it holds.
+`trace_family` traces a pipeline of two ranks with two stages each, over three micro-batches: the first and the last
+stage, and two between them, with one and with three blocks. `StageFamily` gives the effect and the work of each pass of
+a stage with any number of blocks, and the state that it holds.
 
 Units:
     bytes.
@@ -10,15 +10,17 @@ Units:
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-import itertools
 from enum import Enum
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.allocations import Region
+from forgather.ml.planner.masked_parts import masked_parts
 from forgather.ml.planner.pass_shape import DEPTH, IrregularPassError, PassShape, Span, added, shapes_of
 from forgather.ml.planner.rank_recorder import BATCH, COMMUNICATION, TEMPORARIES
 from forgather.ml.planner.rank_trace import MakeTrainer, trace_rank
@@ -117,21 +119,24 @@ class StageFamily:
 
     Args:
         traced: the traces of both ranks, with their passes.
+        masks: a function that returns which micro-batches of some runs are masked, see `masked_parts`.
 
     Raises:
         IrregularPassError: if stages with other numbers of blocks do not follow from the traces.
     """
 
-    def __init__(self, traced: Sequence[_Traced]) -> None:
+    def __init__(
+        self, traced: Sequence[_Traced], masks: Callable[[int, int, int], tuple[tuple[bool, ...], ...]]
+    ) -> None:
         self._traced = traced
+        self.masks = functools.lru_cache(masks)
+        self._own_masks = masks(self.rows, FAMILY_PARTS, 1)[0]
         self._shapes: dict[Variant, PassShape] = {}
         self._work: dict[Variant, PassWork] = {}
         for rank, one in enumerate(traced):
             variants = {Variant(_PLACES[item.stage], item.kind, Turn(item.micro_batch)): item for item in one.passes}
             for waits, adds in itertools.product((False, True), repeat=2):
-                shapes = shapes_of(
-                    one.trace.allocations, one.passes, _BLOCKS[rank], output_waits=waits, adds=adds
-                )
+                shapes = shapes_of(one.trace.allocations, one.passes, _BLOCKS[rank], output_waits=waits, adds=adds)
                 for variant, noted in variants.items():
                     own = variant._replace(waits=waits, adds=adds)
                     self._shapes[own] = shapes[noted.stage, noted.kind, noted.micro_batch]
@@ -142,6 +147,31 @@ class StageFamily:
     def facts(self) -> Any:
         """The facts of the trace of the first rank."""
         return self._traced[0].trace.facts
+
+    @property
+    def rows(self) -> int:
+        """The rows of a micro-batch."""
+        return int(self.facts.settings["per_device_train_batch_size"]) // FAMILY_PARTS
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of its passes."""
+        return tuple(kind for kind in "FBIW" if Variant(MIDDLE, kind, Turn.LATER) in self._shapes)
+
+    def turn(self, micro_batch: int, masks: Sequence[bool]) -> Turn:
+        """Returns which of the traced micro-batches does what a micro-batch of another run does.
+
+        Where none of them has the same mask, it is the one that needs more memory, if there is such a one.
+
+        Args:
+            micro_batch: its number.
+            masks: see `masks`; for all micro-batches of the run.
+        """
+        if micro_batch == 0:
+            return Turn.FIRST
+        later = (Turn.LATER, Turn.LAST)
+        alike = [one for one in later if self._own_masks[one.value] == masks[micro_batch]]
+        return alike[0] if alike else Turn.LAST
 
     @property
     def num_blocks(self) -> int:
@@ -169,9 +199,8 @@ class StageFamily:
 
     @lru_cache(maxsize=4096)  # noqa: B019 - a family lives as long as a search
     def work(self, variant: Variant, num_blocks: int) -> PassWork:
-        """Returns the work of a pass, which is the same with and without `waits` and `adds`. See `effect`."""
-        own = self._work[variant]
-        few, many = (self._work[variant._replace(place=place)] for place in (ALONE, MIDDLE))
+        """Returns the work of a pass. See `effect`."""
+        own, few, many = (self._work_of_one(variant._replace(place=place)) for place in (variant.place, ALONE, MIDDLE))
         more = (num_blocks - DEPTH) / (DEPTH - 1)
 
         def drawn(index: int) -> dict[Any, float]:
@@ -182,6 +211,19 @@ class StageFamily:
             return {name: count for name, count in found.items() if count}
 
         return PassWork(drawn(0), drawn(1))
+
+    def _work_of_one(self, variant: Variant) -> PassWork:
+        plain = variant._replace(waits=False, adds=False)
+        found = self._work[plain]
+        if not variant.adds or variant.turn is not Turn.FIRST:
+            return found
+        # What a later pass adds to gradients, this one only makes.
+        sums = {
+            name: count - found.operations.get(name, 0)
+            for name, count in self._work[plain._replace(turn=Turn.LATER)].operations.items()
+            if name.name == "aten.add_" and count > found.operations.get(name, 0)
+        }
+        return PassWork({**found.operations, **_sum(found.operations, sums)}, found.messages)
 
     @cached_property
     def weights(self) -> PartSizes:
@@ -303,6 +345,10 @@ class StageFamily:
         return first // own
 
 
+def _sum(one: Mapping[Operation, float], other: Mapping[Operation, float]) -> dict[Operation, float]:
+    return {name: one.get(name, 0) + count for name, count in other.items()}
+
+
 def trace_family(make_trainer: MakeTrainer, *, device_type: str) -> StageFamily:
     """Returns the stages of a pipeline.
 
@@ -316,16 +362,20 @@ def trace_family(make_trainer: MakeTrainer, *, device_type: str) -> StageFamily:
             whose blocks differ.
     """
     relay, traced = Relay(), []
+    made: list[Any] = []
+
+    def make(hook: Any) -> Any:
+        made.append(make_trainer(hook))
+        return made[-1]
+
     for rank in range(2):
         facts = ProcessFacts(rank=rank, local_rank=rank, world_size=2, local_world_size=2)
         with noting_passes() as passes:
-            trace = trace_rank(
-                make_trainer, facts, depth=FAMILY_DEPTH, relay=relay, device_type=device_type, cuts_depth=True
-            )
+            trace = trace_rank(make, facts, depth=FAMILY_DEPTH, relay=relay, device_type=device_type, cuts_depth=True)
         if trace.whole is None:
-            raise IrregularPassError([(one.held(COMMUNICATION), self.message_bytes) for one in traced])
+            raise IrregularPassError
         traced.append(_Traced(trace=trace, passes=tuple(passes)))
-    return StageFamily(traced)
+    return StageFamily(traced, functools.partial(masked_parts, made[0]))
 
 
 def _work_of(one: _Traced, variants: Mapping[Variant, StagePass]) -> dict[Variant, PassWork]:
@@ -346,5 +396,3 @@ def _work_of(one: _Traced, variants: Mapping[Variant, StagePass]) -> dict[Varian
         key: PassWork(difference(noted, "operations", operations), difference(noted, "messages", messages))
         for key, noted in variants.items()
     }
-
-
