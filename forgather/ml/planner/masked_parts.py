@@ -40,7 +40,7 @@ def _masked_parts(batch: Any, rows: int, parts: int) -> tuple[bool, ...]:
     found = [False] * parts
     for name, item in dict(batch).items() if isinstance(batch, Mapping) else ():
         if isinstance(item, torch.Tensor) and item.dim() == 2 and len(item) == rows * parts:
-            for index, part in enumerate(item.split(rows)):
+            for index, part in enumerate(torch.split(item, rows)):
                 is_mask = name.endswith("attention_mask") and not bool(part.all())
                 found[index] |= is_mask or (name == "position_ids" and bool(part.diff().ne(1).any()))
     return tuple(found)

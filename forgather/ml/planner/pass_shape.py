@@ -79,8 +79,8 @@ class PassShape(NamedTuple):
         only = [segment for part in alone.parts if isinstance(part, tuple) for segment in part]
         whole = Span()
         for part in self.parts:
-            if isinstance(part, _Segment):
-                segments = [part]
+            if isinstance(part, _Segment) or self is alone:
+                segments = [part] if isinstance(part, _Segment) else [*part]
             elif num_blocks > 1:
                 segments = [part[0], *part[1:2] * (num_blocks - 2), part[-1]]
             else:

@@ -124,7 +124,7 @@ class PipelinePlans:
         """
         family = self.family(divides_backward=SCHEDULES[schedule].splits_backward)
         costs = _part_costs(family, hardware)
-        cuts = balanced_cuts(costs, ranks * stages_per_rank)
+        cuts = _with_two_blocks_at_ends(balanced_cuts(costs, ranks * stages_per_rank), family.num_blocks)
         self._cuts[schedule, ranks, stages_per_rank] = cuts
         first = family.parts.plan.blocks.block_name(0)
         return {f"{first.removesuffix('0')}{cut - 1}": "end" for cut in cuts}
@@ -194,6 +194,13 @@ def family_settings(*, divides_backward: bool) -> dict[str, Any]:
     }
 
 
+def _with_two_blocks_at_ends(cuts: tuple[int, ...], num_blocks: int) -> tuple[int, ...]:
+    """Returns cuts with at least two blocks at both ends: stages with fewer do not follow from the traces."""
+    least = [max(cut, 2 + stage) for stage, cut in enumerate(cuts)]
+    most = [num_blocks - 2 - after for after in reversed(range(len(cuts)))]
+    return tuple(min(cut, limit) for cut, limit in zip(least, most, strict=True))
+
+
 def _part_costs(family: StageFamily, hardware: Hardware) -> UnitCosts:
     """Returns the seconds of each part for one micro-batch; without rates of the device, its share of the work."""
     if not hardware.gives_times:
@@ -221,7 +228,7 @@ class _Drawn:
         self._masks = self._whole.masks(sizes.rows, sizes.parts, min(2, sizes.runs))
         edges = (0, *sizes.cuts, self._whole.num_blocks)
         self._blocks = [stop - start for start, stop in zip(edges, edges[1:], strict=False)]
-        if min(self._blocks) < 1 or not self._starts_in_order():
+        if min(self._blocks) < 1 or min(self._blocks[0], self._blocks[-1]) < 2 or not self._starts_in_order():
             raise IrregularPassError
 
     def _starts_in_order(self) -> bool:
@@ -270,8 +277,9 @@ class _Drawn:
             gradients = {GRADIENTS: gradients.get(GRADIENTS, 0) + found.left.get(GRADIENTS, 0)}
         left = sum(stage > 0 and kind == "I" for stage, kind, _ in self._queues[rank])
         for at, (rest, with_gradients, made_by) in family.between(place, trained).items():
-            if at.phase == "update" and sizes.replicas > 1 and sum(rest.values()) < 2 * BUCKET_BYTES:
-                rest = {**rest, COMMUNICATION: min(trained, BUCKET_BYTES)}
+            if at.phase == "update" and sizes.replicas > 1 and sum(rest.values()) < min(trained, BUCKET_BYTES):
+                # The gradients of a bucket are added before the optimizer steps.
+                rest = {COMMUNICATION: min(trained, BUCKET_BYTES)}
             rest = added(rest, {TEMPORARIES: left * family.left_messages * family.message_bytes})
             parts = added(added(base, rest), gradients if with_gradients else {})
             peaks[at] = Peak(sum(parts.values()), parts, made_by)

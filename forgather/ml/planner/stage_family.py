@@ -194,13 +194,17 @@ class StageFamily:
             variant: the pass.
             num_blocks: the number of blocks of the stage.
         """
-        shape = self._shapes[variant]
-        return Effect(shape.of(num_blocks, self._shapes[variant._replace(place=ALONE)]), shape.passed_on)
+        alone = self._shapes[variant._replace(place=ALONE)]
+        shape = alone if variant.place == MIDDLE and num_blocks == 1 else self._shapes[variant]
+        return Effect(shape.of(num_blocks, alone), shape.passed_on)
 
     @lru_cache(maxsize=4096)  # noqa: B019 - a family lives as long as a search
     def work(self, variant: Variant, num_blocks: int) -> PassWork:
         """Returns the work of a pass. See `effect`."""
         own, few, many = (self._work_of_one(variant._replace(place=place)) for place in (variant.place, ALONE, MIDDLE))
+        if variant.place == FIRST and variant.kind == "W":
+            # The first stage does the whole backward pass at once.
+            few, many = (self._whole_backward(variant._replace(place=place)) for place in (ALONE, MIDDLE))
         more = (num_blocks - DEPTH) / (DEPTH - 1)
 
         def drawn(index: int) -> dict[Any, float]:
@@ -211,6 +215,10 @@ class StageFamily:
             return {name: count for name, count in found.items() if count}
 
         return PassWork(drawn(0), drawn(1))
+
+    def _whole_backward(self, variant: Variant) -> PassWork:
+        inputs, weights = self._work_of_one(variant._replace(kind="I")), self._work_of_one(variant)
+        return PassWork({**inputs.operations, **_sum(inputs.operations, weights.operations)}, {})
 
     def _work_of_one(self, variant: Variant) -> PassWork:
         plain = variant._replace(waits=False, adds=False)

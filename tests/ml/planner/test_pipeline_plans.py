@@ -6,7 +6,13 @@ from dataclasses import replace
 import pytest
 
 from forgather.ml.planner.memory import plan_run
-from forgather.ml.planner.pipeline_plans import PipelinePlans, PipelineSizes, family_settings, trace_family
+from forgather.ml.planner.pipeline_plans import (
+    IrregularPassError,
+    PipelinePlans,
+    PipelineSizes,
+    family_settings,
+    trace_family,
+)
 from forgather.ml.planner.pipeline_step import schedule_seconds
 from forgather.planner.efficiency import Efficiency
 from forgather.planner.hardware import hardware
@@ -41,11 +47,11 @@ FULL = [
     (False, sizes("Interleaved1F1B", 2, 2, 6, (2, 6, 9))),
     (True, sizes("Interleaved1F1B", 3, 2, 6, (2, 4, 6, 8, 10))),
     (False, sizes("InterleavedZeroBubble", 2, 2, 8, (3, 5, 8))),
-    (False, sizes("InterleavedZeroBubble", 2, 2, 4, (1, 7, 9))),
-    (True, sizes("InterleavedZeroBubble", 4, 2, 8, (2, 3, 5, 6, 8, 9, 11))),
-    (False, sizes("ZBVZeroBubble", 4, 2, 8, (1, 3, 4, 6, 7, 9, 10))),
+    (False, sizes("InterleavedZeroBubble", 2, 2, 4, (2, 7, 9))),
+    (True, sizes("InterleavedZeroBubble", 4, 2, 8, (2, 3, 5, 6, 8, 9, 10))),
+    (False, sizes("ZBVZeroBubble", 4, 2, 8, (2, 4, 5, 7, 8, 9, 10))),
     (False, sizes("DualPipeV", 2, 2, 6, (3, 6, 9))),
-    (True, sizes("DualPipeV", 4, 2, 16, (1, 3, 4, 6, 7, 9, 10))),
+    (True, sizes("DualPipeV", 4, 2, 16, (2, 4, 5, 7, 8, 9, 10))),
 ]
 
 
@@ -104,16 +110,21 @@ def test_a_drawn_pipeline_equals_its_own_plan(recomputes, one, tmp_path):
     assert peaks(own).keys() == peaks(plan).keys()
     assert worst(own) == pytest.approx(worst(plan), rel=0.001)
     for ranks, phases in peaks(own).items():
-        assert phases["training step"] == pytest.approx(peaks(plan)[ranks]["training step"], rel=0.005), ranks
+        assert phases["training step"] == pytest.approx(peaks(plan)[ranks]["training step"], rel=0.02), ranks
     assert own_work.executed_flops == pytest.approx(work.executed_flops, rel=1e-6)
     assert seconds(own_work).low == pytest.approx(seconds(work).low, rel=0.01)
     assert seconds(own_work).high == pytest.approx(seconds(work).high, rel=0.01)
+
+
+def test_a_stage_at_an_end_with_one_block_does_not_follow_from_others(tmp_path):
+    with pytest.raises(IrregularPassError):
+        drawn(False, sizes("1F1B", 2, 1, 4, (1,)), tmp_path)
 
 
 def test_another_number_of_micro_batches_is_told_apart(tmp_path):
     """A plan of one micro-batch in flight less is outside of the tolerance."""
     one = sizes("1F1B", 2, 1, 4, (6,))
     own, _ = traced(False, one, tmp_path)
-    for other in (replace(one, parts=1), replace(one, cuts=(5,))):
+    for other in (replace(one, parts=2), replace(one, cuts=(5,))):
         plan, _ = drawn(False, other, tmp_path)
         assert worst(own) != pytest.approx(worst(plan), rel=0.005)
