@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from forgather.launcher_env import ProcessFacts
-from forgather.ml.planner.allocations import Region
+from forgather.ml.planner.allocations import Peak, Region
 from forgather.ml.planner.masked_parts import masked_parts
 from forgather.ml.planner.pass_shape import DEPTH, IrregularPassError, PassShape, Span, added, shapes_of
 from forgather.ml.planner.rank_recorder import BATCH, COMMUNICATION, TEMPORARIES
@@ -287,9 +287,7 @@ class StageFamily:
         for at, peak in self._of(place).trace.peaks.items():
             if at.phase in ("forward", "backward", "host"):
                 continue
-            rest = {name: size for name, size in peak.categories.items() if name not in _STATE}
-            left = self.left_messages * self.message_bytes * FAMILY_PARTS * (1 + (place == LAST))
-            rest[TEMPORARIES] = max(0, rest.get(TEMPORARIES, 0) - left)
+            rest = self._besides_state(self._of(place), peak)
             if at.phase == "update" and self._updates_at_once:
                 own = self._trained_of(self._of(place))
                 rest = {name: size * trained // own for name, size in rest.items()}
@@ -318,10 +316,17 @@ class StageFamily:
         """Whether the optimizer step needs memory for all weights at once, and not for the largest one."""
         shares = []
         for one in self._traced:
-            peaks = [peak.categories for at, peak in one.trace.peaks.items() if at.phase == "update"]
-            rest = max(sum(size for name, size in found.items() if name not in _STATE) for found in peaks)
-            shares.append(rest / self._trained_of(one))
+            peaks = [peak for at, peak in one.trace.peaks.items() if at.phase == "update"]
+            most = max(sum(self._besides_state(one, peak).values()) for peak in peaks)
+            shares.append(most / self._trained_of(one))
         return abs(shares[0] - shares[1]) < 0.02 * max(shares)
+
+    def _besides_state(self, one: _Traced, peak: Peak) -> dict[str, int]:
+        """Returns what a peak has besides the state and the messages that the last run has left, by category."""
+        rest = {name: size for name, size in peak.categories.items() if name not in _STATE}
+        later_stages = 1 if one is self._traced[0] else 2
+        left = self.left_messages * self.message_bytes * FAMILY_PARTS * later_stages
+        return {**rest, TEMPORARIES: max(0, rest.get(TEMPORARIES, 0) - left)}
 
     def _trained_of(self, one: _Traced) -> int:
         ends = self.trained.before if one is self._traced[0] else self.trained.after
