@@ -19,11 +19,15 @@ from forgather.launch.written_choice import refuse_writing, write_best
 from forgather.planner.foreign_configs import FORMS, missing_settings
 from forgather.planner.hardware import Hardware
 from forgather.planner.memory_plan import format_size
+from forgather.planner.pipeline_choices import LEFT_OUT
 from forgather.planner.ranking import ORDERS, Cell, rejection, rejections
 from forgather.project.project import Project
 
 _SHOWN = 10
-_PIPELINES = "pipelines were not searched: plan a config that extends trainers/pipeline_trainer.yaml"
+_PIPELINES = (
+    "pipelines: micro-batches of one row, drawn from traces of stages with three blocks; split_spec has the cuts",
+    *(f"  not planned: {one}" for one in LEFT_OUT),
+)
 
 
 def add_find(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +35,8 @@ def add_find(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--find",
         action="store_true",
-        help="rank the ways to train this config: strategy, recomputation, offload, micro-batches; with --hardware or "
-        "--memory. Pipelines are not among them: plan a config that extends trainers/pipeline_trainer.yaml",
+        help="rank the ways to train this config: strategy, recomputation, offload, micro-batches, pipelines; with "
+        "--hardware or --memory",
     )
     parser.add_argument("--by", choices=ORDERS, help="with --find: the order (default: tokens)")
     parser.add_argument(
@@ -155,7 +159,7 @@ def _lines(found: Found, search: Search, written: dict[str, Any] | None) -> list
     if rejected:
         lines += ["", "rejected"]
         lines += [f"  {rejection(cell, is_first=cell.title not in usable)}" for cell in rejected]
-    lines += ["", _PIPELINES] if search.gpus * search.nodes > 1 else []
+    lines += ["", *_PIPELINES] if search.gpus * search.nodes > 1 else []
     if written is not None:
         lines += ["", f"written: {written['file']} ({written['title']}, micro-batches of {written['rows']})"]
         if missing := ", ".join(f"{name} {json.dumps(value)}" for name, value in written["missing_settings"].items()):

@@ -15,9 +15,10 @@ from typing import Any
 from forgather.errors import ForgatherError
 from forgather.launch.choice_project import ChoiceProjects
 from forgather.launch.in_process import MAIN
+from forgather.launch.pipeline_search import PipelineSearch
 from forgather.launch.planning import Device, error_line
 from forgather.launch.time_planning import step_of
-from forgather.planner.choices import Choice, batches, choices
+from forgather.planner.choices import CHUNKS, Choice, batches, choices
 from forgather.planner.efficiency import Range
 from forgather.planner.fit import Verdict, fit_plan, overheads, worst_fit
 from forgather.planner.ranking import Cell, ranked, refuse_if_nothing_fits
@@ -119,13 +120,19 @@ def find(project: Project, search: Search) -> Found:
                     continue
                 offloaded = [one for one in found if one.like == choice.title]
                 cells += planner.cells_of(choice, offloaded, f"{number} of {len(traced)}")
+            pipelines = planner.pipelines()
+            for choice in pipelines.choices:
+                by_title[choice.title] = choice
+                cells += pipelines.cells_of(choice, cells)
+                planner.traced += pipelines.traced
+                pipelines.traced = 0
             refuse_if_nothing_fits(cells)
             ranking = planner.verified(ranked(cells, search.by), by_title)
         except KeyboardInterrupt as stop:
             if not any(cell.is_usable for cell in cells):
                 raise
             interruption = stop
-    kept = {(cell.title, cell.rows): cell for cell in [*cells, *ranking]}
+    kept = {(cell.title, cell.rows, cell.settings.get(CHUNKS)): cell for cell in [*cells, *ranking]}
     refuse_if_nothing_fits([*kept.values()])
     return Found(
         cells=tuple(kept.values()),
@@ -247,6 +254,20 @@ class _Planner:
             is_verified=verified,
         )
 
+    def pipelines(self) -> PipelineSearch:
+        """Returns the search among pipelines; one device has none."""
+        search = self._search
+        return PipelineSearch(
+            self._projects,
+            gpus=search.gpus,
+            nodes=search.nodes,
+            rows=self._rows,
+            device=search.device,
+            least=self._least,
+            filled=self._filled,
+            say=search.say,
+        )
+
     def verified(self, ranking: list[Cell], by_title: Mapping[str, Choice]) -> list[Cell]:
         """Returns the ranking whose first cells were traced in full, those of one choice by one trainer."""
         while cells := _unverified(ranking):
@@ -281,8 +302,13 @@ def _fits_without(cells: Sequence[Cell], by: str) -> bool:
 
 
 def _unverified(ranking: Sequence[Cell]) -> list[Cell]:
-    """Returns the first of the first cells that are not yet traced in full, and those of the same choice."""
-    found = [cell for cell in ranking[:VERIFIED] if cell.is_usable and not cell.is_verified]
+    """Returns the first of the first cells that are not yet traced in full, and those of the same choice.
+
+    A pipeline with many micro-batches takes minutes to trace: it stays drawn from traces of its stages.
+    """
+    found = [
+        cell for cell in ranking[:VERIFIED] if cell.is_usable and not cell.is_verified and CHUNKS not in cell.settings
+    ]
     return [cell for cell in found if cell.title == found[0].title]
 
 

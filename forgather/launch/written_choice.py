@@ -6,6 +6,7 @@ A config is checked before it is written, as a config of the project under its o
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from forgather.errors import PlanError
@@ -77,7 +78,8 @@ def write_best(project: Project, found: Found, search: Search, path: str, form: 
         cell = found.ranking[0]
         name = os.path.basename(file).removesuffix(".yaml")
         with ChoiceProjects(project, search.gpus, search.nodes) as projects:
-            text = projects.text(found.choices[cell.title], (cell.rows, cell.micro_batches), name=name)
+            choice = replace(found.choices[cell.title], settings=cell.settings)
+            text = projects.text(choice, (cell.rows, cell.micro_batches), name=name)
     else:
         cell, text = _foreign(found, search, form, _plain_arguments(project))
     with open(file, "x", encoding="utf-8") as stream:

@@ -220,10 +220,12 @@ def changes(choice: Choice, batch: tuple[int, int], given: Mapping[str, Any]) ->
 
     Args:
         choice: the choice.
-        batch: the rows of a micro-batch and the number of micro-batches.
+        batch: the rows of a micro-batch and the number of micro-batches of an update.
         given: the settings of the config.
     """
-    wanted = {**DEFAULTS, **choice.settings, ROWS: batch[0], MICRO_BATCHES: batch[1]}
+    # The micro-batches of a pipeline are those of its schedule, which divides the rows of a process.
+    chunks = choice.settings.get(CHUNKS, 1)
+    wanted = {**DEFAULTS, **choice.settings, ROWS: batch[0] * chunks, MICRO_BATCHES: batch[1] // chunks}
     found = {name: value for name, value in wanted.items() if value != given.get(name, DEFAULTS[name])}
     if choice.trainer == PIPELINE_TRAINER:
         return found

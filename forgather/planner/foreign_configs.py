@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from forgather.planner.choices import CHUNKS
 from forgather.planner.zero_settings import completed, unsaid
 
 FORMS: Mapping[str, str] = {
@@ -40,7 +41,7 @@ def foreign_text(
         nodes: the number of machines.
         given: the settings `bf16`, `fp16` and `max_grad_norm` of the config.
     """
-    if settings.get("tensor_parallel_size", 1) > 1:
+    if settings.get("tensor_parallel_size", 1) > 1 or CHUNKS in settings:
         return None
     if form == "arguments" and settings.get("fsdp") == "hybrid_shard":
         return None

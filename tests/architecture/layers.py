@@ -16,14 +16,14 @@ foundation:
     stored_model
     quantized
     planner planner.zero_settings
-    planner.batch_size planner.efficiency planner.foreign_configs planner.leaf planner.memory_plan
+    planner.batch_size planner.efficiency planner.leaf planner.memory_plan
     planner.choices planner.hardware
-    planner.fit planner.model_shapes planner.stage_cuts planner.work
+    planner.fit planner.foreign_configs planner.model_shapes planner.stage_cuts planner.work
     planner.formulas
     planner.device_count planner.selection planner.step_time
     planner.benchmark planner.resources planner.run_time
     planner.benchmark_results
-    planner.grid planner.ranking planner.storage planner.ways_out
+    planner.grid planner.pipeline_choices planner.ranking planner.storage planner.ways_out
 graph:
     config config.builtin_names config.environment config.insight config.lint
     config.lint.file_suggestions
@@ -132,6 +132,7 @@ launch:
     launch.plan_check launch.room
     launch.batch_trial
     launch.calibration launch.choice_project launch.time_planning
+    launch.pipeline_search
     launch.auto_values launch.sequences launch.finding launch.ways_out
     launch.written_choice
 sweeps:
@@ -275,13 +276,17 @@ planner:
     planner.trace_facts planner.planned_batches
     planner.generation_trace planner.transformers_steps planner.untraceable
     planner.rank_recorder
+    planner.masked_parts planner.stage_passes
+    planner.pass_shape
     planner.offload planner.trace_result
     planner.saving_rows
     planner.rank_trace planner.batch_trial
     planner.deep_trace
     planner.row_line
     planner.memory planner.row_limit planner.stage_costs
-    planner.batch_plans planner.sequence_plans planner.split_search
+    planner.stage_family
+    planner.schedule_replay
+    planner.batch_plans planner.pipeline_plans planner.sequence_plans planner.split_search
 dry run:
     dry_run
 benchmark:

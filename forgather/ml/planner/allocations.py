@@ -142,6 +142,11 @@ class AllocationRecorder(EagerMode):
         self._computes_shapes = False
         self.allocations: list[Allocation] = []
 
+    @property
+    def clock(self) -> int:
+        """The number of events until now."""
+        return self._clock
+
     def hold(self, tensors: Iterable[Tensor], category: str) -> None:
         """Records storages that existed before, and sets the category of all given storages.
 

@@ -82,6 +82,7 @@ class RankRecorder(AllocationRecorder):  # type: ignore[no-untyped-call]
         device_type: the kind of device that is planned for, "cpu" or "cuda".
 
     Attributes:
+        work: the counter of operators and messages.
         convolution_bytes: the bytes of the arguments and results of the largest convolution on a GPU, whose library
             may copy them out of sight; 0 on a CPU.
     """
@@ -94,7 +95,7 @@ class RankRecorder(AllocationRecorder):  # type: ignore[no-untyped-call]
         device_type: str,
     ) -> None:
         super().__init__(locate, categorize)
-        self._work = work
+        self.work = work
         self._device_type = device_type
         self._inside_kernel = False
         self.convolution_bytes = 0
@@ -116,7 +117,7 @@ class RankRecorder(AllocationRecorder):  # type: ignore[no-untyped-call]
             result = super().__torch_dispatch__(func, types, args, kwargs)
         if result is NotImplemented or not self.counts:
             return result
-        self._work.count(func, args, kwargs or {}, result)
+        self.work.count(func, args, kwargs or {}, result)
         if self._device_type != "cpu" and name in (FORWARD, BACKWARD):
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(args, result))
             self.convolution_bytes = max(self.convolution_bytes, size)

@@ -77,9 +77,18 @@ def trace_rank(
     depth: int | None = None,
     relay: Relay | None = None,
     device_type: str = "cpu",
+    cuts_depth: bool = False,
 ) -> RankTrace:
     """Returns the trace of one rank, with the longest rows. For the arguments and errors see `trace_shapes`."""
-    return trace_shapes(make_trainer, facts, (WindowShape(),), depth=depth, relay=relay, device_type=device_type)[0]
+    return trace_shapes(
+        make_trainer,
+        facts,
+        (WindowShape(),),
+        depth=depth,
+        relay=relay,
+        device_type=device_type,
+        cuts_depth=cuts_depth,
+    )[0]
 
 
 @naming_readings()
@@ -92,6 +101,7 @@ def trace_shapes(
     relay: Relay | None = None,
     device_type: str = "cpu",
     offloads: Sequence[tuple[str, ...]] = (),
+    cuts_depth: bool = False,
 ) -> list[RankTrace]:
     """Returns the traces of one rank for several sizes of its window, of one trainer that is built once.
 
@@ -106,6 +116,7 @@ def trace_shapes(
         device_type: the kind of device that is planned for, "cpu" or "cuda". Tensors of a trace are on the CPU in any
             case; optimizers of torch take another path on a GPU, and gloo, which sends between CPUs, copies messages.
         offloads: the parts of the state that other runs of the same strategy offload, for `RankTrace.offloaded`.
+        cuts_depth: whether a model that is cut into pipeline stages is shortened as well; its cuts are for `depth`.
 
     Returns:
         A trace for each size; for a pipeline only the first one, because its stages are made for one size.
@@ -118,7 +129,7 @@ def trace_shapes(
     """
     fake = RememberingFakes(allow_non_fake_inputs=True)
     sizes: list[int] = []
-    token = build_strategy.set(functools.partial(_build, fake=fake, depth=depth, sizes=sizes))
+    token = build_strategy.set(functools.partial(_build, fake=fake, depth=depth, sizes=sizes, cuts_depth=cuts_depth))
     try:
         stages = contextlib.nullcontext() if relay is None else relayed(relay)
         world = leaving_no_group() if facts.world_size == 1 else fake_world(facts)
@@ -143,10 +154,18 @@ def trace_shapes(
         AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def _build(strategy: Strategy, recipe: Recipe, *, fake: FakeTensorMode, depth: int | None, sizes: list[int]) -> None:
+def _build(
+    strategy: Strategy,
+    recipe: Recipe,
+    *,
+    fake: FakeTensorMode,
+    depth: int | None,
+    sizes: list[int],
+    cuts_depth: bool,
+) -> None:
     """Builds a strategy whose model is fake and shortened to a depth; for `sizes` see `_faked`."""
     # The stages of a pipeline are cut at the names of blocks.
-    is_whole = strategy.layout.pipeline_parallel_size == 1
+    is_whole = cuts_depth or strategy.layout.pipeline_parallel_size == 1
     make_fake = functools.partial(
         _faked, recipe.make_model, strategy.topology.device, sizes, depth if is_whole else None
     )

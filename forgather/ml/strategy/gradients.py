@@ -104,7 +104,7 @@ def _device_of(parameter: nn.Parameter) -> torch.device:
     return parameter.device
 
 
-_BUCKET_BYTES = 64 * 2**20
+BUCKET_BYTES = 64 * 2**20
 
 
 def sum_over_group(value: Any, group: Any, device: torch.device) -> Any:
@@ -170,7 +170,7 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: Any, device: torch.
         bucket = buckets.setdefault((local.dtype, local.device), [])
         bucket.append(local)
         # Buckets bound the memory of the flat copy, and one collective per bucket is faster than one per parameter.
-        if sum(tensor.nbytes for tensor in bucket) >= _BUCKET_BYTES:
+        if sum(tensor.nbytes for tensor in bucket) >= BUCKET_BYTES:
             _sum_bucket(buckets.pop((local.dtype, local.device)), group, device)
     for bucket in buckets.values():
         _sum_bucket(bucket, group, device)
