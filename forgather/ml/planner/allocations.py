@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._guards import active_fake_mode
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forgather.ml.planner.operators import EagerMode, has_dtensor, name_of, tensors_in
+from forgather.ml.planner.remembered_fakes import active_fakes, run_below
 
 _BEFORE = -1
 HOST = "host"
@@ -175,7 +175,7 @@ class AllocationRecorder(EagerMode):
         return tuple(map(copy.copy, self.allocations))
 
     def __enter__(self) -> AllocationRecorder:
-        self._outer_fake_mode = active_fake_mode()
+        self._outer_fake_mode = active_fakes()
         self._resize = resize = torch.UntypedStorage.resize_
 
         def recording_resize(storage: torch.UntypedStorage, size: int) -> Any:
@@ -213,7 +213,7 @@ class AllocationRecorder(EagerMode):
             return NotImplemented
         # The fake version of this operator returns a new tensor, the real one its argument.
         waits = func is torch.ops._c10d_functional.wait_tensor.default
-        result = args[0] if waits and self._outer_fake_mode is not None else func(*args, **(kwargs or {}))
+        result = args[0] if waits and self._outer_fake_mode is not None else run_below(func, types, args, kwargs or {})
         if self.counts:
             for tensor in tensors_in(result):
                 for storage in storages(tensor):
@@ -224,7 +224,7 @@ class AllocationRecorder(EagerMode):
     def counts(self) -> bool:
         """Whether the operator that runs is part of the run."""
         # The shapes that a DTensor computes take no memory.
-        return not self._computes_shapes and active_fake_mode() is self._outer_fake_mode
+        return not self._computes_shapes and active_fakes() is self._outer_fake_mode
 
     def _see(self, storage: torch.UntypedStorage, tensor: Tensor, operation: Any) -> None:
         known = self._live.get(id(storage))

@@ -2,6 +2,7 @@
 
 `FakeTensorMode` remembers results as well, but compares all that torch knows of a tensor, which takes half of the time
 of a trace. `RememberingFakes` compares only what the results of a trace depend on, and leaves all others to torch.
+Modes above it call operators by `run_below`, which asks it for its results first: torch would ask all modes in between.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from forgather.ml.planner.operators import EagerMode
 
 _OTHER_EACH_TIME = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 _TAKING_OTHERS = {"aten::set_", "aten::lift_fresh", "aten::lift_fresh_copy"}  # storages, and tensors that are not fake
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 _is_remembered: dict[Any, bool] = {}
 _recipes: dict[tuple[Any, ...], _Recipe | None] = {}
@@ -52,6 +55,10 @@ _Recipe = int | _New | _Several | _Nothing  # an integer is the place of the arg
 class RememberingFakes(EagerMode, FakeTensorMode):  # type: ignore[no-untyped-call]
     """A mode of fake tensors that computes an operator once for each kind of arguments, see `FakeTensorMode`."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)  # type: ignore[no-untyped-call]
+        self._states: dict[torch.device, dict[str, Any]] = {}
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Returns the results of an operator."""
         kwargs = kwargs or {}
@@ -64,6 +71,21 @@ class RememberingFakes(EagerMode, FakeTensorMode):  # type: ignore[no-untyped-ca
         if key not in _recipes:
             _recipes[key] = self._recipe(args, result)
         return result
+
+    def again(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any] | None:
+        """Returns the result of an operator in a tuple if it ran before with such arguments; None otherwise.
+
+        Args:
+            func: the operator.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+        """
+        key = self._key(func, args, kwargs)
+        recipe = None if key is None else _recipes.get(key)
+        if recipe is None:
+            return None
+        with torch._C._DisableTorchDispatch():
+            return (self._made(recipe, args),)
 
     def _key(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """Returns what the results depend on; None if they depend on more."""
@@ -125,10 +147,49 @@ class RememberingFakes(EagerMode, FakeTensorMode):  # type: ignore[no-untyped-ca
             made = torch.empty_strided(recipe.shape, recipe.stride, dtype=recipe.dtype, device="meta")
             if recipe.owner is not None:
                 made.set_(args[recipe.owner].untyped_storage(), recipe.offset, recipe.shape, recipe.stride)
-            return FakeTensor(self, made, recipe.device)
+            return self._fake(made, recipe.device)
         if isinstance(recipe, int):
             return args[recipe]
         return recipe.kind(self._made(part, args) for part in recipe.parts) if isinstance(recipe, _Several) else None
+
+    def _fake(self, made: Tensor, device: torch.device) -> FakeTensor:
+        """Returns the fake tensor on a device that stands for a new tensor without memory."""
+        state = self._states.get(device)
+        if state is None:
+            first = FakeTensor(self, made, device)
+            self._states[device] = dict(vars(first))
+            return first
+        # The same as the constructor does, which looks at each of its options first.
+        again = Tensor._make_subclass(FakeTensor, made, False, dispatch_device=True, device_for_backend_keys=device)
+        if self._allow_unsafe_data_ptr_access:
+            torch._C._set_warn_deprecated_on_mutable_data_ptr(again)
+        else:
+            torch._C._set_throw_on_mutable_data_ptr(again)
+        vars(again).update(state)
+        return again  # type: ignore[return-value]
+
+
+def run_below(func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Returns the result of an operator in the modes below the one that calls this.
+
+    The modes of a trace pass on all operators of which results are remembered, as long as a fake tensor takes part.
+
+    Args:
+        func: the operator.
+        types: the types of its tensors, as torch gives them to a dispatch mode.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
+    if FakeTensor in types:
+        fake = active_fakes()
+        if type(fake) is RememberingFakes and (found := fake.again(func, args, kwargs)) is not None:
+            return found[0]
+    return func(*args, **kwargs)
+
+
+def active_fakes() -> FakeTensorMode | None:
+    """Returns the active mode of fake tensors, as `torch._guards.active_fake_mode` does; None if there is none."""
+    return torch._C._get_dispatch_mode(_FAKE)
 
 
 def _shares(value: Any, memory: torch.UntypedStorage) -> bool:

@@ -1,12 +1,15 @@
 """Operators that are remembered give what torch's own mode of fake tensors gives, each time."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from forgather.ml.planner import remembered_fakes
-from forgather.ml.planner.remembered_fakes import RememberingFakes
+from forgather.ml.planner.operators import EagerMode
+from forgather.ml.planner.remembered_fakes import RememberingFakes, run_below
 
 ATEN = torch.ops.aten
 
@@ -68,12 +71,13 @@ def facts(result, given):
     return (
         *(result.dtype, tuple(result.shape), result.stride(), result.storage_offset(), result.device),
         *(memory.nbytes(), memory._cdata == given.untyped_storage()._cdata, result is given, result.is_conj()),
-        str(torch._C._dispatch_key_set(result)),
+        *(str(torch._C._dispatch_key_set(result)), result.requires_grad),
+        {name: value for name, value in vars(result).items() if name != "fake_mode"},
     )
 
 
-def results(mode, name):
-    with mode(allow_non_fake_inputs=True):
+def results(mode, name, above=contextlib.nullcontext):
+    with mode(allow_non_fake_inputs=True), above():
         found = []
         for shape in ((4, 6), (4, 6), (4, 8), (4, 6)):
             given = one(*shape) if name != "unsafe view" else one(4, 6)
@@ -84,6 +88,42 @@ def results(mode, name):
 @pytest.mark.parametrize("name", CALLS)
 def test_results_are_those_of_torch(name):
     assert results(RememberingFakes, name) == results(FakeTensorMode, name)
+
+
+class Above(EagerMode):
+    """A mode above that of fake tensors, as those of a trace are."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return run_below(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_results_for_a_mode_above_are_those_of_torch(name):
+    """The first run may fill what is remembered, the second one finds it."""
+    expected = results(FakeTensorMode, name)
+    assert results(RememberingFakes, name, Above) == expected
+    assert results(RememberingFakes, name, Above) == expected
+
+
+def test_a_mode_above_asks_no_other_mode_for_known_results_of_fake_tensors():
+    """Modes in between still get what has no fake tensor, or is new."""
+    asked = []
+
+    class Between(EagerMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            asked.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with RememberingFakes(), Between(), Above():
+        given = one(3, 5, 7)
+        given + given
+        asked.clear()
+        given + given
+        assert asked == []
+        one(3, 5, 7)
+        given.new_empty(11, 13) + 1
+        assert asked[0] is ATEN.empty.memory_format
+        assert asked[-1] is ATEN.add.Tensor
 
 
 def test_most_operators_of_a_model_are_remembered(monkeypatch):
