@@ -230,8 +230,9 @@ generation:
     generation.server
 planner:
     planner planner.convolutions planner.devices_here planner.gpu_attention planner.library_kernels planner.operators planner.packed_weights planner.pipeline_step planner.processors_here planner.stage_metadata
-    planner.allocations planner.operations planner.real_integers planner.remembered_fakes
-    planner.calibration
+    planner.operations planner.remembered_fakes
+    planner.allocations planner.calibration planner.real_integers
+    planner.peaks
     planner.extrapolation planner.masked_rows planner.places planner.row_length planner.value_readings planner.window_shape
     planner.model_builders
     planner.engine_tensors planner.stage_parts planner.stored_state

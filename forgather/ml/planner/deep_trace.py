@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from forgather.launcher_env import ProcessFacts
@@ -39,8 +38,7 @@ class DepthTraces(NamedTuple):
         """Returns the traces of a run that offloads parts of its state; of no parts, these."""
         if not parts:
             return self
-        shallow = replace(self.shallow.offloaded[parts], whole=self.shallow.whole)
-        return DepthTraces(shallow, None if self.deeper is None else self.deeper.offloaded[parts])
+        return DepthTraces(self.shallow.offloaded[parts], None if self.deeper is None else self.deeper.offloaded[parts])
 
     @property
     def deep_facts(self) -> TraceFacts:

@@ -23,7 +23,7 @@ from forgather.launcher_env import ProcessFacts
 from forgather.ml.activation_checkpointing import repeated_blocks
 from forgather.ml.distributed.env import fake_world
 from forgather.ml.distributed.group import leaving_no_group
-from forgather.ml.planner.allocations import Allocation, Peak, Region, peaks
+from forgather.ml.planner.allocations import Allocation, Region
 from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, passes_to_settle, separate_engine
 from forgather.ml.planner.extrapolation import block_list, shorten
 from forgather.ml.planner.generation_trace import generate
@@ -33,6 +33,7 @@ from forgather.ml.planner.model_builders import building, loading_fakes, without
 from forgather.ml.planner.offload import Offload
 from forgather.ml.planner.operations import WorkCounter
 from forgather.ml.planner.packed_weights import other_models, parts_of
+from forgather.ml.planner.peaks import Peak, peaks
 from forgather.ml.planner.places import BEFORE, Places, noting_width
 from forgather.ml.planner.planned_batches import PlannedBatches, planned_batches
 from forgather.ml.planner.rank_recorder import (
@@ -136,7 +137,7 @@ def trace_shapes(
                     shapes = shapes[:1]
                 with _naming_readings(trainer, batches, shapes, has_whole_model=depth is None):
                     traced = _traces(trainer, batches, shapes, fake, device_type, offloads)
-                return [replace(trace, whole=whole) for trace in traced]
+                return [trace.of_model_with(whole) for trace in traced]
     finally:
         build_strategy.reset(token)
         # Accelerate keeps the state of this strategy until the Python process ends.

@@ -56,7 +56,7 @@ class RememberingFakes(EagerMode, FakeTensorMode):  # type: ignore[no-untyped-ca
     """A mode of fake tensors that computes an operator once for each kind of arguments, see `FakeTensorMode`."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)  # type: ignore[no-untyped-call]
+        super().__init__(**options)
         self._states: dict[torch.device, dict[str, Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -166,7 +166,7 @@ class RememberingFakes(EagerMode, FakeTensorMode):  # type: ignore[no-untyped-ca
         else:
             torch._C._set_throw_on_mutable_data_ptr(again)
         vars(again).update(state)
-        return again  # type: ignore[return-value]
+        return again
 
 
 def run_below(func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -189,7 +189,8 @@ def run_below(func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Map
 
 def active_fakes() -> FakeTensorMode | None:
     """Returns the active mode of fake tensors, as `torch._guards.active_fake_mode` does; None if there is none."""
-    return torch._C._get_dispatch_mode(_FAKE)
+    found: FakeTensorMode | None = torch._C._get_dispatch_mode(_FAKE)
+    return found
 
 
 def _shares(value: Any, memory: torch.UntypedStorage) -> bool:
