@@ -236,7 +236,7 @@ planner:
     planner.extrapolation planner.masked_rows planner.places planner.row_length planner.value_readings planner.window_shape
     planner.model_builders
     planner.engine_tensors planner.stage_parts planner.stored_state
-    planner.trace_facts planner.planned_batches
+    planner.fake_build planner.trace_facts planner.planned_batches
     planner.generation_trace planner.transformers_steps planner.untraceable
     planner.rank_recorder
     planner.offload planner.trace_result

@@ -21,6 +21,7 @@ _OTHER_EACH_TIME = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_sh
 _TAKING_OTHERS = {"aten::set_", "aten::lift_fresh", "aten::lift_fresh_copy"}  # storages, and tensors that are not fake
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
+_make_subclass = Tensor._make_subclass  # while a model is built, weights of libraries come by another one
 
 _is_remembered: dict[Any, bool] = {}
 _recipes: dict[tuple[Any, ...], _Recipe | None] = {}
@@ -160,7 +161,7 @@ class RememberingFakes(EagerMode, FakeTensorMode):  # type: ignore[no-untyped-ca
             self._states[device] = dict(vars(first))
             return first
         # The same as the constructor does, which looks at each of its options first.
-        again = Tensor._make_subclass(FakeTensor, made, False, dispatch_device=True, device_for_backend_keys=device)
+        again = _make_subclass(FakeTensor, made, False, dispatch_device=True, device_for_backend_keys=device)
         if self._allow_unsafe_data_ptr_access:
             torch._C._set_warn_deprecated_on_mutable_data_ptr(again)
         else:

@@ -31,6 +31,7 @@ class RankTrace:
         repeated: the operations and messages of one micro-batch that is not the last one; empty if there is only one.
         whole: the number of blocks before the model was shortened; None if it was not.
         offloaded: what the trace would be if parts of the state were offloaded, by these parts; see `offload.py`.
+        keeping: the trace of the same run without recomputation, where it was asked for.
     """
 
     num_blocks: int
@@ -43,6 +44,7 @@ class RankTrace:
     repeated: Mapping[Operation | Message, int] = field(default_factory=dict)
     whole: int | None = None
     offloaded: Mapping[tuple[str, ...], RankTrace] = field(default_factory=dict)
+    keeping: RankTrace | None = None
 
     @cached_property
     def in_order(self) -> list[Allocation]:
@@ -76,7 +78,8 @@ class RankTrace:
     def of_model_with(self, whole: int | None) -> RankTrace:
         """Returns the trace with the number of blocks before the model was shortened; None if it was not."""
         offloaded = {parts: one.of_model_with(whole) for parts, one in self.offloaded.items()}
-        return replace(self, whole=whole, offloaded=offloaded)
+        keeping = None if self.keeping is None else self.keeping.of_model_with(whole)
+        return replace(self, whole=whole, offloaded=offloaded, keeping=keeping)
 
     def with_evaluation_of(self, other: RankTrace) -> RankTrace:
         """Returns the trace with the evaluation and the answers of another one, which differ in the rows that wait."""
