@@ -23,7 +23,16 @@ _TAKING_OTHERS = {"aten::set_", "aten::lift_fresh", "aten::lift_fresh_copy"}  # 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _make_subclass = Tensor._make_subclass  # while a model is built, weights of libraries come by another one
 
+_OF_SHARDS = {
+    "_c10d_functional::all_reduce",
+    "fsdp::all_gather_copy_in",
+    "fsdp::chunk_cat",
+    "fsdp::split_with_sizes_copy",
+}
+"""Operators of torch that are no part of ATen: they read and write whole tensors, whose sizes never change by them."""
+
 _is_remembered: dict[Any, bool] = {}
+_writes_in_place: dict[Any, bool] = {}
 _recipes: dict[tuple[Any, ...], _Recipe | None] = {}
 """How the results are made, by the operator and its arguments; None if torch makes them each time."""
 
@@ -63,6 +72,9 @@ class RememberingFakes(EagerMode, FakeTensorMode):  # type: ignore[no-untyped-ca
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Returns the results of an operator."""
         kwargs = kwargs or {}
+        if func.namespace == "profiler":
+            # Names of code for a profiler, without tensors: no mode is below this one.
+            return func(*args, **kwargs)
         key = self._key(func, args, kwargs)
         if key is None:
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -93,9 +105,11 @@ class RememberingFakes(EagerMode, FakeTensorMode):  # type: ignore[no-untyped-ca
         known = _is_remembered.get(func)
         if known is None:
             known = _is_remembered[func] = _can_be_remembered(func)
+            _writes_in_place[func] = known and _returns_arguments(func)
         key: list[Any] = [func, torch.is_inference_mode_enabled(), torch.get_default_dtype()]
         if known and self._add(key, args) and (not kwargs or self._add(key, [*kwargs, *kwargs.values()])):
-            return tuple(key)
+            # The bias corrections of an optimizer are other numbers at each step.
+            return tuple(float if type(one) is float else one for one in key) if _writes_in_place[func] else tuple(key)
         return None
 
     def _add(self, key: list[Any], values: Sequence[Any]) -> bool:
@@ -198,7 +212,14 @@ def _shares(value: Any, memory: torch.UntypedStorage) -> bool:
     return isinstance(value, Tensor) and value.untyped_storage()._cdata == memory._cdata
 
 
+def _returns_arguments(func: Any) -> bool:
+    """Returns whether an operator only writes into its first argument, so that no number decides what its result is."""
+    return func._schema.name.endswith("_") and not func._schema.name.endswith("__")
+
+
 def _can_be_remembered(func: Any) -> bool:
+    if isinstance(func, torch._ops.OpOverload) and func._schema.name in _OF_SHARDS:
+        return True
     return (
         isinstance(func, torch._ops.OpOverload)
         and func.namespace == "aten"

@@ -147,6 +147,42 @@ def test_a_changed_default_type_is_seen():
         torch.set_default_dtype(torch.float32)
 
 
+def test_numbers_decide_results_of_new_tensors_but_not_of_what_is_written_in_place(monkeypatch):
+    known = {}
+    monkeypatch.setattr(remembered_fakes, "_recipes", known)
+    with RememberingFakes():
+        given, numbers = one(4), one(3, dtype=torch.int64)
+        for value in (0.5, 0.25):
+            torch._foreach_addcdiv_([given], [one(4)], [one(4)], [value])
+            given.mul_(value)
+        in_place = sum(
+            key[0] in (ATEN._foreach_addcdiv_.ScalarList, ATEN.mul_.Scalar, ATEN.mul_.Tensor) for key in known
+        )
+        assert in_place == 2
+        # The type of a number decides still, and so does its value where it may be a size.
+        assert [(numbers * 2).dtype, (numbers * 2.0).dtype] == [torch.int64, torch.float32]
+        assert [3, 5] == [len(torch.arange(0.0, end)) for end in (3.0, 5.0)]
+
+
+def sharded(x):
+    """Gathers and reduces as FSDP2 does, into memory of other sizes for each size of a weight."""
+    ops, world, size = torch.ops.fsdp, 2, x.numel()
+    gathered = ops.all_gather_copy_in([x.view(-1)], one(world * size), [size], size, 1)
+    parts = [one(world, size)]
+    ops.split_with_sizes_copy(gathered[1].view(world, -1), [size], dim=1, out=parts)
+    sent = one(world, size)
+    ops.chunk_cat([one(world * size)], dim=0, num_chunks=world, out=sent)
+    return [*gathered, *parts, sent]
+
+
+def test_messages_of_shards_are_those_of_torch(monkeypatch):
+    monkeypatch.setattr(remembered_fakes, "_recipes", known := {})
+    monkeypatch.setitem(CALLS, "sharded", sharded)
+    assert results(RememberingFakes, "sharded") == results(FakeTensorMode, "sharded")
+    remembered = {key[0].namespace for key, recipe in known.items() if recipe is not None}
+    assert "fsdp" in remembered
+
+
 def test_known_values_stay_known():
     with RememberingFakes():
         one(dtype=torch.int64) + 2
