@@ -16,7 +16,9 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any
 
-from forgather.config.graph import Call, Graph, is_null
+from forgather.config.equality import same_graph
+from forgather.config.graph import Call, Graph, Node, is_null
+from forgather.config.traverse import replace_nodes
 from forgather.errors import PlanError, ProjectError, Severity
 from forgather.launch.in_process import MAIN
 from forgather.planner.choices import (
@@ -24,6 +26,7 @@ from forgather.planner.choices import (
     GLOBAL_BATCH,
     MICRO_BATCHES,
     PIPELINE_TRAINER,
+    RECOMPUTE,
     ROWS,
     TRAINER,
     TRAINERS,
@@ -143,9 +146,10 @@ class ChoiceProjects:
     def open(self, choice: Choice, batch: tuple[int, int]) -> Project:
         """Returns the project of a choice, with the overrides of the user."""
         meta = self._project.meta
-        config = f"{_TRIED}_{len(os.listdir(self._folder))}.yaml"
-        # A folder of its own: the name of the config in the search path is that of its template.
-        folder = os.path.join(self._folder, config.removesuffix(".yaml"))
+        # One name for all, so that two of them differ in what they choose only. A folder of its own for each: the name
+        # of the config in the search path is that of its template.
+        config = f"{_TRIED}.yaml"
+        folder = os.path.join(self._folder, str(len(os.listdir(self._folder))))
         file = os.path.join(folder, template_name(meta, config))
         os.makedirs(os.path.dirname(file))
         with open(file, "w", encoding="utf-8") as stream:
@@ -168,6 +172,11 @@ class ChoiceProjects:
         if choice.trainer != TRAINER and found != choice.trainer:
             return f"the config keeps its trainer {found!r}: its templates do not read `trainer_class`"
         return None
+
+    @staticmethod
+    def differ_in_recomputation_only(one: Project, other: Project) -> bool:
+        """Returns whether the projects of two choices build the same, but for the setting of recomputation."""
+        return same_graph(_without_recomputation(one.graph), _without_recomputation(other.graph))
 
     def _set_values(self) -> dict[str, Any]:
         """Returns the trainer's settings that the user has set for this command and that no choice decides."""
@@ -213,6 +222,19 @@ def _trainer_of(project: Project) -> str:
             hint="extend trainers/trainer.yaml, trainers/accel_trainer.yaml or trainers/pipeline_trainer.yaml",
         )
     return found
+
+
+def _without_recomputation(graph: Graph) -> Graph:
+    arguments = trainer_arguments(graph)
+    if arguments is None:
+        return graph
+
+    def without(node: Node) -> Node:
+        if node is not arguments.call:
+            return node
+        return replace(arguments.call, kwargs=tuple(one for one in arguments.call.kwargs if one.key != RECOMPUTE))
+
+    return replace_nodes(graph, without)
 
 
 def _constructor(graph: Graph) -> str:

@@ -8,6 +8,7 @@ five of the ranking are traced again at their own size and with all blocks of th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
@@ -29,6 +30,7 @@ from forgather.project.project import Project
 VERIFIED = 5
 """The number of cells at the top of the ranking that are traced in full."""
 _BATCHES = "forgather.ml.planner.batch_plans:plans_by_offload"
+_BOTH = "forgather.ml.planner.batch_plans:plans_by_recomputation"
 _IN_FULL = "forgather.ml.planner.batch_plans:full_plans"
 
 _Plans = list[tuple[dict[str, Any], RunWork] | ForgatherError]
@@ -109,7 +111,7 @@ def find(project: Project, search: Search) -> Found:
     with ChoiceProjects(project, search.gpus, search.nodes) as projects:
         rows = search.rows if search.rows is not None else projects.rows_per_update()
         found = choices(search.gpus, search.nodes, projects.given)
-        planner = _Planner(search, projects, rows)
+        planner = _Planner(search, projects, rows, found)
         by_title = {choice.title: choice for choice in found}
         try:
             traced = [choice for choice in found if choice.like is None]
@@ -145,10 +147,12 @@ def find(project: Project, search: Search) -> Found:
 
 
 class _Planner:
-    def __init__(self, search: Search, projects: ChoiceProjects, rows: int) -> None:
+    def __init__(self, search: Search, projects: ChoiceProjects, rows: int, choices: Sequence[Choice]) -> None:
         self._search = search
         self._projects = projects
         self._rows = rows
+        self._choices = choices
+        self._shared: dict[tuple[str, tuple[tuple[str, ...], ...]], Mapping[tuple[str, ...], _Plans]] = {}
         self._state: tuple[int, int, int] | None = None
         self.traced = 0
 
@@ -182,7 +186,7 @@ class _Planner:
         self.traced += 1
         planned = [choice, *usable]
         try:
-            plans = self._traced(_BATCHES, opened, sizes, offloads=[one.offloads for one in usable])
+            plans = self._plans(choice, opened, sizes, tuple(one.offloads for one in usable))
         except Exception as error:  # noqa: BLE001 - code of the user's model under a strategy that it may not support
             return [*(cell for one in planned for cell in _cells(one, sizes, reason=error_line(error))), *cells]
         self._know_state(plans[()])
@@ -190,6 +194,32 @@ class _Planner:
             found = plans[one.offloads if one.like is not None else ()]
             cells += [self._filled(*pair) for pair in zip(_cells(one, sizes), found, strict=True)]
         return cells
+
+    def _plans(
+        self, choice: Choice, opened: Project, sizes: Sequence[tuple[int, int]], offloads: tuple[tuple[str, ...], ...]
+    ) -> Mapping[tuple[str, ...], _Plans]:
+        """Returns the plans of a choice, by what is offloaded; those of the same one without recomputation are kept."""
+        if (shared := self._shared.pop((choice.title, offloads), None)) is not None:
+            return shared
+        other = choice.without_recomputation(self._choices)
+        if other is not None and self._is_shared(opened, other, sizes[0]):
+            # What fails for both may be right for one of them, which is then planned alone.
+            with suppress(Exception):
+                both = self._traced(_BOTH, opened, sizes, offloads=offloads)
+                if False in both:
+                    self._shared[other.title, offloads] = both[False]
+                recomputing: Mapping[tuple[str, ...], _Plans] = both[True]
+                return recomputing
+        found: Mapping[tuple[str, ...], _Plans] = self._traced(_BATCHES, opened, sizes, offloads=offloads)
+        return found
+
+    def _is_shared(self, opened: Project, other: Choice, size: tuple[int, int]) -> bool:
+        """Returns whether one trainer can be traced for a choice and for the same one without recomputation."""
+        project = self._projects.open(other, size)
+        return (
+            self._projects.differ_in_recomputation_only(opened, project)
+            and self._projects.refusal(project, other) is None
+        )
 
     def _traced(self, place: str, opened: Project, sizes: Sequence[tuple[int, int]], **more: Any) -> Any:
         module, function = place.split(":")

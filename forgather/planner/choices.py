@@ -6,7 +6,7 @@ select it. Whether a config may use a choice is not decided here: `fgcli check` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,6 +73,17 @@ class Choice:
     def recomputes(self) -> bool:
         """Whether the backward pass recomputes activations."""
         return bool(self.settings.get(RECOMPUTE))
+
+    def without_recomputation(self, others: Iterable[Choice]) -> Choice | None:
+        """Returns the choice that does the same without recomputation; None of one that keeps activations itself.
+
+        Args:
+            others: all choices.
+        """
+        if not self.recomputes:
+            return None
+        settings = {**self.settings, RECOMPUTE: False}
+        return next((one for one in others if one.settings == settings and one.trainer == self.trainer), None)
 
     def least_state(self, weights: int, gradients: int, optimizer: int) -> int:
         """Returns the least number of bytes that a process holds besides activations.

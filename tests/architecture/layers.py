@@ -268,12 +268,13 @@ generation:
     generation.server
 planner:
     planner planner.convolutions planner.devices_here planner.gpu_attention planner.library_kernels planner.operators planner.packed_weights planner.pipeline_step planner.processors_here planner.stage_metadata
-    planner.allocations planner.operations planner.real_integers planner.remembered_fakes
-    planner.calibration
+    planner.operations planner.remembered_fakes
+    planner.allocations planner.calibration planner.real_integers
+    planner.peaks
     planner.extrapolation planner.masked_rows planner.places planner.row_length planner.value_readings planner.window_shape
     planner.model_builders
     planner.engine_tensors planner.stage_parts planner.stored_state
-    planner.trace_facts planner.planned_batches
+    planner.fake_build planner.trace_facts planner.planned_batches
     planner.generation_trace planner.transformers_steps planner.untraceable
     planner.rank_recorder
     planner.masked_parts planner.stage_passes

@@ -15,6 +15,8 @@ from forgather.launch.choice_project import ChoiceProjects
 from forgather.launch.finding import VERIFIED, Found, Search, find
 from forgather.launch.planning import Device
 from forgather.launch.written_choice import refuse_writing, write_best
+from forgather.ml.planner import rank_trace
+from forgather.ml.planner.planned_batches import planned_batches
 from forgather.planner.choices import choices
 from forgather.planner.hardware import Hardware, hardware
 from forgather.project.literal import plain_value
@@ -135,6 +137,34 @@ def test_settings_that_are_computed_cannot_be_kept_and_are_refused(bench, name):
     with ChoiceProjects(project, 2) as projects, pytest.raises(PlanError, match=f"{name} is computed") as caught:
         projects.rows_per_update()
     assert "FG993" == caught.value.code
+
+
+def test_ways_with_and_without_recomputation_share_a_trainer(bench, monkeypatch):
+    built = []
+    monkeypatch.setattr(rank_trace, "planned_batches", lambda *given: built.append(given) or planned_batches(*given))
+    found = find(Project("tiny"), Search(gpus=1, nodes=1, device=BOX, rows=4))
+    # Three divisions of an update, in two ways: one trainer for all of them, and one for each way in the first places.
+    assert (6, 2) == (len(found.ranking), found.traced)
+    verified = {cell.title for cell in found.ranking if cell.is_verified}
+    assert len(built) == 1 + len(verified) == 3
+
+
+def test_a_trainer_is_shared_only_where_nothing_but_recomputation_differs(bench):
+    from forgather.planner.choices import choices
+
+    with ChoiceProjects(Project("tiny"), 2) as projects:
+        found = {one.title: one for one in choices(2, 1, projects.given)}
+        recomputed = found["FSDP2, recomputed"]
+        assert recomputed.without_recomputation(found.values()) is found["FSDP2 without recomputation"]
+        assert found["FSDP2 without recomputation"].without_recomputation(found.values()) is None
+        assert recomputed.without_recomputation([found["DDP without recomputation"]]) is None
+        opened = projects.open(recomputed, (1, 2))
+        for title, batch, is_shared in (
+            ("FSDP2 without recomputation", (1, 2), True),
+            ("FSDP2 without recomputation", (2, 1), False),
+            ("DDP without recomputation", (1, 2), False),
+        ):
+            assert is_shared == projects.differ_in_recomputation_only(opened, projects.open(found[title], batch))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ with all blocks of the model. Pipelines are not planned here: their stages are m
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -74,23 +75,52 @@ def plans_by_offload(
     """
     sized = _Sizes(make_trainer, batches, device_type)
     facts = _rank_0(world_size, local_world_size)
+    trace = functools.partial(depth_traces, sized.make_trainer, facts, device_type=device_type, offloads=offloads)
+    return sized.plans_by_offload(trace, facts=facts, offloads=offloads)
 
-    def trace(sizes: Sequence[tuple[int, int]]) -> list[DepthTraces]:
-        return depth_traces(sized.make_trainer, facts, _shapes(sizes), device_type=device_type, offloads=offloads)
 
-    traced = _Traced(trace, batches)
+def plans_by_recomputation(
+    make_trainer: MakeTrainer,
+    *,
+    world_size: int,
+    local_world_size: int,
+    batches: Sequence[tuple[int, int]],
+    device_type: str = "cpu",
+    offloads: Sequence[tuple[str, ...]] = (),
+) -> dict[bool, dict[tuple[str, ...], Plans]]:
+    """Returns `plans_by_offload` of a run that recomputes activations (True), and of the same one that keeps them.
 
-    def plans(parts: tuple[str, ...]) -> Plans:
-        return sized.plans(lambda batch: traced.of(*batch, parts), facts=facts, device_type=device_type)
+    One trainer is built for both, and for each depth of the model. For the arguments and errors see `plans_by_offload`.
 
-    return {parts: plans(parts) for parts in ((), *offloads)}
+    Returns:
+        The plans of both; only those of the first if one trainer cannot be traced for both, see `trace_shapes`.
+    """
+    sized = _Sizes(make_trainer, batches, device_type)
+    facts = _rank_0(world_size, local_world_size)
+    known: dict[WindowShape, DepthTraces] = {}
+
+    def trace(shapes: Sequence[WindowShape]) -> list[DepthTraces]:
+        if missing := [shape for shape in shapes if shape not in known]:
+            found = depth_traces(
+                sized.make_trainer, facts, missing, device_type=device_type, offloads=offloads, keeps_too=True
+            )
+            known.update(zip(missing, found, strict=True))
+        return [known[shape] for shape in shapes]
+
+    def trace_keeping(shapes: Sequence[WindowShape]) -> list[DepthTraces]:
+        return [one.keeping for one in trace(shapes) if one.keeping is not None]
+
+    recomputing = sized.plans_by_offload(trace, facts=facts, offloads=offloads)
+    if any(one.keeping is None for one in known.values()):
+        return {True: recomputing}
+    return {True: recomputing, False: sized.plans_by_offload(trace_keeping, facts=facts, offloads=offloads)}
 
 
 class _Traced:
     """The traces of the longest and of usual rows, from which those of all batches follow."""
 
     def __init__(
-        self, trace: Callable[[Sequence[tuple[int, int]]], list[DepthTraces]], batches: Sequence[tuple[int, int]]
+        self, trace: Callable[[Sequence[WindowShape]], list[DepthTraces]], batches: Sequence[tuple[int, int]]
     ) -> None:
         self._trace = trace
         self._longest: dict[tuple[int, int], DepthTraces] = {}
@@ -107,7 +137,7 @@ class _Traced:
                 self._add([(rows, 2) for rows in accumulated[2:-1]])
 
     def _add(self, sizes: Sequence[tuple[int, int]]) -> None:
-        found = self._trace(sizes)
+        found = self._trace(_shapes(sizes))
         self._longest.update(zip(sizes, found[: len(sizes)], strict=True))
         self._usual.update(zip(sizes, found[len(sizes) :], strict=True))
 
@@ -172,6 +202,21 @@ class _Sizes:
             except TrainingError as error:
                 self._refused[rows] = error
         return trainer
+
+    def plans_by_offload(
+        self,
+        trace: Callable[[Sequence[WindowShape]], list[DepthTraces]],
+        *,
+        facts: ProcessFacts,
+        offloads: Sequence[tuple[str, ...]],
+    ) -> dict[tuple[str, ...], Plans]:
+        """Returns the plans of all batches, by what is offloaded, from the traces of few of them."""
+        traced = _Traced(trace, self._batches)
+
+        def plans(parts: tuple[str, ...]) -> Plans:
+            return self.plans(lambda batch: traced.of(*batch, parts), facts=facts, device_type=self._device_type)
+
+        return {parts: plans(parts) for parts in ((), *offloads)}
 
     def plans(
         self,

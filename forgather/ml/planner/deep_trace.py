@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from forgather.launcher_env import ProcessFacts
@@ -39,8 +38,13 @@ class DepthTraces(NamedTuple):
         """Returns the traces of a run that offloads parts of its state; of no parts, these."""
         if not parts:
             return self
-        shallow = replace(self.shallow.offloaded[parts], whole=self.shallow.whole)
-        return DepthTraces(shallow, None if self.deeper is None else self.deeper.offloaded[parts])
+        return DepthTraces(self.shallow.offloaded[parts], None if self.deeper is None else self.deeper.offloaded[parts])
+
+    @property
+    def keeping(self) -> DepthTraces | None:
+        """The traces of the same run without recomputation; None if they were not asked for."""
+        shallow, deeper = self.shallow.keeping, None if self.deeper is None else self.deeper.keeping
+        return None if shallow is None else DepthTraces(shallow, deeper)
 
     @property
     def deep_facts(self) -> TraceFacts:
@@ -59,13 +63,21 @@ def depth_traces(
     relay: Relay | None = None,
     device_type: str = "cpu",
     offloads: Sequence[tuple[str, ...]] = (),
+    keeps_too: bool = False,
 ) -> list[DepthTraces]:
     """Returns the traces of a rank at the depths that are needed, for several sizes of its window.
 
     For the arguments see `trace_shapes`.
     """
     trace = functools.partial(
-        trace_shapes, make_trainer, facts, shapes, relay=relay, device_type=device_type, offloads=offloads
+        trace_shapes,
+        make_trainer,
+        facts,
+        shapes,
+        relay=relay,
+        device_type=device_type,
+        offloads=offloads,
+        keeps_too=keeps_too,
     )
     shallow = trace(depth=SHALLOW)
     if shallow[0].whole is None:

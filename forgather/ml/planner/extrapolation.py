@@ -17,7 +17,8 @@ from typing import Any
 from torch import nn
 
 from forgather.ml.activation_checkpointing import CONTAINERS
-from forgather.ml.planner.allocations import Peak, Region
+from forgather.ml.planner.allocations import Region
+from forgather.ml.planner.peaks import Peak
 
 SHALLOW, DEEPER = 3, 5
 """The two depths that are traced: the least at which the first two and the last two blocks are known."""

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forgather.launcher_env import ProcessFacts
-from forgather.ml.planner.allocations import HOST, Peak, Region
+from forgather.ml.planner.allocations import HOST, Region
 from forgather.ml.planner.deep_trace import deep_traces
 from forgather.ml.planner.generation_trace import GENERATION
+from forgather.ml.planner.peaks import Peak
 from forgather.ml.planner.places import BEFORE
 from forgather.ml.planner.rank_recorder import WORKSPACES
 from forgather.ml.planner.rank_trace import MakeTrainer, trace_rank, trace_shapes

@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forgather.ml.planner.allocations import Peak, Region
+from forgather.ml.planner.allocations import Region
 from forgather.ml.planner.memory import plan_of
 from forgather.ml.planner.pass_shape import IrregularPassError, added
+from forgather.ml.planner.peaks import Peak
 from forgather.ml.planner.rank_recorder import BATCH, COMMUNICATION, TEMPORARIES
 from forgather.ml.planner.schedule_replay import ALTERNATING, Action, Replayed, replayed
 from forgather.ml.planner.stage_family import (

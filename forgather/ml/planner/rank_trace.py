@@ -8,31 +8,30 @@ the second one: the first makes the optimizer's state. Nothing here imitates a s
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_iter
 
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.activation_checkpointing import repeated_blocks
 from forgather.ml.distributed.env import fake_world
 from forgather.ml.distributed.group import leaving_no_group
-from forgather.ml.planner.allocations import Allocation, Peak, Region, peaks
+from forgather.ml.planner.allocations import Allocation, Region
 from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, passes_to_settle, separate_engine
-from forgather.ml.planner.extrapolation import block_list, shorten
+from forgather.ml.planner.fake_build import FakeBuild
 from forgather.ml.planner.generation_trace import generate
 from forgather.ml.planner.gpu_attention import GpuAttention
 from forgather.ml.planner.library_kernels import kernel_notes
-from forgather.ml.planner.model_builders import building, loading_fakes, without_memory_for_models
+from forgather.ml.planner.model_builders import loading_fakes, without_memory_for_models
 from forgather.ml.planner.offload import Offload
 from forgather.ml.planner.operations import WorkCounter
 from forgather.ml.planner.packed_weights import other_models, parts_of
+from forgather.ml.planner.peaks import Peak, peaks
 from forgather.ml.planner.places import BEFORE, Places, noting_width
 from forgather.ml.planner.planned_batches import PlannedBatches, planned_batches
 from forgather.ml.planner.rank_recorder import (
@@ -57,13 +56,14 @@ from forgather.ml.planner.transformers_steps import TransformersSteps, planned_t
 from forgather.ml.planner.untraceable import formula_sizes, has_formula, naming_readings, untraceable
 from forgather.ml.planner.value_readings import ReadingZeros, keep_loss_scale, living_tensors, only_new_objects
 from forgather.ml.planner.window_shape import WindowShape
-from forgather.ml.strategy.base import Recipe, Strategy, build_strategy
-from forgather.ml.strategy.initial_weights import fill_with_fakes, shapes_only
-from forgather.ml.strategy.meta_model import move_to_meta
+from forgather.ml.strategy.base import build_strategy
+from forgather.ml.strategy.initial_weights import shapes_only
 from forgather.ml.trainer.divergence import window_with_divergence
 from forgather.ml.trainer.loop import loss_divisor
+from forgather.ml.trainer.model_setup import Step
 from forgather.ml.trainer.trainer import Trainer
 from forgather.ml.types import Window
+from forgather.planner.choices import RECOMPUTE
 from forgather.planner.memory_plan import GRADIENTS, OPTIMIZER, PARAMETERS
 
 Constructor = Callable[..., Any]
@@ -102,6 +102,7 @@ def trace_shapes(
     device_type: str = "cpu",
     offloads: Sequence[tuple[str, ...]] = (),
     cuts_depth: bool = False,
+    keeps_too: bool = False,
 ) -> list[RankTrace]:
     """Returns the traces of one rank for several sizes of its window, of one trainer that is built once.
 
@@ -117,6 +118,8 @@ def trace_shapes(
             case; optimizers of torch take another path on a GPU, and gloo, which sends between CPUs, copies messages.
         offloads: the parts of the state that other runs of the same strategy offload, for `RankTrace.offloaded`.
         cuts_depth: whether a model that is cut into pipeline stages is shortened as well; its cuts are for `depth`.
+        keeps_too: whether the same run without recomputation is traced as well, for `RankTrace.keeping`. Its traces
+            come first; then the model recomputes. ZeRO 3 cannot change from one to the other, and has none.
 
     Returns:
         A trace for each size; for a pipeline only the first one, because its stages are made for one size.
@@ -128,8 +131,8 @@ def trace_shapes(
         Exception: if the code of the model does not fit its settings.
     """
     fake = RememberingFakes(allow_non_fake_inputs=True)
-    sizes: list[int] = []
-    token = build_strategy.set(functools.partial(_build, fake=fake, depth=depth, sizes=sizes, cuts_depth=cuts_depth))
+    build = FakeBuild(fake, depth, cuts_depth=cuts_depth, holds_recomputation=keeps_too)
+    token = build_strategy.set(build)
     try:
         stages = contextlib.nullcontext() if relay is None else relayed(relay)
         world = leaving_no_group() if facts.world_size == 1 else fake_world(facts)
@@ -142,53 +145,15 @@ def trace_shapes(
                     trainer.strategy.build_optimizer()
                 choose_path(trainer.strategy, device_type)
                 keep_loss_scale(getattr(trainer.strategy, "precision", None))
-                whole = sizes[0] if sizes else None
                 if trainer.strategy.layout.pipeline_parallel_size > 1:
                     shapes = shapes[:1]
                 with _naming_readings(trainer, batches, shapes, has_whole_model=depth is None):
-                    traced = _traces(trainer, batches, shapes, fake, device_type, offloads)
-                return [replace(trace, whole=whole) for trace in traced]
+                    traced = _traces(trainer, batches, shapes, fake, device_type, offloads, build.recomputation)
+                return [trace.of_model_with(build.whole) for trace in traced]
     finally:
         build_strategy.reset(token)
         # Accelerate keeps the state of this strategy until the Python process ends.
         AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def _build(
-    strategy: Strategy,
-    recipe: Recipe,
-    *,
-    fake: FakeTensorMode,
-    depth: int | None,
-    sizes: list[int],
-    cuts_depth: bool,
-) -> None:
-    """Builds a strategy whose model is fake and shortened to a depth; for `sizes` see `_faked`."""
-    # The stages of a pipeline are cut at the names of blocks.
-    is_whole = cuts_depth or strategy.layout.pipeline_parallel_size == 1
-    make_fake = functools.partial(
-        _faked, recipe.make_model, strategy.topology.device, sizes, depth if is_whole else None
-    )
-    # The strategy also makes meshes, whose ranks are real.
-    with building(fake):
-        strategy.build(replace(recipe, make_model=make_fake, prepare=_without_compile(recipe)))
-
-
-def _faked(make_model: Callable[[], nn.Module], device: torch.device, sizes: list[int], depth: int | None) -> nn.Module:
-    """Returns the model with fake tensors on a device; adds the number of its blocks to `sizes` if it shortens it."""
-    model = make_model()
-    if depth is not None and (blocks := block_list(model)) is not None:
-        sizes.append(len(blocks))
-        shorten(model, depth)
-    if any(not isinstance(item, FakeTensor) or item.device != device for item in model.parameters()):
-        # The config built the model before the trace began, or its constructor reads values.
-        move_to_meta(model)
-        fill_with_fakes(model, device)
-    return model
-
-
-def _without_compile(recipe: Recipe) -> list[Callable[[nn.Module], None]]:
-    return [step for step in recipe.prepare if getattr(getattr(step, "func", step), "__name__", "") != "compile_model"]
 
 
 def choose_path(strategy: Any, device_type: str) -> None:
@@ -219,6 +184,7 @@ def _traces(
     fake: FakeTensorMode,
     device_type: str,
     offloads: Sequence[tuple[str, ...]],
+    recomputation: Sequence[Step],
 ) -> list[RankTrace]:
     strategy: Any = trainer.strategy
     local: nn.Module = getattr(strategy, "local", strategy.model)
@@ -232,21 +198,19 @@ def _traces(
         tensors = (item for item in tree_iter(sized.batches) if isinstance(item, Tensor))
         keys.append((shape.length, steps, *(item.shape for item in tensors)))
         windows.setdefault(keys[-1], (sized, steps))
-    # Evaluations come after all steps of a length: ZeRO 3 needs a step to learn the order of the modules again.
-    ends = {length: (length, *rest) for length, *rest in windows}
-    traced: dict[Any, RankTrace] = {}
     attention = GpuAttention(device_type)
     with places.followed(), noting_width(local, places.blocks, widths), ReadingZeros(local), attention:
         categorize = category_of(strategy, places, widths)
-        tracer = _Tracer(trainer, planned, places, fake, categorize, device_type, attention, offloads)
-        for key, (window, steps) in windows.items():
-            # The first step makes the optimizer's state.
-            if key[0] not in {length for length, *_ in traced}:
-                first = replace(window, batches=window.batches[:1] * passes_to_settle(strategy))
-                _step(trainer, first, places, WorkCounter(places.work_phase))
-            of_length = tracer._replace(planned=planned.at_length(key[0]))
-            traced[key] = of_length.trace(window, steps, evaluates=key == ends[key[0]])
-    return [traced[key].with_evaluation_of(traced[ends[key[0]]]) for key in keys]
+        tracer = _Tracer(trainer, planned, places, fake, categorize, device_type, attention, offloads, {})
+        settling = passes_to_settle(strategy)
+        if not recomputation:
+            return tracer.traces(windows, keys, settling)
+        keeping = tracer._replace(settings={RECOMPUTE: False}).traces(windows, keys, settling)
+        for step in recomputation:
+            step(strategy.model)
+        # The optimizer has its state.
+        recomputing = tracer.traces(windows, keys, 0)
+    return [replace(one, keeping=kept) for one, kept in zip(recomputing, keeping, strict=True)]
 
 
 @contextlib.contextmanager
@@ -282,6 +246,29 @@ class _Tracer(NamedTuple):
     device_type: str
     attention: GpuAttention
     offloads: Sequence[tuple[str, ...]]
+    settings: Mapping[str, Any]
+
+    def traces(
+        self, windows: Mapping[Any, tuple[Window, float]], keys: Sequence[Any], settling: int
+    ) -> list[RankTrace]:
+        """Returns the traces of windows.
+
+        Args:
+            windows: the windows with their numbers of micro-batches, by keys that begin with the length of the rows.
+            keys: the key of each trace.
+            settling: the number of micro-batches of a first step for each length, which makes the optimizer's state;
+                0 for no such step.
+        """
+        # Evaluations come after all steps of a length: ZeRO 3 needs a step to learn the order of the modules again.
+        ends = {length: (length, *rest) for length, *rest in windows}
+        traced: dict[Any, RankTrace] = {}
+        for key, (window, steps) in windows.items():
+            if settling and key[0] not in {length for length, *_ in traced}:
+                first = replace(window, batches=window.batches[:1] * settling)
+                _step(self.trainer, first, self.places, WorkCounter(self.places.work_phase))
+            of_length = self._replace(planned=self.planned.at_length(key[0]))
+            traced[key] = of_length.trace(window, steps, evaluates=key == ends[key[0]])
+        return [traced[key].with_evaluation_of(traced[ends[key[0]]]) for key in keys]
 
     def trace(self, window: Window, accumulation: float, *, evaluates: bool) -> RankTrace:
         """Returns the trace of a step, and of what comes between two steps if it is asked for."""
@@ -311,7 +298,8 @@ class _Tracer(NamedTuple):
         notes = [*self.planned.notes, *kernel_notes(local, strategy.optimizer, self.device_type)]
         notes += self.attention.notes()
         facts = facts_of(trainer, window, local, notes, recorder.convolution_bytes)
-        facts = replace(facts, most_rows=self.planned.most_rows)
+        settings = {**facts.settings, **self.settings}
+        facts = replace(facts, most_rows=self.planned.most_rows, settings=settings)
         first, *others = (
             RankTrace(
                 num_blocks=len(places.blocks),

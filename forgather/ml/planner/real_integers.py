@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from forgather.ml.planner.operators import DEVICE_OF, EagerMode, has_dtensor, leaves, tensors_in
+from forgather.ml.planner.remembered_fakes import run_below
 
 _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _FEW_ELEMENTS = 2**10
@@ -42,7 +43,7 @@ class RealIntegers(EagerMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if FakeTensor in types and func.overloadpacket not in _INDEXING:
             # Most operators take a fake tensor: nothing of them is real.
-            return func(*args, **kwargs)
+            return run_below(func, types, args, kwargs)
         if func.overloadpacket in _INDEXING:
             args = (args[0], _positions(args[1]), *args[2:])
         values = [*leaves((args, kwargs))]

@@ -13,13 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from forgather.ml.planner.allocations import HOST, Allocation, Peak, Region, peaks
+import numpy as np
+
+from forgather.ml.planner.allocations import HOST, Allocation, Region
 from forgather.ml.planner.deep_trace import DepthTraces
 from forgather.ml.planner.extrapolation import extrapolated
-from forgather.ml.planner.rank_recorder import TEMPORARIES
+from forgather.ml.planner.peaks import Peak
 from forgather.ml.planner.saving_rows import saving_rows
 from forgather.ml.planner.trace_result import RankTrace
 from forgather.planner.work import Message, Operation, work_on_line
+
+_MOST_OF_64_BITS = 2**62
+"""Sums of larger terms are computed with the whole numbers of Python."""
 
 
 def peak_at(points: Mapping[int, DepthTraces], size: int) -> int:
@@ -46,8 +51,8 @@ def runs_one_program(points: Mapping[int, DepthTraces]) -> bool:
     """
     first, *others = points.values()
     return all(
-        _is_one_program(first.shallow, one.shallow)
-        and (first.deeper is None or one.deeper is None or _is_one_program(first.deeper, one.deeper))
+        first.shallow.runs_program_of(one.shallow)
+        and (first.deeper is None or one.deeper is None or first.deeper.runs_program_of(one.deeper))
         for one in others
     )
 
@@ -99,26 +104,32 @@ def _peaks(points: Mapping[int, RankTrace], size: int) -> Mapping[Region, Peak]:
     weights, divisor = _weights(sorted(points), size)
     first, *others = traces = [points[one] for one in sorted(points)]
 
-    def line(values: Sequence[int]) -> int:
+    def line(values: Sequence[Any]) -> Any:
         return sum(weight * value for weight, value in zip(weights, values, strict=True)) // divisor
 
     common = [at for at in first.peaks if all(at in one.peaks for one in others)]
     between = {at: _on_line([one.peaks[at] for one in traces], line) for at in common}
-    if all(_is_one_program(first, one) for one in others):
-        sized = [
-            replace(
-                alike[0],
-                num_bytes=line([one.num_bytes for one in alike]),
-                shape=_shape([one.shape for one in alike], line),
-            )
-            for alike in zip(*map(_in_order, traces), strict=True)
-        ]
-        return {**between, **peaks(sized, lambda item: item.category or TEMPORARIES)}
-    # Other operators ran: the peaks of the regions are the best that is known, and the trace of the answer decides.
-    return between
+    if not all(first.runs_program_of(one) for one in others):
+        # Other operators ran: the peaks of the regions are the best that is known, and the trace of the answer decides.
+        return between
+
+    def sized(place: int) -> Allocation:
+        alike = [one.in_order[place] for one in traces]
+        return replace(
+            alike[0], num_bytes=line([one.num_bytes for one in alike]), shape=_shape([one.shape for one in alike], line)
+        )
+
+    sizes = _exact([one.timeline.sizes for one in traces], weights)
+    return {**between, **first.timeline.peaks(line(sizes), sized)}
 
 
-def _shape(shapes: Sequence[tuple[int, ...]], line: Callable[[Sequence[int]], int]) -> tuple[int, ...]:
+def _exact(sizes: Sequence[np.ndarray], weights: Sequence[int]) -> Sequence[np.ndarray]:
+    """Returns the sizes as whole numbers of a type in which weighted sums of all of them are exact."""
+    largest = sum(abs(weight) * int(one.max(initial=0)) for weight, one in zip(weights, sizes, strict=True))
+    return sizes if largest * len(sizes[0]) < _MOST_OF_64_BITS else [one.astype(object) for one in sizes]
+
+
+def _shape(shapes: Sequence[tuple[int, ...]], line: Callable[[Sequence[Any]], Any]) -> tuple[int, ...]:
     if len({len(shape) for shape in shapes}) > 1:
         # Those of before the step have an order of their own.
         return shapes[0]
@@ -139,25 +150,10 @@ def _weights(sizes: Sequence[int], size: int) -> tuple[list[int], int]:
     ], divisor
 
 
-def _on_line(found: Sequence[Peak], line: Callable[[Sequence[int]], int]) -> Peak:
+def _on_line(found: Sequence[Peak], line: Callable[[Sequence[Any]], Any]) -> Peak:
     names = {name: None for one in found for name in one.categories}
     return Peak(
         line([one.num_bytes for one in found]),
         {name: line([one.categories.get(name, 0) for one in found]) for name in names},
         made_by=found[0].made_by,
     )
-
-
-def _is_one_program(one: RankTrace, other: RankTrace) -> bool:
-    return [_program(item) for item in _in_order(one)] == [_program(item) for item in _in_order(other)]
-
-
-def _in_order(trace: RankTrace) -> list[Allocation]:
-    """Returns the allocations of a trace in the order of their birth; what existed before by its death and its use."""
-    return sorted(
-        trace.allocations, key=lambda item: (item.born, item.died or math.inf, item.category or "", item.num_bytes)
-    )
-
-
-def _program(item: Allocation) -> tuple[Any, ...]:
-    return item.born, item.died, item.region, item.operation, item.category

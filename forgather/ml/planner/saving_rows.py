@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forgather.ml.planner.allocations import Peak, Region
+from forgather.ml.planner.allocations import Region
 from forgather.ml.planner.offload import BUFFERS
+from forgather.ml.planner.peaks import Peak
 from forgather.ml.planner.trace_facts import TraceFacts
 from forgather.planner.memory_plan import OPTIMIZER, PARAMETERS, MemoryRow, Source
 

@@ -13,7 +13,8 @@ import bisect
 from collections import Counter
 from collections.abc import Sequence
 
-from forgather.ml.planner.allocations import Allocation, Peak
+from forgather.ml.planner.allocations import Allocation
+from forgather.ml.planner.peaks import Peak
 from forgather.ml.planner.stage_parts import StageParts
 from forgather.ml.planner.trace_result import RankTrace
 from forgather.ml.strategy.pipeline.bubble_simulation import actions_of

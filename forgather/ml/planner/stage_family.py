@@ -19,9 +19,10 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from forgather.launcher_env import ProcessFacts
-from forgather.ml.planner.allocations import Peak, Region
+from forgather.ml.planner.allocations import Region
 from forgather.ml.planner.masked_parts import masked_parts
 from forgather.ml.planner.pass_shape import DEPTH, IrregularPassError, PassShape, Span, added, shapes_of
+from forgather.ml.planner.peaks import Peak
 from forgather.ml.planner.rank_recorder import BATCH, COMMUNICATION, TEMPORARIES
 from forgather.ml.planner.rank_trace import MakeTrainer, trace_rank
 from forgather.ml.planner.stage_metadata import Relay

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from forgather.ml.planner.operators import DEVICE_OF, EagerMode, has_dtensor
+from forgather.ml.planner.remembered_fakes import run_below
 
 
 class ReadingZeros(EagerMode):
@@ -62,7 +63,7 @@ class ReadingZeros(EagerMode):
         if has_dtensor(tuple(types)):
             return NotImplemented
         if func is not torch.ops.aten._local_scalar_dense.default or self._depth > 0:
-            return func(*args, **(kwargs or {}))
+            return run_below(func, types, args, kwargs or {})
         if not isinstance(args[0], FakeTensor):
             with unset_fake_temporarily():
                 return func(*args)

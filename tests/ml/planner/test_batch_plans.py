@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from forgather.ml.planner.batch_plans import full_plans, plan_batches, plans_by_offload
+from forgather.ml.planner.batch_plans import full_plans, plan_batches, plans_by_offload, plans_by_recomputation
+from forgather.ml.planner.extrapolation import DEEPER
 from forgather.ml.planner.memory import plan_run
 from forgather.planner.efficiency import Efficiency
 from forgather.planner.hardware import hardware
@@ -75,6 +76,49 @@ def test_plans_of_batches_equal_plans_of_their_own(cell, batches, tmp_path):
             plan["settings"]["per_device_train_batch_size"],
             plan["settings"]["gradient_accumulation_steps"],
         )
+
+
+OF_BOTH = [
+    (Cell("DDP", 2, "AccelTrainer", layers=7), True),
+    (Cell("FSDP2", 2, "AccelTrainer", {"fsdp": "full_shard", "bf16": True}, layers=7), True),
+    (Cell("FSDP2, not resharded", 2, "AccelTrainer", {"fsdp": "shard_grad_op"}, layers=7), True),
+    (Cell("tensor", 2, "AccelTrainer", {"tensor_parallel_size": 2}, layers=7), True),
+    (Cell("tensor, FSDP2", 4, "AccelTrainer", {"tensor_parallel_size": 2, "fsdp": "full_shard"}, layers=7), True),
+    (Cell("LoRA", adapter=True), True),
+    (Cell("own module", model="own"), True),
+    *(
+        (Cell(f"ZeRO {stage}", 2, "AccelTrainer", {"deepspeed": {"zero_optimization": {"stage": stage}}}), stage < 3)
+        for stage in (1, 2, 3)
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("cell", "is_shared"),
+    [(Cell("single", layers=6), True), *(pytest.param(*one, marks=pytest.mark.matrix) for one in OF_BOTH)],
+    ids=str,
+)
+def test_one_trainer_is_traced_with_and_without_recomputation(cell, is_shared, tmp_path):
+    """Plans are equal to those of two trainers; ZeRO 3 learns the order of modules once, and needs its own."""
+    sizes = {"world_size": cell.world_size, "local_world_size": cell.world_size, "device_type": "cuda"}
+    batches = [(1, 6), (3, 2), (6, 1)]
+    built = []
+
+    def make(recomputes, hook):
+        built.append(recomputes)
+        own = replace(cell, args={**cell.args, "gradient_checkpointing": recomputes})
+        return make_trainer(own, tmp_path, hook)
+
+    found = plans_by_recomputation(functools.partial(make, True), **sizes, batches=batches)
+    assert len(built) == (2 if cell.layers > DEEPER else 1)
+    assert [True, False][: len(found)] == [*found]
+    assert is_shared == (False in found)
+    for recomputes, plans in found.items():
+        expected = plans_by_offload(functools.partial(make, recomputes), **sizes, batches=batches)
+        assert expected == plans
+    # The control: recomputation changes the plan.
+    peaks = [max(one["num_bytes"] for one in plans[()][0][0]["ranks"][0]["phases"]) for plans in found.values()]
+    assert len(peaks) == 1 or peaks[0] < peaks[1]
 
 
 STATE = ("parameters", "gradients", "optimizer")

@@ -5,9 +5,10 @@ import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
-from forgather.ml.planner.allocations import Region, peaks
+from forgather.ml.planner.allocations import Region
 from forgather.ml.planner.convolutions import BACKWARD, FORWARD, workspace_of
 from forgather.ml.planner.operations import WorkCounter
+from forgather.ml.planner.peaks import peaks
 from forgather.ml.planner.rank_recorder import WORKSPACES, RankRecorder
 from tests.ml.planner.live_bytes import _events
 

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from forgather.ml.planner import library_kernels
-from forgather.ml.planner.allocations import Region, peaks
+from forgather.ml.planner.allocations import Region
 from forgather.ml.planner.library_kernels import kernel_notes, kernel_of
 from forgather.ml.planner.operations import WorkCounter
+from forgather.ml.planner.peaks import peaks
 from forgather.ml.planner.rank_recorder import TEMPORARIES, RankRecorder
 
 LIBRARY = torch.library.Library("forgather_tests", "FRAGMENT")

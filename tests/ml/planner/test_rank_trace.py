@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from forgather.ml.planner.allocations import Allocation, Moment, Peak, Region
+from forgather.ml.planner.allocations import Allocation, Region
 from forgather.ml.planner.extrapolation import DEEPER, SHALLOW, extrapolated, extrapolated_work
+from forgather.ml.planner.peaks import Moment, Peak
 from tests.ml.planner.cells import FULL, ONE_ROW, QUICK, Cell, measured, traced
 from tests.ml.planner.model_cells import CELLS
 
@@ -107,11 +108,8 @@ def test_no_part_of_a_drawn_peak_is_below_zero():
 def test_a_peak_that_another_operator_makes_at_the_other_depth_is_drawn_by_its_own_line():
     at = Region("forward", 0)
     layers, logits = (Allocation(1, 1, at, name, (1,), torch.float32) for name in ("layers", "logits"))
-    low = Peak.of(
-        [Moment(layers, 14, {"kept": 12, "held": 2}), Moment(logits, 13, {"kept": 3, "logits": 8, "held": 2})]
-    )
-    high = Peak.of(
-        [Moment(layers, 18, {"kept": 16, "held": 2}), Moment(logits, 19, {"kept": 9, "logits": 8, "held": 2})]
-    )
+    low_course = [Moment(layers, 14, {"kept": 12, "held": 2}), Moment(logits, 13, {"kept": 3, "logits": 8, "held": 2})]
+    low = Peak(14, low_course[0].categories, str(layers), low_course)
+    high = Peak(19, {"kept": 9, "logits": 8, "held": 2}, str(logits))
     found = extrapolated({at: low}, {at: high}, 20)[at]
     assert (64, {"kept": 54, "logits": 8, "held": 2}) == (found.num_bytes, found.categories)

@@ -1,12 +1,15 @@
 """Operators that are remembered give what torch's own mode of fake tensors gives, each time."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from forgather.ml.planner import remembered_fakes
-from forgather.ml.planner.remembered_fakes import RememberingFakes
+from forgather.ml.planner.operators import EagerMode
+from forgather.ml.planner.remembered_fakes import RememberingFakes, run_below
 
 ATEN = torch.ops.aten
 
@@ -68,12 +71,13 @@ def facts(result, given):
     return (
         *(result.dtype, tuple(result.shape), result.stride(), result.storage_offset(), result.device),
         *(memory.nbytes(), memory._cdata == given.untyped_storage()._cdata, result is given, result.is_conj()),
-        str(torch._C._dispatch_key_set(result)),
+        *(str(torch._C._dispatch_key_set(result)), result.requires_grad),
+        {name: value for name, value in vars(result).items() if name != "fake_mode"},
     )
 
 
-def results(mode, name):
-    with mode(allow_non_fake_inputs=True):
+def results(mode, name, above=contextlib.nullcontext):
+    with mode(allow_non_fake_inputs=True), above():
         found = []
         for shape in ((4, 6), (4, 6), (4, 8), (4, 6)):
             given = one(*shape) if name != "unsafe view" else one(4, 6)
@@ -84,6 +88,42 @@ def results(mode, name):
 @pytest.mark.parametrize("name", CALLS)
 def test_results_are_those_of_torch(name):
     assert results(RememberingFakes, name) == results(FakeTensorMode, name)
+
+
+class Above(EagerMode):
+    """A mode above that of fake tensors, as those of a trace are."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return run_below(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_results_for_a_mode_above_are_those_of_torch(name):
+    """The first run may fill what is remembered, the second one finds it."""
+    expected = results(FakeTensorMode, name)
+    assert results(RememberingFakes, name, Above) == expected
+    assert results(RememberingFakes, name, Above) == expected
+
+
+def test_a_mode_above_asks_no_other_mode_for_known_results_of_fake_tensors():
+    """Modes in between still get what has no fake tensor, or is new."""
+    asked = []
+
+    class Between(EagerMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            asked.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with RememberingFakes(), Between(), Above():
+        given = one(3, 5, 7)
+        given + given
+        asked.clear()
+        given + given
+        assert asked == []
+        one(3, 5, 7)
+        given.new_empty(11, 13) + 1
+        assert asked[0] is ATEN.empty.memory_format
+        assert asked[-1] is ATEN.add.Tensor
 
 
 def test_most_operators_of_a_model_are_remembered(monkeypatch):
@@ -105,6 +145,42 @@ def test_a_changed_default_type_is_seen():
             assert (torch.float32, torch.float64) == (single, (numbers / 2).dtype)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_numbers_decide_results_of_new_tensors_but_not_of_what_is_written_in_place(monkeypatch):
+    known = {}
+    monkeypatch.setattr(remembered_fakes, "_recipes", known)
+    with RememberingFakes():
+        given, numbers = one(4), one(3, dtype=torch.int64)
+        for value in (0.5, 0.25):
+            torch._foreach_addcdiv_([given], [one(4)], [one(4)], [value])
+            given.mul_(value)
+        in_place = sum(
+            key[0] in (ATEN._foreach_addcdiv_.ScalarList, ATEN.mul_.Scalar, ATEN.mul_.Tensor) for key in known
+        )
+        assert in_place == 2
+        # The type of a number decides still, and so does its value where it may be a size.
+        assert [(numbers * 2).dtype, (numbers * 2.0).dtype] == [torch.int64, torch.float32]
+        assert [3, 5] == [len(torch.arange(0.0, end)) for end in (3.0, 5.0)]
+
+
+def sharded(x):
+    """Gathers and reduces as FSDP2 does, into memory of other sizes for each size of a weight."""
+    ops, world, size = torch.ops.fsdp, 2, x.numel()
+    gathered = ops.all_gather_copy_in([x.view(-1)], one(world * size), [size], size, 1)
+    parts = [one(world, size)]
+    ops.split_with_sizes_copy(gathered[1].view(world, -1), [size], dim=1, out=parts)
+    sent = one(world, size)
+    ops.chunk_cat([one(world * size)], dim=0, num_chunks=world, out=sent)
+    return [*gathered, *parts, sent]
+
+
+def test_messages_of_shards_are_those_of_torch(monkeypatch):
+    monkeypatch.setattr(remembered_fakes, "_recipes", known := {})
+    monkeypatch.setitem(CALLS, "sharded", sharded)
+    assert results(RememberingFakes, "sharded") == results(FakeTensorMode, "sharded")
+    remembered = {key[0].namespace for key, recipe in known.items() if recipe is not None}
+    assert "fsdp" in remembered
 
 
 def test_known_values_stay_known():
