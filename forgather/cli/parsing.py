@@ -62,6 +62,7 @@ _GROUPS = {
         "sweep": "run a config many times with other values",
         "queue": "let runs wait until a place is free",
         "runs": "list runs, with filters and the values that differ; label, archive and remove them",
+        "watch": "show runs while they go on, in the terminal or in a browser",
     },
     ("verify", "fgcli check --all"): {
         "check": "find every error that can be found without running anything",
