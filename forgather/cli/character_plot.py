@@ -58,9 +58,7 @@ def plot_lines(
     grid = _Grid(columns, height, is_braille=is_braille)
     first, last = min(steps), max(steps)
     for number, curve in enumerate(curves):
-        grid.draw(
-            [((step - first) / max(1, last - first), scale.share(value)) for step, value in curve.points], number
-        )
+        grid.draw([((step - first) / max(1, last - first), scale.share(value)) for step, value in curve.points], number)
     every = max(1, (height - 1) // 3)
     lines = []
     for row in range(height):

@@ -58,7 +58,8 @@ class GrowingFile:
                 state = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
                 if state == self._state or not stat.S_ISREG(facts.st_mode):
                     return False
-                is_other = not self._goes_on(descriptor, state)
+                # A file that was rewritten, even if it is longer now, has other bytes where the last line was.
+                is_other = self._pread(descriptor, len(self._mark), self._offset - len(self._mark)) != self._mark
                 if is_other:
                     self._begin_again()
                 has_read = self._read(descriptor)
@@ -67,12 +68,6 @@ class GrowingFile:
             finally:
                 os.close(descriptor)
         return False
-
-    def _goes_on(self, descriptor: int, state: tuple[int, int, int]) -> bool:
-        """Returns whether the file still begins with what was read."""
-        if self._state is None or self._state[0] != state[0] or state[1] < self._offset:
-            return self._offset == 0
-        return self._pread(descriptor, len(self._mark), self._offset - len(self._mark)) == self._mark
 
     def _begin_again(self) -> None:
         self._offset, self._mark, self._is_within_long_line, self.num_damaged = 0, b"", False, 0

@@ -5,7 +5,6 @@ The input is a run folder; each update reads what has changed in it. The memory 
 
 from __future__ import annotations
 
-import math
 import os
 from collections import deque
 from collections.abc import Mapping
@@ -26,6 +25,8 @@ MAX_METRICS, MAX_EVENTS = 200, 50
 _NUM_RECENT = 40
 """The number of log lines from which the speed follows."""
 _LONGEST_TEXT = 300
+_LATEST = 1e11
+"""Units: seconds since 1970. A later time is damage."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class LiveRun:
         has_new = self._file.update()
         found = summary_of(self.folder, self._facts, now)
         steps = [step for step in (found.step, self._last_step) if step is not None]
-        metrics = found.metrics | {name: curve.last for name, curve in self.curves.items()}
+        metrics = {**found.metrics, **{name: curve.last for name, curve in self.curves.items()}}
         self.summary = replace(found, step=max(steps, default=None), metrics=metrics, best=self.best())
         shown = (found.status, found.cause, self.summary.step, found.max_steps)
         if not has_new and shown == self._shown:
@@ -176,8 +177,8 @@ class LiveRun:
         if step is None:
             return
         self._last_step = step
-        at = record.get("time")
-        if type(at) in (int, float) and math.isfinite(at):
+        at: Any = record.get("time")
+        if type(at) in (int, float) and 0 < at < _LATEST:
             if self._recent and step < self._recent[-1][0]:
                 self._recent.clear()
             if not self._recent or step > self._recent[-1][0]:

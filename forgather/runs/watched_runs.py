@@ -1,7 +1,7 @@
 """The runs that are being watched: single ones, or those below a folder, where new ones appear.
 
 The input is run folders and folders; the output is a `LiveRun` for each run that goes on, and a `RunSummary` for each
-run that had ended before. A run that ends while it is being watched is kept. The number of curves in memory has a limit.
+run that had ended before. A run that ends while it is being watched stays. The number of runs with curves is limited.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ class WatchedRuns:
         without = FoundRun(found.folder, {name: state for name, state in found.files.items() if name != METRICS})
         summary = summary_of(found.folder, read_facts(without), now)
         if summary.status is not None and summary.status.is_live and self._has_room():
-            self.live[found.folder] = LiveRun(found.folder)
+            run = self.live[found.folder] = LiveRun(found.folder)
+            run.update(now, self.version)
             self.ended.pop(found.folder, None)
             return True
         self._known[found.folder] = found.files

@@ -25,11 +25,11 @@ from forgather.sweeps.journal import JOURNAL, read_history
 from forgather.sweeps.spec import Goal
 
 DESCRIPTION = """Show runs while they go on: curves, speed, time left, memory, metrics, anomalies. What a run logs is
-visible within two seconds, and only what is new is read. RUN is the path of a run folder, a part of a name that only one
-run has, or 'last'; the default is the newest run that goes on below this folder. Of a FOLDER, all runs that go on are
-shown, and new ones as they start; of the folder of a sweep, all trials, the best first.
-The command ends with the last RUN, and its exit status says how: 0 finished, 1 failed, 3 killed or unknown, 4 interrupted.
-With a FOLDER it goes on until Ctrl-C. The runs do not notice that they are watched."""
+visible within two seconds, and only what is new is read. RUN is the path of a run folder, a part of a name that only
+one run has, or 'last'; the default is the newest run that goes on below this folder. Of a FOLDER, all runs that go on
+are shown, and new ones as they start; of the folder of a sweep, all trials, the best first. The command ends with the
+last RUN, and its exit status says how that ended: 0 finished, 1 failed, 3 killed or unknown, 4 interrupted. With a
+FOLDER, and with --serve, it goes on until Ctrl-C."""
 EXAMPLES = """examples:
   fgcli watch                                    the newest run that goes on
   fgcli watch output_models                      all runs below a folder, and those that start
@@ -62,7 +62,7 @@ def run(invocation: Invocation) -> int:
         what = "is no port" if options.serve else "is given without --serve"
         raise ProjectError(f"--port {options.port} {what}", code="FG551", hint="--serve --port 8000, or any free port")
     if options.serve and (options.once or options.json):
-        raise ProjectError("--serve goes with neither --once nor --json", code="FG552", hint="leave one of them out")
+        raise ProjectError("--serve goes with neither --once nor --json", code="FG551", hint="leave one of them out")
     watched = _watched(options.targets, invocation.options.project or os.curdir)
     watched.update()
     if options.serve:
@@ -92,7 +92,9 @@ def _watched(targets: list[str], top: str) -> WatchedRuns:
                 code="FG550",
                 hint="'fgcli train' makes one; 'fgcli watch .' waits for it",
             )
-        return WatchedRuns([next((run for run in runs if run.status is not None and run.status.is_live), runs[0]).folder])
+        return WatchedRuns(
+            [next((run for run in runs if run.status is not None and run.status.is_live), runs[0]).folder]
+        )
     tops = [word for word in targets if _is_folder_of_runs(word)]
     named = [run.folder for run in choose_runs([word for word in targets if word not in tops], top)]
     return WatchedRuns(named, tops, _ranking(tops))

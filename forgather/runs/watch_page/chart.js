@@ -59,6 +59,7 @@ function drawChart(figure, curves, height) {
   const y = value => bottom - axis.share(value) * (bottom - top);
   pen.textBaseline = "middle";
   pen.textAlign = "right";
+  pen.lineWidth = 1;
   for (const mark of axis.marks) {
     pen.strokeStyle = color("--line");
     pen.beginPath(); pen.moveTo(left, Math.round(y(mark)) + 0.5); pen.lineTo(right, Math.round(y(mark)) + 0.5); pen.stroke();

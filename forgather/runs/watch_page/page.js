@@ -21,7 +21,7 @@ function say(element, text) {
 const count = value => (value == null ? "–" : value.toLocaleString("en"));
 function duration(seconds) {
   if (seconds == null) return "–";
-  if (seconds < 60) return seconds.toFixed(seconds < 10 ? 1 : 0) + " s";
+  if (seconds < 60) return Number(seconds.toPrecision(seconds < 10 ? 2 : 3)) + " s";
   const minutes = Math.round(seconds / 60);
   if (minutes < 60) return minutes + " min";
   return minutes < 2880 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${(minutes / 1440).toFixed(1)} d`;
@@ -64,8 +64,13 @@ function plot(figure, run, names, height) {
   const legend = figure.querySelector(".legend");
   if (names.length > 1 && legend.childElementCount !== names.length)
     legend.replaceChildren(...names.map((name, at) => make("span", "", make("i", "k" + at % 5), name)));
-  drawChart(figure, names.map(name => ({ name, points: run.curves.get(name) })), height);
+  const curves = names.map(name => ({ name, points: inUnit(name, run.curves.get(name)) }));
+  drawChart(figure, curves, height);
 }
+
+const inUnit = (name, points) => !name.endsWith("_bytes") ? points
+  : points.map(([step, ...values]) => [step, ...values.map(value => typeof value === "number" ? value / 2 ** 30 : value)]);
+const titleOf = name => name.replace(/_bytes$/, " (GiB)").replaceAll("_", " ");
 
 function cardOf(folder) {
   const parts = {
@@ -138,7 +143,7 @@ function showEvents(parts, run, isWhole) {
       make("li", "", make("b", "", (event.step == null ? "" : `step ${count(event.step)} · `) + event.kind), " ", event.text)));
   }
   parts.happened.hidden = !shown.length;
-  if (isWhole) { parts.happened.append(parts.events); parts.whole.append(parts.happened); }
+  if (isWhole) { parts.happened.append(parts.events); parts.card.after(parts.happened); }
   else { parts.happened.remove(); parts.card.append(parts.events); }
 }
 
@@ -146,31 +151,39 @@ function showOthers(parts, run, shown, isWhole) {
   const names = isWhole ? [...run.curves.keys()].filter(name => !shown.includes(name) && !/_runtime$/.test(name)).slice(0, 24) : [];
   for (const name of names) {
     if (parts.figures.has(name)) continue;
-    const figure = figureOf(name.replaceAll("_", " "));
+    const figure = figureOf(titleOf(name));
     parts.figures.set(name, figure);
     parts.charts.append(make("section", "card", figure));
   }
   parts.others = names;
-  isWhole && names.length ? parts.happened.isConnected ? parts.happened.before(parts.charts) : parts.whole.append(parts.charts) : parts.charts.remove();
+  isWhole && names.length ? parts.whole.append(parts.charts) : parts.charts.remove();
 }
 
 function labelOf(facts) {
+  if (metric !== null)
+    return [facts.output, ...paths().filter(path => path in facts.changes).map(path => `${endOf(path)} ${facts.changes[path]}`)].join(" · ");
   const others = [...runs.values()].filter(other => other.facts.name === facts.name);
-  return metric !== null || others.length > 1 ? `${facts.output} / ${facts.name}` : facts.name;
+  return others.length > 1 ? `${facts.output} / ${facts.name}` : facts.name;
+}
+const endOf = path => path.split(".").pop();
+
+// The values of the config that differ between the runs.
+function paths() {
+  const all = order.map(folder => runs.get(folder).facts);
+  return [...new Set(all.flatMap(facts => Object.keys(facts.changes)))]
+    .filter(path => new Set(all.map(facts => facts.changes[path])).size > 1).slice(0, 5);
 }
 
 function showTable() {
-  const all = order.map(folder => runs.get(folder).facts);
-  const paths = [...new Set(all.flatMap(facts => Object.keys(facts.changes)))]
-    .filter(path => new Set(all.map(facts => facts.changes[path])).size > 1).slice(0, 5);
+  const all = order.map(folder => runs.get(folder).facts), shown = paths();
   const cell = (tag, content) => make(tag, "", content);
-  const head = make("tr", "", ...["run", "status", "step", `best ${metric}`, ...paths.map(path => path.split(".").pop())].map(text => cell("th", text)));
+  const head = make("tr", "", ...["run", "status", "step", `best ${metric}`, ...shown.map(endOf)].map(text => cell("th", text)));
   const rows = all.slice(0, 200).map((facts, at) => {
     const name = runs.get(facts.folder).curves.size ? make("a", "", facts.output) : facts.output;
     if (name.href !== undefined) name.href = "#" + encodeURIComponent(facts.folder);
     const row = make("tr", at === 0 && facts.best ? "best" : "", cell("td", name), cell("td", make("span", statusOf(facts), statusOf(facts))),
       cell("td", count(facts.step) + (facts.max_steps ? ` / ${count(facts.max_steps)}` : "")), cell("td", facts.best ? formatNumber(facts.best.value) : "–"),
-      ...paths.map(path => cell("td", facts.changes[path] || "–")));
+      ...shown.map(path => cell("td", facts.changes[path] || "–")));
     return row;
   });
   const key = JSON.stringify(all.map(facts => [facts.folder, facts.status, facts.step, facts.best]));
