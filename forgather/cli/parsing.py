@@ -64,6 +64,7 @@ _GROUPS = {
         "runs": "list runs, with filters and the values that differ; label, archive and remove them",
         "control": "pause, resume, save, stop or change a run that goes on",
         "compare": "compare runs: which one is best, and what differs, in the terminal or as a page",
+        "watch": "show runs while they go on, in the terminal or in a browser",
     },
     ("verify", "fgcli check --all"): {
         "check": "find every error that can be found without running anything",

@@ -49,7 +49,7 @@ class FactStore:
             entry = kept.get(run.folder)
             if entry is None or entry["files"] != files:
                 facts = read_facts(run)
-                facts["seen"] = _sighting(facts, None if entry is None else entry["facts"], now)
+                facts["seen"] = sighting_of(facts, None if entry is None else entry["facts"], now)
                 entry = {"files": files, "facts": facts, "values": {}}
                 self._changed.add(_shard(run.folder))
             self._entries[run.folder] = entry
@@ -109,8 +109,14 @@ class FactStore:
         return os.path.join(self._folder or "", digest_of(os.fsencode(key)) + ".json")
 
 
-def _sighting(facts: Mapping[str, Any], before: Mapping[str, Any] | None, now: float) -> list[Any] | None:
-    """Returns the arguments of a `Sighting` of the heartbeat; None for a run that says how it ended."""
+def sighting_of(facts: Mapping[str, Any], before: Mapping[str, Any] | None, now: float) -> list[Any] | None:
+    """Returns the arguments of a `Sighting` of the heartbeat; None for a run that says how it ended.
+
+    Args:
+        facts: the facts of a run, as `read_facts` returns them.
+        before: the facts of the same run at an earlier time, with the sighting under "seen", or None.
+        now: the current time in seconds since 1970.
+    """
     status, earlier = facts["status"], None if before is None else before["status"]
     if status is None or not Status(status["status"]).is_live:
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from forgather.errors import ProjectError
@@ -71,6 +72,21 @@ def find_runs(top: str) -> list[FoundRun]:
         elif depth < _MAX_DEPTH:
             todo += [(folder, depth + 1) for folder in folders]
     return sorted(found, key=lambda run: run.folder)
+
+
+def file_states(folder: str) -> dict[str, FileState]:
+    """Returns the states of the files of a run folder, by name; a file that is not there is left out.
+
+    Args:
+        folder: the run folder.
+    """
+    found: dict[str, FileState] = {}
+    for name in _FILES:
+        with suppress(OSError):
+            facts = os.stat(os.path.join(folder, name))
+            if stat.S_ISREG(facts.st_mode):
+                found[name] = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
+    return found
 
 
 def _content(folder: str) -> tuple[dict[str, FileState], list[str], int]:

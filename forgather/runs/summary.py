@@ -31,7 +31,8 @@ _ENDED = {
     "interrupted": Status.INTERRUPTED,
 }
 """The words of `summary.json`, for a run without a heartbeat."""
-_LOSSES = ("eval_loss", "loss")
+LOSSES = ("eval_loss", "loss")
+"""The metrics by which runs are compared that name no other one, the first one that is logged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +117,7 @@ def read_facts(run: FoundRun) -> dict[str, Any]:
     facts["status"] = None if status is None else dict(vars(status))
     summary = read(SUMMARY, _parsed_object, {})
     facts["ending"] = _ending_facts(summary)
+    facts["requested"] = _requested_metric(summary)
     facts["labels"] = dict(vars(read(LABELS, parse_labels, Labels())))
 
     def metric_facts(content: bytes) -> dict[str, Any]:
@@ -192,13 +194,18 @@ def _metric_facts(content: bytes, summary: Mapping[str, Any], problems: list[str
 
 def _compared_metric(summary: Mapping[str, Any], known: list[str]) -> tuple[str, bool] | None:
     """Returns the metric by which the models of a run are compared, and whether greater values are better."""
+    return _requested_metric(summary) or next(((loss, False) for loss in LOSSES if loss in known), None)
+
+
+def _requested_metric(summary: Mapping[str, Any]) -> tuple[str, bool] | None:
+    """Returns the metric that a run was told to choose its best model by, and whether greater values are better."""
     arguments = summary.get("arguments")
     arguments = arguments if isinstance(arguments, dict) else {}
     name, greater = arguments.get("metric_for_best_model"), arguments.get("greater_is_better")
-    if isinstance(name, str):
-        name = name if name.startswith("eval_") else f"eval_{name}"
-        return name, greater if isinstance(greater, bool) else not name.endswith("loss")
-    return next(((loss, False) for loss in _LOSSES if loss in known), None)
+    if not isinstance(name, str):
+        return None
+    name = name if name.startswith("eval_") else f"eval_{name}"
+    return name, greater if isinstance(greater, bool) else not name.endswith("loss")
 
 
 def summary_of(folder: str, facts: Mapping[str, Any], now: float) -> RunSummary:

@@ -1,17 +1,16 @@
 """How far a trial is, read from the run folders below its output folder.
 
 The input is the folder of a trial; the output is the values of the metric by step, and the status of the newest run.
-Each reading takes new bytes only. An incomplete last line is read again later.
+Each reading takes new bytes only.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from contextlib import suppress
 
 from forgather.run_status import RunStatus, read_status
+from forgather.runs.growing_file import GrowingFile, Record
 
 _METRICS_FILE, _RUNS = "metrics.jsonl", "runs"
 _NOT_FINITE = frozenset({"nan", "inf", "-inf"})
@@ -31,8 +30,7 @@ class TrialProgress:
         self.curve: list[tuple[int, float]] = []
         self.names: set[str] = set()
         self.step: int | None = None
-        self._file: str | None = None
-        self._offset = 0
+        self._file: GrowingFile | None = None
 
     @property
     def run_dir(self) -> str | None:
@@ -57,23 +55,23 @@ class TrialProgress:
         if run_dir is None:
             return
         file = os.path.join(run_dir, _METRICS_FILE)
-        with suppress(OSError), open(file, "rb") as stream:
-            # A resumed run starts another file, and one that is rewound shortens its own.
-            if file != self._file or os.fstat(stream.fileno()).st_size < self._offset:
-                self._file, self._offset, self.curve, self.step = file, 0, [], None
-            stream.seek(self._offset)
-            content = stream.read()
-            whole = content.rfind(b"\n") + 1
-            self._offset += whole
-            for line in content[:whole].splitlines():
-                self._take(line)
+        # A resumed run starts another file. Until it has a line, the values of the earlier one count.
+        if (self._file is None or file != self._file.file) and os.path.exists(file):
+            self._restart()
+            self._file = GrowingFile(file, self._take, self._restart)
+        if self._file is not None:
+            self._file.update()
 
-    def _take(self, line: bytes) -> None:
+    def _restart(self) -> None:
+        self.curve, self.step = [], None
+
+    def _take(self, record: Record) -> None:
+        if "event" in record:
+            return  # what happened at a step, not a value of a metric
         try:
-            record = json.loads(line)
             step = int(record["step"])
         except (ValueError, LookupError, TypeError):
-            return  # a damaged line, or one that belongs to no step
+            return  # a line that belongs to no step
         self.step = step
         self.names |= {name for name, value in record.items() if isinstance(value, int | float)}
         value = record.get(self.metric)

@@ -71,7 +71,9 @@ class SweepRequest:
             project: the project that `open` returned.
             spec: what the sweep is to do.
         """
-        return {"request": asdict(self), "fingerprint": _fingerprint(project, spec)}
+        # The metric may be that of the config, which readers of the journal do not open.
+        compared = {"metric": spec.metric, "goal": str(spec.goal)}
+        return {"request": asdict(self), "fingerprint": _fingerprint(project, spec), **compared}
 
 
 def reopened(record: Mapping[str, Any], *, trials: int | None = None) -> tuple[SweepRequest, Project, SweepSpec]:

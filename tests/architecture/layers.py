@@ -106,12 +106,10 @@ project:
     project.check project.comparison_sides project.provenance
     project.eval_data project.rerun
 runs:
-    runs runs.config_values runs.metrics_file runs.run_folders
+    runs runs.config_values runs.growing_curve runs.growing_file runs.metrics_file runs.run_folders
     runs.condition runs.labels
     runs.summary
     runs.fact_store runs.references
-    runs.removal runs.run_table
-    runs.data_frame runs.run_choice
     runs.curve runs.metric_choice runs.metric_lines
     runs.curves
     runs.curve_cache
@@ -121,6 +119,10 @@ runs:
     runs.verdict
     runs.comparison_page
     runs.comparison_page.page
+    runs.live_run runs.removal runs.run_table
+    runs.data_frame runs.run_choice runs.watched_runs
+    runs.watch_data
+    runs.watch_server
 launch:
     launch.in_process launch.process_request
     launch.recorded_graph launch.saved_weights
@@ -149,15 +151,15 @@ doctor:
     doctor.survey
 cli:
     cli cli.commands cli.invocation cli.next_steps cli.palette cli.source_excerpt cli.traceback_trim
-    cli.output
+    cli.character_plot cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.auto_start cli.browser cli.calibrating cli.comparison_output cli.doctor_output cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.runs_output cli.selection_output cli.sweep_output
+    cli.auto_start cli.browser cli.calibrating cli.comparison_output cli.doctor_output cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.runs_output cli.selection_output cli.sweep_output cli.watch_output
     cli.commands.benchmark cli.commands.export cli.commands.select
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.compare cli.commands.construct cli.commands.control
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate
     cli.commands.golden cli.commands.graph cli.commands.ls
     cli.commands.new cli.commands.plan cli.commands.pp cli.commands.queue cli.commands.rerun cli.commands.runs cli.commands.serve cli.commands.sweep cli.commands.targets cli.commands.tlist
-    cli.commands.doctor cli.commands.train cli.commands.trefs cli.commands.trust cli.parsing
+    cli.commands.doctor cli.commands.train cli.commands.trefs cli.commands.trust cli.commands.watch cli.parsing
     cli.completion
     cli.main
 entry point:

@@ -26,7 +26,7 @@ def test_the_summary_of_a_run_under_way_gives_a_report_that_says_so(tmp_path):
     begun(tmp_path)
     assert summary(tmp_path)["status"] == "running"
     page = write_report(tmp_path).read_text()
-    assert "did not finish" in page
+    assert "running when last seen, step 0 of 10" in page
     assert "0.125" in page
 
 

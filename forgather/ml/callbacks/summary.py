@@ -37,6 +37,8 @@ from forgather.redaction import hidden
 _UNITS = ("tokens", "samples")
 """The units of speed, of which the first one that a run has measured is shown."""
 
+_REPORT_SHARE = 0.01
+"""The largest part of the time of a run that reports of it take while it goes on."""
 _STATUS_STYLES = {"finished": "bold green", "failed": "bold red"}
 # A plain module is saved without a config, a large model in several files, and adapters under their own name.
 _MODEL_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json", "adapter_config.json")
@@ -46,8 +48,9 @@ _PACKAGES = ("forgather", "torch", "transformers", "datasets", "tokenizers", "ac
 class RunSummaryCallback(TrainerCallback):
     """A callback that writes `summary.json` and `report.html` into the run's folder and prints the results.
 
-    `summary.json` is also written at the start of training, so that `forgather.ml.report:write_report` can write a
-    report of a run that was killed. This callback must come after the other callbacks, because it reads their files.
+    Both are also written at the start of training, and the report is refreshed with the logs, so that a run can be
+    looked at while it goes on, and after it was killed. Refreshing takes at most one hundredth of the time of the run.
+    This callback must come after the other callbacks, because it reads their files.
 
     Args:
         name: the title of the report, or None for the project and config that the launcher recorded. Without such a
@@ -55,6 +58,10 @@ class RunSummaryCallback(TrainerCallback):
         report: True to write `report.html`.
         run_dir: the folder of the run, or None for the training arguments' `logging_dir`.
         console: the console that is printed to, or None for standard output.
+        refresh_seconds: the least time between two reports of a run that goes on.
+
+    Units:
+        seconds, of `refresh_seconds`.
     """
 
     def __init__(
@@ -64,11 +71,14 @@ class RunSummaryCallback(TrainerCallback):
         report: bool = True,
         run_dir: str | os.PathLike[str] | None = None,
         console: Console | None = None,
+        refresh_seconds: float = 15.0,
     ) -> None:
         self.name = name
         self.report = report
         self.run_dir = run_dir
         self.console = console
+        self.refresh_seconds = refresh_seconds
+        self._next_report = 0.0
         self._summary: dict[str, Any] = {}
         self._last: dict[str, Any] = {}
         self._steps: dict[str, int] = {}
@@ -105,6 +115,8 @@ class RunSummaryCallback(TrainerCallback):
             "machine": machine(model),
         }
         self._write(args)
+        self._next_report = 0.0
+        self._refresh(args)
 
     @report_only
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -114,6 +126,18 @@ class RunSummaryCallback(TrainerCallback):
             for unit in _UNITS:
                 if f"{unit}_per_second" in logs:
                     self._speeds.setdefault(unit, []).append(float(logs[f"{unit}_per_second"]))
+            self._refresh(args)
+
+    def _refresh(self, args: Any) -> None:
+        """Writes the report of a run that goes on, unless the last one is recent or took too much of the time."""
+        begin = time.monotonic()
+        if not self.report or begin < self._next_report:
+            return
+        try:
+            write_report(run_folder(args, self.run_dir))
+        finally:
+            end = time.monotonic()
+            self._next_report = end + max(self.refresh_seconds, (end - begin) / _REPORT_SHARE)
 
     def on_control(self, args: Any, state: Any, control: Any, facts: Mapping[str, Any], **kwargs: Any) -> None:
         """Excludes the time of a pause from the time and the speed of the run."""

@@ -132,24 +132,31 @@ def trace_shapes(
     """
     fake = RememberingFakes(allow_non_fake_inputs=True)
     build = FakeBuild(fake, depth, cuts_depth=cuts_depth, holds_recomputation=keeps_too)
+    with _fake_processes(facts, relay, build):
+        made = make_trainer(lambda function: without_memory_for_models(function, fake))
+        trainer = planned_trainer(made, device_type)
+        batches = planned_batches(trainer, {shape.length for shape in shapes if shape.length})
+        with fake, RealIntegers():  # type: ignore[no-untyped-call]
+            with ReadingZeros(trainer.strategy.model):
+                trainer.strategy.build_optimizer()
+            choose_path(trainer.strategy, device_type)
+            keep_loss_scale(getattr(trainer.strategy, "precision", None))
+            if trainer.strategy.layout.pipeline_parallel_size > 1:
+                shapes = shapes[:1]
+            with _naming_readings(trainer, batches, shapes, has_whole_model=depth is None):
+                traced = _traces(trainer, batches, shapes, fake, device_type, offloads, build.recomputation)
+            return [trace.of_model_with(build.whole) for trace in traced]
+
+
+@contextlib.contextmanager
+def _fake_processes(facts: ProcessFacts, relay: Relay | None, build: FakeBuild) -> Iterator[None]:
+    """Context manager in which this process is one of several, and strategies are built without memory."""
     token = build_strategy.set(build)
     try:
         stages = contextlib.nullcontext() if relay is None else relayed(relay)
         world = leaving_no_group() if facts.world_size == 1 else fake_world(facts)
         with world, separate_engine(), shapes_only(), loading_fakes(), stages, only_new_objects():
-            made = make_trainer(lambda function: without_memory_for_models(function, fake))
-            trainer = planned_trainer(made, device_type)
-            batches = planned_batches(trainer, {shape.length for shape in shapes if shape.length})
-            with fake, RealIntegers():  # type: ignore[no-untyped-call]
-                with ReadingZeros(trainer.strategy.model):
-                    trainer.strategy.build_optimizer()
-                choose_path(trainer.strategy, device_type)
-                keep_loss_scale(getattr(trainer.strategy, "precision", None))
-                if trainer.strategy.layout.pipeline_parallel_size > 1:
-                    shapes = shapes[:1]
-                with _naming_readings(trainer, batches, shapes, has_whole_model=depth is None):
-                    traced = _traces(trainer, batches, shapes, fake, device_type, offloads, build.recomputation)
-                return [trace.of_model_with(build.whole) for trace in traced]
+            yield
     finally:
         build_strategy.reset(token)
         # Accelerate keeps the state of this strategy until the Python process ends.

@@ -24,3 +24,18 @@ for (const svg of document.querySelectorAll("svg[data-points]")) {
     tip.style.top = `${Math.max(front[2] / ratio - tip.offsetHeight - 8, 0)}px`;
   });
 }
+// A page of a run that goes on is one moment of it: it says how old it is, and is loaded again if nobody reads its details.
+const seen = document.querySelector("[data-seen]");
+if (seen) {
+  const text = seen.textContent;
+  const secondsAgo = () => Math.max(0, Math.round(Date.now() / 1000 - seen.dataset.seen));
+  const words = seconds => [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]]
+    .map(([unit, size]) => [Math.floor(seconds / size), unit])
+    .filter(([count]) => count).map(([count, unit]) => ` (${count} ${unit}${count === 1 ? "" : "s"} ago)`)[0] || "";
+  const show = () => { seen.textContent = text + words(secondsAgo()); };
+  show();
+  setInterval(show, 5000);
+  const isRead = () => document.querySelector("details[open]") || String(getSelection());
+  if ("live" in seen.dataset)
+    setInterval(() => { if (secondsAgo() < 86400 && !document.hidden && !isRead()) location.reload(); }, 15000);
+}

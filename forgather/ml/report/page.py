@@ -86,33 +86,45 @@ def _title(facts: RunFacts) -> str:
     return str(facts.summary.get("name") or noted or facts.folder.resolve().name)
 
 
-def _status(facts: RunFacts) -> str:
-    status = str(facts.summary.get("status", "unknown"))
-    # The summary is first written when training starts, so that of a killed run says "running" for ever.
-    return "did not finish" if status == "running" else status
+_KINDS = {"finished": "good", "failed": "bad", "killed": "bad", "running": "live"}
+
+
+def _badge(facts: RunFacts) -> str:
+    """Returns the HTML of the status; that of a run that has not ended says when it was last seen."""
+    status, kind = facts.status, _KINDS.get(facts.status, "fair")
+    if facts.is_over or facts.last_seen is None:
+        return f'<span class="badge {kind}">{html_text(status)}</span>'
+    # Without a heartbeat, nobody knows whether the run goes on.
+    word = f"{status} when last seen" if facts.heartbeat is None and kind == "live" else status
+    step, most = facts.last_step, facts.max_steps
+    at = f", step {step or 0:,}" + (f" of {most:,}" if most else "")
+    seen = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts.last_seen))
+    # The script of the page shows how long ago that was, and loads the page again while the run goes on.
+    mark = f' data-seen="{facts.last_seen:.0f}"' + (" data-live" if status in ("running", "paused") else "")
+    return (
+        f'<div class="state"><span class="badge {kind}">{html_text(word + at)}</span>'
+        f"<small{mark}>last seen {seen}</small></div>"
+    )
 
 
 def _head(facts: RunFacts, title: str) -> str:
-    status = _status(facts)
     model = facts.summary.get("model") or {}
     described = [str(model["class"])] if model.get("class") else []
     if model.get("num_parameters"):
         described.append(f"{format_count(model['num_parameters'])} parameters")
     if started := facts.summary.get("started"):
         described.append(time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started)))
-    kind = {"finished": "good", "failed": "bad", "did not finish": "bad"}.get(status, "fair")
     return (
         f'<header><div><p class="kicker">training run</p><h1>{html_text(title)}</h1>'
         f'<p class="sub">{html_text(" · ".join(described))}</p></div>'
-        f'<span class="badge {kind}">{html_text(status)}</span></header>'
+        f"{_badge(facts)}</header>"
     )
 
 
 def _tiles(facts: RunFacts) -> str:
     summary = facts.summary
     loss = facts.last("loss")
-    steps = [record["step"] for record in facts.records if isinstance(record.get("step"), int)]
-    step = summary.get("step") or max(steps, default=None)
+    step = facts.last_step
     seconds = summary.get("seconds") or facts.elapsed_seconds
     unit = next((unit for unit in ("tokens", "samples") if _speed(facts, unit)), "tokens")
     speed = _speed(facts, unit)
@@ -122,7 +134,7 @@ def _tiles(facts: RunFacts) -> str:
         (
             "steps",
             str(step) if step is not None else None,
-            _of_steps(step, summary.get("max_steps")),
+            _of_steps(step, facts.max_steps),
         ),
         ("time", format_duration(seconds) if seconds else None, ""),
         (
@@ -179,7 +191,8 @@ def _best(facts: RunFacts, name: str) -> str:
 
 def _problems(facts: RunFacts) -> str:
     error = facts.summary.get("error")
-    problems = [f"The run ended by {error}"] if error else []
+    cause = None if facts.heartbeat is None or error else (facts.heartbeat.cause or {}).get("message")
+    problems = [f"The run ended by {error or cause}"] if error or cause else []
     return "".join(f'<p class="note bad">{html_text(problem)}</p>' for problem in [*problems, *facts.problems])
 
 

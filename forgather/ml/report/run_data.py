@@ -18,10 +18,13 @@ from typing import Any
 from forgather.errors import TrainingError
 from forgather.ml.metrics import METRICS_FILE, read_records
 from forgather.planner.memory_plan import PLAN_FILE
+from forgather.run_status import STATUS_FILE, RunStatus, read_status
 
 RANKS_FILE, OPERATORS_FILE, MEMORY_FILE = "ranks.jsonl", "profile/operators.json", "memory.json"
 SAMPLES_FILE, SUMMARY_FILE, RUN_FILE, CONFIG_FILE = "samples.jsonl", "summary.json", "run.json", "config.yaml"
 _LONGEST_CONFIG_BYTES = 500_000  # the whole text becomes a part of the page
+_LATEST = 1e11
+"""Units: seconds since 1970. A later time is damage."""
 _NO_METRIC = frozenset({"step", "time", "epoch"})  # they say when a line was logged
 
 
@@ -63,6 +66,7 @@ class RunFacts:
         summary: the content of `summary.json`, which `RunSummaryCallback` writes.
         run: the content of `run.json`, which the launcher writes.
         plan: the content of `plan.json`, the plan that `fgcli train` compared with the device.
+        heartbeat: what the run does now according to its heartbeat, or None without one.
         config: the rendered config, or "" if there is none.
         files: the names of the files in the folder.
         problems: a message for each file that could not be read.
@@ -81,6 +85,7 @@ class RunFacts:
     ranks: list[dict[str, Any]] = field(default_factory=list)
     operators: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
+    heartbeat: RunStatus | None = None
 
     @cached_property
     def series(self) -> dict[str, Series]:
@@ -109,6 +114,40 @@ class RunFacts:
         """The time from the first log line to the last one, in seconds."""
         times = [record["time"] for record in self.records if isinstance(record.get("time"), int | float)]
         return times[-1] - times[0] if len(times) > 1 else 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run itself says how it ended: the summary is first written when training starts."""
+        return self.summary.get("status") not in (None, "running")
+
+    @property
+    def status(self) -> str:
+        """What the run does, or how it ended: "running", "killed", "finished" and others.
+
+        A run without a heartbeat that does not say how it ended may go on, or may have been killed.
+        """
+        if self.is_over or self.heartbeat is None:
+            return str(self.summary.get("status", "unknown"))
+        return str(self.heartbeat.status)
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step of the run that any file states, or None."""
+        known = [record.get("step") for record in self.records]
+        known.append(None if self.heartbeat is None else self.heartbeat.step)
+        return _count(self.summary.get("step")) or max((step for one in known if (step := _count(one))), default=None)
+
+    @property
+    def max_steps(self) -> int | None:
+        """The number of steps of the run, or None if it is unknown."""
+        return _count(self.summary.get("max_steps")) or (None if self.heartbeat is None else self.heartbeat.max_steps)
+
+    @property
+    def last_seen(self) -> float | None:
+        """The time of the last sign of the run in seconds since 1970, or None without one."""
+        times = [record.get("time") for record in self.records] or [self.summary.get("started")]
+        signs: list[Any] = [*times[-1:], None if self.heartbeat is None else self.heartbeat.updated]
+        return max((float(sign) for sign in signs if _is_number(sign) and 0 < sign < _LATEST), default=None)
 
     @property
     def planned_peak(self) -> int | None:
@@ -154,11 +193,12 @@ def read_facts(folder: Path) -> RunFacts:
         files=tuple(sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))),
         problems=problems,
         plan=_document(folder / PLAN_FILE, problems),
+        heartbeat=read_status(str(folder)),
     )
-    if not (lines or facts.samples or facts.summary or facts.run):
+    if not (facts.heartbeat or lines or facts.samples or facts.summary or facts.run):
         raise ReportError(
             f"folder {str(folder)!r} holds no record of a run",
-            hint=f"expected {METRICS_FILE!r}, {SUMMARY_FILE!r} or {RUN_FILE!r} in it",
+            hint=f"expected {METRICS_FILE!r}, {SUMMARY_FILE!r}, {STATUS_FILE!r} or {RUN_FILE!r} in it",
         )
     return facts
 
@@ -205,6 +245,10 @@ def _series(name: str, points: dict[float, float]) -> Series:
         values=[value for _, value in ordered],
         num_not_finite=len(points) - len(ordered),
     )
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value > 0 else None
 
 
 def _is_number(value: Any) -> bool:
