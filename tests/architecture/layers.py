@@ -218,7 +218,7 @@ adapters:
     trained_adapter
 report:
     report.html_text report.pictures report.run_data
-    report.chart report.length_grid report.monitor_cards report.samples
+    report.chart report.length_grid report.monitor_cards report.samples report.settings_tables
     report.page
     report.data_page report.time_cards
     report.plan_page

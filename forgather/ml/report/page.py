@@ -6,7 +6,6 @@ hidden. The content security policy of the page forbids all network connections.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import time
@@ -31,6 +30,7 @@ from forgather.ml.report.html_text import html_text
 from forgather.ml.report.monitor_cards import events_card, marks_on, monitor_parts
 from forgather.ml.report.run_data import RunFacts
 from forgather.ml.report.samples import samples_html
+from forgather.ml.report.settings_tables import settings_parts, value_table
 from forgather.redaction import hidden, hide, hide_known
 
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
@@ -304,7 +304,7 @@ def _more(facts: RunFacts) -> str:
         (f"What the model {'draws' if draws else 'writes'}", samples_html(facts.samples, facts.folder)),
         ("Evaluations", _evaluations(facts)),
         *monitor_parts(facts),
-        *_settings(facts),
+        *settings_parts(facts),
         ("Files", _files(facts)),
     ]
     shown = "".join(f"<details><summary>{title}</summary>{body}</details>" for title, body in parts if body)
@@ -348,52 +348,6 @@ def _row(cells: Sequence[str]) -> str:
     return f"<tr>{''.join(f'<td>{html_text(cell)}</td>' for cell in cells)}</tr>"
 
 
-def _settings(facts: RunFacts) -> list[tuple[str, str]]:
-    summary = facts.summary
-    model = summary.get("model") or {}
-    # `run.json` has them already, and the page would show them twice.
-    known = {} if facts.run.get("versions") else summary.get("versions") or {}
-    # The changes are already listed at the top of the page.
-    run = {name: value for name, value in facts.run.items() if name != "changes"}
-    tables = {
-        "Training arguments": summary.get("arguments"),
-        "Optimizer": summary.get("optimizer"),
-        "Learning rate schedule": summary.get("schedule"),
-        "Model configuration": model.get("config"),
-        "Versions and machine": {**known, **(summary.get("machine") or {})},
-        "How it was started": run,
-    }
-    config = f"<pre>{html_text(facts.config, is_document=True)}</pre>" if facts.config else ""
-    return [*((title, _table(values)) for title, values in tables.items() if values), ("Configuration", config)]
-
-
-def _table(values: Mapping[str, Any]) -> str:
-    """Returns the HTML of a table of names and values, without the values that are None."""
-    rows = "".join(
-        f"<div><span>{html_text(name)}</span><code>{html_text(_cell(hidden(value, name)))}</code></div>"
-        for name, value in _flat(values).items()
-        if value is not None
-    )
-    return f'<div class="facts">{rows}</div>'
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested mappings as one flat dict with dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, default=str)
-
-
 def _files(facts: RunFacts) -> str:
     links = []
     for name in facts.files:
@@ -403,7 +357,7 @@ def _files(facts: RunFacts) -> str:
         shown = hide(hide_known(name, keeps_words=True), is_named=True)
         links.append(f'<li><a href="{quote(shown)}">{escape(shown)}</a> <small>{about}</small></li>')
     places = facts.summary.get("places") or {}
-    where = _table({name: place for name, place in places.items() if place})
+    where = value_table({name: place for name, place in places.items() if place})
     listed = f'<ul class="files">{"".join(links)}</ul>' if links else ""
     return (where if places else "") + listed
 
