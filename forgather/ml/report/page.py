@@ -30,7 +30,7 @@ from forgather.ml.report.html_text import html_text
 from forgather.ml.report.monitor_cards import events_card, marks_on, monitor_parts
 from forgather.ml.report.run_data import RunFacts
 from forgather.ml.report.samples import samples_html
-from forgather.ml.report.settings_tables import settings_parts, value_table
+from forgather.ml.report.settings_tables import settings_parts, value_table, value_text
 from forgather.redaction import hidden, hide, hide_known
 
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
@@ -278,7 +278,7 @@ def _changes(changes: Any) -> list[tuple[str, str]]:
 
 def _change_text(item: Mapping[str, Any], name: str) -> str:
     path = str(item.get("path"))
-    return _cell(hidden(item.get(name), path.rpartition(".")[2] or path))
+    return value_text(hidden(item.get(name), path.rpartition(".")[2] or path))
 
 
 def _commands(facts: RunFacts) -> str:

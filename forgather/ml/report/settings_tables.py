@@ -45,7 +45,7 @@ def value_table(values: Mapping[str, Any]) -> str:
         values: the values; names of nested mappings are joined by dots.
     """
     rows = "".join(
-        f"<div><span>{html_text(name)}</span><code>{html_text(_cell(hidden(value, name)))}</code></div>"
+        f"<div><span>{html_text(name)}</span><code>{html_text(value_text(hidden(value, name)))}</code></div>"
         for name, value in _flat(values).items()
         if value is not None
     )
@@ -63,7 +63,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _cell(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """Returns a value as text: a text as it is, and everything else as JSON."""
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False, default=str)
