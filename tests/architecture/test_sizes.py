@@ -20,7 +20,6 @@ LONG_MODULES = {
     "forgather/config/_jinja/template_errors.py": "one table of what Jinja and Python raise, with the nearest names",
     "forgather/config/insight/diff.py": "one walk over two graphs, and which item of a list is which",
     "forgather/ml/losses.py": "the loss rules of all strategies: one class and its variants",
-    "forgather/ml/planner/stage_family.py": "one family of stages: what is traced of it, and what is drawn from that",
     "forgather/ml/strategy/deepspeed.py": "one strategy, from its settings to its state",
     "forgather/ml/strategy/initial_weights.py": "making, caching, reading and filling of one set of weights",
     "forgather/ml/strategy/pipeline/stage.py": "a stage, and the placeholders that it is made with",

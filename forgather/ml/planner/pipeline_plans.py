@@ -21,19 +21,8 @@ from forgather.ml.planner.pass_shape import IrregularPassError, added
 from forgather.ml.planner.peaks import Peak
 from forgather.ml.planner.rank_recorder import BATCH, COMMUNICATION, TEMPORARIES
 from forgather.ml.planner.schedule_replay import ALTERNATING, Action, Replayed, replayed
-from forgather.ml.planner.stage_family import (
-    FAMILY_CUTS,
-    FAMILY_PARTS,
-    FIRST,
-    LAST,
-    MIDDLE,
-    Effect,
-    PassWork,
-    StageFamily,
-    Turn,
-    Variant,
-    trace_family,
-)
+from forgather.ml.planner.stage_family import FAMILY_CUTS, FAMILY_PARTS, StageFamily, trace_family
+from forgather.ml.planner.stage_variants import FIRST, LAST, MIDDLE, Effect, PassWork, Turn, Variant
 from forgather.ml.planner.stored_state import StoredState
 from forgather.ml.planner.trace_result import RankTrace
 from forgather.ml.strategy.gradients import BUCKET_BYTES

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from forgather.ml.planner.pass_shape import Span, added
 from forgather.ml.planner.rank_recorder import COMMUNICATION
-from forgather.ml.planner.stage_family import Effect
+from forgather.ml.planner.stage_variants import Effect
 from forgather.ml.strategy.pipeline.schedules import Placement
 
 Action = tuple[int, str, int]

@@ -14,26 +14,34 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.allocations import Region
 from forgather.ml.planner.masked_parts import masked_parts
-from forgather.ml.planner.pass_shape import DEPTH, IrregularPassError, PassShape, Span, added, shapes_of
+from forgather.ml.planner.pass_shape import DEPTH, IrregularPassError, PassShape, added, shapes_of
 from forgather.ml.planner.peaks import Peak
 from forgather.ml.planner.rank_recorder import BATCH, COMMUNICATION, TEMPORARIES
 from forgather.ml.planner.rank_trace import MakeTrainer, trace_rank
 from forgather.ml.planner.stage_metadata import Relay
 from forgather.ml.planner.stage_parts import StageParts
 from forgather.ml.planner.stage_passes import StagePass, noting_passes
+from forgather.ml.planner.stage_variants import (
+    ALONE,
+    FIRST,
+    LAST,
+    MIDDLE,
+    Effect,
+    PartSizes,
+    PassWork,
+    Turn,
+    Variant,
+)
 from forgather.ml.planner.trace_result import RankTrace
 from forgather.planner.memory_plan import GRADIENTS, OPTIMIZER, PARAMETERS
-from forgather.planner.work import Message, Operation
+from forgather.planner.work import Operation
 
-FIRST, MIDDLE, LAST, ALONE = "first", "middle", "last", "alone"
-"""The places of a stage; `ALONE` is a stage between others with one block."""
 FAMILY_DEPTH = 3 * DEPTH + 1
 """The number of blocks of the models that are traced."""
 FAMILY_CUTS = {"layer.2": "end", "layer.3": "end", "layer.6": "end"}
@@ -43,58 +51,6 @@ FAMILY_PARTS = 3
 _PLACES = {0: FIRST, 1: ALONE, 2: MIDDLE, 3: LAST}
 _BLOCKS = {0: {0: range(0, 3), 2: range(3, 6)}, 1: {1: range(0, 1), 3: range(1, 4)}}
 _STATE = (PARAMETERS, OPTIMIZER, COMMUNICATION, BATCH, GRADIENTS)
-
-
-class Effect(NamedTuple):
-    """The effect of a pass, and the bytes that it passes on to other stages, by category."""
-
-    span: Span
-    passed_on: Mapping[str, int]
-
-
-class PassWork(NamedTuple):
-    """The work of a pass."""
-
-    operations: Mapping[Operation, float]
-    messages: Mapping[Message, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartSizes:
-    """The bytes of the parts of a model: before the blocks, of one block, and after the blocks."""
-
-    before: int
-    block: int
-    after: int
-
-    def of(self, place: str, num_blocks: int) -> int:
-        """Returns the bytes of a stage."""
-        ends = {FIRST: self.before, LAST: self.after}.get(place, 0)
-        return ends + num_blocks * self.block
-
-
-class Turn(Enum):
-    """Which of the micro-batches of a run of the schedule a pass is for."""
-
-    FIRST, LATER, LAST = range(3)
-
-
-class Variant(NamedTuple):
-    """A pass of a stage.
-
-    Args:
-        place: `FIRST`, `MIDDLE` or `LAST`.
-        kind: F, B, I or W.
-        turn: which of the micro-batches it is for.
-        waits: see `output_waits` of `shapes_of`.
-        adds: see `adds` of `shapes_of`.
-    """
-
-    place: str
-    kind: str
-    turn: Turn
-    waits: bool = False
-    adds: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,8 +159,10 @@ class StageFamily:
     def work(self, variant: Variant, num_blocks: int) -> PassWork:
         """Returns the work of a pass. See `effect`."""
         own, few, many = (self._work_of_one(variant._replace(place=place)) for place in (variant.place, ALONE, MIDDLE))
+        if variant.place == FIRST and variant.kind == "I":
+            # Inputs of the first stage have no gradients, and its pass of weights is a whole backward pass.
+            return own
         if variant.place == FIRST and variant.kind == "W":
-            # The first stage does the whole backward pass at once.
             few, many = (self._whole_backward(variant._replace(place=place)) for place in (ALONE, MIDDLE))
         more = (num_blocks - DEPTH) / (DEPTH - 1)
 
@@ -218,8 +176,10 @@ class StageFamily:
         return PassWork(drawn(0), drawn(1))
 
     def _whole_backward(self, variant: Variant) -> PassWork:
+        """Returns the work of a backward pass as one, from its two parts, which both recompute activations."""
         inputs, weights = self._work_of_one(variant._replace(kind="I")), self._work_of_one(variant)
-        return PassWork({**inputs.operations, **_sum(inputs.operations, weights.operations)}, {})
+        once = {name: count for name, count in weights.operations.items() if name.phase == "backward"}
+        return PassWork({**inputs.operations, **_sum(inputs.operations, once)}, {})
 
     def _work_of_one(self, variant: Variant) -> PassWork:
         plain = variant._replace(waits=False, adds=False)
