@@ -2,8 +2,8 @@
 
 import json
 import signal
-import time
-from importlib import import_module
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,12 @@ from forgather.launch.written_choice import refuse_writing, write_best
 from forgather.ml.planner import rank_trace
 from forgather.ml.planner.planned_batches import planned_batches
 from forgather.planner.choices import choices
-from forgather.planner.hardware import Hardware, hardware
+from forgather.planner.hardware import Hardware
 from forgather.project.literal import plain_value
 from forgather.project.project import Project
 from forgather.project.targets import run_meta
 from forgather.project.trainer_arguments import trainer_arguments
+from tests.ml.large_search import counted
 from tests.project.workbench import COLLATOR_OF_TOYS, TINY_TRAINING, fgcli, make_project
 
 RATES = {"memory_bytes_per_second": 1e12, "peak_flops": {"fp32": 1e13}, "links": {"pcie": 1e10}}
@@ -141,7 +142,7 @@ def test_settings_that_are_computed_cannot_be_kept_and_are_refused(bench, name):
 
 def test_ways_with_and_without_recomputation_share_a_trainer(bench, monkeypatch):
     built = []
-    monkeypatch.setattr(rank_trace, "planned_batches", lambda *given: built.append(given) or planned_batches(*given))
+    monkeypatch.setattr(rank_trace, "planned_batches", counted(planned_batches, built))
     found = find(Project("tiny"), Search(gpus=1, nodes=1, device=BOX, rows=4))
     # Three divisions of an update, in two ways: one trainer for all of them, and one for each way in the first places.
     assert (6, 2) == (len(found.ranking), found.traced)
@@ -365,44 +366,30 @@ def test_micro_batches_that_are_larger_than_the_data_are_rejected(bench):
     assert [number < VERIFIED for number in range(12)] == [cell.is_verified for cell in found.ranking]
 
 
-LARGE = {
-    "ns.block_size = 16": "ns.block_size = 2048",
-    "hidden_size: 8": "hidden_size: 4096",
-    "intermediate_size: 16": "intermediate_size: 14336",
-    "num_hidden_layers: 1": "num_hidden_layers: 32\n    max_position_embeddings: 8192\n    tie_word_embeddings: false",
-    "num_attention_heads: 2": "num_attention_heads: 32",
-    "num_key_value_heads: 2": "num_key_value_heads: 8",
-    "use_cpu: true": "use_cpu: true\n    bf16: true",
-}
-"""What makes a model with the shape of an 8B out of the tiny one."""
-
-
-def ranking_of_a_large_model(folder, gpus, rows):
-    """Returns the ranking of an 8B-shaped model on some H200, and the CPU seconds that it takes."""
-    text = TINY_TRAINING
-    for small, large in LARGE.items():
-        text = text.replace(small, large)
-    (folder / "templates/configs/large.yaml").write_text(text)
-    lines = (json.dumps({"text": f"{number} " * 4096}) for number in range(2 * rows))
-    (folder / "rows.jsonl").write_text("\n".join(lines))
-    search = Search(gpus=gpus, nodes=1, device=Device(hardware("h200")), rows=rows)
-    # Imports are not counted.
-    import_module("forgather.ml")
-    import_module("forgather.ml.planner.batch_plans")
-    began = time.process_time()
-    found = find(Project("large"), search)
-    return found, time.process_time() - began
-
-
 @pytest.mark.matrix
 def test_a_ranking_of_a_large_model_shares_its_traces(bench, record_property):
-    found, seconds = ranking_of_a_large_model(bench, 8, 512)
-    record_property("figure: cells", len(found.cells))
-    record_property("figure: CPU seconds", f"{seconds:.0f}")
-    assert len(found.cells) >= 100
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ml.large_search", str(bench), "8", "512"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    record_property("figure: cells", found["cells"])
+    record_property("figure: CPU seconds", f"{found['seconds']:.0f}")
+    record_property("figure: trainers", found["trainers"])
+    record_property("figure: traced steps", found["steps"])
+    assert found["cells"] >= 100
+    verified = [title for title, is_verified in found["ranking"] if is_verified]
+    # Two depths for each way, which ways with and without recomputation share, except for those of ZeRO 3; and one for
+    # each way among the first five.
+    assert found["trainers"] == 2 * (found["traced"] // 2 + 1) + len(set(verified))
+    # Three sizes for each way and depth.
+    assert found["steps"] == 3 * 2 * found["traced"] + len(verified)
     # Not one trace for each cell, and those of the first five in full.
-    assert found.traced <= len(found.cells) / 5
-    assert [True] * VERIFIED == [cell.is_verified for cell in found.ranking[:VERIFIED]]
+    assert found["traced"] <= found["cells"] / 5
+    assert [True] * VERIFIED == [is_verified for _, is_verified in found["ranking"][:VERIFIED]]
 
 
 @pytest.mark.matrix

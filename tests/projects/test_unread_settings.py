@@ -20,7 +20,7 @@ BLOCKS = [
     name
     for name in re.findall(r"^-- block (\w+)", (LIBRARY / "trainers/base.yaml").read_text(), re.MULTILINE)
     # Not values of a config, or what the others are checked against.
-    if name not in ("config_metadata", "meta", "dynamic_args", "trainer", "trainer_args", "summary_writer")
+    if name not in ("config_metadata", "meta", "dynamic_args", "trainer", "trainer_args", "summary_writer", "sweep")
 ]
 DATA = ["mixture", "tagged", "labelled", "source_target", "images", "chat", "text_files"]
 SETTINGS = {"train_file": "x.jsonl", "max_seq_length": 77, "block_size": 77, "train_on": "last"}

@@ -11,7 +11,6 @@ import threading
 import time
 
 import pytest
-from corpus import make_run
 
 from forgather.cli.character_plot import PlottedCurve, plot_lines
 from forgather.cli.commands import watch
@@ -19,6 +18,7 @@ from forgather.cli.main import main
 from forgather.run_status import Status, load_status, write_status
 from forgather.runs import watched_runs
 from tests.patience import patience
+from tests.runs.corpus import make_run
 
 LIVE = {"updated": time.time(), "step": 200, "max_steps": 1000}
 SECRET = "hf_" + 6 * "aB3dE5"

@@ -8,8 +8,6 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from corpus import make_run
-from hostile_page_requests import HOSTILE, exchange, status_of
 
 from forgather.cli.main import main
 from forgather.run_status import Status
@@ -17,6 +15,8 @@ from forgather.runs import watch_server
 from forgather.runs.watch_server import WatchServer
 from forgather.runs.watched_runs import Ranking, WatchedRuns
 from tests.patience import patience
+from tests.runs.corpus import make_run
+from tests.runs.hostile_page_requests import HOSTILE, exchange, status_of
 
 LIVE = {"updated": time.time(), "step": 200, "max_steps": 1000}
 SECRET = "hf_" + 6 * "aB3dE5"

@@ -128,7 +128,10 @@ def test_what_cannot_be_done_now_is_refused_and_changes_nothing(undisturbed, tmp
         STEPS: [ask("set", learning_rate=1e-3)],
     }
     answers, _ = run(tmp_path, "one", script)
-    assert [(2, "FG516"), (3, "FG516"), (STEPS, "FG516")] == refused(answers)
+    (first, _), (second, _), (last, _) = found = refused(answers)
+    # The second request follows the first answer, and on a busy machine steps pass until it arrives.
+    assert 2 <= first < second <= last == STEPS
+    assert ["FG516"] * 3 == [code for _, code in found]
     assert "LambdaLR gives 0.0" in answers[-1].error["message"]
     assert losses(undisturbed("one")) == losses(tmp_path)
     assert not (tmp_path / "runs" / "run" / "interventions.jsonl").exists()
