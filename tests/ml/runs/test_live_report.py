@@ -24,7 +24,7 @@ from tests.ml.callback_scene import arguments, control, state, tiny_model, train
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "runs"))
 
-from hostile_requests import HOSTILE, exchange, status_of  # noqa: E402
+from tests.runs.hostile_page_requests import HOSTILE, exchange, status_of  # noqa: E402
 
 STEPS = 40
 
