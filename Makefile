@@ -129,6 +129,8 @@ oracles: $(STAMP)
 	PYTHONPATH=build/oracles/ray $(BIN)/python scripts/oracles/ray_driver.py
 	$(BIN)/pip download -q --no-deps -d build/oracles/nccl nvidia-nccl-cu12
 	$(BIN)/python scripts/oracles/nccl_variables.py build/oracles/nccl
+	$(BIN)/pip install -q -t build/oracles/wandb -c constraints.txt wandb
+	PYTHONPATH=build/oracles/wandb $(BIN)/python scripts/oracles/tracked_files.py
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

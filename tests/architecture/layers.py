@@ -108,6 +108,8 @@ project:
 runs:
     runs runs.config_values runs.growing_curve runs.growing_file runs.metrics_file runs.run_folders
     runs.condition runs.labels
+    runs.foreign_run
+    runs.tensorboard_files runs.wandb_files
     runs.summary
     runs.fact_store runs.references
     runs.curve runs.metric_choice runs.metric_lines
@@ -153,7 +155,7 @@ cli:
     cli cli.commands cli.invocation cli.next_steps cli.palette cli.source_excerpt cli.traceback_trim
     cli.character_plot cli.output
     cli.answer_output cli.checkpoint_output cli.data_output cli.diagnostic_output cli.diff_output cli.options cli.trusting
-    cli.auto_start cli.browser cli.calibrating cli.comparison_output cli.doctor_output cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.runs_output cli.selection_output cli.sweep_output cli.watch_output
+    cli.auto_start cli.browser cli.calibrating cli.comparison_output cli.doctor_output cli.dry_run_output cli.generation_options cli.harness_output cli.plan_find cli.plan_grid cli.plan_output cli.plan_start cli.plan_time_output cli.runs_import cli.runs_output cli.selection_output cli.sweep_output cli.watch_output
     cli.commands.benchmark cli.commands.export cli.commands.select
     cli.commands.blame cli.commands.chat cli.commands.check cli.commands.ckpt cli.commands.code cli.commands.compare cli.commands.construct cli.commands.control
     cli.commands.data cli.commands.diff cli.commands.eval cli.commands.explain cli.commands.generate

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 
+from forgather.cli import runs_import
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import a_name, add_json, add_output, comma_separated
 from forgather.cli.output import columns, plural, print_note, write_json, write_lines, write_text
@@ -47,6 +48,7 @@ _ACTIONS = {
     "note": "write a note on runs; '' removes it",
     "archive": "pack run folders into runs/archive/NAME.tar.gz, and remove them",
     "rm": "remove run folders; checkpoints and models of the output folder stay",
+    "import": "make run folders of the local files of W&B or TensorBoard",
 }
 _EXAMPLES = {
     "ls": "examples:\n  fgcli runs --where 'optimizer~adamw' --sort -time\n  fgcli runs --group warmup --csv",
@@ -57,6 +59,7 @@ _EXAMPLES = {
     "note": "example:\n  fgcli runs note 'learning rate too high' last",
     "archive": "example:\n  fgcli runs archive output_models/tiny_llama/runs/20260101T120000Z-tiny",
     "rm": "example:\n  fgcli runs rm output_models/tiny_llama/runs/20260101* --dry-run",
+    "import": "examples:\n  fgcli runs import wandb wandb\n  fgcli runs import tensorboard logs -o old_runs",
 }
 _LABELS = {"tag": "TAG,...", "untag": "TAG,...", "group": "GROUP", "note": "TEXT"}
 
@@ -82,6 +85,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action.epilog = _EXAMPLES[name]
         if name == "ls":
             _list_options(action)
+        elif name == "import":
+            runs_import.configure(action)
         else:
             _run_options(action, name)
         add_json(action)
@@ -139,6 +144,7 @@ def run(invocation: Invocation) -> int:
     """Runs the action that the command line names, and returns the exit status."""
     action = invocation.options.action
     acts: dict[str, Callable[[Invocation], int]] = {"ls": _ls, "show": _show, "rm": _remove, "archive": _remove}
+    acts["import"] = runs_import.run_import
     return acts.get(action, _label)(invocation)
 
 

@@ -1,0 +1,281 @@
+"""A run that another program recorded, and the run folder that is made of it.
+
+The input is what a reader of that program's files found: values of a config and lines of metrics. The output is a run
+folder with `run.json`, `metrics.jsonl` and `summary.json`, as `fgcli runs` reads them. Its name follows from the
+identity of the run, so that a second import finds the first one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from forgather.bounded import MAX_ENTRIES
+from forgather.cache_file import digest_of
+from forgather.errors import ProjectError
+from forgather.project.run_facts import FACTS, FORM
+from forgather.redaction import hidden, known_hidden, note
+from forgather.runs.labels import Labels, write_labels
+from forgather.runs.run_folders import METRICS, SUMMARY
+
+IMPORTED = "imported"
+"""The key of `run.json` that marks an imported run, and the tag that it gets."""
+_GROUPS = {"train/": "", "eval/": "eval_", "test/": "test_"}
+_RESERVED = frozenset(("step", "time", "name", "event"))
+
+
+class DamagedFileError(ValueError):
+    """Raised if a file of another program cannot be read; the text is a sentence without the name of the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignRun:
+    """A run that another program recorded.
+
+    Args:
+        tool: the name of the program, as in `fgcli runs import TOOL`.
+        identity: a text that no other run of the program has.
+        name: the name of the run.
+        source: the path of the file or folder that was read.
+        project: the name of the project, or None.
+        started: the start in seconds since 1970, or None.
+        status: the status as in `summary.json`; None if the files do not say how the run ended.
+        config: the values of the config, by path.
+        lines: the lines of metrics, each with `step` and, if it is known, `time`.
+        labels: the group, tags and note.
+        left_out: how many logged values are not numbers.
+    """
+
+    tool: str
+    identity: str
+    name: str
+    source: str
+    project: str | None = None
+    started: float | None = None
+    status: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    lines: Sequence[Mapping[str, Any]] = ()
+    labels: Labels = field(default_factory=Labels)
+    left_out: int = 0
+
+
+class Outcome(StrEnum):
+    """What an import did with a run folder."""
+
+    NEW = "imported"
+    UPDATED = "updated"
+    SAME = "already imported"
+
+
+def found_files(top: str, matches: re.Pattern[str]) -> list[str]:
+    """Returns the path itself if it is a file, else the files below it whose names match a pattern, sorted.
+
+    Raises:
+        ProjectError: FG580 if there is no such file.
+    """
+    if os.path.isfile(top):
+        return [top]
+    if not os.path.isdir(top):
+        raise ProjectError(f"{top!r} does not exist", code="FG580", hint="name a file, or a folder that contains some")
+    found: list[str] = []
+    count = 0
+    for here, _, names in os.walk(top):
+        count += len(names)
+        if count > MAX_ENTRIES:
+            raise ProjectError(
+                f"{top!r} has more than {MAX_ENTRIES:,} files", code="FG580", hint="name a folder nearer to the runs"
+            )
+        found += [os.path.join(here, name) for name in names if matches.search(name)]
+    if not found:
+        raise ProjectError(
+            f"no file below {top!r} has a name like {matches.pattern!r}",
+            code="FG580",
+            hint="name the folder in which the other program wrote its files",
+        )
+    return sorted(found)
+
+
+def metric_names(names: Iterable[str]) -> dict[str, str]:
+    """Returns the names of metrics in `metrics.jsonl` by their names in a tracker.
+
+    `train/loss` becomes `loss` and `eval/loss` becomes `eval_loss`, as the callbacks of transformers wrote them. A name
+    stays as it is if two would become one.
+
+    Example:
+        >>> metric_names(["train/loss", "eval/loss", "lr", "train/lr"])
+        {'train/loss': 'loss', 'eval/loss': 'eval_loss', 'lr': 'lr', 'train/lr': 'train/lr'}
+    """
+    names = list(dict.fromkeys(names))
+    wanted = {name: _own_name(name) for name in names}
+    taken: dict[str, int] = {}
+    for own in wanted.values():
+        taken[own] = taken.get(own, 0) + 1
+    return {
+        name: own if own not in _RESERVED and (taken[own] == 1 or own == name) else _free(name)
+        for name, own in wanted.items()
+    }
+
+
+def _own_name(name: str) -> str:
+    for group, prefix in _GROUPS.items():
+        if name.startswith(group):
+            return f"{prefix}{name.removeprefix(group)}"
+    return name
+
+
+def _free(name: str) -> str:
+    return f"{name}_" if name in _RESERVED else name
+
+
+def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the values of nested mappings by their paths.
+
+    Example:
+        >>> flattened({"lr": 0.1, "optimizer": {"name": "adamw"}})
+        {'lr': 0.1, 'optimizer.name': 'adamw'}
+    """
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            found |= flattened(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def write_imported(run: ForeignRun, output_dir: str) -> tuple[str, Outcome]:
+    """Writes the run folder of a run that another program recorded, and returns it with what was done.
+
+    A folder that an earlier import of the same run wrote is updated if the run has changed; its labels stay.
+
+    Args:
+        run: the run.
+        output_dir: the folder in whose subfolder `runs` the run folder lies.
+
+    Raises:
+        ProjectError: FG582 if the folder cannot be written.
+    """
+    folder = os.path.join(output_dir, "runs", _folder_name(run))
+    files = _files(run, output_dir)
+    try:
+        earlier = _imported_digest(folder)
+        if earlier == json.loads(files[FACTS])[IMPORTED]["digest"]:
+            return folder, Outcome.SAME
+        os.makedirs(folder, exist_ok=True)
+        # The record comes last: an import that was interrupted is repeated.
+        for name in (METRICS, SUMMARY, FACTS):
+            _replace(os.path.join(folder, name), files[name])
+    except OSError as error:
+        raise ProjectError(
+            f"{folder!r} cannot be written: {error.strerror or error}",
+            code="FG582",
+            hint="make room, or choose another folder with -o",
+        ) from error
+    if earlier is None:
+        tags = tuple(sorted({*run.labels.tags, IMPORTED}))
+        write_labels(folder, Labels(group=run.labels.group, tags=tags, note=run.labels.note))
+    return folder, Outcome.NEW if earlier is None else Outcome.UPDATED
+
+
+def _folder_name(run: ForeignRun) -> str:
+    began = datetime.fromtimestamp(run.started or 0.0, UTC)
+    word = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name).strip("-.")[:60] or run.tool
+    return f"{began:%Y%m%dT%H%M%SZ}-{word}-{digest_of(run.identity.encode('utf-8', 'backslashreplace'))[:8]}"
+
+
+def _files(run: ForeignRun, output_dir: str) -> dict[str, str]:
+    for path, value in run.config.items():
+        # A secret that stands under its name must not appear in any other text either.
+        note(path, value)
+    config = {path: hidden(value, path) for path, value in run.config.items()}
+    lines = [known_hidden({name: _strict(value) for name, value in line.items()}) for line in run.lines]
+    final: dict[str, Any] = {}
+    for line in lines:
+        final |= {name: value for name, value in line.items() if name not in _RESERVED}
+    step = max((line["step"] for line in lines), default=None)
+    times = [line["time"] for line in lines if "time" in line]
+    began = run.started or (times[0] if times else None)
+    summary = {
+        "name": run.name,
+        "status": run.status,
+        "started": began,
+        "step": step,
+        "seconds": max(times) - began if times and began is not None and max(times) >= began else None,
+        "final": final,
+    }
+    texts = {
+        METRICS: "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines),
+        SUMMARY: json.dumps(hidden(summary), indent=1, ensure_ascii=False) + "\n",
+    }
+    values = [{"path": path, "value": _text(value), "was": None} for path, value in config.items()]
+    facts = {
+        "form": FORM,
+        "project": run.project or run.tool,
+        "config": run.name,
+        "started": None if began is None else datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["fgcli", "runs", "import", run.tool, run.source]),
+        "output_dir": os.path.abspath(output_dir),
+        "changes": {"parent": None, "values": values},
+    }
+    told = json.dumps(values) + "".join(texts.values())
+    digest = digest_of(told.encode("utf-8", "backslashreplace"))
+    facts[IMPORTED] = {"tool": run.tool, "identity": run.identity, "source": run.source, "digest": digest}
+    return texts | {FACTS: json.dumps(hidden(facts), indent=2, ensure_ascii=False) + "\n"}
+
+
+def _strict(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _text(value: Any) -> str:
+    """Returns a value of a config as a YAML scalar."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _imported_digest(folder: str) -> str | None:
+    """Returns the digest that an earlier import recorded; None without one."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        with open(os.path.join(folder, FACTS), encoding="utf-8") as stream:
+            return str(json.load(stream)[IMPORTED]["digest"])
+    return None
+
+
+def _replace(file: str, text: str) -> None:
+    with tempfile.NamedTemporaryFile(dir=os.path.dirname(file), prefix=".import-", delete=False) as stream:
+        try:
+            stream.write(text.encode("utf-8", "backslashreplace"))
+            stream.flush()
+            os.chmod(stream.name, 0o644)
+            os.replace(stream.name, file)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.remove(stream.name)
+            raise
+
+
+def grouped(values: Iterable[tuple[int, float, str, float]]) -> Iterator[dict[str, Any]]:
+    """Yields lines of metrics from single values: values of one step that follow one another share a line.
+
+    Args:
+        values: step, time, name and value of each.
+    """
+    line: dict[str, Any] = {}
+    for step, at, name, value in values:
+        if line and (line["step"] != step or name in line):
+            yield line
+            line = {}
+        line.setdefault("step", step)
+        line.setdefault("time", round(at, 3))
+        line[name] = value
+    if line:
+        yield line
