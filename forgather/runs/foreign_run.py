@@ -1,8 +1,8 @@
 """A run that another program recorded, and the run folder that is made of it.
 
 The input is what a reader of that program's files found: values of a config and lines of metrics. The output is a run
-folder with `run.json`, `metrics.jsonl` and `summary.json`, as `fgcli runs` reads them. Its name follows from the
-identity of the run, so that a second import finds the first one.
+folder with `run.json`, `graph.yaml`, `metrics.jsonl` and `summary.json`, as `fgcli runs` and `fgcli compare` read them.
+Its name follows from the identity of the run, so that a second import finds the first one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from typing import Any
 
 from forgather.bounded import MAX_ENTRIES
 from forgather.cache_file import digest_of
+from forgather.config.yaml.scalar_text import quoted, scalar_text
 from forgather.errors import ProjectError
-from forgather.project.run_facts import FACTS, FORM
+from forgather.project.run_facts import FACTS, FORM, GRAPH
 from forgather.redaction import hidden, known_hidden, note
 from forgather.runs.labels import Labels, write_labels
 from forgather.runs.run_folders import METRICS, SUMMARY
@@ -31,6 +32,8 @@ from forgather.runs.run_folders import METRICS, SUMMARY
 IMPORTED = "imported"
 """The key of `run.json` that marks an imported run, and the tag that it gets."""
 _GROUPS = {"train/": "", "eval/": "eval_", "test/": "test_"}
+_MARKS = ("{{", "{%", "{#", "##")
+"""What has a meaning in a template."""
 _RESERVED = frozenset(("step", "time", "name", "event"))
 
 
@@ -50,7 +53,7 @@ class ForeignRun:
         project: the name of the project, or None.
         started: the start in seconds since 1970, or None.
         status: the status as in `summary.json`; None if the files do not say how the run ended.
-        config: the values of the config, by path.
+        config: the config, as JSON data.
         lines: the lines of metrics, each with `step` and, if it is known, `time`.
         labels: the group, tags and note.
         left_out: how many logged values are not numbers.
@@ -173,7 +176,7 @@ def write_imported(run: ForeignRun, output_dir: str) -> tuple[str, Outcome]:
             return folder, Outcome.SAME
         os.makedirs(folder, exist_ok=True)
         # The record comes last: an import that was interrupted is repeated.
-        for name in (METRICS, SUMMARY, FACTS):
+        for name in (METRICS, SUMMARY, GRAPH, FACTS):
             _replace(os.path.join(folder, name), files[name])
     except OSError as error:
         raise ProjectError(
@@ -194,10 +197,10 @@ def _folder_name(run: ForeignRun) -> str:
 
 
 def _files(run: ForeignRun, output_dir: str) -> dict[str, str]:
-    for path, value in run.config.items():
-        # A secret that stands under its name must not appear in any other text either.
+    # A secret that stands under its name must not appear in any other text either.
+    for path, value in flattened(run.config).items():
         note(path, value)
-    config = {path: hidden(value, path) for path, value in run.config.items()}
+    config = hidden(run.config)
     lines = [known_hidden({name: _strict(value) for name, value in line.items()}) for line in run.lines]
     final: dict[str, Any] = {}
     for line in lines:
@@ -216,8 +219,11 @@ def _files(run: ForeignRun, output_dir: str) -> dict[str, str]:
     texts = {
         METRICS: "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines),
         SUMMARY: json.dumps(hidden(summary), indent=1, ensure_ascii=False) + "\n",
+        GRAPH: "\n".join(
+            ["# The config that the other program recorded.", *(_graph_lines(config) if config else ["{}"]), ""]
+        ),
     }
-    values = [{"path": path, "value": _text(value), "was": None} for path, value in config.items()]
+    values = [{"path": path, "value": _text(value), "was": None} for path, value in flattened(config).items()]
     facts = {
         "form": FORM,
         "project": run.project or run.tool,
@@ -227,7 +233,7 @@ def _files(run: ForeignRun, output_dir: str) -> dict[str, str]:
         "output_dir": os.path.abspath(output_dir),
         "changes": {"parent": None, "values": values},
     }
-    told = json.dumps(values) + "".join(texts.values())
+    told = "".join(texts.values())
     digest = digest_of(told.encode("utf-8", "backslashreplace"))
     facts[IMPORTED] = {"tool": run.tool, "identity": run.identity, "source": run.source, "digest": digest}
     return texts | {FACTS: json.dumps(hidden(facts), indent=2, ensure_ascii=False) + "\n"}
@@ -238,8 +244,31 @@ def _strict(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Returns a value of a config as a YAML scalar."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _graph_lines(value: Any, indent: str = "") -> Iterator[str]:
+    """Yields the lines of a mapping or a list as YAML that is no template, one entry a line."""
+    is_list = not isinstance(value, Mapping)
+    for key, item in enumerate(value) if is_list else value.items():
+        head = f"{indent}-" if is_list else f"{indent}{_scalar(str(key))}:"
+        if isinstance(item, Mapping | list) and item:
+            yield head
+            yield from _graph_lines(item, f"{indent}  ")
+        else:
+            yield f"{head} {_scalar(item)}"
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, Mapping | list):
+        return "{}" if isinstance(value, Mapping) else "[]"
+    if not isinstance(value, str):
+        return scalar_text(value)
+    text = value.encode("utf-8", "replace").decode()  # half of a surrogate pair is no character
+    if not any(mark in text for mark in _MARKS):
+        return scalar_text(text)
+    # The file is rendered as a template when it is read.
+    return re.sub(r"[{#]", lambda found: f"\\u{ord(found[0]):04x}", quoted(text))
 
 
 def _imported_digest(folder: str) -> str | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from forgather.runs.foreign_run import DamagedFileError, ForeignRun, flattened, found_files, grouped, metric_names
+from forgather.runs.foreign_run import DamagedFileError, ForeignRun, found_files, grouped, metric_names
 
 FILES = re.compile(r"\.tfevents\.")
 _HEAD = struct.Struct("<QI")
@@ -74,7 +74,7 @@ def read_run(folder: str, files: list[str], top: str) -> ForeignRun:
         name=os.path.basename(folder) if name == os.curdir else name,
         source=folder,
         started=started,
-        config=flattened(config),
+        config=config,
         lines=list(grouped((step, at, names[tag], value) for step, at, tag, value in scalars)),
         left_out=left_out,
     )

@@ -19,7 +19,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from forgather.runs.foreign_run import DamagedFileError, ForeignRun, flattened, found_files, metric_names
+from forgather.runs.foreign_run import DamagedFileError, ForeignRun, found_files, metric_names
 from forgather.runs.labels import Labels
 
 FILES = re.compile(r"^run-.+\.wandb$")
@@ -102,7 +102,7 @@ def read_run(file: str, files: list[str], top: str) -> ForeignRun:
         project=run.project or None,
         started=run.start_time.seconds + round(run.start_time.nanos / 1e9, 3) or None,
         status=None if exit_code is None else "failed" if exit_code else "finished",
-        config=flattened(_plain_config(config)),
+        config=_plain_config(config),
         lines=lines,
         labels=Labels(group=run.run_group or None, tags=tuple(sorted(set(run.tags))), note=run.notes or None),
         left_out=left_out,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from forgather.cli.main import main
+from forgather.config.materialize import materialize
 from forgather.runs import tensorboard_files, wandb_files
 from forgather.runs.foreign_run import DamagedFileError, metric_names
 from forgather.runs.run_table import read_table
@@ -74,6 +75,39 @@ def test_a_file_of_wandb_gives_the_numbers_that_were_logged_and_none_of_its_secr
     assert not any(RECORD["config"]["api_key"].encode() in text for text in content("imported").values())
     # The notes of five lines and the long text of one.
     assert "6 values that are no numbers left out" in capsys.readouterr().out
+
+
+AWKWARD = {
+    "a.b": {"c d": "{{ x }} {% y %} {# z #}", "-- e": [1, {"f{{": "${g}"}], "<<": {}, "lr": 1e-5}, "nan": math.nan, "## h": True,
+    "inf": [-math.inf, "Infinity NaN"], "text": "two\nlines: # no comment", "!var:x": None, "umlaut": "\u00e4 \U0001f600 \x07",
+}  # fmt: skip
+
+
+def test_any_config_of_another_program_is_a_graph_with_the_same_values(here):
+    from forgather.project.run_reader import open_run
+    from forgather.runs.foreign_run import ForeignRun, write_imported
+
+    def plain(value):
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, list) else value
+
+    for config in ({}, AWKWARD):
+        run = ForeignRun(tool="wandb", identity=str(config), name="n", source="s", config=config)
+        folder, _ = write_imported(run, "imported")
+        built = materialize(open_run(folder).built)
+        assert repr(config) == repr(plain(built))
+
+
+def test_imported_runs_can_be_compared(wandb_file, capsys):
+    events(Path("logs"), [(step, "eval/loss", 9.0 / step) for step in range(1, 6)])
+    assert 0 == main(["runs", "import", "wandb", "wandb"])
+    assert 0 == main(["runs", "import", "tensorboard", "logs"])
+    capsys.readouterr()
+    assert 0 == main(["compare", *map(str, sorted(Path("imported/runs").iterdir())), "--metric", "eval_loss"])
+    told = capsys.readouterr().out
+    assert "1.5" in told and "1.8" in told
+    assert "learning_rate" in told
 
 
 def test_a_second_import_changes_nothing_and_a_longer_file_updates_the_run(wandb_file):
