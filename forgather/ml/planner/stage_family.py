@@ -178,8 +178,13 @@ class StageFamily:
     def _whole_backward(self, variant: Variant) -> PassWork:
         """Returns the work of a backward pass as one, from its two parts, which both recompute activations."""
         inputs, weights = self._work_of_one(variant._replace(kind="I")), self._work_of_one(variant)
-        once = {name: count for name, count in weights.operations.items() if name.phase == "backward"}
-        return PassWork({**inputs.operations, **_sum(inputs.operations, once)}, {})
+        found = dict(inputs.operations)
+        for name, count in weights.operations.items():
+            if name.phase != "recompute":
+                # A pass of weights adds to the gradients outside of autograd, where a whole one does it inside.
+                own = name._replace(phase="backward")
+                found[own] = found.get(own, 0) + count
+        return PassWork(found, {})
 
     def _work_of_one(self, variant: Variant) -> PassWork:
         plain = variant._replace(waits=False, adds=False)
