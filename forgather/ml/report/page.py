@@ -90,19 +90,17 @@ _KINDS = {"finished": "good", "failed": "bad", "killed": "bad", "running": "live
 def _badge(facts: RunFacts) -> str:
     """Returns the HTML of the status; that of a run that has not ended says when it was last seen."""
     status, kind = facts.status, _KINDS.get(facts.status, "fair")
-    if facts.is_over or facts.last_seen is None:
+    if facts.is_over:
         return f'<span class="badge {kind}">{html_text(status)}</span>'
     # Without a heartbeat, nobody knows whether the run goes on.
     word = f"{status} when last seen" if facts.heartbeat is None and kind == "live" else status
-    step, most = facts.last_step, facts.max_steps
-    at = f", step {step or 0:,}" + (f" of {most:,}" if most else "")
-    seen = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts.last_seen))
-    # The script of the page shows how long ago that was, and loads the page again while the run goes on.
-    mark = f' data-seen="{facts.last_seen:.0f}"' + (" data-live" if status in ("running", "paused") else "")
-    return (
-        f'<div class="state"><span class="badge {kind}">{html_text(word + at)}</span>'
-        f"<small{mark}>last seen {seen}</small></div>"
-    )
+    at = f", step {facts.last_step or 0:,}" + (f" of {facts.max_steps:,}" if facts.max_steps else "")
+    seen = ""
+    if facts.last_seen is not None:
+        # The script of the page shows how long ago that was, and loads the page again while the run goes on.
+        mark = f' data-seen="{facts.last_seen:.0f}"' + (" data-live" if status in ("running", "paused") else "")
+        seen = f"<small{mark}>last seen {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(facts.last_seen))}</small>"
+    return f'<div class="state"><span class="badge {kind}">{html_text(word + at)}</span>{seen}</div>'
 
 
 def _head(facts: RunFacts, title: str) -> str:
@@ -110,7 +108,7 @@ def _head(facts: RunFacts, title: str) -> str:
     described = [str(model["class"])] if model.get("class") else []
     if model.get("num_parameters"):
         described.append(f"{format_count(model['num_parameters'])} parameters")
-    if started := facts.summary.get("started"):
+    if (started := facts.started) is not None:
         described.append(time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started)))
     return (
         f'<header><div><p class="kicker">training run</p><h1>{html_text(title)}</h1>'

@@ -130,9 +130,14 @@ class RunFacts:
     @property
     def last_seen(self) -> float | None:
         """The time of the last sign of the run in seconds since 1970, or None without one."""
-        times = [record.get("time") for record in self.records] or [self.summary.get("started")]
-        signs: list[Any] = [*times[-1:], None if self.heartbeat is None else self.heartbeat.updated]
-        return max((float(sign) for sign in signs if _is_number(sign) and 0 < sign < _LATEST), default=None)
+        logged = self.records[-1].get("time") if self.records else None
+        signs = [_instant(logged), None if self.heartbeat is None else _instant(self.heartbeat.updated)]
+        return max((sign for sign in signs if sign is not None), default=self.started)
+
+    @property
+    def started(self) -> float | None:
+        """The time at which the training started, in seconds since 1970; None if it is unknown."""
+        return _instant(self.summary.get("started"))
 
     @property
     def planned_peak(self) -> int | None:
@@ -229,6 +234,10 @@ def _series(name: str, points: dict[float, float]) -> Series:
 
 def _count(value: Any) -> int | None:
     return value if type(value) is int and value > 0 else None
+
+
+def _instant(value: Any) -> float | None:
+    return float(value) if _is_number(value) and 0 < value < _LATEST else None
 
 
 def _is_number(value: Any) -> bool:
