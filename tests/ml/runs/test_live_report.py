@@ -4,10 +4,8 @@ import dataclasses
 import json
 import os
 import re
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,10 +19,7 @@ from forgather.run_status import Status, load_status, write_status
 from forgather.runs.watch_server import WatchServer
 from forgather.runs.watched_runs import WatchedRuns
 from tests.ml.callback_scene import arguments, control, state, tiny_model, trainer
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "runs"))
-
-from tests.runs.hostile_page_requests import HOSTILE, exchange, status_of  # noqa: E402
+from tests.runs.hostile_page_requests import HOSTILE, exchange, status_of
 
 STEPS = 40
 
