@@ -24,6 +24,7 @@ from forgather.project.project import Project
 
 _PLANS = "forgather.ml.planner.pipeline_plans"
 _TRACED = "forgather.ml.planner.memory"
+_SIMPLEST = "Schedule1F1B"
 _FASTER = "the pipeline fits without it, which is faster"
 
 Plan = tuple[dict[str, Any], RunWork]
@@ -83,10 +84,13 @@ class PipelineSearch:
             plans = self._plans_of(choice)
             split = plans.split_spec(choice.settings[SCHEDULE], *_sizes(choice), self._device.hardware)
             return [self._drawn(choice, one, plans, split) for one in found]
-        except import_module(_PLANS).IrregularPassError:
-            self._say(f"tracing {choice.title}: the model has too few equal blocks to follow from other stages")
-            self.traced += 1
-            return [self._traced(choice, one) for one in found[-1:]]
+        except import_module(_PLANS).IrregularPassError as error:
+            if isinstance(error, import_module(_PLANS).TooFewBlocksError) and choice.settings[SCHEDULE] == _SIMPLEST:
+                self._say(f"tracing {choice.title}: {error}")
+                self.traced += 1
+                return [self._traced(choice, found[-1])]
+            reason = f"no trace of other stages says what it needs ({error}): plan a config with these settings"
+            return [replace(_cell(choice, one), reason=reason) for one in found[-1:]]
         except Exception as error:  # noqa: BLE001 - code of the user's model under a strategy that it may not support
             return [replace(_cell(choice, one), reason=error_line(error)) for one in found]
 

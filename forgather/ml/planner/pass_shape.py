@@ -11,7 +11,7 @@ Units:
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -118,7 +118,11 @@ class _Segment:
 
 
 class IrregularPassError(Exception):
-    """A pass does not go through the blocks of a stage one after the other, so that no other stage follows from it."""
+    """Other stages do not follow from those that are traced. The message says why, as a part of a sentence."""
+
+
+class TooFewBlocksError(IrregularPassError):
+    """The model, or one of its stages, has fewer blocks than stages must have to follow from others."""
 
 
 class _Event(NamedTuple):
@@ -133,7 +137,7 @@ def shapes_of(
     blocks: Mapping[int, range],
     *,
     output_waits: bool = False,
-    adds: bool = False,
+    adds: Callable[[Allocation], bool] = lambda _: False,
 ) -> dict[tuple[int, str, int], PassShape]:
     """Returns the shape of each pass, by stage, kind and micro-batch.
 
@@ -143,7 +147,7 @@ def shapes_of(
         blocks: for each stage, the indices of its blocks among those of the rank.
         output_waits: whether the output of the last stage is kept until its next forward pass has computed another
             one, as a local variable of torch's schedules with one stage does, and not only until its backward pass.
-        adds: whether gradients exist before the step, so that those that a pass makes are added to them and freed.
+        adds: a function that returns whether a new gradient is added to one that exists before, and freed.
 
     Raises:
         IrregularPassError: if a pass does not go through the blocks of its stage one after the other.
@@ -172,7 +176,7 @@ def shapes_of(
             following = next((index for index in later if index > born), None)
             if following is not None:
                 events[following].append(_Event(ordered[following].computed, -item.num_bytes, item))
-        elif adds and item.category == GRADIENTS:
+        elif item.category == GRADIENTS and adds(item):
             events[born].append(_Event(item.born, -item.num_bytes, item))
         elif is_own and died is not None and item.died is not None:
             events[died].append(_Event(item.died, -item.num_bytes, item))
@@ -204,7 +208,7 @@ def _parts(events: Iterable[_Event], blocks: range, noted: StagePass) -> tuple[_
     # That of the first stage is a whole backward pass, because its inputs have no gradients.
     inner = 1 if noted.kind == "W" and noted.stage > 0 and len(blocks) == DEPTH else None
     parts: list[_Segment | tuple[_Segment, ...]] = []
-    position = 0
+    position, is_outside = 0, False
     while position < len(runs):
         label = runs[position][0]
         if label is None:
@@ -214,7 +218,13 @@ def _parts(events: Iterable[_Event], blocks: range, noted: StagePass) -> tuple[_
         sweep = runs[position : position + len(blocks)]
         order = [one for one, _ in sweep]
         if order not in ([*range(len(blocks))], [*reversed(range(len(blocks)))]):
-            raise IrregularPassError
+            if label not in (0, len(blocks) - 1) or is_outside:
+                raise IrregularPassError("its passes do not go through the blocks one after the other")
+            # What comes before or after the blocks, such as the gradient of an embedding, may bear the name of an end.
+            parts.append(_segment(runs[position][1], blocks, inner, None))
+            position, is_outside = position + 1, True
+            continue
+        is_outside = False
         parts.append(tuple(_segment(found, blocks, None if own == 1 else inner, order[0]) for own, found in sweep))
         position += len(blocks)
     return tuple(parts)

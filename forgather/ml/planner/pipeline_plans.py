@@ -17,12 +17,12 @@ from typing import Any
 
 from forgather.ml.planner.allocations import Region
 from forgather.ml.planner.memory import plan_of
-from forgather.ml.planner.pass_shape import IrregularPassError, added
+from forgather.ml.planner.pass_shape import IrregularPassError, TooFewBlocksError, added
 from forgather.ml.planner.peaks import Peak
 from forgather.ml.planner.rank_recorder import BATCH, COMMUNICATION, TEMPORARIES
 from forgather.ml.planner.schedule_replay import ALTERNATING, Action, Replayed, replayed
 from forgather.ml.planner.stage_family import FAMILY_CUTS, FAMILY_PARTS, StageFamily, trace_family
-from forgather.ml.planner.stage_variants import FIRST, LAST, MIDDLE, Effect, PassWork, Turn, Variant
+from forgather.ml.planner.stage_variants import FIRST, LAST, MIDDLE, Adds, Effect, PassWork, Turn, Variant
 from forgather.ml.planner.stored_state import StoredState
 from forgather.ml.planner.trace_result import RankTrace
 from forgather.ml.strategy.gradients import BUCKET_BYTES
@@ -36,7 +36,14 @@ from forgather.planner.stage_cuts import UnitCosts, balanced_cuts
 from forgather.planner.step_time import operation_seconds
 from forgather.planner.work import Message, Operation, RunWork
 
-__all__ = ["IrregularPassError", "PipelinePlans", "PipelineSizes", "family_settings", "trace_family"]
+__all__ = [
+    "IrregularPassError",
+    "PipelinePlans",
+    "PipelineSizes",
+    "TooFewBlocksError",
+    "family_settings",
+    "trace_family",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +91,7 @@ class PipelinePlans:
     def __init__(self, make_family: Callable[[bool], StageFamily], *, device_type: str) -> None:
         self._make_family = make_family
         self._device_type = device_type
-        self._families: dict[bool, StageFamily | IrregularPassError] = {}
+        self._families: dict[bool, StageFamily | Exception] = {}
         self._cuts: dict[tuple[str, int, int], tuple[int, ...]] = {}
 
     def family(self, *, divides_backward: bool) -> StageFamily:
@@ -92,14 +99,15 @@ class PipelinePlans:
 
         Raises:
             IrregularPassError: if stages do not follow from the traces.
+            Exception: if the code of the model does not fit its settings.
         """
         if divides_backward not in self._families:
             try:
                 self._families[divides_backward] = self._make_family(divides_backward)
-            except IrregularPassError as error:
+            except Exception as error:  # noqa: BLE001 - code of the user's model, which would fail in the same way again
                 self._families[divides_backward] = error
         found = self._families[divides_backward]
-        if isinstance(found, IrregularPassError):
+        if isinstance(found, Exception):
             raise found
         return found
 
@@ -218,8 +226,10 @@ class _Drawn:
         self._masks = self._whole.masks(sizes.rows, sizes.parts, min(2, sizes.runs))
         edges = (0, *sizes.cuts, self._whole.num_blocks)
         self._blocks = [stop - start for start, stop in zip(edges, edges[1:], strict=False)]
-        if min(self._blocks) < 1 or min(self._blocks[0], self._blocks[-1]) < 2 or not self._starts_in_order():
-            raise IrregularPassError
+        if min(self._blocks) < 1 or min(self._blocks[0], self._blocks[-1]) < 2:
+            raise TooFewBlocksError(f"the stages have {', '.join(map(str, self._blocks))} blocks, one at an end")
+        if not self._starts_in_order():
+            raise IrregularPassError("the schedule does not begin its backward passes with the first micro-batch")
 
     def _starts_in_order(self) -> bool:
         """Returns whether the first backward pass of each stage is that of the first micro-batch, as in the traces."""
@@ -240,7 +250,15 @@ class _Drawn:
         turn = self._family(kind).turn(micro_batch, self._masks[adds])
         place = self._sizes.place_of(stage)
         waits = self._sizes.schedule == ALTERNATING and place == LAST
-        return Variant(place, kind, turn, waits, adds and kind != "F")
+        # The last stage of the same rank has made the gradients of tied weights before.
+        tied = (
+            Adds.TIED if place == FIRST and self._has_both_ends(self._sizes.placement.rank_of(stage)) else Adds.NOTHING
+        )
+        return Variant(place, kind, turn, waits, Adds.NOTHING if kind == "F" else Adds.ALL if adds else tied)
+
+    def _has_both_ends(self, rank: int) -> bool:
+        stages = self._sizes.placement.stages_of(rank)
+        return 0 in stages and len(self._sizes.cuts) in stages
 
     def _effect(self, action: Action, *, adds: bool) -> Effect:
         stage, kind, _ = action
@@ -252,8 +270,8 @@ class _Drawn:
         stages = sizes.placement.stages_of(rank)
         places = [sizes.place_of(stage) for stage in stages]
         place = LAST if LAST in places else FIRST if FIRST in places else MIDDLE
-        trained = self._sum(family.trained, stages)
-        base = self._base(stages)
+        trained = self._sum(family.trained, stages) - self._has_both_ends(rank) * family.tied.trained
+        base = self._base(rank)
         gradients: dict[str, int] = {}
         peaks: dict[Region, Peak] = {}
         for run in range(min(2, sizes.runs)):
@@ -287,13 +305,14 @@ class _Drawn:
     def _sum(self, sizes: Any, stages: Sequence[int]) -> int:
         return sum(sizes.of(self._sizes.place_of(stage), self._blocks[stage]) for stage in stages)
 
-    def _base(self, stages: Sequence[int]) -> dict[str, int]:
+    def _base(self, rank: int) -> dict[str, int]:
         sizes, family = self._sizes, self._whole
+        stages = sizes.placement.stages_of(rank)
         last = len(sizes.cuts)
         buffers = sum((stage > 0) + (stage < last) for stage in stages)
         return {
-            PARAMETERS: self._sum(family.weights, stages),
-            OPTIMIZER: self._sum(family.optimizer, stages),
+            PARAMETERS: self._sum(family.weights, stages) - self._has_both_ends(rank) * family.tied.weights,
+            OPTIMIZER: self._sum(family.optimizer, stages) - self._has_both_ends(rank) * family.tied.optimizer,
             COMMUNICATION: buffers * sizes.parts * family.message_bytes,
             BATCH: family.batch_bytes(sizes.parts, min(2, sizes.runs)),
         }
@@ -309,7 +328,8 @@ class _Drawn:
         rows = sizes.rows * sizes.parts * sizes.runs * sizes.replicas
         # Those of the traced rank, in which the first stage and another one have six blocks.
         own = family.weights.before + 6 * family.weights.block, family.trained.before + 6 * family.trained.block
-        weights, optimizer = self._sum(family.weights, stages), self._sum(family.optimizer, stages)
+        base = self._base(rank)
+        weights, optimizer = base[PARAMETERS], base[OPTIMIZER]
         name = f"rank {rank}"
         settings = {
             **facts.settings,

@@ -10,17 +10,19 @@ Units:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
+from forgather.errors import ForgatherError
 from forgather.launcher_env import ProcessFacts
-from forgather.ml.planner.allocations import Region
+from forgather.ml.planner.allocations import Allocation, Region
 from forgather.ml.planner.masked_parts import masked_parts
-from forgather.ml.planner.pass_shape import DEPTH, IrregularPassError, PassShape, added, shapes_of
+from forgather.ml.planner.pass_shape import DEPTH, IrregularPassError, PassShape, TooFewBlocksError, added, shapes_of
 from forgather.ml.planner.peaks import Peak
 from forgather.ml.planner.rank_recorder import BATCH, COMMUNICATION, TEMPORARIES
 from forgather.ml.planner.rank_trace import MakeTrainer, trace_rank
@@ -32,9 +34,11 @@ from forgather.ml.planner.stage_variants import (
     FIRST,
     LAST,
     MIDDLE,
+    Adds,
     Effect,
     PartSizes,
     PassWork,
+    TiedSizes,
     Turn,
     Variant,
 )
@@ -44,6 +48,7 @@ from forgather.planner.work import Operation
 
 FAMILY_DEPTH = 3 * DEPTH + 1
 """The number of blocks of the models that are traced."""
+_FEW = f"the model has fewer than {FAMILY_DEPTH} blocks"
 FAMILY_CUTS = {"layer.2": "end", "layer.3": "end", "layer.6": "end"}
 """Their cuts, as a `split_spec`."""
 FAMILY_PARTS = 3
@@ -92,8 +97,10 @@ class StageFamily:
         self._work: dict[Variant, PassWork] = {}
         for rank, one in enumerate(traced):
             variants = {Variant(_PLACES[item.stage], item.kind, Turn(item.micro_batch)): item for item in one.passes}
-            for waits, adds in itertools.product((False, True), repeat=2):
-                shapes = shapes_of(one.trace.allocations, one.passes, _BLOCKS[rank], output_waits=waits, adds=adds)
+            for waits, adds in itertools.product((False, True), Adds):
+                shapes = shapes_of(
+                    one.trace.allocations, one.passes, _BLOCKS[rank], output_waits=waits, adds=self._added[adds]
+                )
                 for variant, noted in variants.items():
                     own = variant._replace(waits=waits, adds=adds)
                     self._shapes[own] = shapes[noted.stage, noted.kind, noted.micro_batch]
@@ -187,9 +194,9 @@ class StageFamily:
         return PassWork(found, {})
 
     def _work_of_one(self, variant: Variant) -> PassWork:
-        plain = variant._replace(waits=False, adds=False)
+        plain = variant._replace(waits=False, adds=Adds.NOTHING)
         found = self._work[plain]
-        if not variant.adds or variant.turn is not Turn.FIRST:
+        if variant.adds is not Adds.ALL or variant.turn is not Turn.FIRST:
             return found
         # What a later pass adds to gradients, this one only makes.
         sums = {
@@ -213,6 +220,27 @@ class StageFamily:
         scalars = self._traced[0].held(OPTIMIZER) - sum(stored.values())
         number = sum(key.startswith(name) for key in stored)
         return self._parts_of(OPTIMIZER, own + scalars * number // max(1, len(stored)))
+
+    @cached_property
+    def tied(self) -> TiedSizes:
+        """The bytes of the weights that both the first and the last stage have, which a rank with both has once."""
+        first, last = (one.trace.facts.stored for one in self._traced)
+        names = first.weights.keys() & last.weights.keys()
+        return TiedSizes(
+            weights=sum(first.weights[name] for name in names),
+            trained=sum(first.weights[name] for name in names if name in first.optimizer),
+            optimizer=sum(first.optimizer.get(name, 0) for name in names),
+            sizes=frozenset(first.weights[name] for name in names),
+        )
+
+    @cached_property
+    def _added(self) -> dict[Adds, Callable[[Allocation], bool]]:
+        return {
+            Adds.NOTHING: lambda _: False,
+            # A gradient has no name in a recording, and the weights of blocks have other sizes.
+            Adds.TIED: lambda item: item.num_bytes in self.tied.sizes,
+            Adds.ALL: lambda _: True,
+        }
 
     @cached_property
     def trained(self) -> PartSizes:
@@ -320,8 +348,20 @@ class StageFamily:
         first, second = (one.held(COMMUNICATION) - 3 * own for one in self._traced)
         # One of two stages of the first rank comes after another one, both of the second one do.
         if first % own or second != 2 * first:
-            raise IrregularPassError
+            raise IrregularPassError("its ranks hold more than the messages of their stages")
         return first // own
+
+
+@contextlib.contextmanager
+def _refusing_few_blocks() -> Iterator[None]:
+    """Context manager in which a cut at a block that the model does not have says that it has too few blocks."""
+    try:
+        yield
+    except ForgatherError as error:
+        if error.code != "FG752":
+            raise
+        # The user did not write these cuts.
+        raise TooFewBlocksError(_FEW) from error
 
 
 def _sum(one: Mapping[Operation, float], other: Mapping[Operation, float]) -> dict[Operation, float]:
@@ -349,10 +389,12 @@ def trace_family(make_trainer: MakeTrainer, *, device_type: str) -> StageFamily:
 
     for rank in range(2):
         facts = ProcessFacts(rank=rank, local_rank=rank, world_size=2, local_world_size=2)
-        with noting_passes() as passes:
+        with noting_passes() as passes, _refusing_few_blocks():
             trace = trace_rank(make, facts, depth=FAMILY_DEPTH, relay=relay, device_type=device_type, cuts_depth=True)
         if trace.whole is None:
-            raise IrregularPassError
+            raise IrregularPassError("its blocks differ, or are few")
+        if trace.whole < FAMILY_DEPTH:
+            raise TooFewBlocksError(_FEW)
         traced.append(_Traced(trace=trace, passes=tuple(passes)))
     return StageFamily(traced, functools.partial(masked_parts, made[0]))
 

@@ -48,6 +48,12 @@ class Turn(Enum):
     FIRST, LATER, LAST = range(3)
 
 
+class Adds(Enum):
+    """The gradients that exist before a pass that would make them: none, those of tied weights, or all."""
+
+    NOTHING, TIED, ALL = range(3)
+
+
 class Variant(NamedTuple):
     """A pass of a stage.
 
@@ -56,11 +62,28 @@ class Variant(NamedTuple):
         kind: F, B, I or W.
         turn: which of the micro-batches it is for.
         waits: see `output_waits` of `shapes_of`.
-        adds: see `adds` of `shapes_of`.
+        adds: to which gradients it adds.
     """
 
     place: str
     kind: str
     turn: Turn
     waits: bool = False
-    adds: bool = False
+    adds: Adds = Adds.NOTHING
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiedSizes:
+    """The bytes of tied weights: of the weights, of those that are trained, and of their optimizer state.
+
+    Args:
+        weights: the bytes of all.
+        trained: the bytes of those that are trained.
+        optimizer: the bytes of their optimizer state.
+        sizes: the bytes of each.
+    """
+
+    weights: int
+    trained: int
+    optimizer: int
+    sizes: frozenset[int]
