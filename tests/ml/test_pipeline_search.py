@@ -39,7 +39,7 @@ def planned(config, *titles, device=BOX, state=None, said=None):
     """Returns the cells of some pipelines on two devices, and the choices by title."""
     search = Search(gpus=2, nodes=1, device=device, rows=ROWS, say=(lambda line: None) if said is None else said.append)
     with ChoiceProjects(Project(config), 2, 1) as projects:
-        planner = _Planner(search, projects, ROWS)
+        planner = _Planner(search, projects, ROWS, ())
         planner._state = state
         pipelines = planner.pipelines()
         cells = []
@@ -106,12 +106,12 @@ def test_what_cannot_fit_by_its_state_or_is_refused_is_not_traced(bench):
     assert all(cell.least >= 8 * gib for cell in cells)
     fp16 = Project("deep", overrides=[("+trainer_args.fp16", "true")])
     with ChoiceProjects(fp16, 2, 1) as projects:
-        pipelines = _Planner(Search(gpus=2, nodes=1, device=BOX, rows=ROWS), projects, ROWS).pipelines()
+        pipelines = _Planner(Search(gpus=2, nodes=1, device=BOX, rows=ROWS), projects, ROWS, ()).pipelines()
         refused = pipelines.cells_of(pipelines.choices[0], [])
     assert all("fp16 with a pipeline" in cell.reason for cell in refused)
     odd = Search(gpus=2, nodes=1, device=BOX, rows=1)
     with ChoiceProjects(Project("deep"), 2, 1) as projects:
-        pipelines = _Planner(odd, projects, 1).pipelines()
+        pipelines = _Planner(odd, projects, 1, ()).pipelines()
         (cell,) = pipelines.cells_of(pipelines.choices[0], [])
     assert "1 rows of an update are no number of micro-batches" in cell.reason
 
