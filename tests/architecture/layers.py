@@ -290,7 +290,8 @@ planner:
     planner.row_line
     planner.memory planner.row_limit planner.stage_costs
     planner.stage_variants
-    planner.schedule_replay planner.stage_family
+    planner.family_trace planner.schedule_replay
+    planner.stage_family
     planner.batch_plans planner.pipeline_plans planner.sequence_plans planner.split_search
 dry run:
     dry_run

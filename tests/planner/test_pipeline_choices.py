@@ -64,5 +64,5 @@ def test_the_changes_divide_the_rows_of_a_process_among_the_micro_batches():
     )
     assert found["fsdp"] is None
     text = leaf_text("configs/a.yaml", changes(pipeline, (1, 512), {}), name="b", trainer=choice.trainer, processes=8)
-    assert "    split_spec: {model.layers.3: end}" in text.splitlines()
+    assert '    split_spec: {"model.layers.3": end}' in text.splitlines()
     assert sum(bool(line) for line in text.splitlines()) <= 19

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forgather.ml.planner.allocations import Region
+from forgather.ml.planner.family_trace import FAMILY_CUTS, FAMILY_PARTS
 from forgather.ml.planner.memory import plan_of
 from forgather.ml.planner.pass_shape import IrregularPassError, TooFewBlocksError, added
 from forgather.ml.planner.peaks import Peak
 from forgather.ml.planner.rank_recorder import BATCH, COMMUNICATION, TEMPORARIES
 from forgather.ml.planner.schedule_replay import ALTERNATING, Action, Replayed, replayed
-from forgather.ml.planner.stage_family import FAMILY_CUTS, FAMILY_PARTS, StageFamily, trace_family
+from forgather.ml.planner.stage_family import StageFamily, trace_family
 from forgather.ml.planner.stage_variants import FIRST, LAST, MIDDLE, Adds, Effect, PassWork, Turn, Variant
 from forgather.ml.planner.stored_state import StoredState
 from forgather.ml.planner.trace_result import RankTrace

@@ -1,8 +1,7 @@
 """What pipeline stages hold and do, for any number of blocks and micro-batches, from the traces of two ranks.
 
-`trace_family` traces a pipeline of two ranks with two stages each, over three micro-batches: the first and the last
-stage, and two between them, with one and with three blocks. `StageFamily` gives the effect and the work of each pass of
-a stage with any number of blocks, and the state that it holds.
+`StageFamily` gives the effect and the work of each pass of a stage with any number of blocks, and the state that it
+holds. `trace_family` makes one.
 
 Units:
     bytes.
@@ -10,25 +9,21 @@ Units:
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-from forgather.errors import ForgatherError
-from forgather.launcher_env import ProcessFacts
 from forgather.ml.planner.allocations import Allocation, Region
+from forgather.ml.planner.family_trace import FAMILY_PARTS, TracedRank, trace_ranks
 from forgather.ml.planner.masked_parts import masked_parts
-from forgather.ml.planner.pass_shape import DEPTH, IrregularPassError, PassShape, TooFewBlocksError, added, shapes_of
+from forgather.ml.planner.pass_shape import DEPTH, IrregularPassError, PassShape, shapes_of
 from forgather.ml.planner.peaks import Peak
 from forgather.ml.planner.rank_recorder import BATCH, COMMUNICATION, TEMPORARIES
-from forgather.ml.planner.rank_trace import MakeTrainer, trace_rank
-from forgather.ml.planner.stage_metadata import Relay
+from forgather.ml.planner.rank_trace import MakeTrainer
 from forgather.ml.planner.stage_parts import StageParts
-from forgather.ml.planner.stage_passes import StagePass, noting_passes
+from forgather.ml.planner.stage_passes import StagePass
 from forgather.ml.planner.stage_variants import (
     ALONE,
     FIRST,
@@ -42,38 +37,12 @@ from forgather.ml.planner.stage_variants import (
     Turn,
     Variant,
 )
-from forgather.ml.planner.trace_result import RankTrace
 from forgather.planner.memory_plan import GRADIENTS, OPTIMIZER, PARAMETERS
 from forgather.planner.work import Operation
 
-FAMILY_DEPTH = 3 * DEPTH + 1
-"""The number of blocks of the models that are traced."""
-_FEW = f"the model has fewer than {FAMILY_DEPTH} blocks"
-FAMILY_CUTS = {"layer.2": "end", "layer.3": "end", "layer.6": "end"}
-"""Their cuts, as a `split_spec`."""
-FAMILY_PARTS = 3
-"""The number of their micro-batches: the first one casts weights, only the last one may have rows with padding."""
 _PLACES = {0: FIRST, 1: ALONE, 2: MIDDLE, 3: LAST}
 _BLOCKS = {0: {0: range(0, 3), 2: range(3, 6)}, 1: {1: range(0, 1), 3: range(1, 4)}}
 _STATE = (PARAMETERS, OPTIMIZER, COMMUNICATION, BATCH, GRADIENTS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Traced:
-    trace: RankTrace
-    passes: Sequence[StagePass]
-
-    def held(self, category: str) -> int:
-        return sum(one.num_bytes for one in self.trace.allocations if not one.born and one.category == category)
-
-    @cached_property
-    def prologue(self) -> dict[str, int]:
-        """What the step holds when the first pass begins, besides what existed before the step."""
-        begin, found = min(one.begins for one in self.passes), dict[str, int]()
-        for one in self.trace.allocations:
-            if 0 < one.born <= begin and (one.died is None or one.died > begin):
-                found = added(found, {one.category or TEMPORARIES: one.num_bytes})
-        return found
 
 
 class StageFamily:
@@ -88,7 +57,7 @@ class StageFamily:
     """
 
     def __init__(
-        self, traced: Sequence[_Traced], masks: Callable[[int, int, int], tuple[tuple[bool, ...], ...]]
+        self, traced: Sequence[TracedRank], masks: Callable[[int, int, int], tuple[tuple[bool, ...], ...]]
     ) -> None:
         self._traced = traced
         self.masks = functools.lru_cache(masks)
@@ -315,19 +284,19 @@ class StageFamily:
             shares.append(most / self._trained_of(one))
         return abs(shares[0] - shares[1]) < 0.02 * max(shares)
 
-    def _besides_state(self, one: _Traced, peak: Peak) -> dict[str, int]:
+    def _besides_state(self, one: TracedRank, peak: Peak) -> dict[str, int]:
         """Returns what a peak has besides the state and the messages that the last run has left, by category."""
         rest = {name: size for name, size in peak.categories.items() if name not in _STATE}
         later_stages = 1 if one is self._traced[0] else 2
         left = self.left_messages * self.message_bytes * FAMILY_PARTS * later_stages
         return {**rest, TEMPORARIES: max(0, rest.get(TEMPORARIES, 0) - left)}
 
-    def _trained_of(self, one: _Traced) -> int:
+    def _trained_of(self, one: TracedRank) -> int:
         ends = self.trained.before if one is self._traced[0] else self.trained.after
         blocks = sum(map(len, _BLOCKS[self._traced.index(one)].values()))
         return max(1, ends + blocks * self.trained.block)
 
-    def _of(self, place: str) -> _Traced:
+    def _of(self, place: str) -> TracedRank:
         return self._traced[place == LAST]
 
     def _parts_of(self, category: str, block: int) -> PartSizes:
@@ -352,18 +321,6 @@ class StageFamily:
         return first // own
 
 
-@contextlib.contextmanager
-def _refusing_few_blocks() -> Iterator[None]:
-    """Context manager in which a cut at a block that the model does not have says that it has too few blocks."""
-    try:
-        yield
-    except ForgatherError as error:
-        if error.code != "FG752":
-            raise
-        # The user did not write these cuts.
-        raise TooFewBlocksError(_FEW) from error
-
-
 def _sum(one: Mapping[Operation, float], other: Mapping[Operation, float]) -> dict[Operation, float]:
     return {name: one.get(name, 0) + count for name, count in other.items()}
 
@@ -372,34 +329,18 @@ def trace_family(make_trainer: MakeTrainer, *, device_type: str) -> StageFamily:
     """Returns the stages of a pipeline.
 
     Args:
-        make_trainer: a function that makes the trainer, see `trace_shapes`: with two ranks, two stages on each,
-            `FAMILY_CUTS` and `FAMILY_PARTS` micro-batches.
+        make_trainer: see `trace_ranks`.
         device_type: the kind of device, "cpu" or "cuda".
 
     Raises:
         IrregularPassError: if stages with other numbers of blocks do not follow from the traces, as those of a model
             whose blocks differ.
     """
-    relay, traced = Relay(), []
-    made: list[Any] = []
-
-    def make(hook: Any) -> Any:
-        made.append(make_trainer(hook))
-        return made[-1]
-
-    for rank in range(2):
-        facts = ProcessFacts(rank=rank, local_rank=rank, world_size=2, local_world_size=2)
-        with noting_passes() as passes, _refusing_few_blocks():
-            trace = trace_rank(make, facts, depth=FAMILY_DEPTH, relay=relay, device_type=device_type, cuts_depth=True)
-        if trace.whole is None:
-            raise IrregularPassError("its blocks differ, or are few")
-        if trace.whole < FAMILY_DEPTH:
-            raise TooFewBlocksError(_FEW)
-        traced.append(_Traced(trace=trace, passes=tuple(passes)))
-    return StageFamily(traced, functools.partial(masked_parts, made[0]))
+    traced, trainer = trace_ranks(make_trainer, device_type=device_type)
+    return StageFamily(traced, functools.partial(masked_parts, trainer))
 
 
-def _work_of(one: _Traced, variants: Mapping[Variant, StagePass]) -> dict[Variant, PassWork]:
+def _work_of(one: TracedRank, variants: Mapping[Variant, StagePass]) -> dict[Variant, PassWork]:
     ordered = sorted(one.passes, key=lambda noted: noted.begins)
     following: dict[int, StagePass] = {id(noted): later for noted, later in zip(ordered, ordered[1:], strict=False)}
 

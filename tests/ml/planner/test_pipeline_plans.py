@@ -38,9 +38,10 @@ def sizes(schedule, ranks, per_rank, parts, cuts, *, runs=1, replicas=1):
 
 QUICK = [
     (False, sizes("1F1B", 2, 1, 5, (5,))),
-    (True, sizes("ZBVZeroBubble", 2, 2, 4, (3, 6, 9))),
+    (False, sizes("ZBVZeroBubble", 2, 2, 4, (3, 6, 9))),
 ]
 FULL = [
+    (True, sizes("ZBVZeroBubble", 2, 2, 4, (3, 6, 9))),
     (False, sizes("1F1B", 4, 1, 8, (3, 6, 9))),
     (False, sizes("1F1B", 4, 1, 4, (2, 6, 10), runs=3)),
     (False, sizes("1F1B", 2, 1, 4, (6,), runs=2, replicas=2)),
