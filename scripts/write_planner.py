@@ -39,13 +39,14 @@ PIECES = {
     f"{PLANNER}test_convolutions.py {PLANNER}test_gpu_attention.py",
     "auto": f"{PLANNER}test_auto_rows.py",
     "batches": f"{PLANNER}test_batch_plans.py",
+    "drawn": f"{PLANNER}test_pipeline_plans.py",
     "phases": f"{PLANNER}test_phase_traces.py {PLANNER}test_formulas_traced.py {PLANNER}test_untraceable.py "
-    f"{PLANNER}test_remembered_fakes.py",
+    f"{PLANNER}test_remembered_fakes.py {PLANNER}test_peaks.py",
     "lengths": f"{PLANNER}test_sequence_plans.py tests/ml/test_plan_grid.py",
     "tasks": f"{PLANNER}test_task_traces.py {PLANNER}test_transformers_steps.py",
     "times": f"{PLANNER}test_step_times.py {PLANNER}test_calibration.py {PLANNER}test_split_search.py "
     f"{PLANNER}test_library_kernels.py",
-    "found": "tests/ml/test_plan_find.py tests/ml/test_plan_command.py",
+    "found": "tests/ml/test_plan_find.py tests/ml/test_plan_command.py tests/ml/test_pipeline_search.py",
 }
 """What runs in one go: a few minutes on an idle machine of two cores."""
 ROWS = (
