@@ -63,7 +63,7 @@ LLAMA = "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
 SHARDED = [(name, *size) for name in (LLAMA, "Qwen/Qwen3-0.6B") for size in ((4, True), (4, False), (1, False))]
 
 
-@pytest.mark.parametrize(("name", "rows", "recompute"), thinned(SHARDED, lambda *cell: cell == (LLAMA, 4, True)))
+@pytest.mark.parametrize(("name", "rows", "recompute"), thinned(SHARDED, lambda *cell: False))
 def test_the_peak_of_fsdp_is_close_above_that_of_the_trace(name, rows, recompute, tmp_path):
     whole = model_shape(name)
     shape = replace(whole, blocks=tuple(replace(block, count=3) for block in whole.blocks))

@@ -61,15 +61,22 @@ def trainer_of(settings, recomputes, tmp_path):
     return functools.partial(make_trainer, Cell("", 2, "PipelineTrainer", args, **MODEL), tmp_path)
 
 
-def drawn(recomputes, one, tmp_path):
-    """Returns the plan and the work that are drawn."""
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Returns a function that returns the plan and the work that are drawn; each family is traced once."""
 
-    def family(divides_backward):
+    @functools.cache
+    def family(recomputes, divides_backward):
         settings = family_settings(divides_backward=divides_backward)
         rows = {"per_device_train_batch_size": settings["pipeline_chunks"]}
-        return trace_family(trainer_of({**settings, **rows}, recomputes, tmp_path), device_type=DEVICE)
+        trainer = trainer_of({**settings, **rows}, recomputes, tmp_path_factory.mktemp("family"))
+        return trace_family(trainer, device_type=DEVICE)
 
-    return PipelinePlans(family, device_type=DEVICE).plan_of_sizes(one, local_world_size=8)
+    def draw(recomputes, one):
+        plans = PipelinePlans(functools.partial(family, recomputes), device_type=DEVICE)
+        return plans.plan_of_sizes(one, local_world_size=8)
+
+    return draw
 
 
 def traced(recomputes, one, tmp_path):
@@ -105,8 +112,8 @@ def seconds(work):
 @pytest.mark.parametrize(
     ("recomputes", "one"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.matrix) for case in FULL)], ids=str
 )
-def test_a_drawn_pipeline_equals_its_own_plan(recomputes, one, tmp_path):
-    plan, work = drawn(recomputes, one, tmp_path)
+def test_a_drawn_pipeline_equals_its_own_plan(recomputes, one, drawn, tmp_path):
+    plan, work = drawn(recomputes, one)
     own, own_work = traced(recomputes, one, tmp_path)
     assert peaks(own).keys() == peaks(plan).keys()
     assert worst(own) == pytest.approx(worst(plan), rel=0.001)
@@ -117,15 +124,15 @@ def test_a_drawn_pipeline_equals_its_own_plan(recomputes, one, tmp_path):
     assert seconds(own_work).high == pytest.approx(seconds(work).high, rel=0.01)
 
 
-def test_a_stage_at_an_end_with_one_block_does_not_follow_from_others(tmp_path):
+def test_a_stage_at_an_end_with_one_block_does_not_follow_from_others(drawn):
     with pytest.raises(IrregularPassError):
-        drawn(False, sizes("1F1B", 2, 1, 4, (1,)), tmp_path)
+        drawn(False, sizes("1F1B", 2, 1, 4, (1,)))
 
 
-def test_another_number_of_micro_batches_is_told_apart(tmp_path):
+def test_another_number_of_micro_batches_is_told_apart(drawn, tmp_path):
     """A plan of one micro-batch in flight less is outside of the tolerance."""
     one = sizes("1F1B", 2, 1, 4, (6,))
     own, _ = traced(False, one, tmp_path)
     for other in (replace(one, parts=2), replace(one, cuts=(5,))):
-        plan, _ = drawn(False, other, tmp_path)
+        plan, _ = drawn(False, other)
         assert worst(own) != pytest.approx(worst(plan), rel=0.005)
