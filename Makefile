@@ -10,7 +10,7 @@ FINETUNE := $(VENV)/.finetune
 STAMP := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 
-.PHONY: demo assistant test test-fast test-distributed test-reliability test-finetune test-planner mutations lint bench oracles clean
+.PHONY: demo assistant test test-fast test-distributed test-reliability test-finetune test-planner test-runs mutations lint bench oracles clean
 
 define install
 	@echo "Installing into $(VENV) the packages that constraints.txt pins."
@@ -92,6 +92,15 @@ test-planner: $(STAMP)
 	  $(BIN)/python -m pytest $$words --full --timeout 3600 -o junit_family=xunit1 --junitxml build/planner/$$name.xml; \
 	done
 	$(BIN)/python scripts/write_planner.py build/planner
+
+# The full sets of the tests of many runs, whose quick sets are part of `make test`, in pieces of a few minutes. Writes the
+# table of docs/runs.md.
+test-runs: $(STAMP)
+	rm -rf build/runs
+	$(BIN)/python scripts/write_runs.py --pieces | while read name words; do \
+	  $(BIN)/python -m pytest $$words --full --timeout 3600 -o junit_family=xunit1 --junitxml build/runs/$$name.xml; \
+	done
+	$(BIN)/python scripts/write_runs.py build/runs
 
 # Checks that the tests detect each defect that scripts/mutations describes. About an hour.
 mutations: $(STAMP)

@@ -13,8 +13,11 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts.reports import write  # noqa: E402
+
 PAGE = ROOT / "docs" / "finetuning.md"
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 HEAD = "| what | test | cases | largest difference | tests |\n|---|---|---|---|---|"
 # What is promised, how it is tested, and the tests: files, or the names of some tests of a file.
 REACH = (
@@ -206,17 +209,10 @@ def _worst(cases):
     return ", ".join(texts)
 
 
-def replaced(page, content):
-    """Returns the page with new content between its two marks."""
-    head, rest = page.split(BEGIN)
-    return f"{head}{BEGIN}\n{content}\n{END}{rest.split(END)[1]}"
-
-
 def main(file=ROOT / "build" / "finetuning.xml"):
     """Writes the table for a report."""
     content = table(ElementTree.parse(file).getroot())
-    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), content), encoding="utf-8")
-    print(content)
+    write(PAGE, content)
 
 
 if __name__ == "__main__":

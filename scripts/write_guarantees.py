@@ -11,8 +11,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts.reports import write  # noqa: E402
+
 PAGE = ROOT / "docs" / "guarantees.md"
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 # Maps the id of each guarantee to its promise and the extent of its test.
 GUARANTEES = {
     "R1": (
@@ -113,19 +116,12 @@ def _row(name, noted):
     return f"| {name} | {promise} | {reach} | {measured} | `{command}` |"
 
 
-def replaced(page, content):
-    """Returns the page with new content between its two marks."""
-    head, rest = page.split(BEGIN)
-    return f"{head}{BEGIN}\n{content}\n{END}{rest.split(END)[1]}"
-
-
 def main(file=ROOT / "build" / "figures.json"):
     """Writes the table for a file of figures."""
     figures = json.loads(Path(file).read_text(encoding="utf-8"))
     if unknown := sorted(set(figures) - set(GUARANTEES)):
         sys.exit(f"{file}: no guarantee is called {', '.join(unknown)}")
-    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), table(figures)), encoding="utf-8")
-    print(table(figures))
+    write(PAGE, table(figures))
     if missing := [name for name in GUARANTEES if name not in figures]:
         print(f"nothing was measured for {', '.join(missing)}")
 

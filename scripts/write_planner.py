@@ -11,19 +11,18 @@ one that no report has is "not measured in this run".
 import json
 import statistics
 import sys
-import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scripts.reports import function, parameters, passed, print_pieces, properties, write  # noqa: E402
 from tests.ml.planner.cells import FULL, GROUPS, QUICK  # noqa: E402
 from tests.ml.planner.model_cells import CELLS, is_held_out  # noqa: E402
 
 PAGE = ROOT / "docs" / "planner.md"
 RECORD = ROOT / "tests" / "ml" / "recorded" / "memory_estimates.json"
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 PLANNER = "tests/ml/planner/"
 PEAKS = "test_the_traced_peak_is_the_measured_one"
 OTHERS = ("accelerate", "DeepSpeed", "published formulas")
@@ -84,18 +83,9 @@ def cases(folder):
         SystemExit: if a test failed.
     """
     found = defaultdict(list)
-    for file in sorted(Path(folder).glob("*.xml")):
-        # A test that was interrupted has no name.
-        for case in ElementTree.parse(file).getroot().iterfind(".//testcase[@name]"):
-            if case.find("failure") is not None or case.find("error") is not None:
-                sys.exit(f"{file}: {case.get('name')} failed; nothing is written")
-            found[case.get("name").partition("[")[0]].append(case)
+    for case in passed(folder):
+        found[function(case)].append(case)
     return found
-
-
-def properties(case):
-    """Returns what a test recorded."""
-    return {one.get("name"): one.get("value") for one in case.iter("property")}
 
 
 def deviation(pairs):
@@ -105,7 +95,7 @@ def deviation(pairs):
 
 def peak_tables(found):
     """Returns the table of cells, that of their classes, and the sentence about other estimates."""
-    peaks = {case.get("name").partition("[")[2][:-1]: properties(case) for case in found[PEAKS]}
+    peaks = {parameters(case): properties(case) for case in found[PEAKS]}
     estimates = json.loads(RECORD.read_text(encoding="utf-8"))
     lines, errors, ranks = [], defaultdict(list), 0
     by_reach = defaultdict(list)
@@ -180,16 +170,10 @@ def figures(found):
                 if name.startswith("figure: ")
             ]
             if values:
-                label = case.get("name").partition("[")[2][:-1]
+                label = parameters(case)
                 parts.append(f"{label}: {', '.join(values)}" if label else ", ".join(values))
         rows.append(f"| {what} | {reach} | {len(own)} | {'; '.join(parts)} |")
     return "\n".join(["| what | reach | cases | figures |\n|---|---|---|---|", *rows])
-
-
-def replaced(page, content):
-    """Returns the page with new content between its two marks."""
-    head, rest = page.split(BEGIN)
-    return f"{head}{BEGIN}\n{content}\n{END}{rest.split(END)[1]}"
 
 
 def main(folder=ROOT / "build" / "planner"):
@@ -197,13 +181,11 @@ def main(folder=ROOT / "build" / "planner"):
     found = cases(folder)
     cells, classes, comparison = peak_tables(found)
     content = "\n\n".join([classes, figures(found), comparison, cells])
-    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), content), encoding="utf-8")
-    print(content)
+    write(PAGE, content)
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--pieces"]:
-        for name, words in PIECES.items():
-            print(name, words)
+        print_pieces(PIECES)
     else:
         main(*sys.argv[1:])

@@ -17,7 +17,7 @@ from forgather.sweeps.journal import Journal, Outcome, TrialHistory
 from forgather.sweeps.progress import TrialProgress
 from forgather.sweeps.slots import Command, Slots
 from forgather.sweeps.spec import SweepSpec
-from forgather.sweeps.stopping import ends_early
+from forgather.sweeps.stopping import ends_early, start_order
 
 TRIALS, LOG = "trials", "output.log"
 MOST_ATTEMPTS = 3
@@ -124,8 +124,9 @@ class Sweep:
                 yield number, why
 
     def _next(self) -> int | None:
-        for number, trial in self.journal.history.trials.items():
-            if not trial.is_done and number not in self.slots.running():
+        trials = self.journal.history.trials
+        for number in start_order(self.spec, trials):
+            if not trials[number].is_done and number not in self.slots.running():
                 return number
         return self.next_trial()
 

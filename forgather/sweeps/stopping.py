@@ -12,10 +12,11 @@ Source:
 from __future__ import annotations
 
 import math
+import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from forgather.sweeps.spec import EarlyTermination, Goal, Rule
+from forgather.sweeps.spec import EarlyTermination, Goal, Rule, SweepSpec
 
 Curve = Sequence[tuple[int, float]]
 """Pairs of step and value, in the order of the steps."""
@@ -34,6 +35,22 @@ def ends_early(early: EarlyTermination, goal: Goal, curves: Mapping[int, Curve],
     if early.rule is Rule.ASHA:
         return _asha(early, goal, curves, number)
     return _median(early, goal, curves, number)
+
+
+def start_order(spec: SweepSpec, numbers: Iterable[int]) -> list[int]:
+    """Returns the numbers of trials in the order in which they start.
+
+    If trials end early, the order is drawn from the seed: the values of a grid ascend, so each trial would be better
+    than those before it until the best value is reached, and none of them would end.
+
+    Args:
+        spec: what the sweep is to do.
+        numbers: the numbers of the trials.
+    """
+    if spec.early is None:
+        return list(numbers)
+    # The place of a trial does not depend on how many there are, because a sweep may get further ones.
+    return sorted(numbers, key=lambda number: random.Random(f"{spec.seed} {number}").random())
 
 
 def best_value(curve: Curve, goal: Goal, until: int | None = None) -> float | None:

@@ -47,11 +47,15 @@ def cpu_seconds(words, cwd):
 def test_a_filtered_and_sorted_list_takes_less_than_400_ms_and_again_less_than_200_ms(
     count, tmp_path, monkeypatch, record_property
 ):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     make_runs(tmp_path / "runs", count, lines=200)
     words = ["runs", str(tmp_path / "runs"), *QUERY]
-    first, num_lines = cpu_seconds(words, tmp_path)
-    again = min(cpu_seconds(words, tmp_path)[0] for _ in range(2))
+    # The smallest of some: other work on the machine makes each a little slower.
+    found = []
+    for number in range(3):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache{number}"))
+        found.append(cpu_seconds(words, tmp_path))
+    first, num_lines = min(found)
+    again = min(cpu_seconds(words, tmp_path)[0] for _ in found)
     record_property("num_runs", count)
     record_property("first_cpu_seconds", round(first, 3))
     record_property("again_cpu_seconds", round(again, 3))

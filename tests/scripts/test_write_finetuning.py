@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from scripts import write_finetuning
+from scripts.reports import replaced
 from tests.project.workbench import ROOT
 
 
@@ -50,4 +51,4 @@ def test_a_failed_or_missing_test_writes_no_table(cases, words):
 
 def test_the_page_has_one_place_for_the_table():
     page = write_finetuning.PAGE.read_text(encoding="utf-8")
-    assert "| x |\n<!-- figures: end -->" in write_finetuning.replaced(page, "| x |")
+    assert "| x |\n<!-- figures: end -->" in replaced(page, "| x |")

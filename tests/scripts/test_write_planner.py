@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from scripts import write_planner
+from scripts.reports import replaced
 from tests.ml.planner.cells import FULL, QUICK
 from tests.ml.planner.model_cells import CELLS
 
@@ -81,5 +82,5 @@ def test_figures_are_those_that_tests_record():
 
 def test_the_page_keeps_its_text():
     page = write_planner.PAGE.read_text(encoding="utf-8")
-    assert page == write_planner.replaced(page, page.split("begin -->\n")[1].split("\n<!-- figures: end")[0])
-    assert "| x |\n<!-- figures: end -->" in write_planner.replaced(page, "| x |")
+    assert page == replaced(page, page.split("begin -->\n")[1].split("\n<!-- figures: end")[0])
+    assert "| x |\n<!-- figures: end -->" in replaced(page, "| x |")

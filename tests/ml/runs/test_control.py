@@ -43,9 +43,7 @@ def random_script(seed):
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(("layout", "seed"), thinned(CASES, lambda layout, seed: (layout, seed) in QUICK))
-def test_pause_save_stop_and_resume_leave_the_bits_of_an_undisturbed_run(
-    layout, seed, undisturbed, tmp_path, record_property
-):
+def test_pause_save_stop_and_resume_leave_the_bits_of_an_undisturbed_run(layout, seed, undisturbed, tmp_path):
     script = random_script(list(LAYOUTS).index(layout) * 10 + seed)
     steps = list(script)
     answers, is_stopped = run(tmp_path, layout, script)
@@ -59,7 +57,6 @@ def test_pause_save_stop_and_resume_leave_the_bits_of_an_undisturbed_run(
     alone = undisturbed(layout)
     assert losses(alone) == losses(tmp_path, "resumed")
     assert_same_weights(final_weights(alone), final_weights(tmp_path))
-    record_property("control: runs with the bits of an undisturbed run", f"{layout}, {seed}")
 
 
 def test_the_comparison_sees_a_changed_learning_rate(undisturbed, tmp_path):
@@ -74,7 +71,7 @@ def test_hostile_requests_change_no_loss(undisturbed, tmp_path, record_property)
     assert all(answer is None or answer["error"] for answer in refused)
     assert losses(undisturbed("one")) == losses(tmp_path)
     assert_same_weights(final_weights(undisturbed("one")), final_weights(tmp_path))
-    record_property("control: hostile requests refused, losses unchanged", len(refused))
+    record_property("hostile_requests", len(refused))
 
 
 CHANGES = {3: [ask("set", learning_rate=5e-4)], 5: [ask("set", logging_steps=2)], 8: [ask("set", learning_rate=2e-4)]}
@@ -82,7 +79,7 @@ CHANGES = {3: [ask("set", learning_rate=5e-4)], 5: [ask("set", logging_steps=2)]
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("layout", thinned(LAYOUTS, lambda layout: layout == "one"))
-def test_changes_are_kept_by_a_resume_and_repeated_with_the_same_losses(layout, tmp_path, record_property):
+def test_changes_are_kept_by_a_resume_and_repeated_with_the_same_losses(layout, tmp_path):
     whole, broken, again = (tmp_path / name for name in ("whole", "broken", "again"))
     run(whole, layout, CHANGES)
     _, is_stopped = run(broken, layout, {**CHANGES, 6: [ask("stop")], 8: ()})
@@ -97,7 +94,6 @@ def test_changes_are_kept_by_a_resume_and_repeated_with_the_same_losses(layout, 
     assert_same_weights(final_weights(whole), final_weights(again))
     made = [(one.step, one.name, one.value) for one in read_interventions(str(again / "runs" / "run"))]
     assert [(3, "learning_rate", 5e-4), (5, "logging_steps", 2), (8, "learning_rate", 2e-4)] == made
-    record_property("control: changed runs that are repeated byte for byte", layout)
 
 
 def test_a_repeated_run_stops_where_the_first_one_was_stopped(tmp_path):

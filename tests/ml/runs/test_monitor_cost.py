@@ -1,11 +1,13 @@
-"""What monitors cost: the part of a step's time that is spent on its record and on anomalies."""
+"""What monitors cost: the part of a step's time that is spent on its record and on anomalies, and the heartbeat's."""
 
 import statistics
 import time
 
+from forgather.heartbeat import Heartbeat
 from forgather.ml import Trainer, TrainingArguments
 from forgather.ml.callbacks import AnomalyCallback
 from forgather.ml.trainer.step_clock import StepClock
+from forgather.run_status import BEAT_SECONDS, load_status
 from tests.ml.fixtures import rows, tiny_llama
 
 REACH = 0.01
@@ -39,6 +41,18 @@ def test_records_and_anomalies_cost_at_most_a_hundredth_of_a_step(tmp_path, monk
     )
     Trainer(model, args, train_dataset=rows(64, length=128), callbacks=[Steps()]).train()
     share = statistics.median(steps[34:])
-    record_property("figure", f"records and anomalies: {share:.2%} of a step")
-    print(f"{share:.3%}")
+    record_property("share_of_step", share)
+    assert share <= REACH, f"{share:.2%}"
+
+
+def test_a_heartbeat_costs_at_most_a_hundredth_of_the_time_between_two(tmp_path, record_property):
+    costs = []
+    with Heartbeat(str(tmp_path), started=time.time()) as heartbeat:
+        for _ in range(20):
+            began = time.thread_time()
+            heartbeat.update(control=None)
+            costs.append(time.thread_time() - began)
+        assert load_status(str(tmp_path)).beat > len(costs)
+    share = statistics.median(costs) / BEAT_SECONDS
+    record_property("share_of_time", share)
     assert share <= REACH, f"{share:.2%}"
