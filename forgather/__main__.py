@@ -14,12 +14,17 @@ if os.environ.get("PYTHONSAFEPATH") == "forgather":
     del os.environ["PYTHONSAFEPATH"]
 
 from forgather.cli.main import main  # noqa: E402
-from forgather.launcher_env import ENDS_WITH_PARENT  # noqa: E402
+from forgather.launcher_env import ENDS_WITH_PARENT, is_started_by_torchrun  # noqa: E402
 
 if __name__ == "__main__" and ENDS_WITH_PARENT in os.environ:
     from forgather.launch.bound_process import end_with_parent
 
     end_with_parent()
+
+if __name__ == "__main__" and is_started_by_torchrun(os.environ):
+    from forgather.launch.bound_process import end_with_launcher
+
+    end_with_launcher()
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -174,10 +174,15 @@ def is_worker(environ: Mapping[str, str]) -> bool:
     return bool(_launcher_and_position(environ)[0]) and node_facts(environ) is None
 
 
+def is_started_by_torchrun(environ: Mapping[str, str]) -> bool:
+    """Returns whether torchrun, which `fgcli` and `accelerate launch` use, started this process."""
+    return "TORCHELASTIC_RUN_ID" in environ
+
+
 def _launcher_and_position(environ: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
     """Returns the name of the launcher, and the variables of this process's position under torchrun's names."""
     # torchrun may run inside a SLURM step, so the innermost launcher is asked first.
-    if "TORCHELASTIC_RUN_ID" in environ:
+    if is_started_by_torchrun(environ):
         return "accelerate launch" if is_accelerate(environ) else "torchrun", environ
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return ("Kubeflow" if _is_pod(environ) else "a launcher"), environ
@@ -265,6 +270,8 @@ STARTED_BY_FGCLI = "FORGATHER_CHECKED"
 """The variable that `fgcli` sets for the processes that it starts."""
 ENDS_WITH_PARENT = "FORGATHER_ENDS_WITH_PARENT"
 """The variable of a process that ends with the one that started it, see `forgather.launch.bound_process`."""
+LAUNCHER_PROCESS = "FORGATHER_LAUNCHER_PROCESS"
+"""The variable with the number of the `fgcli` process that starts the processes of a run, which end with it."""
 _NUM_PROCESSES_OPTION = r"--num[-_]processes(?:=(\d+))?"
 _NUM_PROCESSES_SETTING = r"(?m)^num_processes:\s*(\d+)"
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from forgather.cli.output import Line, plural
 from forgather.cli.palette import styled
+from forgather.errors import nearest
 from forgather.project.path_display import near_path
 from forgather.sweeps.driver import Sweep
 from forgather.sweeps.journal import Outcome
@@ -101,6 +102,7 @@ class SweepReporter:
         self._ends = {number: trial.ends for number, trial in sweep.journal.history.trials.items()}
         self._seconds: list[float] = []
         self._columns = _short_names([one.path for one in sweep.spec.parameters])
+        self._has_said_what_lacks = False
 
     def report(self) -> None:
         """Prints what has changed since the last call."""
@@ -115,6 +117,22 @@ class SweepReporter:
                 if attempt in self._begun and trial.outcome is Outcome.FINISHED:
                     self._seconds.append(time.monotonic() - self._begun[attempt])
                 self._say(f"trial {number} {self._ending(number)}; {self._rest()}")
+        if not self._has_said_what_lacks:
+            self._report_missing_metric()
+
+    def _report_missing_metric(self) -> None:
+        """Says that a trial has not logged the metric, before all others are run to no purpose."""
+        trials, metric = self._sweep.journal.history.trials, self._sweep.spec.metric
+        for number, progress in self._sweep.progress.items():
+            if progress.lacks_metric(is_over=trials[number].outcome is Outcome.FINISHED):
+                names = sorted(progress.names)
+                hint = nearest(metric, names) or f"it has logged {', '.join(names[:_LISTED])}"
+                self._say(
+                    f"trial {number} has logged no {metric!r}, by which trials are compared: {hint}; end this sweep, "
+                    "and start one with --metric NAME"
+                )
+                self._has_said_what_lacks = True
+                return
 
     def _values(self, values: Mapping[str, str]) -> str:
         return ", ".join(f"{self._columns.get(path, path)} {text}" for path, text in values.items())

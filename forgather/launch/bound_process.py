@@ -4,6 +4,9 @@ The starting process keeps the writing end of their standard input, which the sy
 every system and whatever the reason. A started process calls `end_with_parent`, which waits for this in a thread. So no
 memory of a device stays taken by a process without a run.
 
+torchrun gives each process of a run a session of its own, which nothing of the above reaches. Such a process calls
+`end_with_launcher`, which looks twice a second whether the launcher is still its parent.
+
 A module that does not know of this is started as `python -m forgather.launch.bound_process MODULE ARGUMENTS`. A
 launcher such as torchrun leaves its standard input to the processes that it starts so, and ends when they have ended.
 """
@@ -16,14 +19,19 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 from weakref import WeakSet
 
-from forgather.launcher_env import ENDS_WITH_PARENT
+from forgather.launcher_env import ENDS_WITH_PARENT, LAUNCHER_PROCESS
 from forgather.process_limits import LISTENER
 
+_PERIOD_SECONDS, _WATCHDOG_SECONDS = 0.5, 3.0
+"""Units: seconds. The time between two looks at the parent, and the time that the watchdog of a run may take to end the
+process with a message.
+"""
 _started: WeakSet[BoundProcess] = WeakSet()
 
 
@@ -106,6 +114,23 @@ def end_with_parent() -> None:
     with open(os.devnull, "rb") as empty:
         os.dup2(empty.fileno(), 0)
     threading.Thread(target=_end_at_close, args=[lifeline], name=LISTENER, daemon=True).start()
+
+
+def end_with_launcher() -> None:
+    """Makes the current process, one of several of a run, end soon after the process that started it.
+
+    The watchdog of a run does the same and says so, but only after the processes have found each other.
+    """
+    # Not the parent of now: the launcher may have ended already. Processes that a run starts have another one.
+    launcher = os.environ.pop(LAUNCHER_PROCESS, None) or str(os.getppid())
+    threading.Thread(target=_end_after, args=[launcher], name=LISTENER, daemon=True).start()
+
+
+def _end_after(launcher: str) -> None:
+    while str(os.getppid()) == launcher:
+        time.sleep(_PERIOD_SECONDS)
+    time.sleep(_WATCHDOG_SECONDS)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _end_at_close(lifeline: int) -> None:

@@ -22,6 +22,7 @@ from forgather.interrupt import Terminated, end_promptly
 from forgather.launch.process_request import ProcessRequest, torchrun_words
 from forgather.launcher_env import (
     DEFAULT_PORT,
+    LAUNCHER_PROCESS,
     STARTED_BY_FGCLI,
     NodeFacts,
     ProcessFacts,
@@ -68,6 +69,7 @@ def start_processes(
             code="FG466",
             hint="give a number: --nproc-per-node 2 trains with two processes on the CPU",
         )
+    os.environ[LAUNCHER_PROCESS] = str(os.getpid())
     with children_environment():
         ended = launcher.launch(torchrun_words(asked), "forgather", arguments, again=again)
     return Ending(launcher.exit_status(ended), launcher.unreported_cause(ended, asked.world_size))

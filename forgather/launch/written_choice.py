@@ -35,6 +35,31 @@ def refuse_writing(project: Project, path: str, form: str) -> None:
         PlanError: FG993 if the file exists, if configs are not read from its folder, or if the plan is made with
             overrides that the file would not contain.
     """
+    refuse_file(project, path, form)
+    unwritable = unwritable_overrides(project)
+    if form != "config":
+        unwritable = [
+            name for name, _ in project.overrides if name.lstrip("+").split(".")[-1] not in (*_PLAIN, *DEFAULTS)
+        ]
+    if unwritable:
+        raise PlanError(
+            f"--set {unwritable[0]} is part of the plan, and would not be part of {path!r}",
+            code="FG993",
+            hint="write the value into the config, and plan that",
+        )
+
+
+def refuse_file(project: Project, path: str, form: str) -> None:
+    """Raises an error if a file cannot be made.
+
+    Args:
+        project: the project, opened with the config.
+        path: the file.
+        form: "config", or one of `FORMS`.
+
+    Raises:
+        PlanError: FG993 if the file exists, or if configs are not read from its folder.
+    """
     file = target_file(project, path, form)
     if os.path.exists(file):
         raise PlanError(f"{path!r} exists already", code="FG993", hint="name a new file")
@@ -47,17 +72,6 @@ def refuse_writing(project: Project, path: str, form: str) -> None:
         )
     if not os.path.isdir(folder):
         raise PlanError(f"there is no folder {os.path.dirname(path)!r}", code="FG993", hint="make the folder first")
-    unwritable = unwritable_overrides(project)
-    if form != "config":
-        unwritable = [
-            name for name, _ in project.overrides if name.lstrip("+").split(".")[-1] not in (*_PLAIN, *DEFAULTS)
-        ]
-    if unwritable:
-        raise PlanError(
-            f"--set {unwritable[0]} is part of the plan, and would not be part of {path!r}",
-            code="FG993",
-            hint="write the value into the config, and plan that",
-        )
 
 
 def write_best(project: Project, found: Found, search: Search, path: str, form: str) -> tuple[str, Cell]:

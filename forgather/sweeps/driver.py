@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 
 from forgather.errors import ProjectError
+from forgather.interrupt import current_handler
 from forgather.run_status import RunStatus, Status
 from forgather.sweeps.journal import Journal, Outcome, TrialHistory
 from forgather.sweeps.progress import TrialProgress
@@ -137,6 +138,8 @@ class Sweep:
         command = self.command(trial, trial.attempts > 0)
         # The record comes first: a trial that runs is never unknown to the process that goes on.
         self.journal.started(number, trial.attempts + 1, None)
+        if (handler := current_handler()) is not None:
+            handler.began = True  # an interrupt no longer says that nothing was trained
         handle = self.slots.start(number, command, os.path.join(folder, LOG))
         if handle is not None:
             self.journal.started(number, trial.attempts + 1, handle)
@@ -176,7 +179,8 @@ class Sweep:
         while self.slots.running():
             for number, status in list(self.slots.ended()):
                 self._progress(number).update()
-                self._record_end(number, status)
+                # The signal may have ended a process that had not begun to train.
+                self._record_end(number, status, with_sweep=True)
             time.sleep(_POLL_SECONDS)
 
     def _progress(self, number: int) -> TrialProgress:

@@ -13,6 +13,7 @@ from forgather.run_status import RunStatus, read_status
 from forgather.runs.growing_file import GrowingFile, Record
 
 _METRICS_FILE, _RUNS = "metrics.jsonl", "runs"
+_OF_EVALUATION = "eval_"
 _NOT_FINITE = frozenset({"nan", "inf", "-inf"})
 
 
@@ -30,6 +31,7 @@ class TrialProgress:
         self.curve: list[tuple[int, float]] = []
         self.names: set[str] = set()
         self.step: int | None = None
+        self._evaluated_at: int | None = None
         self._file: GrowingFile | None = None
 
     @property
@@ -43,6 +45,17 @@ class TrialProgress:
         # Two runs of one second have names that differ by a number at the end.
         newest = max(names, key=lambda name: (name.partition("-")[0], len(name), name), default=None)
         return None if newest is None else os.path.join(runs, newest)
+
+    def lacks_metric(self, *, is_over: bool) -> bool:
+        """Returns whether the trial has logged values, but not the metric, although it has evaluated.
+
+        Args:
+            is_over: whether the trial has finished; it then logs nothing more.
+        """
+        if not self.names or self.metric in self.names or self.curve:
+            return False
+        # An evaluation may write several lines; all of them are there when a later step has one.
+        return is_over or (self._evaluated_at is not None and (self.step or 0) > self._evaluated_at)
 
     def status(self) -> RunStatus | None:
         """Returns the status of the newest run, or None if it does not say."""
@@ -74,6 +87,8 @@ class TrialProgress:
             return  # a line that belongs to no step
         self.step = step
         self.names |= {name for name, value in record.items() if isinstance(value, int | float)}
+        if self._evaluated_at is None and any(name.startswith(_OF_EVALUATION) for name in record):
+            self._evaluated_at = step
         value = record.get(self.metric)
         if isinstance(value, int | float) and not isinstance(value, bool):
             self.curve.append((step, float(value)))

@@ -77,6 +77,19 @@ time.sleep(90)
 """
 
 
+# As torchrun starts a process of a run: in a session of its own.
+LAUNCHING = """
+import os, subprocess, sys, time
+worker = "from forgather.launch import bound_process; bound_process._WATCHDOG_SECONDS = 0.1\\n"
+worker += "import sys, time; {}; bound_process.end_with_launcher(); time.sleep(90)"
+words = [sys.executable, "-c", worker]
+variables = {{**os.environ, "FORGATHER_LAUNCHER_PROCESS": str(os.getpid())}}
+started = subprocess.Popen(words, env=variables, stdin=subprocess.PIPE, start_new_session=True)
+print(started.pid, flush=True)
+time.sleep(90)
+"""
+
+
 def is_running(pid):
     try:
         with open(f"/proc/{pid}/stat") as stream:
@@ -123,6 +136,16 @@ def test_the_cell_of_a_killed_benchmark_ends_with_it(tmp_path, processes):
     run.wait()
     # torchrun ends after its processes.
     wait_until(lambda: not any(map(is_running, [*pids, *started])), seconds=30)
+
+
+@pytest.mark.parametrize("before", ["0", "sys.stdin.read()"], ids=["later", "before it has imported anything"])
+def test_a_process_of_a_run_ends_with_its_launcher(before):
+    """The pipe of the standard input ends with the launcher."""
+    with subprocess.Popen([sys.executable, "-c", LAUNCHING.format(before)], stdout=subprocess.PIPE, text=True) as run:
+        worker = int(run.stdout.readline())
+        assert is_running(worker)
+        run.kill()
+    wait_until(lambda: not is_running(worker), seconds=10)
 
 
 def test_a_forked_worker_of_a_killed_run_keeps_nothing_alive():

@@ -18,6 +18,7 @@ from forgather.project.project import Project
 from forgather.project.trainer_arguments import trainer_arguments
 from forgather.sweeps.best_config import config_text
 from forgather.sweeps.journal import Outcome, read_history
+from forgather.sweeps.progress import TrialProgress
 from tests.patience import patience
 from tests.project.workbench import TINY_TRAINING, make_project
 
@@ -124,6 +125,34 @@ def test_a_failed_trial_has_its_cause_and_the_others_go_on(work, capsys):
     assert "no trial has logged 'eval_loss' (failed)" in capsys.readouterr().out
 
 
+def test_a_metric_that_no_trial_logs_is_said_before_the_next_trial_starts(work, capsys):
+    work()
+    status, found, said = swept(capsys, "--grid", "main.x=1,2", "--metric", "evalloss", "--name", "a")
+    assert (1, None) == (status, found["best"])
+    assert 1 == said.count("logged no 'evalloss', by which trials are compared: did you mean 'eval_loss'?")
+    assert said.index("did you mean") < said.index("trial 1 starts")
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        ([], (False, False)),
+        ([{"step": 1, "loss": 2.0}], (False, True)),
+        ([{"step": 1, "loss": 2.0}, {"step": 1, "eval_f1": 0.5}], (False, True)),
+        ([{"step": 1, "eval_f1": 0.5}, {"step": 2, "loss": 2.0}], (True, True)),
+        ([{"step": 1, "eval_f1": 0.5}, {"step": 1, "eval_loss": 1.0}, {"step": 2, "loss": 2.0}], (False, False)),
+        ([{"step": 1, "eval_loss": "nan"}, {"step": 2, "loss": 2.0}], (False, False)),
+    ],
+)
+def test_a_metric_is_missed_after_an_evaluation_or_at_the_end(tmp_path, records, expected):
+    run = tmp_path / "runs" / "20260101T000000Z"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    progress = TrialProgress(str(tmp_path), "eval_loss")
+    progress.update()
+    assert expected == (progress.lacks_metric(is_over=False), progress.lacks_metric(is_over=True))
+
+
 def test_bad_trials_end_early(work, capsys):
     early = "    early_terminate: {type: asha, min_steps: 2, eta: 2}\n"
     work(steps=40, seconds=0.05, more=f"sweep:\n    parameters:\n        main.x: [2, 0]\n{early}")
@@ -158,6 +187,10 @@ def test_a_sweep_file_of_another_tool_is_read(work, capsys):
         (["--grid", "main.x=1", "--slots", "0"], "FG565"),
         (["--resume"], "FG563"),
         (["--resume", "nowhere"], "FG563"),
+        *((["--grid", "main.x=1", "--name", name], "FG563") for name in ("../x", "/tmp/x", "a/b", "..", "", "a\nb")),
+        (["--grid", "main.x=1", "--write", "work"], "FG567"),
+        (["--grid", "main.x=1", "--write", "../new"], "FG567"),
+        (["--grid", "main.x=2", "--write", "new"], "FG567"),  # no block contains main.x
     ],
 )
 def test_what_has_no_meaning_is_refused_by_name(work, capsys, words, code):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 
@@ -15,7 +15,7 @@ from forgather.cli.options import add_json, add_set
 from forgather.cli.output import plural, print_note, write_json, write_lines
 from forgather.cli.sweep_output import SweepReporter, plan_lines, result_lines
 from forgather.cli.trusting import ask_trust
-from forgather.errors import ProjectError
+from forgather.errors import PlanError, ProjectError
 from forgather.launch import plan_run
 from forgather.project.path_display import near_path
 from forgather.project.project import Project
@@ -91,6 +91,8 @@ def run(invocation: Invocation) -> int:
     options = invocation.options
     if options.slots is not None and options.slots < 1:
         raise ProjectError(f"--slots is {options.slots}", code="FG565", hint="give a number of at least 1")
+    if options.name is not None:
+        _refuse_name(options.name)
     project = invocation.open_project()
     output_dir = plan_run(project).output_dir
     if options.resume is not None:
@@ -104,6 +106,8 @@ def run(invocation: Invocation) -> int:
             request, project, spec = reopened(journal.history.sweep, trials=options.trials)
             trials = Trials(project, spec)
             _announce_added(journal, trials)
+            known = journal.history.trials.values()
+            _refuse_unwritable(project, options.write, [one.values for one in known if one.skipped is None])
             return _run(invocation, journal, request, project, trials)
     request = SweepRequest(
         project_dir=project.meta.project_dir,
@@ -122,6 +126,7 @@ def run(invocation: Invocation) -> int:
         refuse_missing_optuna(spec)
     trials = Trials(project, spec)
     plan = plan_of(trials.spec, trials.planned())
+    _refuse_unwritable(project, options.write, [dict(trial.assignments) for trial in plan.trials if trial.runs])
     if options.dry_run:
         if options.json:
             write_json(plan.as_data())
@@ -138,6 +143,28 @@ def run(invocation: Invocation) -> int:
         for trial in plan.trials:
             journal.announce(trial.number, dict(trial.assignments), refusal_text(trial) or None)
         return _run(invocation, journal, request, project, trials)
+
+
+def _refuse_name(name: str) -> None:
+    """Raises an error for a name that is no folder of its own below the folder of sweeps."""
+    if name in ("", os.curdir, os.pardir) or name != os.path.basename(name) or not name.isprintable():
+        raise ProjectError(
+            f"--name is {name!r}, which is not the name of a folder",
+            code="FG563",
+            hint="give a name without slashes; the folder is made in 'sweeps' of the output folder",
+        )
+
+
+def _refuse_unwritable(project: Project, name: str | None, values: Sequence[Mapping[str, str]]) -> None:
+    """Raises an error if the best trial could not be written as a config, before anything runs."""
+    if name is None:
+        return
+    try:
+        import_module("forgather.launch.written_choice").refuse_file(project, name, "config")
+    except PlanError as error:
+        raise ProjectError(error.message, code="FG567", hint=error.hint) from None
+    if values:
+        config_text(project, values[0], name)
 
 
 def _existing(folder: str) -> str:
