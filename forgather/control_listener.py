@@ -13,7 +13,6 @@ import selectors
 import socket
 import stat
 import struct
-import tempfile
 import threading
 import time
 import weakref
@@ -23,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from forgather.bounded import open_regular
+from forgather.control_socket import NAME, make_socket_folder, remove_dead_sockets, socket_parents
 from forgather.errors import ControlError
 from forgather.run_control import (
     BY_FILE,
@@ -163,17 +163,15 @@ class ControlListener:
         # Without the credentials of a peer, a file whose owner is known is the safer way.
         if not hasattr(socket, "SO_PEERCRED"):
             return None
-        for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
-            if not parent or not os.path.isabs(parent):
-                continue
+        remove_dead_sockets()
+        for parent in socket_parents():
             with suppress(OSError):
                 return self._bound_below(parent)
         return None
 
     def _bound_below(self, parent: str) -> socket.socket:
-        # mkdtemp makes a folder of mode 0700 that did not exist: nobody else can have put a socket there.
-        folder = tempfile.mkdtemp(prefix="forgather-", dir=parent)
-        path = os.path.join(folder, "control.sock")
+        folder = make_socket_folder(parent)
+        path = os.path.join(folder, NAME)
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             if len(os.fsencode(path)) > _LONGEST_PATH:

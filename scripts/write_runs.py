@@ -27,7 +27,7 @@ PIECES = {
     "live": f"{RUNS}test_growing_file.py {RUNS}test_watch.py {RUNS}test_watch_server.py tests/page/test_watch_page.py "
     f"{OF_TRAINING}test_live_report.py {OF_TRAINING}test_progress.py",
     "control": f"{OF_TRAINING}test_control.py {OF_TRAINING}test_rate_scale.py {RUNS}test_control_command.py "
-    f"{RUNS}test_control_listener.py",
+    f"{RUNS}test_control_listener.py {RUNS}test_control_socket.py",
     "sweeps": f"{RUNS}test_sweep.py {RUNS}test_sweep_journal.py {RUNS}test_sweep_ends.py {RUNS}test_sweep_places.py "
     f"{RUNS}test_sweep_search.py {RUNS}test_sweep_space.py {RUNS}test_sweep_stopping.py",
     "savings": f"{OF_TRAINING}test_sweep_savings.py",

@@ -14,6 +14,7 @@ from typing import Any
 from forgather.cli.invocation import Invocation
 from forgather.cli.next_steps import checkpoint_to_resume
 from forgather.cli.output import print_note
+from forgather.errors import ProjectError
 from forgather.launch.auto_values import ROWS, AutoValue, auto_settings, find_values, values_of_checkpoint
 from forgather.launch.batch_trial import asks_for_trial, confirmed_rows
 from forgather.launch.room import room_of
@@ -73,6 +74,24 @@ def _tried_values(project: Project, member: Any) -> list[AutoValue]:
     if member is None or member.is_main:
         print_note(tried.line())
     return values
+
+
+def refuse_unused_memory(project: Project, options: Namespace) -> None:
+    """Raises an error if `--memory` would have no effect.
+
+    Args:
+        project: the project, opened with the config.
+        options: the options of the command.
+
+    Raises:
+        ProjectError: FG948 if the memory is given and no value of the config is `auto`.
+    """
+    if options.memory is not None and not auto_settings(project) and not asks_for_trial(project):
+        raise ProjectError(
+            f"--memory is for values 'auto', and config {project.config_name!r} has none",
+            code="FG948",
+            hint="--free SIZE says whether the run fits into this memory; 'fgcli plan --memory SIZE' finds a batch",
+        )
 
 
 def room_words(options: Namespace) -> dict[str, Any]:

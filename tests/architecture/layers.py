@@ -12,6 +12,7 @@ foundation:
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
     heartbeat interrupt requirements rules
     run_control
+    control_socket
     control_listener interventions
     stored_model
     quantized

@@ -104,6 +104,16 @@ def test_the_largest_batch_is_printed_recorded_and_kept_by_a_resumed_run(bench, 
     assert [rows, rows] == recorded(bench)
 
 
+def test_memory_is_the_limit_of_a_dry_run_and_is_refused_where_nothing_is_to_be_found(bench, capsys):
+    assert 0 == main(["-t", "unlimited", "train", "--dry-run", "--memory", "1.5MB"])
+    assert "auto: per_device_train_batch_size is 23 (" in capsys.readouterr().err
+    for words in (["--dry-run"], ["--dry-run", "--json"], ["--print", "slurm"], []):
+        assert 1 == main(
+            ["-t", "mixed", "train", "--memory", "3MB", *words, "--set", "trainer_args.accelerator_args={}"]
+        )
+        assert "[FG948]: --memory is for values 'auto', and config 'mixed.yaml' has none" in capsys.readouterr().err
+
+
 def test_where_no_row_fits_the_command_that_shows_why_is_named_and_works(bench, capsys):
     box = Hardware(name="box", title="box", kind="cpu", memory_bytes=2**20)
     room = Room(gpus=1, nodes=1, devices=(Device(box, held_bytes=2**20 - 2**14),))

@@ -15,6 +15,7 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import a_name, add_json, add_output, comma_separated
 from forgather.cli.output import columns, plural, print_note, write_json, write_lines, write_text
 from forgather.cli.runs_output import csv_text, details_lines, strict, table_lines
+from forgather.control_socket import remove_dead_sockets
 from forgather.errors import ProjectError
 from forgather.project.path_display import near_path
 from forgather.run_status import Status
@@ -168,6 +169,7 @@ def _ls(invocation: Invocation) -> int:
         table.sort(options.sort)
     _write_table(table, invocation)
     table.save()
+    remove_dead_sockets()
     return int(any(run.problems for run in table.runs))
 
 

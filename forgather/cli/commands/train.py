@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from forgather.cli.auto_start import auto_values_of_all, with_auto_values
+from forgather.cli.auto_start import auto_values_of_all, refuse_unused_memory, with_auto_values
 from forgather.cli.dry_run_output import dry_run, machines_of
 from forgather.cli.invocation import Invocation
 from forgather.cli.next_steps import (
@@ -151,6 +151,7 @@ def run(invocation: Invocation) -> int:
         device_of(options.hardware, gpus=1)  # an unknown name is refused before anything is started
     project = _with_fault_tolerance(_with_resume_options(invocation.open_project(), invocation))
     findings = () if options.no_check else _findings(project, is_run=not (options.dry_run or options.print))
+    refuse_unused_memory(project, options)
     plan = plan_run(project)
     asked = asked_processes(project, options, node_facts(os.environ), invocation.handed)
     if options.print not in FIND_EACH_OTHER:
@@ -158,13 +159,14 @@ def run(invocation: Invocation) -> int:
     print_findings(findings or project.diagnostics, project.meta.project_dir, invocation.check_command)
     command = ["fgcli", *invocation.arguments]
     # A dry run that says who holds what, or whether it fits, constructs the objects of the config: it runs their code.
-    builds = any(one is not None for one in (options.world_size, options.hardware, options.free))
+    builds = any(one is not None for one in (options.world_size, options.hardware, options.free, options.memory))
     if builds or not (options.dry_run or options.print):
         ask_trust(project)
     if options.dry_run:
         machines = machines_of(asked, options.world_size) if builds else None
         if machines is not None:
-            with_auto_values(project, invocation, **machines)
+            for value in with_auto_values(project, invocation, **machines):
+                print_note(value.line())
         return dry_run(plan, asked, command, options, machines)
     if options.print:
         job = launch_job(asked, invocation.arguments, plan, resume=resume_words(project), devices=options.devices)
