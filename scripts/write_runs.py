@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "runs.md"
 RUNS, OF_TRAINING = "tests/runs/", "tests/ml/runs/"
 PIECES = {
     "list": f"{RUNS}test_listing_cost.py {RUNS}test_run_status.py {RUNS}test_heartbeat_of_runs.py "
-    f"{RUNS}test_run_table.py {RUNS}test_config_values.py",
+    f"{RUNS}test_run_table.py {RUNS}test_config_values.py {RUNS}test_trial_attempts.py",
     "comparison": f"tests/page/test_comparison.py {RUNS}test_comparison.py {RUNS}test_comparison_page.py "
     f"{RUNS}test_compare_command.py {RUNS}test_curves.py {RUNS}test_metric_choice.py {RUNS}test_imports.py",
     "live": f"{RUNS}test_growing_file.py {RUNS}test_watch.py {RUNS}test_watch_server.py tests/page/test_watch_page.py "

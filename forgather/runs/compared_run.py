@@ -24,6 +24,7 @@ from forgather.run_status import read_status
 from forgather.runs.curve import Curve
 from forgather.runs.curve_cache import METRICS_FILE, read_all
 from forgather.runs.curves import Curves
+from forgather.runs.run_folders import earlier_attempts
 from forgather.source import Span
 
 SUMMARY_FILE = "summary.json"
@@ -185,6 +186,9 @@ def run_folders(words: Sequence[str]) -> tuple[list[str], list[str]]:
             # The error names runs nearby.
             open_run(word)
         found = list(_runs_below(word))
+        # A killed trial was continued by its last attempt, which has the whole curve.
+        earlier = earlier_attempts(found)
+        found = [folder for folder in found if folder not in earlier]
         if not found:
             raise ProjectError(
                 f"there is no run at or below {word!r}",

@@ -12,7 +12,9 @@ from forgather.runs.condition import parse_condition
 from forgather.runs.run_table import read_table
 
 
-def data_frame(folder: str | os.PathLike[str] = ".", *, where: Sequence[str] = (), sort: str | None = None) -> Any:
+def data_frame(
+    folder: str | os.PathLike[str] = ".", *, where: Sequence[str] = (), sort: str | None = None, attempts: bool = False
+) -> Any:
     """Returns the runs below a folder as a `pandas.DataFrame`, with the columns of `fgcli runs --csv`.
 
     The columns are the facts of a run, the last value of each metric by its name, and the values of the config that
@@ -22,6 +24,7 @@ def data_frame(folder: str | os.PathLike[str] = ".", *, where: Sequence[str] = (
         folder: the folder.
         where: conditions such as "optimizer.lr<1e-3", which all must be fulfilled.
         sort: the name of a value to sort by, after a minus sign for the greatest first; None for the newest first.
+        attempts: whether each attempt at a trial of a sweep has a row, and not only the last one.
 
     Raises:
         ProjectError: FG500 if the folder does not exist; FG501 if no run has a value of a name; FG502 if a text is no
@@ -36,6 +39,8 @@ def data_frame(folder: str | os.PathLike[str] = ".", *, where: Sequence[str] = (
             hint="pip install pandas; or 'fgcli runs --csv' without it",
         ) from None
     table = read_table([os.fspath(folder)])
+    if not attempts:
+        table.leave_out_earlier_attempts()
     table.where([parse_condition(text) for text in where])
     if sort is not None:
         table.sort(sort)

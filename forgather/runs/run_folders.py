@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,6 +17,8 @@ from forgather.project.run_facts import FACTS, GRAPH
 from forgather.run_status import STATUS_FILE
 
 METRICS, SUMMARY, LABELS = "metrics.jsonl", "summary.json", "labels.json"
+TRIALS, JOURNAL = "trials", "trials.jsonl"
+"""The folder and the journal of a sweep's trials, inside the folder of the sweep."""
 _FILES = frozenset((FACTS, GRAPH, STATUS_FILE, METRICS, SUMMARY, LABELS))
 # One of these alone makes a folder that of a run; `summary.json` is a name that other programs use, too.
 _MARKS = (FACTS, STATUS_FILE, METRICS)
@@ -72,6 +74,44 @@ def find_runs(top: str) -> list[FoundRun]:
         elif depth < _MAX_DEPTH:
             todo += [(folder, depth + 1) for folder in folders]
     return sorted(found, key=lambda run: run.folder)
+
+
+def newest_run(folders: Iterable[str]) -> str | None:
+    """Returns the run that was started last, by the name of its folder; None without any.
+
+    Args:
+        folders: the run folders of one output folder.
+    """
+
+    def rank(folder: str) -> tuple[str, int, str]:
+        # Two runs of one second have names that differ by a number at the end.
+        name = os.path.basename(folder)
+        return name.partition("-")[0], len(name), name
+
+    return max(folders, key=rank, default=None)
+
+
+def earlier_attempts(folders: Iterable[str]) -> set[str]:
+    """Returns the runs that were earlier attempts at a trial of a sweep: the newest attempt continued them.
+
+    Args:
+        folders: run folders.
+    """
+    by_parent: dict[str, list[str]] = {}
+    for folder in folders:
+        by_parent.setdefault(os.path.dirname(folder), []).append(folder)
+    found: set[str] = set()
+    for parent, attempts in by_parent.items():
+        if len(attempts) > 1 and _is_in_trial(parent):
+            found |= set(attempts) - {newest_run(attempts)}
+    return found
+
+
+def _is_in_trial(folder: str) -> bool:
+    """Returns whether a folder of runs is that of a trial, SWEEP/trials/NUMBER/runs, of a sweep with a journal."""
+    trials, number = os.path.split(os.path.dirname(folder))
+    sweep, name = os.path.split(trials)
+    return name == TRIALS and number.isdecimal() and os.path.isfile(os.path.join(sweep, JOURNAL))
 
 
 def file_states(folder: str) -> dict[str, FileState]:

@@ -19,7 +19,7 @@ from forgather.errors import ProjectError, closest
 from forgather.runs.condition import Condition, as_text
 from forgather.runs.config_values import Value, plain_value
 from forgather.runs.fact_store import FactStore
-from forgather.runs.run_folders import find_runs
+from forgather.runs.run_folders import earlier_attempts, find_runs
 from forgather.runs.summary import RunSummary, summary_of
 from forgather.spelling import close_matches
 
@@ -89,6 +89,13 @@ class RunTable:
         """Writes what was read into the cache."""
         for store in {id(store): store for store in self.stores.values()}.values():
             store.save()
+
+    def leave_out_earlier_attempts(self) -> int:
+        """Leaves out the runs that later attempts at the same trial of a sweep continued; returns their number."""
+        earlier = earlier_attempts(run.folder for run in self.runs)
+        self.runs = [run for run in self.runs if run.folder not in earlier]
+        self._all = tuple(run for run in self._all if run.folder not in earlier)
+        return len(earlier)
 
     def value(self, run: RunSummary, column: Column) -> tuple[Value] | None:
         """Returns the value of a run in a tuple of one; None if the run has no such value."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from forgather.runs.live_run import LiveRun
 from forgather.runs.metrics_file import best_value, read_content
-from forgather.runs.run_folders import METRICS, FileState, FoundRun, find_runs
+from forgather.runs.run_folders import METRICS, FileState, FoundRun, earlier_attempts, find_runs
 from forgather.runs.summary import RunSummary, read_facts, summary_of
 
 MAX_FOLLOWED = 60
@@ -105,6 +105,8 @@ class WatchedRuns:
         if not self.tops or begin < self._next_search:
             return False
         found = {run.folder: run for top in self.tops for run in find_runs(top)}
+        for folder in earlier_attempts(found):
+            del found[folder]
         gone = [folder for folder in (*self.live, *self.ended) if folder not in found and folder not in self._named]
         for folder in gone:
             self.live.pop(folder, None)

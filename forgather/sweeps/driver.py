@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from forgather.errors import ProjectError
 from forgather.interrupt import current_handler
 from forgather.run_status import RunStatus, Status
+from forgather.runs.run_folders import TRIALS
 from forgather.sweeps.journal import Journal, Outcome, TrialHistory
 from forgather.sweeps.progress import TrialProgress
 from forgather.sweeps.slots import Command, Slots
 from forgather.sweeps.spec import SweepSpec
 from forgather.sweeps.stopping import ends_early, start_order
 
-TRIALS, LOG = "trials", "output.log"
+LOG = "output.log"
 MOST_ATTEMPTS = 3
 """The number of attempts without a new step after which a killed trial has failed."""
 _POLL_SECONDS, _ENDING_SECONDS = 0.2, 30.0

@@ -17,8 +17,9 @@ from typing import Any
 
 from forgather.bounded import MAX_RECORD_BYTES, read_bytes
 from forgather.errors import ProjectError
+from forgather.runs.run_folders import JOURNAL
 
-JOURNAL, LOCK = "trials.jsonl", ".lock"
+LOCK = ".lock"
 FORM = 1
 """The number of the journal's format."""
 

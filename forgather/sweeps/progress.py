@@ -11,6 +11,7 @@ import os
 
 from forgather.run_status import RunStatus, read_status
 from forgather.runs.growing_file import GrowingFile, Record
+from forgather.runs.run_folders import newest_run
 
 _METRICS_FILE, _RUNS = "metrics.jsonl", "runs"
 _OF_EVALUATION = "eval_"
@@ -39,12 +40,10 @@ class TrialProgress:
         """The folder of the newest run, or None before the first one."""
         runs = os.path.join(self.folder, _RUNS)
         try:
-            names = [name for name in os.listdir(runs) if os.path.isdir(os.path.join(runs, name))]
+            found = [os.path.join(runs, name) for name in os.listdir(runs)]
         except OSError:
             return None
-        # Two runs of one second have names that differ by a number at the end.
-        newest = max(names, key=lambda name: (name.partition("-")[0], len(name), name), default=None)
-        return None if newest is None else os.path.join(runs, newest)
+        return newest_run(folder for folder in found if os.path.isdir(folder))
 
     def lacks_metric(self, *, is_over: bool) -> bool:
         """Returns whether the trial has logged values, but not the metric, although it has evaluated.

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from forgather.errors import ProjectError
+from forgather.runs.run_folders import JOURNAL
 from forgather.sweeps.driver import Sweep
-from forgather.sweeps.journal import JOURNAL, Journal, TrialHistory, sweep_lock
+from forgather.sweeps.journal import Journal, TrialHistory, sweep_lock
 from forgather.sweeps.slots import Command, Slots
 from forgather.sweeps.spec import SweepSpec
 

@@ -6,7 +6,8 @@ import os
 import pytest
 
 from forgather.errors import ProjectError
-from forgather.sweeps.journal import JOURNAL, Journal, Outcome, read_history, sweep_lock
+from forgather.runs.run_folders import JOURNAL
+from forgather.sweeps.journal import Journal, Outcome, read_history, sweep_lock
 
 
 def made(folder):

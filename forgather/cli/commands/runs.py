@@ -111,6 +111,9 @@ def _list_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tag", metavar="TAG", type=a_name, help="only runs with this tag")
     parser.add_argument("--group", metavar="GROUP", type=a_name, help="only runs of this group")
     parser.add_argument("-n", "--number", metavar="N", type=_count, help="the first N runs of the list")
+    parser.add_argument(
+        "--attempts", action="store_true", help="every attempt at a trial of a sweep (default: the last one)"
+    )
     parser.add_argument("--csv", action="store_true", help="print the list as CSV")
     add_output(parser)
 
@@ -157,6 +160,8 @@ def _ls(invocation: Invocation) -> int:
     options = invocation.options
     conditions = [parse_condition(text) for text in options.where]
     table = read_table(options.folders or [_top(invocation)])
+    if not options.attempts and (count := table.leave_out_earlier_attempts()):
+        print_note(f"{plural(count, 'earlier attempt')} at trials of sweeps left out; --attempts lists every attempt")
     if options.status:
         table.runs = [run for run in table.runs if str(run.status or "unknown") in options.status]
     if options.tag is not None:

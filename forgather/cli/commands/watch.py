@@ -17,11 +17,11 @@ from forgather.errors import ProjectError
 from forgather.project.path_display import near_path
 from forgather.run_status import Status
 from forgather.runs.run_choice import choose_runs
-from forgather.runs.run_folders import find_runs
+from forgather.runs.run_folders import JOURNAL, find_runs
 from forgather.runs.run_table import read_table
 from forgather.runs.watch_data import snapshot
 from forgather.runs.watched_runs import Ranking, WatchedRuns
-from forgather.sweeps.journal import JOURNAL, read_history
+from forgather.sweeps.journal import read_history
 from forgather.sweeps.spec import Goal
 
 DESCRIPTION = """Show runs while they go on: curves, speed, time left, memory, metrics, anomalies. What a run logs is
