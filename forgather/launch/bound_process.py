@@ -130,7 +130,10 @@ def _end_after(launcher: str) -> None:
     while str(os.getppid()) == launcher:
         time.sleep(_PERIOD_SECONDS)
     time.sleep(_WATCHDOG_SECONDS)
-    os.killpg(0, signal.SIGKILL)
+    # Processes that load data are in the same group. A launcher that makes no session would have the group of a script.
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _end_at_close(lifeline: int) -> None:

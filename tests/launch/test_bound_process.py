@@ -84,7 +84,7 @@ worker = "from forgather.launch import bound_process; bound_process._WATCHDOG_SE
 worker += "import sys, time; {}; bound_process.end_with_launcher(); time.sleep(90)"
 words = [sys.executable, "-c", worker]
 variables = {{**os.environ, "FORGATHER_LAUNCHER_PROCESS": str(os.getpid())}}
-started = subprocess.Popen(words, env=variables, stdin=subprocess.PIPE, start_new_session=True)
+started = subprocess.Popen(words, env=variables, stdin=subprocess.PIPE, start_new_session={})
 print(started.pid, flush=True)
 time.sleep(90)
 """
@@ -138,14 +138,20 @@ def test_the_cell_of_a_killed_benchmark_ends_with_it(tmp_path, processes):
     wait_until(lambda: not any(map(is_running, [*pids, *started])), seconds=30)
 
 
+@pytest.mark.parametrize("has_session", [True, False])
 @pytest.mark.parametrize("before", ["0", "sys.stdin.read()"], ids=["later", "before it has imported anything"])
-def test_a_process_of_a_run_ends_with_its_launcher(before):
-    """The pipe of the standard input ends with the launcher."""
-    with subprocess.Popen([sys.executable, "-c", LAUNCHING.format(before)], stdout=subprocess.PIPE, text=True) as run:
+def test_a_process_of_a_run_ends_with_its_launcher(before, has_session):
+    """The pipe of the standard input ends with the launcher. Without a session, others of the group go on."""
+    code = LAUNCHING.format(before, has_session)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, process_group=0) as run:
+        bystander = subprocess.Popen(["sleep", "90"], process_group=run.pid)
         worker = int(run.stdout.readline())
         assert is_running(worker)
         run.kill()
     wait_until(lambda: not is_running(worker), seconds=10)
+    assert is_running(bystander.pid)
+    bystander.kill()
+    bystander.wait()
 
 
 def test_a_forked_worker_of_a_killed_run_keeps_nothing_alive():
