@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from forgather.sweeps.spec import EarlyTermination, Goal, Rule
-from forgather.sweeps.stopping import best_value, ends_early
+from forgather.sweeps.spec import EarlyTermination, Goal, Rule, SweepSpec
+from forgather.sweeps.stopping import best_value, ends_early, start_order
 
 ASHA = EarlyTermination(rule=Rule.ASHA, min_steps=2, eta=3)
 MEDIAN = EarlyTermination(rule=Rule.MEDIAN, min_steps=3)
@@ -51,6 +51,14 @@ def test_the_median_rule_compares_the_best_value_with_running_averages():
     assert ends_early(MEDIAN, Goal.MINIMIZE, curves, 5) is None
     few = {0: flat(0.0), 1: flat(1.0), 2: flat(9.0, 3)}
     assert ends_early(MEDIAN, Goal.MINIMIZE, few, 2) is None, "two others are too few"
+
+
+def test_trials_that_may_end_early_start_in_an_order_that_further_trials_do_not_change():
+    assert [0, 1, 2] == start_order(SweepSpec(parameters=()), range(3))
+    drawn = start_order(SweepSpec(parameters=(), early=ASHA), range(20))
+    assert sorted(drawn) == list(range(20)) != drawn
+    assert [number for number in drawn if number < 9] == start_order(SweepSpec(parameters=(), early=ASHA), range(9))
+    assert drawn != start_order(SweepSpec(parameters=(), early=ASHA, seed=1), range(20))
 
 
 def simulated(losses, rungs, eta):
