@@ -66,18 +66,24 @@ class Sweep:
         """Runs trials until each has ended.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C, when the running trials have saved their state and ended.
+            KeyboardInterrupt: after Ctrl-C or SIGTERM, when the running trials have saved their state and ended, or at
+                once after a second one.
             ProjectError: FG563 if the journal cannot be written.
         """
         self.take_over()
+        handler = current_handler()
         try:
             while self.fill() or self.slots.running():
                 time.sleep(_POLL_SECONDS)
                 self.collect()
+                if handler is not None and handler.requested:
+                    raise handler.error
         except KeyboardInterrupt:
             self._interrupt()
             raise
         finally:
+            if handler is not None:
+                handler.defers = False
             self.slots.close()
 
     def take_over(self) -> None:
@@ -140,7 +146,8 @@ class Sweep:
         # The record comes first: a trial that runs is never unknown to the process that goes on.
         self.journal.started(number, trial.attempts + 1, None)
         if (handler := current_handler()) is not None:
-            handler.began = True  # an interrupt no longer says that nothing was trained
+            # From now on, the first signal is only recorded: trials need their time to save.
+            handler.begin()
         handle = self.slots.start(number, command, os.path.join(folder, LOG))
         if handle is not None:
             self.journal.started(number, trial.attempts + 1, handle)

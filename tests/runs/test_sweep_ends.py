@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from forgather import interrupt
+from forgather.runs.run_folders import JOURNAL
 from forgather.sweeps.driver import MOST_ATTEMPTS, Sweep
 from forgather.sweeps.journal import Journal, Outcome, read_history
 from forgather.sweeps.slots import Command
@@ -89,18 +91,63 @@ class Interrupted:
         pass
 
 
+class Saving(Interrupted):
+    """A place whose trial takes a second to save, after it was asked to end."""
+
+    def __init__(self, ready):
+        super().__init__()
+        self.ready = ready
+
+    def ended(self):
+        os.write(self.ready, b"-")
+        if self.is_stopped and time.monotonic() > self.stopped_at + 1:
+            while self.trials:
+                yield self.trials.pop(), 143
+
+    def stop(self, trial):
+        self.is_stopped, self.stopped_at = True, time.monotonic()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_sweep_waits_for_trials_that_save_for_longer_than_an_interrupted_command_may_take(
+    tmp_path, monkeypatch, number, status
+):
+    monkeypatch.setattr(interrupt, "DEAF_SECONDS", 0.05)
+    monkeypatch.setattr(interrupt, "LEAVING_SECONDS", 0.1)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            with interrupt.handle_signals(interrupt.Interrupt(insists=True)):
+                sweep_of_one(tmp_path, Saving(writing)).run()
+        except KeyboardInterrupt as stop:
+            os._exit(interrupt.status_of(stop))
+        os._exit(0)
+    os.read(reading, 1)
+    os.kill(child, number)
+    assert status == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert Outcome.INTERRUPTED is read_history(str(tmp_path)).trials[0].outcome
+    os.close(reading)
+    os.close(writing)
+
+
+def sweep_of_one(folder, slots):
+    has_begun = os.path.exists(folder / JOURNAL)
+    journal = Journal.open(str(folder)) if has_begun else Journal.create(str(folder), {})
+    if not has_begun:
+        journal.announce(0, {})
+    return Sweep(
+        journal=journal,
+        spec=SweepSpec(parameters=()),
+        slots=slots,
+        next_trial=lambda: None,
+        command=lambda trial, is_again: Command([], os.getcwd()),
+    )
+
+
 def test_a_trial_that_is_interrupted_often_before_its_first_step_has_not_failed(tmp_path):
-    journal = Journal.create(str(tmp_path), {})
-    journal.announce(0, {})
     for _ in range(MOST_ATTEMPTS):
-        sweep = Sweep(
-            journal=journal,
-            spec=SweepSpec(parameters=()),
-            slots=Interrupted(),
-            next_trial=lambda: None,
-            command=lambda trial, is_again: Command([], os.getcwd()),
-        )
         with pytest.raises(KeyboardInterrupt):
-            sweep.run()
-    trial = journal.history.trials[0]
+            sweep_of_one(tmp_path, Interrupted()).run()
+    trial = read_history(str(tmp_path)).trials[0]
     assert (MOST_ATTEMPTS, Outcome.INTERRUPTED, ()) == (trial.ends, trial.outcome, trial.kills)
