@@ -80,7 +80,7 @@ ROWS = (
         ("tests/page/test_comparison.py::test_a_comparison_of_many",),
         (
             Figure("bytes", "{:.1f} MB", 1e-6),
-            Figure("first_seconds", "the first time {:.1f} s"),
+            Figure("first_cpu_seconds", "the first time {:.1f} CPU s in all processes"),
             Figure("again_cpu_seconds", "the second time {:.1f} CPU s"),
             Figure("ready_seconds", "usable after {:.1f} s"),
         ),

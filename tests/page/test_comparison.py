@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import time
 
@@ -248,14 +249,15 @@ def test_a_comparison_of_many_long_runs_is_small_and_usable_at_once(
     file = tmp_path / "x.html"
     times = []
     for _ in range(2):
-        begin = time.monotonic(), time.process_time()
+        begin = time.monotonic(), cpu_seconds()
         assert 0 == main(["compare", str(runs.folder), "-o", str(file)])
-        times.append((time.monotonic() - begin[0], time.process_time() - begin[1]))
+        times.append((time.monotonic() - begin[0], cpu_seconds() - begin[1]))
     page = Opened(browser, file)
     ready = float(page.js("document.documentElement.dataset.ready")) / 1000
     figures = {
         "bytes": file.stat().st_size,
         "first_seconds": times[0][0],
+        "first_cpu_seconds": times[0][1],
         "again_cpu_seconds": times[1][1],
         "ready_seconds": ready,
     }
@@ -265,6 +267,11 @@ def test_a_comparison_of_many_long_runs_is_small_and_usable_at_once(
     assert times[1][1] <= 3 and ready <= patience(2)
     assert 0 == page.js("performance.getEntriesByType('resource').length")
     shutil.rmtree(runs.project)
+
+
+def cpu_seconds():
+    """Returns the CPU time of this process and of those in which it reads metrics."""
+    return sum(os.times()[:4])
 
 
 def many(seed, steps):
