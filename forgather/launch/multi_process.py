@@ -70,8 +70,11 @@ def start_processes(
             hint="give a number: --nproc-per-node 2 trains with two processes on the CPU",
         )
     os.environ[LAUNCHER_PROCESS] = str(os.getpid())
-    with children_environment():
-        ended = launcher.launch(torchrun_words(asked), "forgather", arguments, again=again)
+    try:
+        with children_environment():
+            ended = launcher.launch(torchrun_words(asked), "forgather", arguments, again=again)
+    finally:
+        del os.environ[LAUNCHER_PROCESS]
     return Ending(launcher.exit_status(ended), launcher.unreported_cause(ended, asked.world_size))
 
 
