@@ -127,7 +127,7 @@ ROWS = (
         (Figure("kills_of_sweep", "{:.0f} kills of the sweep"), Figure("kills_of_trials", "{:.0f} of trials")),
     ),
     Row(
-        "ASHA on trials of the demo with 17 learning rates, 10 seeds",
+        "ASHA on trials of the demo with 13 learning rates, 10 seeds",
         ">= 60 % of the steps saved, same best trial in 9 of 10 seeds",
         (f"{OF_TRAINING}test_sweep_savings.py::test_asha",),
         (

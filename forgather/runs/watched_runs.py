@@ -85,11 +85,9 @@ class WatchedRuns:
         found.sort(key=lambda run: (run.started or 0.0, run.name), reverse=True)
         if self.ranking is None:
             return found
-        # The runs of one output folder are attempts at the same trial, of which the last one counts.
-        last = {os.path.dirname(run.folder): run for run in reversed(found)}
         sign = -1 if self.ranking.is_greater_better else 1
         return sorted(
-            last.values(),
+            found,
             key=lambda run: (run.best is None, 0.0 if run.best is None else sign * run.best.value, run.folder),
         )
 
@@ -105,6 +103,7 @@ class WatchedRuns:
         if not self.tops or begin < self._next_search:
             return False
         found = {run.folder: run for top in self.tops for run in find_runs(top)}
+        # Of several attempts at a trial, the last one counts.
         for folder in earlier_attempts(found):
             del found[folder]
         gone = [folder for folder in (*self.live, *self.ended) if folder not in found and folder not in self._named]

@@ -155,7 +155,8 @@ def test_a_metric_is_missed_after_an_evaluation_or_at_the_end(tmp_path, records,
 
 def test_bad_trials_end_early(work, capsys):
     early = "    early_terminate: {type: asha, min_steps: 2, eta: 2}\n"
-    work(steps=40, seconds=0.05, more=f"sweep:\n    parameters:\n        main.x: [2, 0]\n{early}")
+    # Of two trials that may end early, the second one is drawn to start first.
+    work(steps=40, seconds=0.05, more=f"sweep:\n    parameters:\n        main.x: [0, 2]\n{early}")
     status, found, _ = swept(capsys)
     good, bad = found["trials"]
     assert (0, "finished", 40, "stopped") == (status, good["outcome"], good["step"], bad["outcome"])

@@ -202,8 +202,7 @@ def test_a_sweep_has_a_table_with_the_best_trial_first_and_the_values_that_diffe
     ):
         make_run(tmp_path / "trials" / f"{number:04}", number, lr=lr, loss=loss, status=status, **LIVE)
     # A first attempt at a trial is not a trial of its own.
-    make_run(tmp_path / "trials" / "0001", 9, lr=0.2, loss=0.1, status=Status.KILLED, started=1.0, record={
-        "started": "2025-01-01T00:00:00+00:00"})  # fmt: skip
+    make_run(tmp_path / "trials" / "0001", 0, lr=0.2, loss=0.1, status=Status.KILLED)
     _, out, _ = shown(capsys, tmp_path, "--once")
     rows = [re.split(r"  +", line.strip()) for line in out.splitlines()[:5]]
     assert ["run", "status", "step", "eval_loss", "lr"] == rows[0]

@@ -2,8 +2,10 @@
 
 import json
 import math
+import multiprocessing
 import os
 import random
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,11 +18,11 @@ from forgather.sweeps.slots import Command
 from forgather.sweeps.space import Choice, Parameter
 from forgather.sweeps.spec import EarlyTermination, Rule, SweepSpec
 from forgather.sweeps.stopping import best_value
-from tests.ml.runs.demo_trials import EVAL_STEPS, RATES, STEPS, trained
+from tests.ml.runs.demo_trials import EVALUATED, FIRST_RUNG, RATES, STEPS, trained
 
 SEEDS = 10
 LEAST_SAVED, LEAST_SAME = 0.6, 9
-ASHA = EarlyTermination(rule=Rule.ASHA, min_steps=EVAL_STEPS, eta=3)
+ASHA = EarlyTermination(rule=Rule.ASHA, min_steps=FIRST_RUNG, eta=3)
 SPEC = SweepSpec(parameters=(Parameter("learning_rate", Choice(RATES)),), metric="eval_loss")
 
 
@@ -103,12 +105,7 @@ def simulated(seed):
     for rate in map(float, RATES):
         floor = 4 + 0.3 * (math.log10(rate) + 2) ** 2
         speed = 0.1 + 0.02 * math.log10(rate / 1e-5)
-        curves.append(
-            [
-                (step, floor + 3 * math.exp(-step * speed) + numbers.gauss(0, 0.01))
-                for step in range(EVAL_STEPS, STEPS + 1, EVAL_STEPS)
-            ]
-        )
+        curves.append([(step, floor + 3 * math.exp(-step * speed) + numbers.gauss(0, 0.01)) for step in EVALUATED])
     return curves
 
 
@@ -123,7 +120,10 @@ def test_simulated_trials_lose_no_best_one_and_save_most_steps(tmp_path, record_
 
 @pytest.mark.matrix
 def test_asha_saves_most_steps_of_the_demo_and_finds_the_same_best_trial(tmp_path, record_property):
-    def of_seed(seed):
-        return [trained(rate, seed, str(tmp_path / f"{seed}-{rate}")) for rate in RATES]
-
-    checked(tmp_path, of_seed, record_property, SEEDS)
+    # Processes of their own: forks of one that has loaded torch may wait for its threads for ever.
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        trials = [
+            [pool.submit(trained, rate, seed, str(tmp_path / f"{seed}-{rate}")) for rate in RATES]
+            for seed in range(SEEDS)
+        ]
+        checked(tmp_path, lambda seed: [trial.result() for trial in trials[seed]], record_property, SEEDS)
