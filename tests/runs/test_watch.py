@@ -273,6 +273,8 @@ def test_on_a_terminal_the_last_frame_stays(tmp_path):
     assert 0 == process.wait(patience(10))
     alternate, _, left = content.decode().rpartition("\x1b[?1049l")
     assert "\x1b[?1049h" in alternate and "step 200/200" in left
+    # The frames that are drawn over one another look like the one that is left.
+    assert all("╭" in drawn and re.search("[⠁-⣿]", drawn) for drawn in (alternate, left))
 
 
 def _read(descriptor):

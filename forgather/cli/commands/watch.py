@@ -142,11 +142,12 @@ def _draw(watched: WatchedRuns) -> None:
 
     from forgather.cli.watch_output import frame
 
-    console = Console()
+    # Asked before the first frame: while frames are drawn, `sys.stdout` is one of rich's that has no encoding.
+    console, is_braille = Console(), _has_braille()
 
     def drawn() -> object:
         size = console.size
-        return frame(watched, width=size.width, height=size.height, now=time.time(), is_braille=_has_braille())
+        return frame(watched, width=size.width, height=size.height, now=time.time(), is_braille=is_braille)
 
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
