@@ -217,7 +217,7 @@ def _run(invocation: Invocation, journal: Journal, request: SweepRequest, projec
 
 
 def _slots(project: Project, options: argparse.Namespace, journal: Journal) -> Slots:
-    """Returns the places for trials: jobs of SLURM, or shares of this machine; those of the start, if none are named."""
+    """Returns the places for trials: jobs of SLURM, or shares of this machine; by default those of the start."""
     stored = journal.history.sweep
     number = stored.get("slots") if options.slots is None else options.slots
     slurm = stored.get("slurm") if options.slurm is None else options.slurm
