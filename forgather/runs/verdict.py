@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from forgather.interventions import Intervention
 from forgather.runs.comparison import Comparison, Group, distinct, is_close
 
 _NAMED = 4
@@ -191,9 +192,25 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     if unfinished:
         words = [f"{comparison.labels[at]} ({comparison.runs[at].status})" for at in unfinished]
         yield f"Not finished: {_listed(words)}."
+    changed = [
+        f"{comparison.labels[at]} ({_listed(list(map(_change_text, changes)))})"
+        for at, run in enumerate(comparison.runs)
+        if (changes := [one for part in (*run.earlier, run) for one in part.interventions if one.name])
+    ]
+    if changed:
+        yield f"Changed by hand while they ran: {_listed(changed)}. Their configs do not say so."
+    attempts = sum(len(run.earlier) for run in comparison.runs)
+    if attempts:
+        one = attempts == 1
+        which = f"attempt{'' if one else 's'} that did not finish {'is' if one else 'are'} part of the run"
+        yield f"{attempts} {which}{'' if one else 's'} that resumed after {'it' if one else 'them'}."
     ends = [run.last_step for run in comparison.runs if run.last_step is not None]
     if ends and min(ends) != max(ends):
         yield f"The runs end at different steps, from {min(ends):,} to {max(ends):,}."
+
+
+def _change_text(change: Intervention) -> str:
+    return f"{change.name} set to {number_text(change.value)} after step {change.step:,}"
 
 
 def _listed(names: Sequence[str]) -> str:

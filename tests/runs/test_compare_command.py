@@ -88,7 +88,7 @@ BAD = [
     (["out", "--full"], "FG450", "-o x.html"),
     (["out", "--metric", "eval_los"], "FG541", "did you mean 'eval_loss'?"),
     (["templates"], "FG540", "fgcli train"),
-    (["missing"], "FG437", "runs there"),
+    (["missing"], "FG500", "newest first"),
     (["meta.yaml"], "FG437", "runs there"),
     (["out", "-o", "no/folder/x.html"], "FG418", "folder that exists"),
 ]

@@ -265,8 +265,8 @@ def _finish(invocation: Invocation, sweep: Sweep, project: Project) -> int:
 
 
 def _write_page(sweep: Sweep, results: Sequence[TrialResult]) -> str | None:
-    """Writes the page that compares the newest run of each trial; returns the file, or None for a single run."""
-    folders = [one.run_dir for one in results if one.run_dir is not None and one.value is not None]
+    """Writes the page that compares the trials; returns the file, or None for a single one."""
+    folders = [trial_folder(sweep.journal.folder, one.number) for one in results if one.value is not None]
     if len(folders) < 2:
         return None
     # Late imports: a sweep that is planned needs no page.
@@ -275,7 +275,7 @@ def _write_page(sweep: Sweep, results: Sequence[TrialResult]) -> str | None:
     from forgather.runs.comparison_page.page import page, page_data
 
     file = os.path.join(sweep.journal.folder, PAGE)
-    runs, _ = open_all(folders)
+    runs, _ = open_all(folders, are_trials=True)
     best = "min" if sweep.spec.goal is Goal.MINIMIZE else "max"
     comparison = Comparison(runs, metric=sweep.spec.metric, best=best)
     title = f"Sweep {os.path.basename(sweep.journal.folder)}: {plural(len(runs), 'trial')}"
