@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from forgather.interventions import Intervention
 from forgather.runs.comparison import Comparison, Group, distinct, is_close
 
 _NAMED = 4
@@ -182,6 +181,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         if first not in comparison.groups[0].runs:
             found = comparison.chosen_best(first)
             yield f"The best single run is {comparison.labels[first]}, with {number_text(found[0] if found else None)}."
+        if not comparison.has_seeds and len(comparison.groups) > 1:
+            yield "Each config ran once: how much of a difference is chance, only runs with other seeds can say."
         lacking = [at for at in range(len(comparison.runs)) if comparison.chosen_best(at) is None]
         if lacking:
             yield f"Without a finite value of {choice.name}: {_listed([comparison.labels[at] for at in lacking])}."
@@ -193,7 +194,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         words = [f"{comparison.labels[at]} ({comparison.runs[at].status})" for at in unfinished]
         yield f"Not finished: {_listed(words)}."
     changed = [
-        f"{comparison.labels[at]} ({_listed(list(map(_change_text, changes)))})"
+        f"{comparison.labels[at]} ({_listed([one.text for one in changes])})"
         for at, run in enumerate(comparison.runs)
         if (changes := [one for part in (*run.earlier, run) for one in part.interventions if one.name])
     ]
@@ -207,10 +208,6 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     ends = [run.last_step for run in comparison.runs if run.last_step is not None]
     if ends and min(ends) != max(ends):
         yield f"The runs end at different steps, from {min(ends):,} to {max(ends):,}."
-
-
-def _change_text(change: Intervention) -> str:
-    return f"{change.name} set to {number_text(change.value)} after step {change.step:,}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -118,6 +118,7 @@ def test_runs_that_differ_in_seeds_alone_are_one_group_with_mean_and_deviation(r
     assert ((0, 1, 2), pytest.approx(stdev([2.0, 2.1, 2.3]))) == (second.runs, second.deviation)
     assert "(mean of 2 seeds)" in verdict_of(comparison).result
     assert "by chance" not in verdict_of(comparison).result
+    assert not any(note.startswith("Each config ran once") for note in verdict_of(comparison).notes)
 
 
 def test_a_difference_within_the_spread_of_seeds_is_said_to_be_chance(runs):
