@@ -67,7 +67,8 @@ def frame(watched: WatchedRuns, *, width: int, height: int, now: float, is_brail
     if watched.ranking is not None and watched.ranking.title:
         parts.append(_head(watched.ranking, summaries, width))
         height -= 1
-    table_lines = min(len(summaries), max(3, height // 3)) + 2 if has_table else 0
+    room = max(3, height // 3 if runs else height - 3)
+    table_lines = min(len(summaries), room) + 2 if has_table else 0
     across = max(1, min(len(runs), width // PANEL_COLUMNS))
     rows = max(1, min(math.ceil(len(runs) / across), (height - table_lines - 1) // _MIN_LINES))
     shown = runs[: min(_MAX_PANELS, rows * across)]

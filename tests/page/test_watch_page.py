@@ -127,3 +127,10 @@ def test_a_page_whose_server_has_ended_says_that_it_is_old(browser, opened, tmp_
     assert all("ERR_CONNECTION" in entry["message"] for entry in browser.get_log("browser"))
     browser.get("about:blank")
     browser.get_log("browser")
+
+
+def test_a_sweep_that_has_ended_says_how(browser, opened, tmp_path):
+    for number, status in enumerate((Status.FINISHED, Status.FINISHED, Status.FAILED)):
+        make_run(tmp_path / "trials" / f"{number:04}", number, status=status)
+    opened([], [str(tmp_path)], ranking=Ranking("eval_loss", is_greater_better=False, title="sweep a", num_trials=3))
+    assert "2 finished, 1 failed" == text(browser, "#badge")

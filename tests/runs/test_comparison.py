@@ -193,6 +193,7 @@ def test_the_value_that_explains_most_is_named_with_its_means(runs):
     share = 6 * 0.5**2 / total
     assert f"args.learning_rate matters most ({100 * share:.0f} % of the variance)" in text
     assert "on average 1.1 with 0.1 (3 runs), 2.1 with 0.2 (3 runs)." in text
+    assert "args.learning_rate" == verdict_of(comparison).main_setting
 
 
 def test_nothing_is_explained_by_a_value_that_each_run_has_alone(runs):

@@ -220,6 +220,14 @@ def test_a_sweep_has_a_table_with_the_best_trial_first_and_the_values_that_diffe
     assert ["0001", "running", "200/1,000", "0.9" if goal == "minimize" else "1", "0.2"] in rows
 
 
+def test_the_table_of_a_sweep_that_has_ended_takes_the_whole_frame(tmp_path, capsys):
+    (tmp_path / "trials.jsonl").write_text('{"event": "sweep", "form": 1}\n')
+    for number in range(12):
+        make_run(tmp_path / "trials" / f"{number:04}", number, lr=number + 1)
+    _, out, _ = shown(capsys, tmp_path, "--once")
+    assert [f"{number:04}" for number in range(12)] == [line[:4] for line in out.splitlines()[2:]]
+
+
 def test_without_a_word_the_newest_run_that_goes_on_is_watched(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, _, err = shown(capsys)

@@ -224,8 +224,11 @@ function showHead(single, followed) {
   const sorted = metric !== null ? `the best ${metric} first` : "the newest first";
   const started = title ? `${order.length} of ${Math.max(numTrials, order.length)} trials started · ` : "";
   say(byId("sub"), order.length || title ? started + sorted : "New runs are shown here as they start.");
-  say(badge, [live || !paused ? `${live} running` : "", paused ? `${paused} paused` : ""].filter(Boolean).join(", "));
-  badge.className = "badge " + (live ? "running" : paused ? "paused" : "unknown");
+  const ends = new Map();
+  if (!live && !paused) for (const folder of order) { const status = statusOf(runs.get(folder).facts); ends.set(status, (ends.get(status) || 0) + 1); }
+  const words = [live ? `${live} running` : "", paused ? `${paused} paused` : "", ...[...ends].map(([status, number]) => `${number} ${status}`)];
+  say(badge, words.filter(Boolean).join(", ") || "0 running");
+  badge.className = "badge " + (live ? "running" : paused ? "paused" : ends.size === 1 ? [...ends.keys()][0] : "unknown");
   document.title = badge.textContent + (title ? ` · ${title}` : "");
 }
 
