@@ -235,8 +235,11 @@ def test_without_a_word_the_newest_run_that_goes_on_is_watched(tmp_path, capsys,
     live = make_run(tmp_path / "out", 0, status=Status.RUNNING, **LIVE)
     last = make_run(tmp_path / "out", 1)
     assert live.name in shown(capsys, "--once")[1]
+    assert "" == shown(capsys, "--once")[2]
     ended(live, Status.FINISHED)
-    assert last.name in shown(capsys, "--once")[1]
+    _, out, err = shown(capsys, "--once")
+    assert last.name in out
+    assert "no run goes on below ." in err and "'fgcli watch .' waits for others" in err
     code, out, _ = shown(capsys, ".", "--once")
     assert (0, True) == (code, "no run goes on below ." in out)
 

@@ -92,9 +92,12 @@ def _watched(targets: list[str], top: str) -> WatchedRuns:
                 code="FG550",
                 hint="'fgcli train' makes one; 'fgcli watch .' waits for it",
             )
-        return WatchedRuns(
-            [next((run for run in runs if run.status is not None and run.status.is_live), runs[0]).folder]
-        )
+        found = next((run for run in runs if run.status is not None and run.status.is_live), None)
+        if found is None:
+            print_note(
+                f"no run goes on below {near_path(top)}: this is the newest one; 'fgcli watch .' waits for others"
+            )
+        return WatchedRuns([(found or runs[0]).folder])
     tops = [word for word in targets if _is_folder_of_runs(word)]
     named = [run.folder for run in choose_runs([word for word in targets if word not in tops], top)]
     return WatchedRuns(named, tops, _ranking(tops))
