@@ -328,6 +328,8 @@ def test_a_run_that_was_resumed_is_one_run_with_its_attempts(attempts):
     # What was changed in an attempt has an effect on the run that went on from its checkpoint.
     changed = "learning_rate 0.01 (learning_rate set to 0.002 after step 13)"
     assert f"Changed by hand while they ran: {changed}. Their configs do not say so." in said
+    facts = next(run for run in comparison_facts(found)["runs"] if run["attempts"])
+    assert (1, ["learning_rate set to 0.002 after step 13"]) == (len(facts["attempts"]), facts["interventions"])
 
 
 def test_an_attempt_that_is_named_or_that_nothing_resumed_is_compared(attempts):
@@ -339,8 +341,11 @@ def test_an_attempt_that_is_named_or_that_nothing_resumed_is_compared(attempts):
     last = runs.add(lines=losses(3.0, 2.0), summary={"status": "failed", "max_steps": 30})
     runs.add(lines=losses(3.0, 2.0, 1.1), summary=DONE)
     assert str(last) in {run.run.folder for run in compared(runs)[0].runs}
-    trials, _ = open_all([str(runs.folder)], are_trials=True)
-    assert 1 < len(trials)
+    # Of a trial, the last run counts, also if it has begun again.
+    other = runs.project / "other" / "runs" / killed.name
+    shutil.copytree(killed, other)
+    trials, _ = open_all([str(runs.folder), str(other.parent)], are_trials=True)
+    assert [(killed.name, 0), (max(runs.folder.iterdir()).name, 4)] == [(run.name, len(run.earlier)) for run in trials]
 
 
 def test_a_run_whose_changes_cannot_be_read_is_left_out_by_name(attempts):
