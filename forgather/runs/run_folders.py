@@ -102,13 +102,17 @@ def earlier_attempts(folders: Iterable[str]) -> set[str]:
         by_parent.setdefault(os.path.dirname(folder), []).append(folder)
     found: set[str] = set()
     for parent, attempts in by_parent.items():
-        if len(attempts) > 1 and _is_in_trial(parent):
+        if len(attempts) > 1 and is_in_trial(parent):
             found |= set(attempts) - {newest_run(attempts)}
     return found
 
 
-def _is_in_trial(folder: str) -> bool:
-    """Returns whether a folder of runs is that of a trial, SWEEP/trials/NUMBER/runs, of a sweep with a journal."""
+def is_in_trial(folder: str) -> bool:
+    """Returns whether a folder of runs is that of a trial, SWEEP/trials/NUMBER/runs, of a sweep with a journal.
+
+    Args:
+        folder: the folder that contains the runs.
+    """
     trials, number = os.path.split(os.path.dirname(folder))
     sweep, name = os.path.split(trials)
     return name == TRIALS and number.isdecimal() and os.path.isfile(os.path.join(sweep, JOURNAL))

@@ -8,7 +8,7 @@ import pytest
 from forgather import runs
 from forgather.cli.main import main
 from forgather.run_status import Status
-from forgather.runs.compared_run import run_folders
+from forgather.runs.compared_run import open_all
 from forgather.runs.run_folders import earlier_attempts, find_runs, newest_run
 from forgather.runs.watched_runs import Ranking, WatchedRuns
 from tests.runs.corpus import make_run
@@ -46,8 +46,11 @@ def test_a_list_has_a_row_for_each_trial_and_says_what_is_left_out(sweep, capsys
 
 def test_comparisons_and_watched_runs_have_each_trial_once(sweep):
     folder, first, second = sweep
-    assert [str(first[2]), str(second)] == sorted(run_folders([str(folder)])[1])
-    assert [str(first[0])] == run_folders([str(first[0])])[0], "an attempt that is named itself is compared"
+    last, other = open_all([str(folder)])[0]
+    assert [str(first[2]), str(second)] == [last.run.folder, other.run.folder]
+    assert list(map(str, first[:2])) == [run.run.folder for run in last.earlier]
+    named = [str(one) for one in first[:2]]
+    assert named == [run.run.folder for run in open_all(named)[0]], "attempts that are named themselves are compared"
     watched = WatchedRuns([], [str(folder)], ranking=Ranking("eval_loss", is_greater_better=False))
     watched.update()
     assert {str(first[2]), str(second)} == {run.folder for run in watched.summaries()}
