@@ -133,7 +133,8 @@ ROWS = (
         (
             Figure("share_saved", "{:.0f} % saved", 100),
             Figure("seeds_with_the_same_best", "same best in {:.0f}"),
-            Figure("seeds", "of {:.0f} seeds"),
+            Figure("seeds", "of {:.0f} seeds (not reached)"),
+            Figure("largest_difference_of_the_best", "elsewhere its loss is larger by at most {:.3f}"),
         ),
     ),
     Row(
