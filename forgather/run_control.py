@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from forgather.bounded import read_bytes
 from forgather.errors import ControlError, ForgatherError, nearest
 from forgather.heartbeat import Heartbeat, current_heartbeat
-from forgather.run_status import RunStatus, Status, of_this_process
+from forgather.run_status import RunStatus, Status, of_this_process, status_of_facts
 
 FORM = 1
 """The number of the format of messages."""
@@ -277,9 +277,9 @@ def _write_note(run_dir: str, status: RunStatus) -> None:
 
 def noted_status(run_dir: str) -> RunStatus | None:
     """Returns the status of the run that has noted its address in a run folder, or None."""
-    with suppress(OSError, ValueError, TypeError, RecursionError):
+    with suppress(OSError, ValueError, AttributeError, RecursionError):
         found = json.loads(read_bytes(os.path.join(run_dir, NOTE), MAX_BYTES))
-        return RunStatus(**{**found, "status": Status(found["status"])})
+        return status_of_facts(found)
     return None
 
 

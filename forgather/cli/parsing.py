@@ -97,6 +97,12 @@ class Parser(argparse.ArgumentParser):
         look = Look(_paint_help, _hang_of_help)
         return "\n".join(shown_on(sys.stdout, line, look) for line in text.split("\n"))
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # Python 3.11 takes the text after `--name=` for the end of the options, and gives the option an empty list.
+        if action.option_strings and arg_strings == ["--"]:
+            raise argparse.ArgumentError(action, "expected one argument")
+        return super()._get_values(action, arg_strings)
+
     def error(self, message: str) -> NoReturn:
         """Prints a usage error, and ends the process with status 2."""
         sys.stderr.write(hide(f"error: {reworded(message)}\n  help: {self.prog} --help\n"))

@@ -167,7 +167,7 @@ def _ending_facts(summary: Mapping[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {name: summary.get(name) for name in ("status", "error")}
     facts = {name: value if isinstance(value, str) else None for name, value in facts.items()}
     for name in ("step", "max_steps"):
-        facts[name] = value if type(value := summary.get(name)) is int and value > 0 else None
+        facts[name] = value if type(value := summary.get(name)) is int and 0 < value < 1 << 53 else None
     for name in ("seconds", "tokens_per_second", "started"):
         number: Any = summary.get(name)
         facts[name] = float(number) if is_metric(name, number) and math.isfinite(float(number)) else None

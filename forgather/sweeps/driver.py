@@ -132,11 +132,23 @@ class Sweep:
     def _start(self, number: int) -> None:
         trial = self.journal.history.trials[number]
         folder = trial_folder(self.journal.folder, number)
-        os.makedirs(folder, exist_ok=True)
         command = self.command(trial, trial.attempts > 0)
         # The record comes first: a trial that runs is never unknown to the process that goes on.
         self.journal.started(number, trial.attempts + 1, None)
-        handle = self.slots.start(number, command, os.path.join(folder, LOG))
+        try:
+            os.makedirs(folder, exist_ok=True)
+            if not os.path.isdir(command.folder):
+                cause = f"its working folder does not exist any more: {command.folder}"
+                self.journal.ended(number, Outcome.FAILED, step=None, cause=cause)
+                return
+            handle = self.slots.start(number, command, os.path.join(folder, LOG))
+        except OSError as error:
+            # The trial is as good as before: it is started when the sweep goes on.
+            raise ProjectError(
+                f"trial {number} cannot be started in {folder!r}: {error.strerror or error}",
+                code="FG563",
+                hint="free some space, or change the permissions of the folder; then go on, as after a kill",
+            ) from None
         if handle is not None:
             self.journal.started(number, trial.attempts + 1, handle)
         self._progress(number)

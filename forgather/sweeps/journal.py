@@ -89,14 +89,20 @@ class History:
         """Adds a record.
 
         Raises:
-            LookupError: if the record is of a trial that no earlier record announces.
+            LookupError: if the record is of a trial that no earlier record announces, or incomplete.
+            TypeError: if a value is of another type.
         """
         event, number = record["event"], record["trial"]
         if event == "trial":
-            self.trials[number] = TrialHistory(number=number, values=record["values"], skipped=record.get("skipped"))
+            values = record["values"]
+            if type(number) is not int or not isinstance(values, dict) or not all(map(_is_text, values.values())):
+                raise TypeError
+            self.trials[number] = TrialHistory(number=number, values=values, skipped=record.get("skipped"))
             return
         known = self.trials[number]
         if event == "start":
+            if type(record["attempt"]) is not int:
+                raise TypeError
             self.trials[number] = replace(known, attempts=record["attempt"], handle=record.get("handle"), outcome=None)
         else:
             outcome = Outcome(record["outcome"])
@@ -246,7 +252,7 @@ def read_history(folder: str) -> History:
                     raise LookupError  # noqa: TRY301 - reported with the number of the line
             else:
                 history.take(record)
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             newer = history is not None and number == 1
             what = "is of a newer version" if newer else f"is damaged at line {number}"
             hint = "use the version that wrote it" if newer else "remove this line, or start a new sweep"
@@ -254,6 +260,10 @@ def read_history(folder: str) -> History:
     if history is None:
         raise _unusable(folder, f"its journal {JOURNAL} is empty", "start a new sweep")
     return history
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 @contextmanager

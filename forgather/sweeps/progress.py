@@ -11,9 +11,9 @@ import os
 
 from forgather.run_status import RunStatus, read_status
 from forgather.runs.growing_file import GrowingFile, Record
+from forgather.runs.metrics_file import is_metric
 
 _METRICS_FILE, _RUNS = "metrics.jsonl", "runs"
-_NOT_FINITE = frozenset({"nan", "inf", "-inf"})
 
 
 class TrialProgress:
@@ -70,12 +70,12 @@ class TrialProgress:
             return  # what happened at a step, not a value of a metric
         try:
             step = int(record["step"])
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, OverflowError):
             return  # a line that belongs to no step
         self.step = step
         self.names |= {name for name, value in record.items() if isinstance(value, int | float)}
         value = record.get(self.metric)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            self.curve.append((step, float(value)))
-        elif value in _NOT_FINITE:
-            self.curve.append((step, math.nan))
+        if not is_metric(self.metric, value):
+            return
+        number = float(value)
+        self.curve.append((step, number if math.isfinite(number) else math.nan))

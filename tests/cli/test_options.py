@@ -2,6 +2,7 @@ import argparse
 
 import pytest
 
+from forgather.cli.main import main
 from forgather.cli.options import path_and_value
 
 
@@ -27,3 +28,13 @@ def test_a_setting_is_split_at_the_first_equals_sign_outside_brackets(text, pair
 def test_a_setting_without_path_or_value_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="is not PATH=VALUE"):
         path_and_value(text)
+
+
+@pytest.mark.parametrize(
+    "words", [["runs", "--sort=--"], ["runs", "-n--"], ["compare", ".", "--metric=--"], ["watch", "--port=--"]]
+)
+def test_two_dashes_are_no_value_of_an_option(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert 2 == ended.value.code
+    assert "needs a value" in capsys.readouterr().err

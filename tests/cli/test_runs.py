@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 
 import pytest
 
 from forgather.cli.main import main
 from forgather.cli.runs_output import table_lines
 from forgather.run_status import Status
+from forgather.runs.labels import change_labels, read_labels
 from forgather.runs.run_table import read_table
 from tests.runs.corpus import STARTED, make_run
 
@@ -204,6 +206,27 @@ def test_labels_are_given_taken_listed_and_found(bench, capsys):
     assert {"group": None, "tags": ["good"], "note": None} == json.loads((run_of(bench, 0) / "labels.json").read_text())
     assert 0 == main(["runs", "untag", "good", "000000"])
     assert not (run_of(bench, 0) / "labels.json").exists()
+
+
+def test_what_another_version_wrote_beside_the_labels_stays(bench):
+    file = run_of(bench, 0) / "labels.json"
+    file.write_text(json.dumps({"tags": ["a"], "stars": 5}))
+    for words in (["tag", "b"], ["untag", "a,b"]):
+        assert 0 == main(["runs", *words, str(run_of(bench, 0))])
+    assert {"group": None, "tags": [], "note": None, "stars": 5} == json.loads(file.read_text())
+
+
+def test_tags_that_are_given_at_the_same_time_are_all_kept(bench):
+    folder = str(run_of(bench, 0))
+    children = []
+    for number in range(6):
+        child = os.fork()
+        if child == 0:
+            change_labels(folder, lambda labels, n=number: replace(labels, tags=(*labels.tags, f"tag{n}")))
+            os._exit(0)
+        children.append(child)
+    assert [0] * 6 == [os.waitpid(child, 0)[1] for child in children]
+    assert tuple(f"tag{number}" for number in range(6)) == read_labels(folder).tags
 
 
 def test_damaged_labels_are_kept_and_no_other_label_is_written(bench, capsys):

@@ -1,5 +1,6 @@
 """`fgcli control`: what it sends, prints and returns, and what it says of a run that cannot be controlled."""
 
+import errno
 import json
 import os
 import platform
@@ -79,6 +80,43 @@ def test_settings_are_sent_as_numbers(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert ("set", 7) == (found["action"], found["step"])
     assert "{'learning_rate': 0.0001, 'save_steps': 50}" in found["done"]
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_request_that_cannot_be_written_is_refused_and_leaves_nothing(is_full, tmp_path, capsys, monkeypatch):
+    write_note(tmp_path, control=BY_FILE)
+    if is_full:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(full))
+    else:
+        denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        monkeypatch.setattr(os, "mkdir", lambda *_: (_ for _ in ()).throw(denied))
+    assert 1 == main(["control", str(tmp_path), "save"])
+    assert "error[FG515]: the request cannot be written into" in capsys.readouterr().err
+    assert [NOTE] == os.listdir(tmp_path)
+
+
+def test_a_client_that_ends_meanwhile_takes_no_folder_from_another_one(tmp_path, monkeypatch):
+    lstat, gone = os.lstat, []
+
+    def removed_once(path):
+        if not gone and path == str(tmp_path / "control"):
+            gone.append(path)
+            os.rmdir(path)
+        return lstat(path)
+
+    write_note(tmp_path, control=BY_FILE)
+    monkeypatch.setattr(os, "lstat", removed_once)
+    assert 1 == main(["control", str(tmp_path), "save", "--timeout", "0.1"])
+    assert [str(tmp_path / "control")] == gone
+
+
+@pytest.mark.parametrize("wrong", [{"pid": "x"}, {"updated": 10**400}, {"status": []}, {"step": -1}, {"control": 5}])
+def test_a_damaged_note_of_an_address_is_no_run(wrong, tmp_path, capsys):
+    record(tmp_path)
+    (tmp_path / NOTE).write_text(json.dumps(asdict(of_this_process(0.0)) | wrong))
+    assert 1 == main(["control", str(tmp_path), "save"])
+    assert "error[FG510]" in capsys.readouterr().err
 
 
 def test_a_refusal_is_an_error_with_its_step_and_hint(tmp_path, capsys):

@@ -140,8 +140,9 @@ def test_a_sweep_file_of_another_tool_is_read(work, capsys):
         "program: train.py\nmethod: random\nrun_cap: 3\nmetric: {name: eval_loss, goal: minimize}\n"
         "parameters:\n  main:\n    parameters:\n      x: {distribution: q_uniform, min: 0, max: 4, q: 0.5}\n"
     )
-    status, plan, _ = swept(capsys, "--file", "wandb.yaml", "--dry-run")
+    status, plan, said = swept(capsys, "--file", "wandb.yaml", "--dry-run")
     assert (0, "random", 3) == (status, plan["method"], len(plan["trials"]))
+    assert "without effect in this sweep: program" in said
     assert all(one["values"]["main.x"] in [half / 2 for half in range(9)] for one in plan["trials"])
     assert plan == swept(capsys, "--file", "wandb.yaml", "--dry-run")[1]
 
@@ -182,6 +183,8 @@ def test_what_has_no_meaning_is_refused_by_name(work, capsys, words, code):
         ("sweep: {parameters: {main.x: [1]}, early_terminate: {type: asha, min_steps: 2, eta: 1}}\n", "'eta'"),
         ("sweep: {parameters: {main.x: [1]}, early_terminate: {type: asha, rung: 2}}\n", "'rung'"),
         ("sweep: {parameters: {main.x: [1]}, run_cap: -1}\n", "'run_cap'"),
+        ("sweep: {parameters: {main.x: [1]}, method: random, run_cap: 99999999}\n", "from 1 to 100,000"),
+        ("sweep: {parameters: {main.x: [1]}, metric: {name: a, target: 1}}\n", "the key 'target'"),
     ],
 )
 def test_a_malformed_sweep_is_refused_at_its_line(work, capsys, text, said):
@@ -191,6 +194,31 @@ def test_a_malformed_sweep_is_refused_at_its_line(work, capsys, text, said):
     assert "[FG560]" in printed
     assert said in printed
     assert "templates/configs/work.yaml:" in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("3\n", 1, "is 3"),
+        ("method: grid\nparameters:\n  main.x: [1]\n  main.x: [2]\n", 4, "appears twice"),
+        ("method: grid\nparameters:\n  main.x: {min: 1, max: b}\n", 3, "is 'b'"),
+        ("method: grid\nparameters:\n  main.x: [1]\n3: 4\n", 1, "has the key 3"),
+        ("parameters:\n  main.x: [1]\nearly_terminate:\n  min_iter: 2\n  min_steps: 3\n", 3, "keep one"),
+        ("parameters:\n  main.x: [1]\nearly_terminate:\n  type: median\n  min_steps: 3\n  eta: 3\n", 6, "no effect"),
+    ],
+)
+def test_a_malformed_sweep_file_is_refused_at_its_own_line(work, capsys, text, line, said):
+    (work() / "s.yaml").write_text(text)
+    assert 1 == main(["-t", "work", "sweep", "--file", "s.yaml", "--dry-run"])
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert f"s.yaml:{line}" in printed
+
+
+def test_trials_have_output_folders_of_their_own(work, capsys):
+    work()
+    assert 1 == main(["-t", "work", "sweep", "--grid", "meta.output_dir=a,b", "--dry-run"])
+    assert "each trial has an output folder of its own" in capsys.readouterr().err
 
 
 def test_a_changed_config_is_not_continued(work, capsys):

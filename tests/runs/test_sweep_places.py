@@ -206,7 +206,50 @@ def test_what_is_added_while_a_queue_runs_is_run(queue):
     assert read_history(str(queue / "q")).trials.keys() == {0, 1}
 
 
-@pytest.mark.parametrize("words", [["add"], ["rm"], ["rn"], ["rm", "7"], ["run", "--slots", "0"]])
+def test_a_command_whose_folder_is_gone_fails_alone(queue, capsys, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    waiting = Queue(str(queue / "q"))
+    waiting.add(["--version"], str(gone))
+    waiting.add(["--version"], str(queue))
+    gone.rmdir()
+    assert 1 == main(["queue", "run", "--queue", "q"])
+    assert ["failed", "finished"] == [str(one.outcome) for one in waiting.entries()]
+    assert f"its working folder does not exist any more: {gone}" in capsys.readouterr().out
+
+
+def test_what_is_removed_is_removed_together_or_not_at_all(queue, capsys):
+    for _ in range(3):
+        main(["queue", "add", "--", "--version"])
+    assert 1 == main(["queue", "rm", "0", "7"])
+    assert 0 == main(["queue", "rm", "2", "1", "2"])
+    assert 1 == main(["queue", "rm", "1"])
+    assert "entry 1 is not in the queue" in capsys.readouterr().err
+    assert ["waiting", "removed", "removed"] == [one["state"] for one in listed(capsys, "ls")[1]["entries"]]
+
+
+def test_a_queue_is_read_while_it_is_written(queue, capsys):
+    main(["queue", "add", "--", "--version"])
+    (file,) = Path(os.environ["XDG_STATE_HOME"]).rglob("trials.jsonl")
+    content = file.read_bytes() + b'{"event": "tri'
+    file.write_bytes(content)
+    capsys.readouterr()
+    assert 1 == len(listed(capsys, "ls")[1]["entries"])
+    assert content == file.read_bytes()
+
+
+def test_the_folder_of_a_sweep_is_no_queue(queue, capsys):
+    assert 0 == main(["-t", "work", "sweep", "--grid", "main.x=1", "--name", "a"])
+    for action in ("ls", "run"):
+        assert 1 == main(["queue", action, "--queue", "out/sweeps/a"])
+        assert "[FG563]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["add"], ["rm"], ["rn"], ["rm", "7"], ["run", "--slots", "0"], ["run", "2"], ["run", "--", "train"],
+     ["ls", "--slots", "2"], ["run", "--queue", "/dev/null"], ["add", "--queue", "/dev/null/a", "--", "ls"]],
+)  # fmt: skip
 def test_what_has_no_meaning_is_refused(queue, capsys, words):
     assert 1 == main(["queue", *words])
     assert "[FG56" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import platform
 import re
 
 from forgather.cli.invocation import Invocation
-from forgather.cli.options import add_json
+from forgather.cli.options import a_name, add_json
 from forgather.cli.output import print_note, write_json, write_text
 from forgather.errors import ControlError
 from forgather.launch.control_client import send_request
@@ -30,7 +30,7 @@ _FIRST_NOTE_SECONDS, _NOTE_SECONDS = 2.0, 30.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command-line arguments of this command to its parser."""
-    parser.add_argument("run_folder", metavar="RUN", help="the folder of the run")
+    parser.add_argument("run_folder", metavar="RUN", type=a_name, help="the folder of the run")
     parser.add_argument("action", choices=[str(action) for action in Action], metavar="ACTION", help=", ".join(Action))
     parser.add_argument(
         "settings", nargs="*", metavar="NAME=VALUE", help="with 'set': the settings and their new values"

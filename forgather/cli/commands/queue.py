@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from collections.abc import Sequence
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
@@ -47,13 +48,13 @@ def run(invocation: Invocation) -> int:
     if options.action not in _ACTIONS:
         hint = nearest(options.action, _ACTIONS) or f"use one of {', '.join(_ACTIONS)}"
         raise ProjectError(f"'fgcli queue {options.action}' has no meaning", code="FG563", hint=hint)
+    _refuse_unused(options, invocation.handed)
     if options.action == "add":
         return _add(queue, invocation.handed, as_json=options.json)
     if options.action == "rm":
         if not options.number:
             raise ProjectError("'fgcli queue rm' names no command", code="FG563", hint="fgcli queue ls lists them")
-        for number in options.number:
-            queue.remove(number)
+        queue.remove(options.number)
         return 0
     if options.action == "run":
         if options.slots is not None and options.slots < 1:
@@ -66,6 +67,16 @@ def run(invocation: Invocation) -> int:
     else:
         write_lines([_line(entry) for entry in entries] or [Line("the queue is empty")])
     return int(options.action == "run" and any(entry.outcome is Outcome.FAILED for entry in entries))
+
+
+def _refuse_unused(options: argparse.Namespace, handed: Sequence[str]) -> None:
+    """Raises an error if a word of the command line would have no effect."""
+    given = {"add": handed and "the command after --", "rm": options.number and "the number of a command"}
+    given["run"] = options.slots is not None and "--slots"
+    for action, what in given.items():
+        if what and action != options.action:
+            message = f"{what} belongs to 'fgcli queue {action}', not to 'fgcli queue {options.action}'"
+            raise ProjectError(message, code="FG563", hint="fgcli queue --help")
 
 
 def _add(queue: Queue, words: tuple[str, ...], *, as_json: bool) -> int:

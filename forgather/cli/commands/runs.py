@@ -19,7 +19,7 @@ from forgather.errors import ProjectError
 from forgather.project.path_display import near_path
 from forgather.run_status import Status
 from forgather.runs.condition import parse_condition
-from forgather.runs.labels import Labels, read_labels, write_labels
+from forgather.runs.labels import Labels, change_labels, read_labels
 from forgather.runs.references import output_folder
 from forgather.runs.removal import Usage, archive_run, disk_usage, kept_checkpoints, refuse_needed, remove_run
 from forgather.runs.run_choice import choose_runs
@@ -215,9 +215,13 @@ def _label(invocation: Invocation) -> int:
         )
     runs = choose_runs(options.runs, _top(invocation))
     # All files are read before the first one is written.
-    changed = [(run, _labelled(read_labels(run.folder), options.action, options.label)) for run in runs]
-    for run, labels in changed:
-        write_labels(run.folder, labels)
+    for run in runs:
+        read_labels(run.folder)
+
+    def change(labels: Labels) -> Labels:
+        return _labelled(labels, options.action, options.label)
+
+    changed = [(run, change_labels(run.folder, change)) for run in runs]
     if options.json:
         write_json({"runs": [{"folder": run.folder, **_fields(labels)} for run, labels in changed]})
     else:

@@ -29,7 +29,7 @@ from forgather.sweeps.result import TrialResult, best_of, results_of
 from forgather.sweeps.search import proposed, refuse_missing_optuna
 from forgather.sweeps.slots import Command, Slots, local_slots
 from forgather.sweeps.slurm import SlurmSlots
-from forgather.sweeps.spec import Goal, Method
+from forgather.sweeps.spec import Goal, Method, ignored_keys
 from forgather.sweeps.trials import Trials
 
 CONFIG_OPTIONS = True
@@ -121,6 +121,8 @@ def run(invocation: Invocation) -> int:
     if spec.method is Method.OPTUNA:
         refuse_missing_optuna(spec)
     trials = Trials(project, spec)
+    if ignored := ignored_keys(project, request.file):
+        print_note(f"without effect in this sweep: {', '.join(ignored)}")
     plan = plan_of(trials.spec, trials.planned())
     if options.dry_run:
         if options.json:
