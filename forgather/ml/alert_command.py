@@ -68,8 +68,9 @@ class AlertCommand:
             run_dir: the run folder.
         """
         facts = {name: hide(str(event.get(name, ""))) for name in ("message", "kind", "step")} | {"run": run_dir}
-        output = tempfile.TemporaryFile()
+        output: IO[bytes] | None = None
         try:
+            output = tempfile.TemporaryFile()
             # Started here and not in the thread: a run that ends at this anomaly would end before its alert.
             process = subprocess.Popen(
                 self._filled(facts),
@@ -80,7 +81,9 @@ class AlertCommand:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            output.close()
+            # A program that does not exist, or a disk that is full.
+            if output is not None:
+                output.close()
             return self._warn(str(error))
         threading.Thread(target=self._follow, args=(process, output), name="alert", daemon=True).start()
         return None

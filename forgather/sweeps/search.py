@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from forgather.errors import ProjectError
-from forgather.sweeps.space import Bell, Choice, Distribution, Interval, Parameter, fault
+from forgather.sweeps.space import Bell, Choice, Distribution, Interval, Parameter, below, fault
 from forgather.sweeps.spec import Goal, SweepSpec
 
 Result = tuple[Mapping[str, Any], float | None]
@@ -69,7 +69,7 @@ def _optuna() -> Any:
 def _distribution(parameter: Parameter) -> Any:
     found = _as_optuna(parameter.distribution, _optuna().distributions)
     if found is None:
-        where = f"sweep.parameters.{parameter.path}"
+        where = below("sweep.parameters", parameter.path)
         hint = "use values, uniform or log_uniform_values, or method: random"
         raise fault(f"Optuna has no distribution for {parameter.path!r}", where, hint)
     return found

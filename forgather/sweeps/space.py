@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
+from forgather.config.insight.path_lookup import path_text, read_path
+from forgather.config.path import Key
 from forgather.errors import ProjectError, nearest
 
 MOST_TRIALS = 100_000
@@ -160,13 +162,13 @@ def read_parameters(found: Any, where: str = "sweep.parameters") -> tuple[Parame
         raise fault(f"{where!r} has no parameter", where, "name a value of the config and what to try: a: [1, 2]")
     parameters: list[Parameter] = []
     for name, described in found.items():
-        path = str(name)
+        path, place = str(name), below(where, name)
         if isinstance(described, Mapping) and "parameters" in described:
-            _refuse_others(described, ("parameters",), f"{where}.{path}", "a group of parameters")
-            inner = read_parameters(described["parameters"], f"{where}.{path}.parameters")
+            _refuse_others(described, ("parameters",), place, "a group of parameters")
+            inner = read_parameters(described["parameters"], below(place, "parameters"))
             parameters += [Parameter(f"{path}.{one.path}", one.distribution) for one in inner]
         else:
-            parameters.append(Parameter(path, read_distribution(described, f"{where}.{path}")))
+            parameters.append(Parameter(path, read_distribution(described, place)))
     twice = next((one.path for one in parameters if sum(other.path == one.path for other in parameters) > 1), None)
     if twice is not None:
         raise fault(f"{where!r} has the parameter {twice!r} twice", where, "keep one of them")
@@ -356,7 +358,7 @@ def grid_of(parameters: Sequence[Parameter]) -> list[dict[str, Any]]:
     for parameter in parameters:
         values = parameter.distribution.grid()
         if values is None:
-            where = f"sweep.parameters.{parameter.path}"
+            where = below("sweep.parameters", parameter.path)
             hint = "list its values, give it a step (q_uniform), or use method: random"
             raise fault(f"{parameter.path!r} has infinitely many values, which no grid contains", where, hint)
         columns.append(list(islice(values, MOST_TRIALS + 1)))
@@ -379,6 +381,16 @@ def drawn(parameters: Sequence[Parameter], seed: int, number: int) -> dict[str, 
     """
     numbers = random.Random(f"{seed}:{number}")  # noqa: S311 - no secret is drawn
     return {parameter.path: parameter.distribution.draw(numbers) for parameter in parameters}
+
+
+def below(where: str, key: Any) -> str:
+    """Returns the path of an entry of a mapping.
+
+    Args:
+        where: the path of the mapping.
+        key: the key of the entry, which may contain dots, as `trainer_args.learning_rate` does.
+    """
+    return path_text((*read_path(where), Key(key)))
 
 
 def fault(message: str, path: str, hint: str) -> ProjectError:

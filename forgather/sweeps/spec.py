@@ -7,7 +7,7 @@ output is a `SweepSpec`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from forgather.config.override import split_assignment
 from forgather.errors import ForgatherError, ProjectError, nearest
 from forgather.project.literal import plain_value
 from forgather.project.project import Project
-from forgather.sweeps.space import MOST_TRIALS, Choice, Parameter, fault, read_parameters
+from forgather.sweeps.space import MOST_TRIALS, Choice, Parameter, below, fault, read_parameters
 
 TARGET = "sweep"
 """The name of the target of a config that describes its sweep."""
@@ -144,7 +144,9 @@ def spec_of(
         spec = replace(spec, metric=name, goal=_goal(goal or None, name, "--metric"))
     if method is not None:
         spec = replace(spec, method=_one_of(Method, _METHODS.get(method, method), "--method"))
-    return _complete(spec)
+    # A number of trials on the command line is no line of the config.
+    with _located(graph) if trials is None else nullcontext():
+        return _complete(spec)
 
 
 @contextmanager
@@ -153,10 +155,7 @@ def _located(graph: Graph) -> Iterator[None]:
     try:
         yield
     except ProjectError as error:
-        steps = read_path(TARGET)
-        # A key may be anything, and so be no path.
-        with suppress(ForgatherError):
-            steps = read_path(error.path or TARGET)
+        steps = read_path(error.path or TARGET)
         # The value may be a part of a mapping, or missing: the nearest line that exists is the one to look at.
         stops = steps_along(graph, steps)
         if error.span is None and stops:
@@ -204,7 +203,7 @@ def _read(found: Mapping[str, Any], *, has_others: bool) -> SweepSpec:
     for name in found:
         if name not in (*_KEYS, *_OF_OTHER_PROGRAMS):
             hint = nearest(str(name), _KEYS) or f"known are {', '.join(_KEYS)}"
-            raise fault(f"{where!r} has the key {name!r}, which sweeps do not have", f"{where}.{name}", hint)
+            raise fault(f"{where!r} has the key {name!r}, which sweeps do not have", below(where, name), hint)
     method = str(found.get("method", Method.GRID))
     metric, goal = _metric(found.get("metric"), where)
     # Options of the command line may be all that is tried.
@@ -273,7 +272,7 @@ def _early(found: Any, where: str) -> EarlyTermination | None:
     strange = next((name for name in found if name not in known), None)
     if strange is not None:
         hint = nearest(str(strange), known) or f"known are {', '.join(known)}"
-        raise fault(f"{where!r} has the key {strange!r}", f"{where}.{strange}", hint)
+        raise fault(f"{where!r} has the key {strange!r}", below(where, strange), hint)
     # Hyperband of the sweep files ends trials at rungs, as ASHA does.
     word = {"hyperband": "asha"}.get(str(found.get("type", "asha")), str(found.get("type", "asha")))
     if "min_steps" in found and "min_iter" in found:

@@ -27,7 +27,7 @@ from forgather.project.literal import plain_value
 from forgather.project.project import Project
 from forgather.project.reader import reader_for
 from forgather.project.trainer_arguments import trainer_arguments
-from forgather.sweeps.space import Parameter, drawn, fault, grid_of
+from forgather.sweeps.space import Parameter, below, drawn, fault, grid_of
 from forgather.sweeps.spec import TARGET, Method, SweepSpec
 
 
@@ -156,7 +156,7 @@ def _with_paths(project: Project, spec: SweepSpec) -> SweepSpec:
             path = setting
         if path.removeprefix("+") == own_folder.removeprefix("+"):
             message = f"the sweep changes {path!r}, and each trial has an output folder of its own"
-            raise fault(message, f"{TARGET}.parameters.{parameter.path}", "remove it from the parameters")
+            raise fault(message, below(f"{TARGET}.parameters", parameter.path), "remove it from the parameters")
         found.append(Parameter(path, parameter.distribution))
     return replace(spec, parameters=tuple(found))
 

@@ -202,7 +202,7 @@ def test_a_malformed_sweep_is_refused_at_its_line(work, capsys, text, said):
         ("3\n", 1, "is 3"),
         ("method: grid\nparameters:\n  main.x: [1]\n  main.x: [2]\n", 4, "appears twice"),
         ("method: grid\nparameters:\n  main.x: {min: 1, max: b}\n", 3, "is 'b'"),
-        ("method: grid\nparameters:\n  main.x: [1]\n3: 4\n", 1, "has the key 3"),
+        ("method: grid\nparameters:\n  main.x: [1]\n3: 4\n", 4, "has the key 3"),
         ("parameters:\n  main.x: [1]\nearly_terminate:\n  min_iter: 2\n  min_steps: 3\n", 3, "keep one"),
         ("parameters:\n  main.x: [1]\nearly_terminate:\n  type: median\n  min_steps: 3\n  eta: 3\n", 6, "no effect"),
     ],

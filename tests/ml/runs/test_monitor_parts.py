@@ -96,6 +96,15 @@ def test_a_command_that_fails_or_hangs_is_logged_once_and_delays_nothing(words, 
     assert why in caplog.text
 
 
+def test_a_disk_that_is_full_ends_no_run_by_an_alert(monkeypatch, caplog):
+    def full(*_, **__):
+        raise OSError("full")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    AlertCommand(["true"]).run(EVENT, "/runs/a")
+    assert "the command of on_alert, 'true', failed: full" in caplog.text
+
+
 @pytest.mark.parametrize("words", ["notify-send x", [], ["sh", 3], [""], {"a": 1}, ["a\0b"]])
 def test_what_is_no_list_of_words_is_refused(words):
     with pytest.raises(TrainingError) as error:
