@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, stdev
 
 MAX_BUCKETS = 400
 """The number of buckets of a curve; each has at most two points."""
@@ -142,14 +143,40 @@ class Curve:
     def _sums(self, steps: list[int], values: list[float]) -> list[tuple[int, float, int]]:
         """Returns the sums of all buckets, those of points that were reduced included."""
         found: dict[int, tuple[float, int]] = {}
-        raw = [
-            (steps[first], math.fsum(values[first:end]), end - first)
-            for first, end in _bounds(steps, self.width, self.num_reduced)
-        ]
+        raw = [(steps[first], *_sum(values[first:end])) for first, end in _bounds(steps, self.width, self.num_reduced)]
         for step, total, count in [*self.sums, *raw]:
-            before, number = found.get(step // self.width, (0.0, 0))
-            found[step // self.width] = before + total, number + count
+            bucket = step // self.width
+            found[bucket] = _added(found[bucket], (total, count)) if bucket in found else (total, count)
         return [(bucket * self.width, total, count) for bucket, (total, count) in found.items()]
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Returns the mean of finite numbers, whose sum may be too large for a float."""
+    try:
+        return fmean(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
+
+
+def stdev_of(values: Sequence[float]) -> float:
+    """Returns the sample standard deviation of at least two finite numbers; infinity if it is too large for a float."""
+    try:
+        return stdev(values)
+    except OverflowError:
+        return 8 * stdev([value / 8 for value in values])
+
+
+def _sum(values: Sequence[float]) -> tuple[float, int]:
+    """Returns a sum of numbers and their number; their mean and 1 if the sum is too large for a float."""
+    try:
+        return math.fsum(values), len(values)
+    except OverflowError:
+        return mean_of(values), 1
+
+
+def _added(one: tuple[float, int], other: tuple[float, int]) -> tuple[float, int]:
+    total, count = one[0] + other[0], one[1] + other[1]
+    return (total, count) if math.isfinite(total) else (one[0] / count + other[0] / count, 1)
 
 
 def _bounds(steps: Sequence[int], width: int, begin: int) -> Iterator[tuple[int, int]]:

@@ -6,6 +6,7 @@ loop knows is in the journal or in run folders, so another process can go on at 
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Set
@@ -23,6 +24,8 @@ TRIALS, LOG = "trials", "output.log"
 MOST_ATTEMPTS = 3
 """The number of attempts without a new step after which a killed trial has failed."""
 _POLL_SECONDS, _ENDING_SECONDS = 0.2, 30.0
+_LEAST_FREE = 1 << 16
+"""In bytes. A disk with less room is full: a run folder takes more."""
 _TERMINATED = (130, 143)
 """The exit statuses of a run that was asked to end."""
 
@@ -158,7 +161,8 @@ class Sweep:
         """Records the end of an attempt. One that ended with its sweep was not killed for a reason of its own."""
         trial, progress = self.journal.history.trials[number], self._progress(number)
         outcome, cause = self._outcome(number, status, progress.status())
-        if outcome is Outcome.KILLED and with_sweep:
+        is_full = outcome is Outcome.FAILED and _is_full(self.journal.folder, cause, now=not with_sweep)
+        if is_full or (outcome is Outcome.KILLED and with_sweep):
             outcome = Outcome.INTERRUPTED
         if outcome is Outcome.KILLED and _makes_no_progress(trial, progress.step):
             outcome = Outcome.FAILED
@@ -166,6 +170,13 @@ class Sweep:
         self.stopping.pop(number, None)
         self.journal.ended(number, outcome, step=progress.step, cause=cause)
         self.changed()
+        if is_full and not with_sweep:
+            # Otherwise every trial that is left would fail for the same reason, and none would be started again.
+            raise ProjectError(
+                f"trial {number} ended because the disk is full: {cause}",
+                code="FG563",
+                hint="free some space, and go on: the trial is started again",
+            )
 
     def _outcome(self, number: int, status: int | None, found: RunStatus | None) -> tuple[Outcome, str]:
         """Returns how an attempt ended, by the exit status and what its run folder says."""
@@ -208,6 +219,21 @@ def _wait_for_end(progress: TrialProgress) -> None:
                 hint=f"wait until it has ended, or end it: kill {found.pid}",
             )
         time.sleep(_POLL_SECONDS)
+
+
+def _is_full(folder: str, cause: str, *, now: bool) -> bool:
+    """Returns whether a trial failed because there was no room on the disk.
+
+    Args:
+        folder: the sweep folder.
+        cause: why the trial failed.
+        now: whether it has failed just now, so that the room on the disk says something about it.
+    """
+    if any(os.strerror(number) in cause for number in (errno.ENOSPC, errno.EDQUOT)):
+        return True
+    # A trial that cannot write a line of its log does not say why.
+    facts = os.statvfs(folder)
+    return now and facts.f_bavail * facts.f_frsize < _LEAST_FREE
 
 
 def _makes_no_progress(trial: TrialHistory, step: int | None) -> bool:

@@ -136,7 +136,8 @@ class Journal:
             ProjectError: FG563 if the folder has a journal, or cannot be written.
         """
         journal = cls(folder, History({"event": "sweep", **sweep, "form": FORM}))
-        if os.path.exists(journal.file):
+        # A file without a line is what a disk that was full has left.
+        if os.path.exists(journal.file) and os.path.getsize(journal.file):
             raise _unusable(folder, "it has a sweep already", "go on with it: fgcli sweep --resume DIR")
         journal._append(journal.history.sweep)
         return journal

@@ -3,7 +3,7 @@ import argparse
 import pytest
 
 from forgather.cli.main import main
-from forgather.cli.options import path_and_value
+from forgather.cli.options import a_time, path_and_value
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,13 @@ def test_a_setting_is_split_at_the_first_equals_sign_outside_brackets(text, pair
 def test_a_setting_without_path_or_value_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="is not PATH=VALUE"):
         path_and_value(text)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "0", "1e99", "", "1_0", "five"])
+def test_a_time_is_a_finite_number_above_zero(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a number of seconds above 0"):
+        a_time(text)
+    assert 2.5 == a_time("2.5")
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,14 @@ def test_the_value_that_explains_most_is_named_with_its_means(runs):
     assert "on average 1.1 with 0.1 (3 runs), 2.1 with 0.2 (3 runs)." in text
 
 
+def test_the_largest_numbers_of_floats_are_compared_as_any_others(runs):
+    for rate, loss in (("0.1", 1e308), ("0.2", -1.7e308)):
+        seeded(runs, [loss, loss], overrides=[("args.learning_rate", rate)])
+    comparison, _ = compared(runs)
+    assert [-1.7e308, 1e308] == [group.mean for group in comparison.groups]
+    assert "learning_rate matters most (100 %" in verdict_of(comparison).influence
+
+
 def test_nothing_is_explained_by_a_value_that_each_run_has_alone(runs):
     for rate in ("0.1", "0.2", "0.3"):
         runs.add(lines=losses(float(rate)), overrides=[("args.learning_rate", rate)])

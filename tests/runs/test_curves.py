@@ -97,6 +97,13 @@ def test_a_long_curve_keeps_its_spikes_its_last_value_and_its_means(tmp_path, pa
     assert [math.fsum(part) / len(part) for part in slow] == pytest.approx(means, rel=1e-12)
 
 
+def test_means_of_numbers_whose_sum_is_no_float_are_floats():
+    curve = Curve()
+    for part in range(4):
+        curve.extend(range(2000 * part, 2000 * (part + 1)), [1.7e308] * 2000, MAX_BUCKETS)
+    assert {1.7e308} == set(curve.means()[1])
+
+
 def test_every_point_is_kept_without_buckets(tmp_path):
     write_lines(tmp_path / "metrics.jsonl", [{"step": step, "loss": step / 7} for step in range(5000)])
     curve = read_curves(str(tmp_path), is_full=True).curves["loss"].reduced(None)

@@ -94,6 +94,11 @@ def test_a_disk_that_is_full_leaves_whole_lines(tmp_path, monkeypatch):
     assert before == (tmp_path / JOURNAL).read_bytes()
 
 
+def test_a_journal_that_a_full_disk_left_empty_is_begun_again(tmp_path):
+    (tmp_path / JOURNAL).touch()
+    assert 2 == len(made(tmp_path).history.trials)
+
+
 def test_two_processes_never_run_one_sweep(tmp_path):
     with sweep_lock(str(tmp_path)):
         child = os.fork()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import platform
-import re
 
 from forgather.cli.invocation import Invocation
-from forgather.cli.options import a_name, add_json
+from forgather.cli.options import NUMBER, a_name, a_time, add_json
 from forgather.cli.output import print_note, write_json, write_text
 from forgather.errors import ControlError
 from forgather.launch.control_client import send_request
@@ -24,7 +23,6 @@ examples:
   fgcli control RUN set learning_rate=1e-4        the rate from now on; the rest of the schedule is scaled with it
   fgcli control RUN stop --timeout 60             saves and ends, as Ctrl-C does"""
 
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _FIRST_NOTE_SECONDS, _NOTE_SECONDS = 2.0, 30.0
 
 
@@ -37,17 +35,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=a_time,
         metavar="SECONDS",
         help="how long to wait for the answer (default: while the run goes on)",
     )
     add_json(parser)
-
-
-def _seconds(text: str) -> float:
-    if _NUMBER.fullmatch(text) and 0 < float(text) < 1e9:
-        return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
 
 
 def run(invocation: Invocation) -> int:
@@ -87,7 +79,7 @@ def _settings(action: Action, words: list[str]) -> dict[str, float]:
         name, _, text = word.partition("=")
         if name in found:
             raise ControlError(f"{name} is set twice", code="FG513", hint="give one value")
-        found[name] = float(text) if _NUMBER.fullmatch(text) else text
+        found[name] = float(text) if NUMBER.fullmatch(text) else text
     return read_settings(found)
 
 
