@@ -263,6 +263,19 @@ def read_history(folder: str) -> History:
     return history
 
 
+def make_folder(folder: str) -> None:
+    """Makes a sweep folder, which may exist.
+
+    Raises:
+        ProjectError: FG563 if it cannot be made.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        why = f"it cannot be made: {error.strerror or error}"
+        raise _unusable(folder, why, "set another output folder, or --name") from None
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
 

@@ -23,6 +23,11 @@ from forgather.sweeps.best_config import OUTPUT_DIR
 from forgather.sweeps.spec import SweepSpec, spec_of
 from forgather.sweeps.trials import built_digest
 
+_OPTIONS = {
+    "config": "-t", "project_dir": "-p", "overrides": "--set", "file": "--file", "grid": "--grid", "method": "--method",
+    "metric": "--metric", "seed": "--sweep-seed",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest:
@@ -103,6 +108,21 @@ def reopened(record: Mapping[str, Any], *, trials: int | None = None) -> tuple[S
             hint="its trials would not be comparable: undo the change, or start a new sweep",
         )
     return request, project, spec
+
+
+def changed_options(given: SweepRequest, record: Mapping[str, Any]) -> list[str]:
+    """Returns the words of a command line that differ from those with which a sweep was started.
+
+    Args:
+        given: what the command line asks for. The number of trials may grow.
+        record: the request in the journal of the sweep.
+    """
+    stored = {name: record.get(name) for name in ("config", "project_dir", "file", "method", "metric", "seed")}
+    stored["grid"] = tuple(record.get("grid") or ())
+    stored["overrides"] = tuple(tuple(pair) for pair in record.get("overrides") or ())
+    stored |= {name: value for name, value in (record.get("variables") or {}).items() if name in given.variables}
+    asked = {name: getattr(given, name) for name in _OPTIONS} | dict(given.variables)
+    return [_OPTIONS.get(name, name) for name, value in asked.items() if value not in (None, (), stored.get(name))]
 
 
 def _fingerprint(project: Project, spec: SweepSpec) -> str:

@@ -157,8 +157,24 @@ def _with_paths(project: Project, spec: SweepSpec) -> SweepSpec:
         if path.removeprefix("+") == own_folder.removeprefix("+"):
             message = f"the sweep changes {path!r}, and each trial has an output folder of its own"
             raise fault(message, below(f"{TARGET}.parameters", parameter.path), "remove it from the parameters")
+        if any(one.path == path for one in found):
+            raise fault(
+                f"the sweep changes {path!r} twice", f"{TARGET}.parameters", "keep one of the two lists of values"
+            )
         found.append(Parameter(path, parameter.distribution))
     return replace(spec, parameters=tuple(found))
+
+
+def refuse_set_parameters(project: Project, spec: SweepSpec) -> None:
+    """Raises an error if a parameter has a value of its own on the command line, which no trial would have.
+
+    Raises:
+        ProjectError: FG560 with the name of the parameter.
+    """
+    for path, text in project.overrides:
+        if any(parameter.path.removeprefix("+") == path.removeprefix("+") for parameter in spec.parameters):
+            message = f"--set gives {path} the value {text}, and the sweep changes it"
+            raise fault(message, f"{TARGET}.parameters", f"leave out --set {path}, or the parameter")
 
 
 def _no_such_path(path: str, paths: set[str]) -> ProjectError:

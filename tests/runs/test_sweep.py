@@ -182,6 +182,14 @@ def test_a_sweep_file_of_another_tool_is_read(work, capsys):
         (["--method", "random", "--grid", "main.x=1"], "FG560"),
         (["--grid", "main.x=1", "--trials", "0"], "FG560"),
         (["--grid", "main.x=1", "--slots", "0"], "FG565"),
+        (["--grid", "main.x=1", "--slots", "9999999"], "FG565"),
+        (["--grid", "main.x=1", "--slurm", '"'], "FG565"),
+        (["--grid", "main.x=1", "--grid", "main.x=2"], "FG560"),
+        (["--grid", "main.x=1", "--set", "main.x=2"], "FG560"),
+        (["--grid", "main.x=1", "--metric", ":maximize"], "FG560"),
+        (["--grid", "main.x=1", "--method", "random", "--trials", "99999999"], "FG560"),
+        (["--grid", "main.x=1", "--set", "meta.output_dir=work.py"], "FG563"),
+        (["--grid", "main.x=1", "--name", "x" * 300], "FG563"),
         (["--resume"], "FG563"),
         (["--resume", "nowhere"], "FG563"),
     ],
@@ -192,7 +200,7 @@ def test_what_has_no_meaning_is_refused_by_name(work, capsys, words, code):
     printed = capsys.readouterr()
     assert 1 == status
     assert f"[{code}]" in printed.err
-    assert not (folder / "out").exists()
+    assert not list(folder.glob("out/sweeps/*/trials.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -244,6 +252,31 @@ def test_trials_have_output_folders_of_their_own(work, capsys):
     work()
     assert 1 == main(["-t", "work", "sweep", "--grid", "meta.output_dir=a,b", "--dry-run"])
     assert "each trial has an output folder of its own" in capsys.readouterr().err
+
+
+def test_a_sweep_that_goes_on_drops_no_option(work, capsys):
+    work()
+    swept(capsys, "--grid", "main.x=1", "--set", "main.y=2", "--name", "a")
+    for words, named in (
+        (["--grid", "main.x=1,2"], "--grid"),
+        (["--set", "main.y=3"], "--set"),
+        (["--metric", "loss", "--sweep-seed", "5"], "--metric, --sweep-seed"),
+        (["--name", "b"], "--name"),
+    ):
+        assert 1 == main(["-t", "work", "sweep", "--resume", *words])
+        assert f"[FG569]: the sweep in out/sweeps/a was started with other words: {named}" in capsys.readouterr().err
+    assert 0 == swept(capsys, "--resume", "--grid", "main.x=1", "--set", "main.y=2", "--name", "a")[0]
+    assert 0 == swept(capsys, "--resume")[0]
+
+
+def test_what_cannot_be_written_at_the_end_costs_no_result(work, capsys):
+    folder = work()
+    for name in ("best.yaml", "comparison.html"):
+        (folder / "out/sweeps/a" / name).mkdir(parents=True)
+    status, found, said = swept(capsys, "--grid", "main.x=1,2", "--name", "a")
+    assert (0, None) == (status, found["page"])
+    assert "comparison.html' cannot be written: Is a directory" in said
+    assert 2 == len(found["trials"])
 
 
 def test_a_changed_config_is_not_continued(work, capsys):

@@ -16,6 +16,7 @@ from forgather.sweeps.driver import Sweep
 from forgather.sweeps.journal import Outcome, TrialHistory
 from forgather.sweeps.queue import COMMAND, FOLDER, Queue, default_queue
 from forgather.sweeps.slots import local_slots
+from forgather.sweeps.space import MOST_TRIALS
 
 EXECUTES = True
 HANDS_THROUGH = True
@@ -57,8 +58,9 @@ def run(invocation: Invocation) -> int:
         queue.remove(options.number)
         return 0
     if options.action == "run":
-        if options.slots is not None and options.slots < 1:
-            raise ProjectError(f"--slots is {options.slots}", code="FG565", hint="give a number of at least 1")
+        if options.slots is not None and not 1 <= options.slots <= MOST_TRIALS:
+            hint = f"give a number from 1 to {MOST_TRIALS:,}"
+            raise ProjectError(f"--slots is {options.slots}", code="FG565", hint=hint)
         entries = queue.run(local_slots(options.slots, 1), _Reporter().report)
     else:
         entries = queue.entries()

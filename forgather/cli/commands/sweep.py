@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 
@@ -22,15 +22,16 @@ from forgather.project.project import Project
 from forgather.project.targets import run_meta
 from forgather.sweeps.best_config import config_text
 from forgather.sweeps.driver import Sweep, trial_folder
-from forgather.sweeps.journal import Journal, TrialHistory, sweep_lock
+from forgather.sweeps.journal import Journal, TrialHistory, make_folder, sweep_lock
 from forgather.sweeps.plan import plan_of, refusal_text
-from forgather.sweeps.request import SweepRequest, default_folder, newest_sweep, reopened, trial_words
+from forgather.sweeps.request import SweepRequest, changed_options, default_folder, newest_sweep, reopened, trial_words
 from forgather.sweeps.result import TrialResult, best_of, results_of
 from forgather.sweeps.search import proposed, refuse_missing_optuna
 from forgather.sweeps.slots import Command, Slots, local_slots
 from forgather.sweeps.slurm import SlurmSlots
+from forgather.sweeps.space import MOST_TRIALS
 from forgather.sweeps.spec import Goal, Method, ignored_keys
-from forgather.sweeps.trials import Trials
+from forgather.sweeps.trials import Trials, refuse_set_parameters
 
 CONFIG_OPTIONS = True
 EXECUTES = True
@@ -89,8 +90,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(invocation: Invocation) -> int:
     """Runs the command: plans, runs or resumes a sweep, and returns the exit status: 0 if a trial has a result."""
     options = invocation.options
-    if options.slots is not None and options.slots < 1:
-        raise ProjectError(f"--slots is {options.slots}", code="FG565", hint="give a number of at least 1")
+    if options.slots is not None and not 1 <= options.slots <= MOST_TRIALS:
+        hint = f"give a number from 1 to {MOST_TRIALS:,}"
+        raise ProjectError(f"--slots is {options.slots}", code="FG565", hint=hint)
     project = invocation.open_project()
     output_dir = plan_run(project).output_dir
     if options.resume is not None:
@@ -101,26 +103,17 @@ def run(invocation: Invocation) -> int:
             )
         with sweep_lock(_existing(folder)):
             journal = Journal.open(folder)
+            _refuse_changes(_request(invocation, project), journal, options.name)
             request, project, spec = reopened(journal.history.sweep, trials=options.trials)
             trials = Trials(project, spec)
             _announce_added(journal, trials)
-            return _run(invocation, journal, request, project, trials)
-    request = SweepRequest(
-        project_dir=project.meta.project_dir,
-        config=project.config_name,
-        variables=dict(invocation.variables),
-        overrides=project.overrides,
-        file=None if options.file is None else os.path.abspath(options.file),
-        grid=tuple(options.grid),
-        method=options.method,
-        trials=options.trials,
-        metric=options.metric,
-        seed=options.sweep_seed,
-    )
+            return _run(invocation, journal, request, project, trials, _slots(project, options, journal.folder))
+    request = _request(invocation, project)
     project, spec = request.open()
     if spec.method is Method.OPTUNA:
         refuse_missing_optuna(spec)
     trials = Trials(project, spec)
+    refuse_set_parameters(project, trials.spec)
     if ignored := ignored_keys(project, request.file):
         print_note(f"without effect in this sweep: {', '.join(ignored)}")
     plan = plan_of(trials.spec, trials.planned())
@@ -134,12 +127,48 @@ def run(invocation: Invocation) -> int:
         write_lines(plan_lines(plan))
     ask_trust(project)
     folder = default_folder(output_dir, options.name or f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
-    os.makedirs(folder, exist_ok=True)
+    # Before the folder is made: a sweep that cannot run is none that could go on.
+    slots = _slots(project, options, folder)
+    make_folder(folder)
     with sweep_lock(folder):
         journal = Journal.create(folder, request.as_record(project, spec))
         for trial in plan.trials:
             journal.announce(trial.number, dict(trial.assignments), refusal_text(trial) or None)
-        return _run(invocation, journal, request, project, trials)
+        return _run(invocation, journal, request, project, trials, slots)
+
+
+def _request(invocation: Invocation, project: Project) -> SweepRequest:
+    options = invocation.options
+    return SweepRequest(
+        project_dir=project.meta.project_dir,
+        config=project.config_name,
+        variables=dict(invocation.variables),
+        overrides=project.overrides,
+        file=None if options.file is None else os.path.abspath(options.file),
+        grid=tuple(options.grid),
+        method=options.method,
+        trials=options.trials,
+        metric=options.metric,
+        seed=options.sweep_seed,
+    )
+
+
+def _refuse_changes(given: SweepRequest, journal: Journal, name: str | None) -> None:
+    """Raises an error if a sweep that goes on was asked for something else.
+
+    Raises:
+        ProjectError: FG569 if an option differs from that with which the sweep was started. Options that are left out
+            are as they were.
+    """
+    stored = journal.history.sweep.get("request")
+    changed = changed_options(given, stored if isinstance(stored, Mapping) else {})
+    changed += ["--name"] if name not in (None, os.path.basename(journal.folder)) else []
+    if changed:
+        raise ProjectError(
+            f"the sweep in {near_path(journal.folder)} was started with other words: {', '.join(changed)}",
+            code="FG569",
+            hint="leave these out to go on with it as it was, or start a new sweep without --resume",
+        )
 
 
 def _existing(folder: str) -> str:
@@ -155,8 +184,10 @@ def _announce_added(journal: Journal, trials: Trials) -> None:
             journal.announce(trial.number, dict(trial.assignments), refusal_text(trial) or None)
 
 
-def _run(invocation: Invocation, journal: Journal, request: SweepRequest, project: Project, trials: Trials) -> int:
-    options, spec = invocation.options, trials.spec
+def _run(
+    invocation: Invocation, journal: Journal, request: SweepRequest, project: Project, trials: Trials, slots: Slots
+) -> int:
+    spec = trials.spec
     resume = list(resume_words(project))
 
     def command(trial: TrialHistory, is_again: bool) -> Command:
@@ -167,7 +198,7 @@ def _run(invocation: Invocation, journal: Journal, request: SweepRequest, projec
     sweep = Sweep(
         journal=journal,
         spec=spec,
-        slots=_slots(project, options, journal.folder),
+        slots=slots,
         next_trial=lambda: _proposed(sweep, trials),
         command=command,
     )
@@ -177,7 +208,8 @@ def _run(invocation: Invocation, journal: Journal, request: SweepRequest, projec
     try:
         sweep.run()
     except KeyboardInterrupt:
-        print_note(f"to go on:  fgcli -p {near_path(request.project_dir)} -t {request.config} sweep --resume")
+        words = ["fgcli", "-p", near_path(request.project_dir), "-t", request.config, "sweep", "--resume"]
+        print_note(f"to go on:  {shlex.join([*words, near_path(journal.folder)])}")
         raise
     return _finish(invocation, sweep, project)
 
@@ -185,7 +217,13 @@ def _run(invocation: Invocation, journal: Journal, request: SweepRequest, projec
 def _slots(project: Project, options: argparse.Namespace, folder: str) -> Slots:
     """Returns the places for trials: jobs of SLURM, or shares of this machine."""
     if options.slurm is not None:
-        return SlurmSlots(options.slots or _JOBS, shlex.split(options.slurm), os.path.join(folder, "jobs"))
+        try:
+            words = shlex.split(options.slurm)
+        except ValueError as error:
+            raise ProjectError(
+                f"--slurm is {options.slurm!r}: {error}", code="FG565", hint="close the quotation mark"
+            ) from None
+        return SlurmSlots(options.slots or _JOBS, words, os.path.join(folder, "jobs"))
     each = run_meta(project.graph).nproc_per_node
     return local_slots(options.slots, each if isinstance(each, int) else None)
 
@@ -242,8 +280,13 @@ def _write_page(sweep: Sweep, results: Sequence[TrialResult]) -> str | None:
     best = "min" if sweep.spec.goal is Goal.MINIMIZE else "max"
     comparison = Comparison(runs, metric=sweep.spec.metric, best=best)
     title = f"Sweep {os.path.basename(sweep.journal.folder)}: {plural(len(runs), 'trial')}"
-    with open(file, "w", encoding="utf-8") as stream:
-        stream.write(page(page_data(comparison), title))
+    try:
+        with open(file, "w", encoding="utf-8") as stream:
+            stream.write(page(page_data(comparison), title))
+    except OSError as error:
+        # The trials are done: their result is worth more than the page.
+        print_note(f"{file!r} cannot be written: {error.strerror or error}; 'fgcli compare' makes the page later")
+        return None
     return file
 
 
@@ -264,4 +307,7 @@ def _write_best(sweep: Sweep, project: Project, best: TrialResult, name: str | N
             stream.write(text)
     except FileExistsError:
         raise ProjectError(f"{file!r} exists already", code="FG567", hint="name a new config with --write") from None
+    except OSError as error:
+        print_note(f"{file!r} cannot be written: {error.strerror or error}")
+        return None
     return file
