@@ -225,7 +225,8 @@ def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
     if getattr(module, "CONFIG_OPTIONS", False):
         declared = _declare(parser, chosen, module, arguments, at)
     namespace, rest = parser.parse_known_args(arguments)
-    if rest and (into := getattr(module, "REST_INTO", None)) and not any(map(_is_option, rest)):
+    into = next((name for name in getattr(module, "REST_INTO", ()) if name in namespace), None)
+    if rest and into is not None and not any(map(_is_option, rest)):
         # argparse takes the words before the first option for all words of a list, and leaves those after it.
         getattr(namespace, into).extend(rest)
         rest = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -111,9 +112,13 @@ def _others(file: str) -> dict[str, Any]:
 
 
 def _replace(file: str, text: str) -> None:
+    content = text.encode("utf-8", "backslashreplace")
+    if len(content) > _MAX_BYTES:
+        # Nobody would read it again.
+        raise OSError(errno.EFBIG, f"they would take more than {_MAX_BYTES:,} bytes", file)
     with tempfile.NamedTemporaryFile(dir=os.path.dirname(file), prefix=f".{LABELS}-", delete=False) as stream:
         try:
-            stream.write(text.encode("utf-8", "backslashreplace"))
+            stream.write(content)
             stream.flush()
             os.chmod(stream.name, 0o644)
             os.replace(stream.name, file)

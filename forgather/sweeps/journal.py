@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -136,9 +136,10 @@ class Journal:
             ProjectError: FG563 if the folder has a journal, or cannot be written.
         """
         journal = cls(folder, History({"event": "sweep", **sweep, "form": FORM}))
-        # A file without a line is what a disk that was full has left.
-        if os.path.exists(journal.file) and os.path.getsize(journal.file):
+        if is_begun(folder):
             raise _unusable(folder, "it has a sweep already", "go on with it: fgcli sweep --resume DIR")
+        with suppress(FileNotFoundError):
+            os.truncate(journal.file, 0)
         journal._append(journal.history.sweep)
         return journal
 
@@ -229,6 +230,16 @@ class Journal:
             ) from None
 
 
+def is_begun(folder: str) -> bool:
+    """Returns whether a folder has a journal with a first line; a disk that was full may have left a part of it."""
+    try:
+        return b"\n" in read_bytes(os.path.join(folder, JOURNAL), MAX_RECORD_BYTES)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # what cannot be read is not replaced
+
+
 def read_history(folder: str) -> History:
     """Returns what the journal of a sweep folder says. An incomplete last line is left out.
 
@@ -244,19 +255,20 @@ def read_history(folder: str) -> History:
     # What follows the last line end was being written when the machine or the sweep ended.
     lines = content.split(b"\n")[:-1]
     history: History | None = None
+    is_newer = False
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
             if history is None:
+                is_newer = record["form"] > FORM
                 history = History(record) if record["event"] == "sweep" else None
-                if history is None or record["form"] > FORM:
+                if history is None or is_newer:
                     raise LookupError  # noqa: TRY301 - reported with the number of the line
             else:
                 history.take(record)
         except (ValueError, LookupError, TypeError, RecursionError):
-            newer = history is not None and number == 1
-            what = "is of a newer version" if newer else f"is damaged at line {number}"
-            hint = "use the version that wrote it" if newer else "remove this line, or start a new sweep"
+            what = "is of a newer version" if is_newer else f"is damaged at line {number}"
+            hint = "use the version that wrote it" if is_newer else "remove this line, or start a new sweep"
             raise _unusable(folder, f"its journal {JOURNAL} {what}", hint) from None
     if history is None:
         raise _unusable(folder, f"its journal {JOURNAL} is empty", "start a new sweep")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from forgather.errors import ProjectError
 from forgather.sweeps.driver import Sweep
-from forgather.sweeps.journal import JOURNAL, Journal, TrialHistory, read_history, sweep_lock
+from forgather.sweeps.journal import JOURNAL, Journal, TrialHistory, is_begun, read_history, sweep_lock
 from forgather.sweeps.slots import Command, Slots
 from forgather.sweeps.spec import SweepSpec
 
@@ -37,7 +37,7 @@ class Queue:
         Raises:
             ProjectError: FG563 if the journal is damaged.
         """
-        if not os.path.exists(os.path.join(self.folder, JOURNAL)):
+        if not is_begun(self.folder):
             return []
         # Read without opening the journal, which another process may be writing.
         return _commands(self.folder, read_history(self.folder).trials.values())
@@ -108,8 +108,7 @@ class Queue:
         self._make_folder()
         try:
             with FileLock(os.path.join(self.folder, _ADDING)):
-                is_new = not os.path.exists(os.path.join(self.folder, JOURNAL))
-                yield Journal.create(self.folder, {}) if is_new else Journal.open(self.folder)
+                yield Journal.open(self.folder) if is_begun(self.folder) else Journal.create(self.folder, {})
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -140,6 +139,15 @@ def _commands(folder: str, entries: Iterable[TrialHistory]) -> list[TrialHistory
             code="FG563",
             hint="go on with it: fgcli sweep --resume DIR; or name another folder: --queue DIR",
         )
+    for entry in found:
+        try:
+            shlex.split(entry.values[COMMAND])
+        except ValueError as error:
+            raise ProjectError(
+                f"command {entry.number} of the queue {folder!r} is damaged: {error}",
+                code="FG563",
+                hint=f"remove its line from {JOURNAL}",
+            ) from None
     return found
 
 

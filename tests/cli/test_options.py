@@ -4,6 +4,7 @@ import pytest
 
 from forgather.cli.main import main
 from forgather.cli.options import a_time, path_and_value
+from forgather.cli.parsing import parse
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,21 @@ def test_a_setting_is_split_at_the_first_equals_sign_outside_brackets(text, pair
 def test_a_setting_without_path_or_value_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="is not PATH=VALUE"):
         path_and_value(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "found"),
+    [
+        (["control", "R", "set", "--timeout", "5", "learning_rate=1"], "settings", ["learning_rate=1"]),
+        (["queue", "rm", "--queue", "q", "0", "1"], "number", ["0", "1"]),
+        (["queue", "rm", "0", "--queue", "q", "1"], "number", ["0", "1"]),
+        (["watch", "a", "--once", "b"], "targets", ["a", "b"]),
+        (["runs", "a", "--json", "b"], "folders", ["a", "b"]),
+        (["runs", "tag", "t", "a", "--json", "b"], "runs", ["a", "b"]),
+    ],
+)
+def test_words_of_a_list_may_follow_an_option(words, name, found):
+    assert found == getattr(parse(words)[1].options, name)
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-1", "0", "1e99", "", "1_0", "five"])

@@ -151,6 +151,7 @@ def test_runs_that_lack_a_value_are_counted(bench, capsys):
     [
         (["nowhere"], 1, "error[FG500]: 'nowhere' does not exist"),
         (["--sort", "evalloss"], 1, "error[FG501]: no run has 'evalloss'"),
+        (["--json", "--csv"], 1, "error[FG450]: two formats are given: --json and --csv"),
         (["--where", "lr"], 1, "error[FG502]: 'lr' is not a condition"),
         (["--status", "dead"], 2, "'dead' is not one of running"),
         (["-n", "0"], 2, "'0' is not a number from 1"),
@@ -227,6 +228,13 @@ def test_tags_that_are_given_at_the_same_time_are_all_kept(bench):
         children.append(child)
     assert [0] * 6 == [os.waitpid(child, 0)[1] for child in children]
     assert tuple(f"tag{number}" for number in range(6)) == read_labels(folder).tags
+
+
+def test_labels_that_could_not_be_read_again_are_not_written(bench, capsys):
+    assert 0 == main(["runs", "tag", "a", str(run_of(bench, 0))])
+    assert 1 == main(["runs", "note", "x" * 1_000_000, str(run_of(bench, 0))])
+    assert "error[FG504]" in capsys.readouterr().err
+    assert ("a",) == read_labels(str(run_of(bench, 0))).tags
 
 
 def test_damaged_labels_are_kept_and_no_other_label_is_written(bench, capsys):

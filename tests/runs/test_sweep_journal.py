@@ -61,6 +61,7 @@ def test_every_cut_loses_at_most_the_last_record(tmp_path):
         (lambda lines: [lines[0], b'{"event": "start", "trial": 9, "attempt": 1}', *lines[1:]], "damaged at line 2"),
         (lambda lines: [lines[0].replace(b'"form": 1', b'"form": 99'), *lines[1:]], "of a newer version"),
         (lambda lines: lines[1:], "damaged at line 1"),
+        (lambda lines: [lines[0].replace(b', "form": 1', b""), *lines[1:]], "damaged at line 1"),
         (lambda lines: [lines[0], b"[" * 99_999, *lines[1:]], "damaged at line 2"),
         (lambda lines: [lines[0], lines[1].replace(b'{"a": "1"}', b'["a"]'), *lines[2:]], "damaged at line 2"),
         (lambda lines: [lines[0], lines[1].replace(b'"1"', b"1"), *lines[2:]], "damaged at line 2"),

@@ -238,6 +238,24 @@ def test_a_queue_is_read_while_it_is_written(queue, capsys):
     assert content == file.read_bytes()
 
 
+@pytest.mark.parametrize("left", [b"", b'{"event": "swe'])
+def test_a_queue_that_a_full_disk_left_empty_is_begun_again(queue, capsys, left):
+    (queue / "q").mkdir()
+    (queue / "q/trials.jsonl").write_bytes(left)
+    assert [] == listed(capsys, "ls", "--queue", "q")[1]["entries"]
+    assert 0 == main(["queue", "add", "--queue", "q", "--", "--version"])
+    capsys.readouterr()
+    assert 1 == len(listed(capsys, "ls", "--queue", "q")[1]["entries"])
+
+
+def test_a_command_that_is_damaged_is_refused_by_its_number(queue, capsys):
+    main(["queue", "add", "--queue", "q", "--", "train"])
+    file = queue / "q/trials.jsonl"
+    file.write_text(file.read_text().replace('"train"', '"\'"'))
+    assert 1 == main(["queue", "run", "--queue", "q"])
+    assert "[FG563]: command 0 of the queue" in capsys.readouterr().err
+
+
 def test_the_folder_of_a_sweep_is_no_queue(queue, capsys):
     assert 0 == main(["-t", "work", "sweep", "--grid", "main.x=1", "--name", "a"])
     for action in ("ls", "run"):
@@ -248,7 +266,7 @@ def test_the_folder_of_a_sweep_is_no_queue(queue, capsys):
 @pytest.mark.parametrize(
     "words",
     [["add"], ["rm"], ["rn"], ["rm", "7"], ["run", "--slots", "0"], ["run", "2"], ["run", "--", "train"],
-     ["ls", "--slots", "2"], ["run", "--queue", "/dev/null"], ["add", "--queue", "/dev/null/a", "--", "ls"]],
+     ["ls", "--slots", "2"], ["run", "--queue", "/dev/null"], ["rm", "x"], ["add", "--queue", "/dev/null/a", "--", "ls"]],
 )  # fmt: skip
 def test_what_has_no_meaning_is_refused(queue, capsys, words):
     assert 1 == main(["queue", *words])

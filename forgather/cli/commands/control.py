@@ -23,6 +23,7 @@ examples:
   fgcli control RUN set learning_rate=1e-4        the rate from now on; the rest of the schedule is scaled with it
   fgcli control RUN stop --timeout 60             saves and ends, as Ctrl-C does"""
 
+REST_INTO = ("settings",)
 _FIRST_NOTE_SECONDS, _NOTE_SECONDS = 2.0, 30.0
 
 

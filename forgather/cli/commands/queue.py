@@ -20,6 +20,7 @@ from forgather.sweeps.space import MOST_TRIALS
 
 EXECUTES = True
 HANDS_THROUGH = True
+REST_INTO = ("number",)
 _ACTIONS = ("add", "ls", "rm", "run")
 DESCRIPTION = """Let commands wait until a place is free. 'add' puts a command of fgcli into the queue, 'ls' lists it,
 'rm' removes what has not been started, and 'run' runs the commands in order, as many at once as there are slots, until
@@ -34,7 +35,7 @@ EXAMPLES = """examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command-line arguments of this command to its parser."""
     parser.add_argument("action", metavar="add|ls|rm|run", help="what to do; the command to add follows after --")
-    parser.add_argument("number", nargs="*", type=int, metavar="N", help="with rm: the number of a command")
+    parser.add_argument("number", nargs="*", metavar="N", help="with rm: the number of a command")
     parser.add_argument(
         "--slots", type=int, metavar="N", help="with run: commands at once (default: one for each device, or 1)"
     )
@@ -55,7 +56,7 @@ def run(invocation: Invocation) -> int:
     if options.action == "rm":
         if not options.number:
             raise ProjectError("'fgcli queue rm' names no command", code="FG563", hint="fgcli queue ls lists them")
-        queue.remove(options.number)
+        queue.remove([_number(word) for word in options.number])
         return 0
     if options.action == "run":
         if options.slots is not None and not 1 <= options.slots <= MOST_TRIALS:
@@ -79,6 +80,12 @@ def _refuse_unused(options: argparse.Namespace, handed: Sequence[str]) -> None:
         if what and action != options.action:
             message = f"{what} belongs to 'fgcli queue {action}', not to 'fgcli queue {options.action}'"
             raise ProjectError(message, code="FG563", hint="fgcli queue --help")
+
+
+def _number(word: str) -> int:
+    if word.isascii() and word.isdecimal() and len(word) < 19:
+        return int(word)
+    raise ProjectError(f"{word!r} is not the number of a command", code="FG563", hint="fgcli queue ls lists them")
 
 
 def _add(queue: Queue, words: tuple[str, ...], *, as_json: bool) -> int:

@@ -39,6 +39,7 @@ EXAMPLES = """examples:
 
 RUN is the path of a run folder, a part of a name that only one run has, or 'last'.
 'fgcli runs ACTION --help' describes an action."""
+REST_INTO = ("runs", "folders")
 _ACTIONS = {
     "ls": "list runs; the action can be left out",
     "show": "print what is known about runs",
@@ -154,6 +155,8 @@ def _top(invocation: Invocation) -> str:
 
 def _ls(invocation: Invocation) -> int:
     options = invocation.options
+    if options.csv and options.json:
+        raise ProjectError("two formats are given: --json and --csv", code="FG450", hint="leave one of them out")
     conditions = [parse_condition(text) for text in options.where]
     table = read_table(options.folders or [_top(invocation)])
     if options.status:
