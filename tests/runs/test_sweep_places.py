@@ -40,7 +40,8 @@ if "--version" in sys.argv: print("slurm 24.05"); sys.exit()
 if "--partition=none" in sys.argv: sys.exit("sbatch: error: invalid partition specified: none")
 number = len(os.listdir(jobs)) + 1
 script = sys.argv[-1]
-log = next(line.split("=", 1)[1].strip() for line in open(script) if line.startswith("#SBATCH --output="))
+words = [*sys.argv, *(line.strip().removeprefix("#SBATCH ") for line in open(script))]
+log = next(word.split("=", 1)[1].replace("%%", "%") for word in words if word.startswith("--output="))
 child = subprocess.Popen(["bash", script], stdout=open(log, "ab"), stderr=subprocess.STDOUT, start_new_session=True)
 open(os.path.join(jobs, str(number)), "w").write(str(child.pid))
 print(number)
@@ -116,8 +117,45 @@ def test_a_refused_job_is_an_error_of_slurm(slurm, tmp_path, monkeypatch):
         SlurmSlots(1, [], str(tmp_path))
 
 
+def test_a_log_may_have_any_name(slurm, tmp_path):
+    slots = SlurmSlots(1, [], str(tmp_path / "scripts"), ask_seconds=0.0)
+    slots.start(0, Command(["--version"], str(tmp_path)), str(tmp_path / "a b 50%j \udc80\n'x'"))
+    waited(slots)
+    assert "forgather" in (tmp_path / "a b 50%j \udc80\n'x'").read_text()
+
+
+@pytest.mark.parametrize(
+    "answer", ["echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", "echo {"]
+)
+def test_a_controller_that_does_not_answer_says_nothing_about_jobs(slurm, tmp_path, answer, monkeypatch):
+    slots = SlurmSlots(1, [], str(tmp_path / "scripts"), ask_seconds=0.0)
+    slots.start(0, Command(["--version"], str(tmp_path)), str(tmp_path / "log"))
+    down = tmp_path / "down"
+    down.mkdir()
+    (down / "squeue").write_text(f"#!/bin/sh\n{answer}\n")
+    (down / "squeue").chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{down}:{os.environ['PATH']}")
+        assert [[]] * 9 == [list(slots.ended()) for _ in range(9)]
+        # Started again, the trial would run twice.
+        with pytest.raises(ProjectError, match="squeue does not say whether job 1 of trial 0 goes on"):
+            slots.adopt(0, {"job": 1})
+        (down / "squeue").write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
+        assert not slots.adopt(0, {"job": 1})
+    waited(slots)
+
+
+def test_a_job_without_a_number_is_an_error(slurm, tmp_path, monkeypatch):
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd/sbatch").write_text("#!/bin/sh\necho welcome\n")
+    (tmp_path / "odd/sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/odd:{os.environ['PATH']}")
+    with pytest.raises(ProjectError, match="sbatch answered 'welcome'"):
+        SlurmSlots(1, [], str(tmp_path / "scripts")).start(0, Command([], str(tmp_path)), str(tmp_path / "log"))
+
+
 def test_a_script_of_a_job_is_valid_and_quotes_its_words(tmp_path):
-    text = job_script(Command(["-t", "a b", "train", "--set", "x=$(rm -rf /)"], "/a dir"), name="t", log="/l")
+    text = job_script(Command(["-t", "a b", "train", "--set", "x=$(rm -rf /)"], "/a dir"), name="t")
     assert "cd '/a dir'" in text
     assert "'x=$(rm -rf /)'" in text
     file = tmp_path / "job.sh"
