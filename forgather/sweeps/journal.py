@@ -234,7 +234,7 @@ def is_begun(folder: str) -> bool:
     """Returns whether a folder has a journal with a first line; a disk that was full may have left a part of it."""
     try:
         return b"\n" in read_bytes(os.path.join(folder, JOURNAL), MAX_RECORD_BYTES)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
         return True  # what cannot be read is not replaced

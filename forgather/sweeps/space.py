@@ -203,11 +203,8 @@ def read_distribution(found: Any, where: str) -> Distribution:
     name = found.get("distribution", _implied(found))
     read, keys = _KINDS.get(str(name), (None, ()))
     if read is None:
-        raise fault(
-            f"{where!r} has the distribution {name!r}, which sweeps do not have",
-            where,
-            nearest(str(name), list(_KINDS)) or f"use one of {', '.join(_KINDS)}",
-        )
+        hint = nearest(str(name), list(_KINDS)) or f"use one of {', '.join(_KINDS)}"
+        raise fault(f"{where!r} has the distribution {name!r}, which sweeps do not have", where, hint)
     _refuse_others(found, ("distribution", *keys), where, f"the distribution {name}")
     return read(_Description(found, where))
 
@@ -241,11 +238,8 @@ class _Description:
         value = self.found.get(name, default)
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST:
             return value
-        raise fault(
-            f"{name!r} of {self.where!r} is {_shown(value)}, and must be a number of at most {_LARGEST:g}",
-            self.where,
-            f"give {name}: NUMBER",
-        )
+        message = f"{name!r} of {self.where!r} is {_shown(value)}, and must be a number of at most {_LARGEST:g}"
+        raise fault(message, self.where, f"give {name}: NUMBER")
 
     def choice(self) -> Choice:
         values = self.found.get("values")
@@ -274,9 +268,8 @@ class _Description:
             message = f"{self.where!r} begins at {low:g}, which has no logarithm"
             raise fault(message, self.where, "give a min above 0, or the distribution uniform")
         if is_whole and (low != int(low) or high != int(high)):
-            raise fault(
-                f"{self.where!r} has bounds that are no whole numbers", self.where, "use uniform, or whole bounds"
-            )
+            message = f"{self.where!r} has bounds that are no whole numbers"
+            raise fault(message, self.where, "use uniform, or whole bounds")
         return self._stepped(Interval(low, high, self.step(high, low) if step else None, is_log, is_whole))
 
     def exponents(self, *, step: bool = False) -> Interval:
@@ -307,12 +300,10 @@ class _Description:
 
     def step(self, *numbers: float) -> float:
         """Returns the step, which is not too small for numbers of this size."""
-        step = self.number("q", 1.0)
-        if step <= 0 or max(map(abs, numbers)) / step > _MOST_STEPS:
-            largest = max(map(abs, numbers))
-            raise fault(
-                f"'q' of {self.where!r} is {step:g}, for numbers up to {largest:g}", self.where, "give a larger q"
-            )
+        step, largest = self.number("q", 1.0), max(map(abs, numbers))
+        if step <= 0 or largest / step > _MOST_STEPS:
+            message = f"'q' of {self.where!r} is {step:g}, for numbers up to {largest:g}"
+            raise fault(message, self.where, "give a larger q")
         return step
 
 

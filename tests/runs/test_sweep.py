@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -269,7 +270,10 @@ def test_a_sweep_that_goes_on_drops_no_option(work, capsys):
     assert 0 == swept(capsys, "--resume")[0]
 
 
-def test_what_cannot_be_written_at_the_end_costs_no_result(work, capsys):
+def test_what_cannot_be_written_at_the_end_costs_no_result(work, capsys, monkeypatch):
+    def full():
+        raise OSError("full")
+
     folder = work()
     for name in ("best.yaml", "comparison.html"):
         (folder / "out/sweeps/a" / name).mkdir(parents=True)
@@ -277,6 +281,10 @@ def test_what_cannot_be_written_at_the_end_costs_no_result(work, capsys):
     assert (0, None) == (status, found["page"])
     assert "comparison.html' cannot be written: Is a directory" in said
     assert 2 == len(found["trials"])
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+    status, found, said = swept(capsys, "--resume")
+    assert (0, 2) == (status, len(found["trials"]))
+    assert "the best config cannot be written: full" in said
 
 
 def test_a_changed_config_is_not_continued(work, capsys):

@@ -299,6 +299,9 @@ def _write_best(sweep: Sweep, project: Project, best: TrialResult, name: str | N
     except ProjectError as error:
         print_note(f"{error.message}; {error.hint}")
         return None
+    except OSError as error:
+        print_note(f"the best config cannot be written: {error.strerror or error}")
+        return None
     if name is not None:
         written_choice = import_module("forgather.launch.written_choice")
         file = written_choice.target_file(project, name, "config")
