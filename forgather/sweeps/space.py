@@ -84,16 +84,22 @@ class Interval:
             number = numbers.uniform(self.low, self.high)
         if self.is_whole:
             return min(max(round(number), int(self.low)), int(self.high))
-        if self.step is None:
-            return min(max(number, self.low), self.high)
-        first, last = self.multiples[0], self.multiples[-1]
-        return _rounded(min(max(round(number / self.step), first), last) * self.step)
+        low, high = self.ends
+        value = number if self.step is None else _rounded(round(number / self.step) * self.step)
+        return min(max(value, low), high)
 
     def grid(self) -> Iterable[float | int] | None:
         """Returns all values, which may be very many, or None if there are infinitely many."""
         if self.is_whole:
             return range(int(self.low), int(self.high) + 1)
         return None if self.step is None else (_rounded(number * self.step) for number in self.multiples)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The smallest and the largest value."""
+        if self.step is None:
+            return self.low, self.high
+        return _rounded(self.multiples[0] * self.step), _rounded(self.multiples[-1] * self.step)
 
     @property
     def multiples(self) -> range:
@@ -278,8 +284,8 @@ class _Description:
         if not -700 <= low <= high <= 700:
             message = f"{self.where!r} has the exponents {low:g} and {high:g}"
             raise fault(message, self.where, "log_uniform takes exponents of e; log_uniform_values takes the numbers")
-        low, high = math.exp(low), math.exp(high)
-        return self._stepped(Interval(low, high, self.step(high) if step else None, is_log=True))
+        high = math.exp(high)
+        return self._stepped(Interval(math.exp(low), high, self.step(high) if step else None, is_log=True))
 
     def _stepped(self, interval: Interval) -> Interval:
         if interval.step is not None and not interval.multiples:
@@ -288,10 +294,9 @@ class _Description:
         return interval
 
     def bell(self, *, step: bool = False, is_log: bool = False) -> Bell:
-        sigma = self.number("sigma", 1.0)
+        mean, sigma = self.number("mu", 0.0), self.number("sigma", 1.0)
         if sigma < 0:
             raise fault(f"'sigma' of {self.where!r} is {sigma:g}", self.where, "give a number of at least 0")
-        mean = self.number("mu", 0.0)
         farthest = abs(mean) + _FARTHEST * sigma
         if is_log and farthest > 700:
             message = f"{self.where!r} has the exponents {mean:g} ± {sigma:g}"
