@@ -199,9 +199,9 @@ def _by_file(run_dir: str, status: RunStatus, request: Request, go_on: Callable[
     asked, reply = (os.path.join(folder, f"{kind}-{name}.json") for kind in ("request", "answer"))
     try:
         _write_request(folder, name, asked, encode_request(request))
-    except OSError as error:
+    except OSError as failure:
         raise ControlError(
-            f"the request cannot be written into {folder!r}: {error.strerror or error}",
+            f"the request cannot be written into {folder!r}: {failure.strerror or failure}",
             code="FG515",
             hint="make room, or change the permissions of the folder; SIGTERM stops a run after it has saved",
         ) from None

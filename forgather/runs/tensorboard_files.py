@@ -13,7 +13,6 @@ import re
 import struct
 from collections.abc import Iterator
 from importlib import import_module
-from io import BufferedReader
 from typing import Any
 
 from forgather.bounded import open_regular
@@ -86,7 +85,7 @@ def _events(file: str) -> Iterator[Any]:
     """Yields the events of a file; an incomplete last one is left out."""
     proto = import_module("tensorboard.compat.proto.event_pb2")
     errors = import_module("google.protobuf.message")
-    with BufferedReader(open_regular(file)) as stream:
+    with open_regular(file) as stream:
         while len(head := stream.read(_HEAD.size)) == _HEAD.size:
             size, checksum = _HEAD.unpack(head)
             at = stream.tell() - len(head)

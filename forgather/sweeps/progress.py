@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 from forgather.run_status import RunStatus, read_status
 from forgather.runs.growing_file import GrowingFile, Record
@@ -74,7 +75,7 @@ class TrialProgress:
             return  # a line that belongs to no step
         self.step = step
         self.names |= {name for name, value in record.items() if isinstance(value, int | float)}
-        value = record.get(self.metric)
+        value: Any = record.get(self.metric)
         if not is_metric(self.metric, value):
             return
         number = float(value)
