@@ -199,13 +199,18 @@ def read_answer(content: bytes) -> Answer:
     try:
         found = json.loads(content)
         step, error = found["step"], found["error"]
-        if not (step is None or type(step) is int) or not (error is None or isinstance(error["message"], str)):
+        if not (step is None or type(step) is int) or not (error is None or _is_error(error)):
             raise TypeError
         return Answer(step=step, done=str(found["done"]), facts=dict(found["facts"]), error=error)
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ControlError(
             "the answer of the run is malformed", code="FG517", hint="is it a run of another version of Forgather?"
         ) from None
+
+
+def _is_error(found: Any) -> bool:
+    texts = [found.get("code"), found.get("hint")] if isinstance(found, dict) else [0]
+    return all(text is None or isinstance(text, str) for text in texts) and isinstance(found["message"], str)
 
 
 def _no_constant(name: str) -> Any:

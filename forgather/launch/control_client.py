@@ -36,6 +36,7 @@ from forgather.run_status import RunStatus, Status, read_status
 
 _POLL_SECONDS, _STATUS_SECONDS = 0.1, 1.0
 _MOST_ATTEMPTS = 10
+_MOST_BYTES = 16 * MAX_BYTES
 _NO_REQUESTS = (
     "it has not begun to train, it has 'control: off', or its loop is not that of Forgather's trainers (a trainer of "
     "transformers or TRL, a callable); Ctrl-C or SIGTERM stops any run after it has saved"
@@ -190,6 +191,8 @@ def _received(run_dir: str, connection: socket.socket, go_on: Callable[[], None]
         if not part:
             raise _gone(run_dir) or ControlError("the run ended before it answered", code="FG515")
         received += part
+        if len(received) > _MOST_BYTES:
+            break  # no run answers so much
     return received
 
 
@@ -209,9 +212,7 @@ def _by_file(run_dir: str, status: RunStatus, request: Request, go_on: Callable[
     try:
         while True:
             go_on()
-            with suppress(FileNotFoundError):
-                answer = read_answer(read_bytes(reply, MAX_BYTES))
-                os.remove(reply)
+            if (answer := _read_reply(reply)) is not None:
                 return answer
             if time.monotonic() - looked > _STATUS_SECONDS:
                 looked = time.monotonic()
@@ -259,6 +260,21 @@ def _write_request(folder: str, name: str, asked: str, content: bytes) -> None:
             os.remove(draft)
             os.rmdir(folder)
         raise
+
+
+def _read_reply(file: str) -> Answer | None:
+    """Returns the answer in a file, which is removed; None if there is none yet."""
+    try:
+        content = read_bytes(file, MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ControlError(
+            f"the answer of the run in {file!r} cannot be read: {error.strerror or error}", code="FG517"
+        ) from None
+    with suppress(OSError):
+        os.remove(file)
+    return read_answer(content)
 
 
 def _withdrawn(asked: str) -> bool:

@@ -226,7 +226,7 @@ class Journal:
         except OSError as error:
             why = error.strerror or str(error)
             raise _unusable(
-                self.folder, f"its journal cannot be written: {why}", "free some space, then --resume"
+                self.folder, f"its journal cannot be written: {why}", "free some space, and go on with it"
             ) from None
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 
 import pytest
@@ -166,6 +166,32 @@ def test_a_run_on_another_machine_is_asked_by_file(tmp_path, capsys):
         assert not os.path.exists(tmp_path / "control"), "nothing is left"
         assert not listener.waiting
     assert "step 7: saved" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"\n", b"[]\n", b'{"step": 1}\n', b'{"step": "1", "done": "", "facts": {}, "error": null}\n', b"[" * 99_999 + b"\n",
+     b'{"step": 1, "done": "", "facts": [1], "error": null}\n', b'{"step": 1, "done": "", "facts": {}, "error": "no"}\n',
+     b'{"step": 1, "done": "", "facts": {}, "error": {"message": "no", "hint": 5}}\n', b"x" * (1 << 21)],
+    ids=range(9),
+)  # fmt: skip
+def test_a_strange_answer_is_refused_and_ends(answer, tmp_path, capsys):
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{folder}/s")
+        server.listen()
+
+        def speak():
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.sendall(answer)
+                connection.recv(1 << 16)
+
+        talker = threading.Thread(target=speak)
+        talker.start()
+        write_note(tmp_path, control=f"{folder}/s")
+        assert 1 == main(["control", str(tmp_path), "save"])
+        talker.join()
+    assert "error[FG517]: the answer of the run is malformed" in capsys.readouterr().err
 
 
 def test_no_answer_in_time_says_what_becomes_of_the_request(tmp_path, capsys):
