@@ -68,7 +68,7 @@ class Sweep:
 
         Raises:
             KeyboardInterrupt: after Ctrl-C, when the running trials have saved their state and ended.
-            ProjectError: FG563 if the journal cannot be written.
+            ProjectError: FG563 if the journal cannot be written, or the disk is full; the running trials have ended.
         """
         self.take_over()
         try:
@@ -77,6 +77,10 @@ class Sweep:
                 self.collect()
         except KeyboardInterrupt:
             self._interrupt()
+            raise
+        except ProjectError:
+            # The trials that run are sound, and save their state.
+            self.slots.wind_down()
             raise
         finally:
             self.slots.close()

@@ -125,6 +125,9 @@ class SlurmSlots:
             pending = (self._states([job]) or {}).get(job) == "PENDING"
             _answer(["scancel", str(job)] if pending else ["scancel", "--signal=TERM", "--full", str(job)])
 
+    def wind_down(self) -> None:
+        """Does nothing, as `close`."""
+
     def close(self) -> None:
         """Does nothing: jobs go on, and the next process of the sweep finds them."""
 

@@ -126,10 +126,15 @@ def test_a_failed_trial_has_its_cause_and_the_others_go_on(work, capsys):
 
 
 FULL = """
-import errno, os
+import errno, os, signal, time
 
 def run(run_dir, x, y, steps, seconds, fails):
-    if os.path.exists(os.environ["FULL"]):
+    # Trial 0 runs until it is asked to end; trial 1 finds no room.
+    mark, began = os.environ["FULL"], time.monotonic()
+    if x == 3 and os.path.exists(mark):
+        while time.monotonic() < began + 60:
+            time.sleep(0.05)
+    if os.path.exists(mark):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with open(os.path.join(run_dir, "metrics.jsonl"), "a") as stream:
         stream.write(f'{{"step": 1, "eval_loss": {x}}}\\n')
@@ -141,10 +146,12 @@ def test_a_full_disk_ends_the_sweep_and_loses_no_trial(work, capsys, monkeypatch
     mark = tmp_path / "full"
     mark.touch()
     monkeypatch.setenv("FULL", str(mark))
-    assert 1 == main(["-t", "work", "sweep", "--grid", "main.x=3,4", "--name", "a"])
+    assert 1 == main(["-t", "work", "sweep", "--grid", "main.x=3,4", "--name", "a", "--slots", "2"])
     printed = capsys.readouterr().err
-    assert "error[FG563]: trial 0 ended because the disk is full" in printed
-    assert "trial 1 starts" not in printed
+    assert "error[FG563]: trial 1 ended because the disk is full" in printed
+    # Trial 0 was asked to end, and did.
+    (status,) = tmp_path.glob("work/out/sweeps/a/trials/0000/runs/*/status.json")
+    assert "interrupted" == json.loads(status.read_text())["status"]
     mark.unlink()
     status, found, _ = swept(capsys, "--resume")
     assert (0, ["finished"] * 2) == (status, [one["outcome"] for one in found["trials"]])
