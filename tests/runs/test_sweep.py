@@ -125,38 +125,6 @@ def test_a_failed_trial_has_its_cause_and_the_others_go_on(work, capsys):
     assert "no trial has logged 'eval_loss' (failed)" in capsys.readouterr().out
 
 
-FULL = """
-import errno, os, signal, time
-
-def run(run_dir, x, y, steps, seconds, fails):
-    # Trial 0 runs until it is asked to end; trial 1 finds no room.
-    mark, began = os.environ["FULL"], time.monotonic()
-    if x == 3 and os.path.exists(mark):
-        while time.monotonic() < began + 60:
-            time.sleep(0.05)
-    if os.path.exists(mark):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with open(os.path.join(run_dir, "metrics.jsonl"), "a") as stream:
-        stream.write(f'{{"step": 1, "eval_loss": {x}}}\\n')
-"""
-
-
-def test_a_full_disk_ends_the_sweep_and_loses_no_trial(work, capsys, monkeypatch, tmp_path):
-    (work() / "work.py").write_text(FULL)
-    mark = tmp_path / "full"
-    mark.touch()
-    monkeypatch.setenv("FULL", str(mark))
-    assert 1 == main(["-t", "work", "sweep", "--grid", "main.x=3,4", "--name", "a", "--slots", "2"])
-    printed = capsys.readouterr().err
-    assert "error[FG563]: trial 1 ended because the disk is full" in printed
-    # Trial 0 was asked to end, and did.
-    (status,) = tmp_path.glob("work/out/sweeps/a/trials/0000/runs/*/status.json")
-    assert "interrupted" == json.loads(status.read_text())["status"]
-    mark.unlink()
-    status, found, _ = swept(capsys, "--resume")
-    assert (0, ["finished"] * 2) == (status, [one["outcome"] for one in found["trials"]])
-
-
 def test_bad_trials_end_early(work, capsys):
     early = "    early_terminate: {type: asha, min_steps: 2, eta: 2}\n"
     work(steps=40, seconds=0.05, more=f"sweep:\n    parameters:\n        main.x: [2, 0]\n{early}")

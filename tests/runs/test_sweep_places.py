@@ -1,5 +1,6 @@
 """Where trials run: groups of devices, jobs of SLURM (stand-ins of its commands), and a queue of commands."""
 
+import errno
 import json
 import os
 import stat
@@ -204,6 +205,56 @@ def test_a_queue_runs_what_was_added_in_order(queue, capsys, tmp_path):
     assert (True, False) == ((queue / "a").exists(), (queue / "c").exists())
     assert (0, []) == (main(["queue", "rm", "0"]) - 1, [])
     assert "was started already" in capsys.readouterr().err
+
+
+class FullDisk:
+    """Places whose first trial runs until it is asked to end, while the second one finds no room on the disk."""
+
+    def __init__(self, *, is_full):
+        self.number, self.is_full, self.started, self.asked = 2, is_full, [], []
+        self._running = {}
+
+    def start(self, trial, command, log):
+        self.started.append(trial)
+        self._running[trial] = log
+        return trial
+
+    def adopt(self, trial, handle):
+        return False
+
+    def running(self):
+        return set(self._running)
+
+    def ended(self):
+        for trial in [one for one in self._running if one or not self.is_full]:
+            log = Path(self._running.pop(trial))
+            if self.is_full:
+                log.write_text(f"start\nerror: OSError: [Errno 28] {os.strerror(errno.ENOSPC)}\n")
+            yield trial, int(self.is_full)
+
+    def stop(self, trial):
+        self.asked.append(trial)
+
+    def wind_down(self):
+        self.asked += self._running
+
+    def close(self):
+        self._running.clear()
+
+
+def test_a_full_disk_ends_a_sweep_and_loses_no_trial(queue):
+    waiting = Queue(str(queue / "q"))
+    for _ in range(3):
+        waiting.add(["--version"], str(queue))
+    full = FullDisk(is_full=True)
+    with pytest.raises(
+        ProjectError, match="trial 1 ended because the disk is full: error: OSError: .* No space left"
+    ) as caught:
+        waiting.run(full, lambda sweep: None)
+    assert ("FG563", [0, 1], [0]) == (caught.value.code, full.started, full.asked)
+    # Trial 0 was running, trial 1 had no room, and trial 2 was not started: all of them are.
+    entries = waiting.run(FullDisk(is_full=False), lambda sweep: None)
+    assert ["finished"] * 3 == [str(one.outcome) for one in entries]
 
 
 def test_what_is_added_while_a_queue_runs_is_run(queue):
