@@ -363,7 +363,7 @@ def test_the_data_frame_has_the_values_of_the_csv(bench, capsys):
     assert list(expected[0]) == list(frame.columns)
     assert [0.003] == list(forgather.runs(bench, where=["eval_loss<1.9"])["optimizer.lr"])
     assert 2026 == frame["started"].dt.year[0]
-    assert forgather.runs(bench / "output_models", where=["eval_loss<0"]).empty
+    assert forgather.runs(bench / "output_models", where="eval_loss<0").empty
 
 
 def test_without_pandas_one_error_says_what_to_do(bench):
