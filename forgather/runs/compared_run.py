@@ -219,6 +219,7 @@ def open_all(words: Sequence[str], *, is_full: bool = False) -> tuple[list[Compa
         raise _too_few([os.path.relpath(folder) for folder in named + below])
     runs: list[ComparedRun] = []
     findings: list[Diagnostic] = []
+    damaged: list[ForgatherError] = []
     for folder, curves in read_all(named + below, is_full=is_full):
         try:
             runs.append(open_compared(folder, curves))
@@ -227,16 +228,18 @@ def open_all(words: Sequence[str], *, is_full: bool = False) -> tuple[list[Compa
         except ForgatherError as error:
             if folder in named:
                 raise
+            damaged.append(error)
             findings.append(_left_out(error))
     if len(runs) < 2:
-        raise _too_few([run.folder for run in runs])
+        raise _too_few([run.folder for run in runs], damaged)
     return sorted(runs, key=lambda run: (str(run.run.facts.get("started", "")), run.name)), findings
 
 
-def _too_few(folders: Sequence[str]) -> ProjectError:
+def _too_few(folders: Sequence[str], damaged: Sequence[ForgatherError] = ()) -> ProjectError:
     only = f"only the run {os.path.basename(folders[0])!r}" if folders else "no run that can be read"
+    more = f"; {len(damaged)} cannot be read: [{damaged[0].code}] {damaged[0].message}" if damaged else ""
     return ProjectError(
-        f"there is {only}, and a comparison needs two",
+        f"there is {only}, and a comparison needs two{more}",
         code="FG540",
         hint=f"name another run, or look at its report: {os.path.join(folders[0], 'report.html')}" if folders
         else "'fgcli rerun RUN --dry-run' says what is wrong with a run",

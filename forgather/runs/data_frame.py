@@ -12,7 +12,9 @@ from forgather.runs.condition import parse_condition
 from forgather.runs.run_table import read_table
 
 
-def data_frame(folder: str | os.PathLike[str] = ".", *, where: str | Sequence[str] = (), sort: str | None = None) -> Any:
+def data_frame(
+    folder: str | os.PathLike[str] = ".", *, where: str | Sequence[str] = (), sort: str | None = None
+) -> Any:
     """Returns the runs below a folder as a `pandas.DataFrame`, with the columns of `fgcli runs --csv`.
 
     The columns are the facts of a run, the last value of each metric by its name, and the values of the config that

@@ -258,6 +258,13 @@ def test_a_damaged_run_is_refused_if_it_was_named_and_left_out_below_a_folder(ru
     assert (2, True) == (len(comparison.runs), "left out" in findings[0].message)
 
 
+def test_the_reason_is_said_if_too_few_runs_can_be_read(runs):
+    runs.add(lines=losses(1.0))
+    (runs.add(lines=losses(1.0)) / "run.json").write_text("{[")
+    error = refusal(runs.folder)
+    assert ("FG540", True) == (error.code, "1 cannot be read: [FG438] the record of the run" in error.message), error
+
+
 def test_damaged_lines_are_a_finding_that_names_the_first_line(runs):
     runs.add(lines=losses(1.0))
     runs.add(lines=[*losses(1.0), "{torn", *losses(2.0)])
