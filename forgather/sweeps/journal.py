@@ -293,11 +293,13 @@ def _is_text(value: object) -> bool:
 
 
 @contextmanager
-def sweep_lock(folder: str) -> Iterator[None]:
+def sweep_lock(folder: str, what: str = "sweep", other: str = "start another sweep: --name NAME") -> Iterator[None]:
     """Context manager that holds the lock of a sweep folder, so that two sweeps never use it at once.
 
     Args:
         folder: the sweep folder, which exists.
+        what: what is run there, for the message.
+        other: what a user can do instead of waiting, for the message.
 
     Raises:
         ProjectError: FG564 if another process holds it.
@@ -309,9 +311,7 @@ def sweep_lock(folder: str) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise ProjectError(
-            f"another process runs the sweep in {folder}",
-            code="FG564",
-            hint="wait until it has ended, or start another sweep: --name NAME",
+            f"another process runs the {what} in {folder}", code="FG564", hint=f"wait until it has ended, or {other}"
         ) from None
     except OSError as error:
         raise _unusable(folder, f"it cannot be written: {error.strerror or error}", "name another folder") from None

@@ -85,7 +85,7 @@ class Queue:
             KeyboardInterrupt: after Ctrl-C, when the running entries have ended.
         """
         self._make_folder()
-        with sweep_lock(self.folder):
+        with sweep_lock(self.folder, "queue", "add the command: it is run there, too"):
             with self._changing() as journal:
                 pass  # it exists now
             _commands(self.folder, journal.history.trials.values())

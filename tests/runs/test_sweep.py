@@ -95,6 +95,12 @@ def test_the_plan_names_errors_and_duplicates_before_anything_runs(work, capsys)
     assert "[FG562]" in capsys.readouterr().err
 
 
+def test_the_check_of_many_trials_says_how_far_it_is(work, capsys, monkeypatch):
+    work()
+    monkeypatch.setattr("forgather.cli.commands.sweep._QUIET_SECONDS", 0.0)
+    assert "2 trials are checked" in swept(capsys, "--grid", "main.x=1,2,3", "--dry-run")[2]
+
+
 def test_a_trial_that_cannot_run_is_skipped_and_said(tmp_path, capsys, monkeypatch):
     files = {"rows.jsonl": '{"text": "abc"}\n' * 64, "templates/configs/work.yaml": TINY_TRAINING}
     monkeypatch.chdir(make_project(tmp_path / "tiny", files))

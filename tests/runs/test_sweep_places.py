@@ -12,7 +12,7 @@ import pytest
 
 from forgather.cli.main import main
 from forgather.errors import ProjectError
-from forgather.sweeps.journal import read_history
+from forgather.sweeps.journal import read_history, sweep_lock
 from forgather.sweeps.queue import Queue
 from forgather.sweeps.slots import Command, dealt_devices, visible_devices
 from forgather.sweeps.slurm import SlurmSlots, job_script
@@ -315,6 +315,12 @@ def test_what_is_removed_is_removed_together_or_not_at_all(queue, capsys):
     assert 1 == main(["queue", "rm", "1"])
     assert "entry 1 is not in the queue" in capsys.readouterr().err
     assert ["waiting", "removed", "removed"] == [one["state"] for one in listed(capsys, "ls")[1]["entries"]]
+
+
+def test_a_queue_is_run_by_one_process(queue, capsys):
+    with sweep_lock(str(queue)):
+        assert 1 == main(["queue", "run", "--queue", "."])
+    assert "error[FG564]: another process runs the queue in" in capsys.readouterr().err
 
 
 def test_a_queue_is_read_while_it_is_written(queue, capsys):

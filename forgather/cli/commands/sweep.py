@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 
@@ -31,13 +32,14 @@ from forgather.sweeps.slots import Command, Slots, local_slots
 from forgather.sweeps.slurm import SlurmSlots
 from forgather.sweeps.space import MOST_TRIALS
 from forgather.sweeps.spec import Goal, Method, ignored_keys
-from forgather.sweeps.trials import Trials, refuse_set_parameters
+from forgather.sweeps.trials import Trial, Trials, refuse_set_parameters
 
 CONFIG_OPTIONS = True
 EXECUTES = True
 TRAINS = True
 BEST_CONFIG, PAGE = "best.yaml", "comparison.html"
 _JOBS = 8
+_QUIET_SECONDS = 10.0
 DESCRIPTION = """Run a config many times with other values: a grid, random values, or values that Optuna proposes. The
 values are those of the target 'sweep' of the config, of a sweep file of Weights & Biases (--file), or of --grid. All
 trials are checked before the first one starts. Each trial is a run in a folder of its own; the sweep can be killed at
@@ -116,7 +118,7 @@ def run(invocation: Invocation) -> int:
     refuse_set_parameters(project, trials.spec)
     if ignored := ignored_keys(project, request.file):
         print_note(f"without effect in this sweep: {', '.join(ignored)}")
-    plan = plan_of(trials.spec, trials.planned())
+    plan = plan_of(trials.spec, _counted(trials.planned()))
     if options.dry_run:
         if options.json:
             write_json(plan.as_data())
@@ -135,6 +137,16 @@ def run(invocation: Invocation) -> int:
         for trial in plan.trials:
             journal.announce(trial.number, dict(trial.assignments), refusal_text(trial) or None)
         return _run(invocation, journal, request, project, trials, slots)
+
+
+def _counted(trials: Iterator[Trial]) -> Iterator[Trial]:
+    """Yields trials, and says now and then how many are checked: a large grid takes minutes."""
+    due = time.monotonic() + _QUIET_SECONDS
+    for count, trial in enumerate(trials, start=1):
+        yield trial
+        if time.monotonic() > due:
+            due = time.monotonic() + _QUIET_SECONDS
+            print_note(f"{plural(count, 'trial is', 'trials are')} checked")
 
 
 def _request(invocation: Invocation, project: Project) -> SweepRequest:
