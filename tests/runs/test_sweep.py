@@ -251,6 +251,19 @@ def test_a_sweep_that_goes_on_drops_no_option(work, capsys):
     assert 0 == swept(capsys, "--resume")[0]
 
 
+def test_a_sweep_whose_working_folder_is_gone_fails_no_trial(work, capsys, monkeypatch, tmp_path):
+    project = work()
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    isdir = os.path.isdir
+    monkeypatch.setattr(os.path, "isdir", lambda path: path != str(gone) and isdir(path))
+    assert 1 == main(["-p", str(project), "-t", "work", "sweep", "--grid", "main.x=1", "--name", "a"])
+    assert "error[FG563]: the working folder does not exist any more" in capsys.readouterr().err
+    (trial,) = read_history(str(next(tmp_path.rglob("sweeps/a")))).trials.values()
+    assert (0, None) == (trial.attempts, trial.outcome)
+
+
 def test_what_cannot_be_written_at_the_end_costs_no_result(work, capsys, monkeypatch):
     def full():
         raise OSError("full")

@@ -200,12 +200,16 @@ def _run(
     invocation: Invocation, journal: Journal, request: SweepRequest, project: Project, trials: Trials, slots: Slots
 ) -> int:
     spec = trials.spec
-    resume = list(resume_words(project))
+    resume, here = list(resume_words(project)), os.getcwd()
 
     def command(trial: TrialHistory, is_again: bool) -> Command:
         folder = trial_folder(journal.folder, trial.number)
         words = trial_words(request, project, trial.values, folder, resume if is_again else ())
-        return Command(words, os.getcwd())
+        if not os.path.isdir(here):
+            # Each trial would fail for this reason, and none would be started again.
+            message = f"the working folder does not exist any more: {here}"
+            raise ProjectError(message, code="FG563", hint="make it again, and go on with --resume")
+        return Command(words, here)
 
     sweep = Sweep(
         journal=journal,
