@@ -122,6 +122,9 @@ def changed_options(given: SweepRequest, record: Mapping[str, Any]) -> list[str]
     stored["overrides"] = tuple(tuple(pair) for pair in record.get("overrides") or ())
     stored |= {name: value for name, value in (record.get("variables") or {}).items() if name in given.variables}
     asked = {name: getattr(given, name) for name in _OPTIONS} | dict(given.variables)
+    folder = str(stored["project_dir"])
+    if not os.path.isdir(folder) or os.path.samefile(folder, given.project_dir):
+        del asked["project_dir"]  # the same one by another path, or one that is missed when it is opened
     return [_OPTIONS.get(name, name) for name, value in asked.items() if value not in (None, (), stored.get(name))]
 
 
