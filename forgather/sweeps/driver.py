@@ -26,6 +26,7 @@ MOST_ATTEMPTS = 3
 _POLL_SECONDS, _ENDING_SECONDS = 0.2, 30.0
 _LEAST_FREE = 1 << 16
 """In bytes. A disk with less room is full: a run folder takes more."""
+_MOST_LOG_BYTES = 1 << 16
 _TERMINATED = (130, 143)
 """The exit statuses of a run that was asked to end."""
 
@@ -247,15 +248,13 @@ def _makes_no_progress(trial: TrialHistory, step: int | None) -> bool:
 
 
 def _last_line(folder: str) -> str:
-    """Returns the last line with an error that a trial printed, or its last line."""
-    lines = list(_lines(os.path.join(folder, LOG)))
+    """Returns the last line with an error at the end of what a trial printed, or its last line."""
+    try:
+        with open(os.path.join(folder, LOG), "rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - _MOST_LOG_BYTES))
+            text = stream.read(_MOST_LOG_BYTES).decode("utf-8", "replace")
+    except OSError:
+        text = ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     found = [line for line in lines if line.startswith("error")] or lines
     return found[-1][:300] if found else "it ended without a message"
-
-
-def _lines(file: str) -> Iterator[str]:
-    try:
-        with open(file, encoding="utf-8", errors="replace") as stream:
-            yield from (line.strip() for line in stream if line.strip())
-    except OSError:
-        return

@@ -257,6 +257,22 @@ def test_a_full_disk_ends_a_sweep_and_loses_no_trial(queue):
     assert ["finished"] * 3 == [str(one.outcome) for one in entries]
 
 
+def test_the_cause_of_a_failure_is_at_the_end_of_a_log_of_any_size(queue):
+    class Loud(FullDisk):
+        def ended(self):
+            for trial, log in [*self._running.items()]:
+                del self._running[trial]
+                with open(log, "wb") as stream:
+                    stream.seek(1 << 33)  # a file with a hole takes no room
+                    stream.write(b"\n\xff\nerror[FG100]: no such luck\n  help: none\n")
+                yield trial, 1
+
+    waiting = Queue(str(queue / "q"))
+    waiting.add(["--version"], str(queue))
+    (entry,) = waiting.run(Loud(is_full=False), lambda sweep: None)
+    assert "error[FG100]: no such luck" == entry.cause
+
+
 def test_what_is_added_while_a_queue_runs_is_run(queue):
     waiting = Queue(str(queue / "q"))
     waiting.add(["-t", "work", "train"], str(queue))
