@@ -20,6 +20,7 @@ from forgather.config.override import split_assignment
 from forgather.errors import ForgatherError, ProjectError, nearest
 from forgather.project.literal import plain_value
 from forgather.project.project import Project
+from forgather.runs.metric_choice import is_higher_better
 from forgather.sweeps.space import MOST_TRIALS, Choice, Parameter, below, fault, read_parameters
 
 TARGET = "sweep"
@@ -31,7 +32,11 @@ _OF_OTHER_PROGRAMS = ("program", "command", "project", "entity", "controller", "
 """Keys of sweep files that say how another program starts its runs."""
 _WITHOUT_EFFECT = (*_OF_OTHER_PROGRAMS, "name", "description")
 _METHODS = {"bayes": "optuna", "tpe": "optuna"}
-_DEFAULT_METRIC, _HIGH_IS_GOOD = "eval_loss", ("accuracy", "f1", "rouge", "bleu", "exact_match", "score", "reward")
+_DEFAULT_METRIC = "eval_loss"
+_HIGH_IS_GOOD = (
+    "accuracy", "f1", "precision", "recall", "auc", "rouge", "bleu", "exact_match", "score", "reward", "win_rate",
+)  # fmt: skip
+"""Parts of names that comparisons do not know, such as `f1_macro`."""
 
 
 class Method(StrEnum):
@@ -244,7 +249,9 @@ def _metric(found: Any, where: str) -> tuple[str, Goal]:
 
 def _goal(goal: Any, name: str, where: str) -> Goal:
     if goal is None:
-        return Goal.MAXIMIZE if any(word in name for word in _HIGH_IS_GOOD) else Goal.MINIMIZE
+        known = is_higher_better(name)
+        is_high = any(word in name for word in _HIGH_IS_GOOD) if known is None else known
+        return Goal.MAXIMIZE if is_high else Goal.MINIMIZE
     return _one_of(Goal, str(goal), where)
 
 

@@ -96,6 +96,19 @@ def test_the_plan_names_errors_and_duplicates_before_anything_runs(work, capsys)
     assert "[FG562]" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("metric", "goal"),
+    [
+        ("eval_loss", "minimize"), ("f1_loss", "minimize"), ("score_error", "minimize"), ("eval_ppl", "minimize"),
+        ("eval_precision", "maximize"), ("eval_recall_macro", "maximize"), ("eval_f1_macro", "maximize"),
+        ("tokens_per_second", "maximize"), ("eval_precision:minimize", "minimize"), ("grad_norm", "minimize"),
+    ],
+)  # fmt: skip
+def test_the_goal_follows_from_the_name_as_in_comparisons(work, capsys, metric, goal):
+    work()
+    assert goal == swept(capsys, "--grid", "main.x=1", "--metric", metric, "--dry-run")[1]["goal"]
+
+
 def test_the_check_of_many_trials_says_how_far_it_is(work, capsys, monkeypatch):
     work()
     monkeypatch.setattr("forgather.cli.commands.sweep._QUIET_SECONDS", 0.0)
