@@ -137,7 +137,9 @@ class Journal:
         """
         journal = cls(folder, History({"event": "sweep", **sweep, "form": FORM}))
         if is_begun(folder):
-            raise _unusable(folder, "it has a sweep already", "go on with it: fgcli sweep --resume DIR")
+            raise _unusable(
+                folder, "it has a sweep already", "go on with it: --resume; or start another one: --name NAME"
+            )
         with suppress(FileNotFoundError):
             os.truncate(journal.file, 0)
         journal._append(journal.history.sweep)
