@@ -285,6 +285,6 @@ def _run_fact(comparison: Comparison, at: int) -> dict[str, Any]:
         "status": run.status,
         "step": run.last_step,
         "max_steps": run.max_steps,
-        "damaged_lines": run.curves.lines.num_damaged,
+        "damaged_lines": run.curves.position.num_damaged,
         "metrics": metrics,
     }

@@ -89,7 +89,7 @@ def test_no_text_of_a_run_can_be_markup(runs):
     runs.add(lines=lines, overrides=[("args.schedule", json.dumps(HOSTILE))], summary={"status": HOSTILE})
     runs.add(lines=lines)
     text = page(data_of(runs), HOSTILE)
-    assert (2, 3) == (len(re.findall("<script", text)) - 1, len(re.findall("</script>", text)))
+    assert (3, 4) == (len(re.findall("<script", text)) - 1, len(re.findall("</script>", text)))
     assert not re.search("<img|onerror=(?!window)", text)
     embedded = re.search(r'id="data">(.*?)</script>', text, re.S)[1]
     assert HOSTILE in [metric["name"] for metric in json.loads(embedded)["metrics"]]
