@@ -46,7 +46,8 @@ class Verdict:
         next: the label of the next run or runs; "" if there is none.
         reasons: the values in which they differ.
         cause: what differs, in words, if it is not a value of the config.
-        influence: a sentence about the value that explains most of the differences of all runs; "" if there is none.
+        influential: the name of the value that explains most of the differences of all runs; "" if there is none.
+        influence: a sentence about this value.
         notes: sentences that a reader should know.
     """
 
@@ -55,6 +56,7 @@ class Verdict:
     next: str
     reasons: tuple[Reason, ...]
     cause: str
+    influential: str
     influence: str
     notes: tuple[str, ...]
 
@@ -78,19 +80,19 @@ def verdict_of(comparison: Comparison) -> Verdict:
     if comparison.choice is None or not ranked:
         metric = comparison.choice.name if comparison.choice else None
         why = f"No run has a finite value of {metric}." if metric else "The runs have no metric to be ranked by."
-        return Verdict("", why, "", (), "", "", notes)
+        return Verdict("", why, "", (), "", "", "", notes)
     first, *others = ranked
     if not others:
         rest = len(comparison.groups) - 1
         more = f" The other {rest} have no finite value." if rest > 1 else " The other one has none." if rest else ""
-        return Verdict(first.label, f"{_standing(comparison, first)}.{more}", "", (), "", "", notes)
+        return Verdict(first.label, f"{_standing(comparison, first)}.{more}", "", (), "", "", "", notes)
     second = others[0]
     reasons = _reasons(comparison, first, second)
     cause = "" if reasons else _other_cause(comparison, first, second)
     text = f"{_standing(comparison, first)}, {_distance(comparison, first, second)}."
     if is_close(first, second):
         text += " The seeds spread by more than this, so it may be chance."
-    return Verdict(first.label, text, second.label, reasons, cause, _influence(comparison), notes)
+    return Verdict(first.label, text, second.label, reasons, cause, *_influence(comparison), notes)
 
 
 def _standing(comparison: Comparison, group: Group) -> str:
@@ -140,8 +142,8 @@ def _other_cause(comparison: Comparison, first: Group, second: Group) -> str:
     return "The configs are the same, and so are code, versions, data and hardware."
 
 
-def _influence(comparison: Comparison) -> str:
-    """Returns a sentence about the setting that explains most of the variance of the best values, or ""."""
+def _influence(comparison: Comparison) -> tuple[str, str]:
+    """Returns the setting that explains most of the variance of the best values, and a sentence about it, or ""."""
     values = {at: best[0] for at in range(len(comparison.runs)) if (best := comparison.chosen_best(at)) is not None}
     found = []
     for row in comparison.settings:
@@ -151,10 +153,10 @@ def _influence(comparison: Comparison) -> str:
         if 1 < len(means) <= len(values) / 2:
             found.append((_explained(means, list(values.values())), row))
     if not found:
-        return ""
+        return "", ""
     share, row = max(found, key=lambda pair: pair[0])
     if share < _DOMINANT:
-        return ""
+        return "", ""
     parts = []
     for members in distinct(row).values():
         held = [values[at] for at in members if at in values]
@@ -163,7 +165,10 @@ def _influence(comparison: Comparison) -> str:
     parts.sort(reverse=bool(comparison.choice and comparison.choice.is_higher_better))
     more = f", worse with {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
     told = ", ".join(text for _, text in parts[:_NAMED])
-    return f"Over all runs, {row.name} matters most ({100 * share:.0f} % of the variance): on average {told}{more}."
+    return (
+        row.name,
+        f"Over all runs, {row.name} matters most ({100 * share:.0f} % of the variance): on average {told}{more}.",
+    )
 
 
 def _explained(means: Sequence[tuple[float, int]], values: Sequence[float]) -> float:
@@ -177,6 +182,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     choice = comparison.choice
     if choice is not None:
         yield f"{choice.name}: {choice.direction}; {choice.why}. The value of a run is its best one at any step."
+        yield from _last_note(comparison)
         first = comparison.ranking[0]
         if first not in comparison.groups[0].runs:
             found = comparison.chosen_best(first)
@@ -184,6 +190,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         lacking = [at for at in range(len(comparison.runs)) if comparison.chosen_best(at) is None]
         if lacking:
             yield f"Without a finite value of {choice.name}: {_listed([comparison.labels[at] for at in lacking])}."
+    if choice is not None and not comparison.has_seeds:
+        yield "Each config has one run, so small differences may be chance; other seeds would show it."
     gaps = [at for at, run in enumerate(comparison.runs) if any(c.num_gaps for c in run.curves.curves.values())]
     if gaps:
         yield f"With values that are not finite: {_listed([comparison.labels[at] for at in gaps])}."
@@ -194,6 +202,17 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     ends = [run.last_step for run in comparison.runs if run.last_step is not None]
     if ends and min(ends) != max(ends):
         yield f"The runs end at different steps, from {min(ends):,} to {max(ends):,}."
+
+
+def _last_note(comparison: Comparison) -> Iterator[str]:
+    """Yields whether the best run got worse after its best step, which is then the checkpoint to use."""
+    assert comparison.choice is not None, "a metric ranks the runs"  # noqa: S101
+    at, name = comparison.ranking[0], comparison.choice.name
+    best, last = comparison.chosen_best(at), comparison.runs[at].last(name)
+    if best is not None and last is not None and last[0] != best[0]:
+        value = "not finite" if last[0] is None else number_text(last[0])
+        label = comparison.labels[at]
+        yield f"{label} was best at step {best[1]:,}; at its end, at step {last[1]:,}, {name} is {value}."
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -202,6 +202,16 @@ def test_a_simulated_day_takes_flat_memory_and_reads_new_bytes_alone(tmp_path, r
     assert seconds - 1 == run.summary.step and 1.0 == run.seconds_per_step
 
 
+def test_a_pause_does_not_count_as_time_of_steps(tmp_path):
+    run = LiveRun(str(tmp_path))
+    lines = [{"step": step, "time": 1e9 + step} for step in range(5)]
+    lines.append({"step": 4, "time": 1e9 + 900, "event": "control", "action": "resume", "paused_seconds": 896.0})
+    lines += [{"step": step, "time": 1e9 + 896 + step} for step in range(5, 8)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run.update(0.0, 1)
+    assert 1.0 == run.seconds_per_step
+
+
 def test_a_name_of_its_own_at_each_step_takes_no_memory(tmp_path):
     run = LiveRun(str(tmp_path))
     lines = [json.dumps({"step": step, f"metric_{step}": 1.0}) + "\n" for step in range(3 * MAX_METRICS)]

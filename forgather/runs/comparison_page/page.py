@@ -22,6 +22,7 @@ from forgather.runs.compared_run import ComparedRun
 from forgather.runs.comparison import Comparison, distinct
 from forgather.runs.curve import MAX_BUCKETS, Curve, Steps, Values
 from forgather.runs.differences import Differing, file_changes
+from forgather.runs.metric_choice import is_cost
 from forgather.runs.verdict import Verdict, verdict_of
 
 _SMALLEST, _LARGEST = 1e-37, 3e38
@@ -40,7 +41,9 @@ def page_data(comparison: Comparison, *, is_full: bool = False) -> dict[str, Any
     texts = {
         "verdict": _verdict_facts(verdict_of(comparison)),
         "metric": comparison.choice.name if comparison.choice else None,
-        "metrics": [{"name": name, "higher": comparison.direction(name)} for name in comparison.metrics],
+        "metrics": [
+            {"name": name, "higher": comparison.direction(name), "cost": is_cost(name)} for name in comparison.metrics
+        ],
         "runs": [_run_facts(comparison, at) for at in range(len(comparison.runs))],
         "groups": [
             {"label": group.label, "runs": group.runs, "mean": group.mean, "deviation": group.deviation}
@@ -76,6 +79,7 @@ def _run_facts(comparison: Comparison, at: int) -> dict[str, Any]:
         "parameters": run.table("model").get("num_parameters"),
         "events": [[event.step, event.kind, event.text] for event in run.curves.events],
         "num_events": run.curves.num_events,
+        "paused": run.curves.paused_seconds,
     }
 
 
