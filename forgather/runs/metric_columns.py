@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from forgather.runs.metric_records import MAX_STEP, NOT_FINITE, NOT_METRICS, Record, number_of, numbers_of
+from forgather.runs.metric_records import MAX_STEP, NOT_METRICS, Record, number_of, numbers_of
 
 TIME, TOKENS, TOKENS_PER_STEP = "time", "<tokens>", "<tokens of a step>"
 """The columns of the times of the lines (seconds since 1970), of the tokens up to a step, and of those of a step, as
@@ -60,7 +60,7 @@ def plain_columns(lines: bytes) -> dict[str, Column] | None:
     """Returns the columns of lines if all of them are plain, else None.
 
     A plain line is one object that says its step. Its other values are finite numbers, truth values, and texts that are
-    neither numbers nor dates.
+    no dates; an entry is of one kind in all lines.
 
     Args:
         lines: whole lines.
@@ -75,32 +75,34 @@ def plain_columns(lines: bytes) -> dict[str, Column] | None:
     steps = table["step"].to_numpy()
     if steps.dtype != np.int64 or steps.min() < 0 or steps.max() >= MAX_STEP:
         return None
-    values: dict[str, NDArray[np.float64]] = {}
+    found: dict[str, Column] = {}
+    speeds: dict[str, NDArray[np.float64]] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         kind = str(column.type)
         if kind in ("int64", "double"):
             # A missing value is NaN here. Infinity is read again: it may be a number that Python's reader refuses.
-            values[name] = column.to_numpy().astype(np.float64)
-            if np.isfinite(values[name]).sum() != count - column.null_count:
+            values = speeds[name] = column.to_numpy().astype(np.float64)
+            if np.isfinite(values).sum() != count - column.null_count:
                 return None
+            is_known = ~np.isnan(values)
         elif kind == "string":
-            if not NOT_FINITE.keys().isdisjoint(column.unique().to_pylist()):
-                return None
-        elif kind not in ("bool", "null"):
+            numbers = [number_of(text) for text in column.to_pylist()]
+            is_known = np.array([number is not None for number in numbers])
+            values = np.array(numbers, np.float64)
+        elif kind in ("bool", "null"):
+            continue
+        else:
             return None
-    values = {name: found for name, found in values.items() if name not in _IGNORED}
-    if _TOKEN_SPEED in values and _SPEED in values:
+        if name not in _IGNORED and is_known.any():
+            # The columns that miss no value share their steps.
+            found[name] = Column(steps, values) if is_known.all() else Column(steps[is_known], values[is_known])
+    if _TOKEN_SPEED in speeds and _SPEED in speeds:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            rates = values[_TOKEN_SPEED] / values[_SPEED]
-        values[TOKENS_PER_STEP] = np.where(values[_SPEED] > 0, rates, np.nan)
-    columns = {name: _column(steps, found) for name, found in values.items()}
-    return {name: column for name, column in columns.items() if len(column.steps)}
-
-
-def _column(steps: NDArray[np.int64], values: NDArray[np.float64]) -> Column:
-    """Returns a column without the missing values. The columns that miss none share their steps."""
-    is_known = ~np.isnan(values)
-    return Column(steps, values) if is_known.all() else Column(steps[is_known], values[is_known])
+            rates = speeds[_TOKEN_SPEED] / speeds[_SPEED]
+        is_known = (speeds[_SPEED] > 0) & ~np.isnan(rates)
+        if is_known.any():
+            found[TOKENS_PER_STEP] = Column(steps[is_known], rates[is_known])
+    return found
 
 
 def _table(lines: bytes) -> Any:

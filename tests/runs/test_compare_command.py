@@ -12,6 +12,7 @@ TEXT = """\
 learning_rate 0.5 is best: eval_loss 1 at step 20, 1 (50 %) lower than learning_rate 0.01.
   args.learning_rate: 0.5 (--set) instead of 0.01 (templates/base.yaml:2)
 eval_loss: lower is better; it is measured on evaluation rows. The value of a run is its best one at any step.
+Each config has one run, so small differences may be chance; other seeds would show it.
 
 Runs by eval_loss, the best one first
     run                  learning_rate   best   at step   last   status     steps

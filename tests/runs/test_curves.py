@@ -270,7 +270,11 @@ def test_lines_of_numbers_are_plain():
 
 
 def comparable(columns):
-    return {name: (column.steps.tolist(), column.values.tolist()) for name, column in columns.items()}
+    """Columns as lists, in which NaN equals NaN, and 0 equals -0 as in files."""
+    return {
+        name: (steps.tolist(), [str(value + 0.0) for value in values.tolist()])
+        for name, (steps, values) in columns.items()
+    }
 
 
 def test_a_line_that_is_not_plain_costs_no_other_line_of_a_long_file(tmp_path):
