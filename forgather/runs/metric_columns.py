@@ -65,11 +65,13 @@ def plain_columns(lines: bytes) -> dict[str, Column] | None:
     Args:
         lines: whole lines.
     """
-    # A line that ends with a brace is one object, if there are as many objects as lines, and none within another one.
     letters = np.frombuffer(lines, np.uint8)
     ends = np.flatnonzero(letters == ord("\n"))
     count = len(ends)
-    table = _table(lines) if lines.isascii() and (letters[ends - 1] == ord("}")).all() else None
+    # A line that ends with a brace is one object, if there are as many objects as lines, and none within another one.
+    # Nested values are left to Python's reader also because a deep one ends the process here.
+    is_flat = b"[" not in lines and lines.count(b"{") == count and (letters[ends - 1] == ord("}")).all()
+    table = _table(lines) if is_flat and lines.isascii() else None
     if table is None or table.num_rows != count or not {"step", "event"} & {*table.column_names} == {"step"}:
         return None
     steps = table["step"].to_numpy()
@@ -108,10 +110,10 @@ def plain_columns(lines: bytes) -> dict[str, Column] | None:
 def _table(lines: bytes) -> Any:
     """Returns lines as a table of pyarrow; None if they are not all objects with values of one kind for each name."""
     # Late imports: they take longer than reading the metrics of short runs.
-    from pyarrow import ArrowInvalid, py_buffer
+    from pyarrow import ArrowException, py_buffer
     from pyarrow.json import ReadOptions, read_json
 
     try:
         return read_json(py_buffer(lines), ReadOptions(use_threads=False, block_size=len(lines) + 1))
-    except ArrowInvalid:
+    except ArrowException:
         return None

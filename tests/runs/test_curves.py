@@ -262,6 +262,15 @@ def test_what_is_read_as_plain_is_what_the_records_say(lines):
         assert comparable(columns_of(records)) == comparable(plain)
 
 
+@pytest.mark.parametrize("deep", ["[" * 50_000 + "]" * 50_000, '{"a":' * 50_000 + "1" + "}" * 50_000])
+def test_a_value_of_any_depth_damages_its_line_alone(tmp_path, deep):
+    lines = [{"step": step, "loss": 1.0} for step in (1, 3)]
+    write_lines(tmp_path / "m", [lines[0], f'{{"step": 2, "loss": {deep}}}', lines[1]])
+    curves = Curves()
+    curves.read(str(tmp_path / "m"))
+    assert ([2], [1, 3]) == (curves.position.damaged, points(curves.curves["loss"])[0])
+
+
 def test_lines_of_numbers_are_plain():
     lines = [{"step": step, "time": step / 3, "loss": 1 / step, "count": 2**53 + step} for step in range(1, 9)]
     lines += [{"step": 9, "eval_loss": 2, "name": "x", "ok": True, "nothing": None}, {"step": 10, "tokens_per_second": 6, "steps_per_second": 2}]  # fmt: skip
