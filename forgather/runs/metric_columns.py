@@ -65,13 +65,8 @@ def plain_columns(lines: bytes) -> dict[str, Column] | None:
     Args:
         lines: whole lines.
     """
-    letters = np.frombuffer(lines, np.uint8)
-    ends = np.flatnonzero(letters == ord("\n"))
-    count = len(ends)
-    # A line that ends with a brace is one object, if there are as many objects as lines, and none within another one.
-    # Nested values are left to Python's reader also because a deep one ends the process here.
-    is_flat = b"[" not in lines and lines.count(b"{") == count and (letters[ends - 1] == ord("}")).all()
-    table = _table(lines) if is_flat and lines.isascii() else None
+    table = _table(lines) if _is_flat(lines) and lines.isascii() else None
+    count = lines.count(b"\n")
     if table is None or table.num_rows != count or not {"step", "event"} & {*table.column_names} == {"step"}:
         return None
     steps = table["step"].to_numpy()
@@ -105,6 +100,19 @@ def plain_columns(lines: bytes) -> dict[str, Column] | None:
         if is_known.any():
             found[TOKENS_PER_STEP] = Column(steps[is_known], rates[is_known])
     return found
+
+
+def _is_flat(lines: bytes) -> bool:
+    """Returns whether each line is one pair of braces around text without braces and brackets.
+
+    Anything else is left to Python's reader: a deep value, or a line that is no object, can end the process in pyarrow.
+    """
+    letters = np.frombuffer(lines, np.uint8)
+    ends = np.flatnonzero(letters == ord("\n"))
+    starts = np.append(0, ends[:-1] + 1)
+    has_braces = (letters[starts] == ord("{")).all() and (letters[ends - 1] == ord("}")).all()
+    are_outside = len(ends) == lines.count(b"{") == lines.count(b"}")
+    return bool(len(ends) and has_braces and are_outside and b"[" not in lines)
 
 
 def _table(lines: bytes) -> Any:

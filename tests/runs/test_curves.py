@@ -246,7 +246,7 @@ def test_a_run_without_metrics_has_no_curves(tmp_path):
 PLAIN = st.dictionaries(st.sampled_from(["a", "b", "tokens_per_second", "steps_per_second", "time", "epoch"]), st.one_of(
     st.floats(allow_nan=False, allow_infinity=False), st.integers(-(2**70), 2**70), st.none(), st.booleans(),
     st.sampled_from(["nan", "text", "2020-01-01", "}", 10**400, math.inf, [1.5], {}])))  # fmt: skip
-ODD = st.sampled_from([*DAMAGE, "", '{"step": 3, "event": null, "a": 1}', '{"a": 1}', '{"step": 4, "b": {}', ', "a": 1}',
+ODD = st.sampled_from([*DAMAGE, 'null{"step": 3}', '{"step": 3}null}', "null}", "{null}", "", '{"step": 3, "event": null, "a": 1}', '{"a": 1}', '{"step": 4, "b": {}', ', "a": 1}',
                        '{"step": 4, "a": 1}{"step": 5, "a": 2}', '{"step": 4, "a": 1, "a": 2}', f'{{"step": 4, "a": {"9" * 5000}}}',
                        '{"step": 5.0, "\\u0061": 1e400}', '{"step": 6, "a": -0}', '{"step": 6, "\u00e4": 1}'])  # fmt: skip
 
