@@ -9,8 +9,8 @@ function chips(runs) {
 function differenceRows(row) {
   const also = row.also && row.also.length ? element("div", { class: "quiet" }, `also ${row.also.slice(0, 2).join(", ")}${row.also.length > 2 ? ", …" : ""}`) : null;
   const order = [...row.values].sort((a, b) => Math.min(...a.runs.map(at => RANK[at])) - Math.min(...b.runs.map(at => RANK[at])));
-  return order.map((value, at) => element("tr", { class: at ? null : "first-value" },
-    at ? null : element("td", { class: "whole", rowspan: order.length }, element("code", {}, row.name), also),
+  return order.map((value, at) => element("tr", { class: at ? "next" : null },
+    at ? null : element("td", { rowspan: order.length }, element("code", {}, row.name), also),
     element("td", {}, value.text === null ? element("span", { class: "quiet" }, "not set") : element("code", {}, value.text)),
     row.kind === "config" ? element("td", {}, value.places.map(place => element("div", { class: "place" }, place))) : null,
     element("td", {}, chips(value.runs))));
