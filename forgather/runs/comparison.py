@@ -15,9 +15,8 @@ from typing import Any
 
 from forgather.errors import Diagnostic, Severity
 from forgather.runs.compared_run import ComparedRun
-from forgather.runs.curve import mean_of, stdev_of
 from forgather.runs.differences import Differing, config_differences, fact_differences, is_only_seeds
-from forgather.runs.metric_choice import MetricChoice, choose_metric, is_cost, is_higher_better
+from forgather.runs.metric_choice import MetricChoice, choose_metric, is_cost, is_higher_better, mean_of, stdev_of
 
 _SHORTEST_NAME = 4
 

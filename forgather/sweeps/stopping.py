@@ -15,7 +15,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from forgather.runs.curve import mean_of
+from forgather.runs.metric_choice import mean_of
 from forgather.sweeps.spec import EarlyTermination, Goal, Rule
 
 Curve = Sequence[tuple[int, float]]
