@@ -13,7 +13,11 @@ from forgather.runs.run_table import read_table
 
 
 def data_frame(
-    folder: str | os.PathLike[str] = ".", *, where: Sequence[str] = (), sort: str | None = None, attempts: bool = False
+    folder: str | os.PathLike[str] = ".",
+    *,
+    where: str | Sequence[str] = (),
+    sort: str | None = None,
+    attempts: bool = False,
 ) -> Any:
     """Returns the runs below a folder as a `pandas.DataFrame`, with the columns of `fgcli runs --csv`.
 
@@ -22,7 +26,7 @@ def data_frame(
 
     Args:
         folder: the folder.
-        where: conditions such as "optimizer.lr<1e-3", which all must be fulfilled.
+        where: a condition such as "optimizer.lr<1e-3", or several, which all must be fulfilled.
         sort: the name of a value to sort by, after a minus sign for the greatest first; None for the newest first.
         attempts: whether each attempt at a trial of a sweep has a row, and not only the last one.
 
@@ -41,7 +45,7 @@ def data_frame(
     table = read_table([os.fspath(folder)])
     if not attempts:
         table.leave_out_earlier_attempts()
-    table.where([parse_condition(text) for text in where])
+    table.where([parse_condition(text) for text in ([where] if isinstance(where, str) else where)])
     if sort is not None:
         table.sort(sort)
     rows = table.rows()

@@ -61,6 +61,11 @@ def test_trials_that_may_end_early_start_in_an_order_that_further_trials_do_not_
     assert drawn != start_order(SweepSpec(parameters=(), early=ASHA, seed=1), range(20))
 
 
+def test_averages_of_the_largest_floats_are_averages():
+    curves = {number: flat(1e308, 10) for number in range(3)} | {4: flat(1.7e308, 3)}
+    assert "worse than the median" in ends_early(MEDIAN, Goal.MINIMIZE, curves, 4)
+
+
 def simulated(losses, rungs, eta):
     """Runs trials one after the other, each until it ends; returns the trials that ended at which step.
 
