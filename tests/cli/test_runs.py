@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import time
 
 import pytest
 
@@ -271,6 +272,26 @@ def test_a_run_of_an_older_version_that_may_go_on_is_not_touched_while_its_files
     for name in os.listdir(folder):
         os.utime(folder / name, (STARTED, STARTED))
     assert 0 == main(["runs", "rm", "000900", "--yes"])
+
+
+def test_a_run_of_a_machine_whose_clock_is_behind_is_not_touched_while_its_heartbeat_is_young(bench, capsys):
+    elsewhere = {"hostname": "another", "boot_id": "another"}
+    for number, age, expected in ((8, 300, 1), (9, 700, 0)):
+        make_run(bench / "other", number, status=Status.RUNNING, updated=time.time() - age, **elsewhere)
+        assert expected == main(["runs", "rm", f"000{number}00", "--yes"])
+    assert "20260101T000800Z-tiny goes on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("action", ["rm", "archive"])
+def test_a_folder_with_metrics_and_other_files_is_no_run_to_remove(bench, capsys, action):
+    mine = bench / "mine"
+    (mine / "thesis").mkdir(parents=True)
+    (mine / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+    (mine / "thesis" / "chapter.tex").write_text("years of work")
+    assert 1 == main(["runs", action, "mine", "000000", "--yes"])
+    assert "mine has metrics and no record of a run" in capsys.readouterr().err
+    assert "years of work" == (mine / "thesis" / "chapter.tex").read_text()
+    assert run_of(bench, 0).exists()
 
 
 def repeats(bench, other):
