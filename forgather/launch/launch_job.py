@@ -31,6 +31,7 @@ _OF_LAUNCHING = (
     "--master_port", "-d", "--devices",
 )  # fmt: skip
 _ESCAPES = {"'": "\\'", "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_LIBRARIES = ("HF_TOKEN", "WANDB_API_KEY", "COMET_API_KEY", "MLFLOW_TRACKING_TOKEN")
 
 
@@ -196,9 +197,19 @@ def outermost(folders: Sequence[str]) -> tuple[str, ...]:
 
 
 def _variables(project: Project, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the names of variables that the config reads, and of those that libraries read and that are set here."""
+    """Returns the names of variables that the config reads, and of those that libraries read and that are set here.
+
+    Raises:
+        ProjectError: FG530 if a name is not one that a shell takes: it would be a line of the file, or a part of one.
+    """
     read = {node.variable for _, node in walk_places(project.graph) if isinstance(node, Env)}
     read |= {name for name in {**project.meta.env_reads, **project.rendered.env_reads} if name in environ}
+    strange = next((name for name in sorted(read) if not _VARIABLE.fullmatch(name)), None)
+    if strange is not None:
+        raise _refusal(
+            f"the config reads the environment variable {strange!r}, and no launch file can set one of this name",
+            "use a name of letters, digits and underscores",
+        )
     return tuple(sorted(read | {name for name in _OF_LIBRARIES if name in environ}))
 
 

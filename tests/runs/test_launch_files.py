@@ -18,12 +18,14 @@ from forgather import Project
 from forgather.cli.parsing import parse
 from forgather.errors import ProjectError
 from forgather.launch import launch_job as launch_job_module
+from forgather.launch import plan_run
 from forgather.launch.launch_files import KINDS
-from forgather.launch.launch_job import shell_text
+from forgather.launch.launch_job import launch_job, shell_text
 from forgather.launch.layout_check import refuse_other_layout
-from forgather.launch.process_request import asked_processes
+from forgather.launch.process_request import ProcessRequest, asked_processes
 from forgather.launcher_env import NodeFacts, node_facts
 from tests.matrix import thinned
+from tests.project.workbench import TINY_TRAINING, make_project
 from tests.runs.launch_cells import CELLS, ROOT, Cell, file_of, plan_of, printed, request
 
 RECORDED = ROOT / "tests/runs/recorded"
@@ -245,6 +247,18 @@ def test_a_secret_on_the_command_line_is_refused(monkeypatch):
         file_of(FSDP, "slurm", words=("--set", "trainer_args.api_key=s3cr3tvalue99"))
     assert "FG531" == refused.value.code
     assert "s3cr3tvalue99" not in str(refused.value)
+
+
+def test_a_name_of_a_variable_that_would_be_a_line_of_the_script_is_refused(tmp_path):
+    config = '[optimizer]\n    == super()\n    eps: !env "A\\ntouch pwned"\n'
+    rows = "".join(json.dumps({"text": f"row {number}"}) + "\n" for number in range(8))
+    files = {"templates/configs/plain.yaml": TINY_TRAINING + config, "rows.jsonl": rows}
+    plan = plan_run(Project("plain.yaml", str(make_project(tmp_path, files))))
+    with pytest.raises(
+        ProjectError, match=r"the environment variable 'A\\ntouch pwned', and no launch file"
+    ) as refused:
+        launch_job(ProcessRequest(per_node=1), ["train"], plan, environ={})
+    assert "FG530" == refused.value.code
 
 
 def test_the_examples_of_the_module_hold():
