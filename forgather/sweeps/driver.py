@@ -83,7 +83,7 @@ class Sweep:
         for number, trial in list(self.journal.history.trials.items()):
             progress = self._progress(number)
             if trial.attempts and trial.outcome is None and not self.slots.adopt(number, trial.handle):
-                _wait_for_end(progress)
+                _wait_for_end(trial, progress)
                 progress.update()
                 self._record_end(number, None, with_sweep=True)
             progress.update()
@@ -134,18 +134,19 @@ class Sweep:
         folder = trial_folder(self.journal.folder, number)
         os.makedirs(folder, exist_ok=True)
         command = self.command(trial, trial.attempts > 0)
+        run_dir = self._progress(number).run_dir
+        earlier_run = None if run_dir is None else os.path.basename(run_dir)
         # The record comes first: a trial that runs is never unknown to the process that goes on.
-        self.journal.started(number, trial.attempts + 1, None)
+        self.journal.started(number, trial.attempts + 1, None, earlier_run=earlier_run)
         handle = self.slots.start(number, command, os.path.join(folder, LOG))
         if handle is not None:
-            self.journal.started(number, trial.attempts + 1, handle)
-        self._progress(number)
+            self.journal.started(number, trial.attempts + 1, handle, earlier_run=earlier_run)
         self.changed()
 
     def _record_end(self, number: int, status: int | None, *, with_sweep: bool = False) -> None:
         """Records the end of an attempt. One that ended with its sweep was not killed for a reason of its own."""
         trial, progress = self.journal.history.trials[number], self._progress(number)
-        outcome, cause = self._outcome(number, status, progress.status())
+        outcome, cause = self._outcome(number, status, _status_of_attempt(trial, progress))
         if outcome is Outcome.KILLED and with_sweep:
             outcome = Outcome.INTERRUPTED
         if outcome is Outcome.KILLED and _makes_no_progress(trial, progress.step):
@@ -184,10 +185,17 @@ class Sweep:
         return self.progress[number]
 
 
-def _wait_for_end(progress: TrialProgress) -> None:
+def _status_of_attempt(trial: TrialHistory, progress: TrialProgress) -> RunStatus | None:
+    """Returns the status of the run of the last attempt; None if it ended before it had a run folder."""
+    run_dir = progress.run_dir
+    is_earlier = run_dir is None or os.path.basename(run_dir) == trial.earlier_run
+    return None if is_earlier else progress.status()
+
+
+def _wait_for_end(trial: TrialHistory, progress: TrialProgress) -> None:
     """Waits for a run of a killed sweep, which ends with it, but not at the same moment."""
     until = time.monotonic() + _ENDING_SECONDS
-    while (found := progress.status()) is not None and found.is_here and found.status.is_live:
+    while (found := _status_of_attempt(trial, progress)) is not None and found.is_here and found.status.is_live:
         if time.monotonic() > until:
             run_dir = progress.run_dir
             raise ProjectError(

@@ -51,6 +51,8 @@ class TrialHistory:
         skipped: why it is not run; None if it is.
         attempts: the number of times that it was started.
         handle: what identifies the running attempt for its slots, such as the number of a job; None if none runs.
+        earlier_run: the name of the newest run folder before the last attempt, or None. A run folder of this name says
+            nothing about the attempt.
         outcome: how the last attempt ended; None if it did not.
         ends: the number of attempts that ended.
         kills: the last step of each attempt whose process was killed while the sweep went on.
@@ -62,6 +64,7 @@ class TrialHistory:
     skipped: str | None = None
     attempts: int = 0
     handle: Any = None
+    earlier_run: str | None = None
     outcome: Outcome | None = None
     ends: int = 0
     kills: tuple[int, ...] = ()
@@ -97,7 +100,8 @@ class History:
             return
         known = self.trials[number]
         if event == "start":
-            self.trials[number] = replace(known, attempts=record["attempt"], handle=record.get("handle"), outcome=None)
+            facts = {"attempts": record["attempt"], "handle": record.get("handle")}
+            self.trials[number] = replace(known, **facts, earlier_run=record.get("earlier_run"), outcome=None)
         else:
             outcome = Outcome(record["outcome"])
             kills = (*known.kills, record.get("step") or 0) if outcome is Outcome.KILLED else known.kills
@@ -174,15 +178,17 @@ class Journal:
         """
         self._add({"event": "trial", "trial": number, "values": dict(values), "skipped": skipped})
 
-    def started(self, number: int, attempt: int, handle: Any) -> None:
+    def started(self, number: int, attempt: int, handle: Any, *, earlier_run: str | None = None) -> None:
         """Records that an attempt at a trial is being started.
 
         Args:
             number: the number of the trial.
             attempt: the number of the attempt, from 1.
             handle: what identifies the attempt, as plain data.
+            earlier_run: the name of the newest run folder of the trial before this attempt, or None.
         """
-        self._add({"event": "start", "trial": number, "attempt": attempt, "handle": handle})
+        facts = {"attempt": attempt, "handle": handle, "earlier_run": earlier_run}
+        self._add({"event": "start", "trial": number, **facts})
 
     def ended(self, number: int, outcome: Outcome, *, step: int | None, cause: str = "") -> None:
         """Records how an attempt at a trial ended.

@@ -1,12 +1,18 @@
-"""The journal of a sweep: every cut of its file gives a sweep that goes on, and damage is refused by line."""
+"""The journal of a sweep: every cut of its file gives a sweep that goes on, and attempts are judged by what they did."""
 
 import json
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from forgather.errors import ProjectError
+from forgather.run_status import Status, of_this_process, write_status
+from forgather.sweeps.driver import Sweep, trial_folder
 from forgather.sweeps.journal import JOURNAL, Journal, Outcome, read_history, sweep_lock
+from forgather.sweeps.slots import Command
+from forgather.sweeps.spec import SweepSpec
 
 
 def made(folder):
@@ -102,3 +108,54 @@ def test_two_processes_never_run_one_sweep(tmp_path):
         assert 0 == os.waitpid(child, 0)[1]
     with sweep_lock(str(tmp_path)):
         pass
+
+
+class InstantSlots:
+    """One place, in which each attempt ends at once and leaves no run folder."""
+
+    def __init__(self, status):
+        self.number, self.status, self.trials = 1, status, set()
+
+    def start(self, trial, command, log):
+        self.trials.add(trial)
+
+    def adopt(self, trial, handle):
+        return False
+
+    def running(self):
+        return set(self.trials)
+
+    def ended(self):
+        while self.trials:
+            yield self.trials.pop(), self.status
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("before", [Status.INTERRUPTED, Status.FINISHED])
+@pytest.mark.parametrize(("status", "attempts"), [(1, 2), (-9, 4), (None, 4)])
+def test_an_attempt_without_a_run_folder_is_not_judged_by_an_earlier_run(tmp_path, before, status, attempts):
+    journal = Journal.create(str(tmp_path), {})
+    journal.announce(0, {})
+    journal.started(0, 1, None)
+    journal.ended(0, Outcome.INTERRUPTED, step=None)
+    earlier = Path(trial_folder(str(tmp_path), 0)) / "runs" / "20260101T000000Z-work"
+    earlier.mkdir(parents=True)
+    write_status(str(earlier), replace(of_this_process(0.0), status=before))
+
+    def refuse_to_go_on_forever():
+        assert journal.history.trials[0].attempts <= attempts
+
+    sweep = Sweep(
+        journal=journal,
+        spec=SweepSpec(parameters=()),
+        slots=InstantSlots(status),
+        next_trial=lambda: None,
+        command=lambda trial, is_again: Command([], str(tmp_path)),
+        changed=refuse_to_go_on_forever,
+    )
+    sweep.run()
+    trial = read_history(str(tmp_path)).trials[0]
+    assert (Outcome.FAILED, attempts) == (trial.outcome, trial.attempts)
+    assert "20260101T000000Z-work" == trial.earlier_run
