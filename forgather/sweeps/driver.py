@@ -137,7 +137,8 @@ class Sweep:
         run_dir = self._progress(number).run_dir
         earlier_run = None if run_dir is None else os.path.basename(run_dir)
         # The record comes first: a trial that runs is never unknown to the process that goes on.
-        self.journal.started(number, trial.attempts + 1, None, earlier_run=earlier_run)
+        if not self.journal.started(number, trial.attempts + 1, None, earlier_run=earlier_run):
+            return
         handle = self.slots.start(number, command, os.path.join(folder, LOG))
         if handle is not None:
             self.journal.started(number, trial.attempts + 1, handle, earlier_run=earlier_run)

@@ -17,6 +17,7 @@ from typing import Any
 
 from forgather.bounded import MAX_RECORD_BYTES, read_bytes
 from forgather.errors import ProjectError
+from forgather.folder_lock import folder_lock
 
 JOURNAL, LOCK = "trials.jsonl", ".lock"
 FORM = 1
@@ -146,11 +147,13 @@ class Journal:
         Raises:
             ProjectError: FG563 if there is none, it is of a newer version, or a line is damaged.
         """
-        journal = cls(folder, read_history(folder))
-        content = read_bytes(journal.file, MAX_RECORD_BYTES)
-        journal._size = content.rfind(b"\n") + 1
-        if journal._size != len(content):
-            os.truncate(journal.file, journal._size)
+        # Another process may be writing a line at this moment.
+        with _locked(folder):
+            journal = cls(folder, read_history(folder))
+            content = read_bytes(journal.file, MAX_RECORD_BYTES)
+            journal._size = content.rfind(b"\n") + 1
+            if journal._size != len(content):
+                os.truncate(journal.file, journal._size)
         return journal
 
     def refresh(self) -> None:
@@ -168,18 +171,18 @@ class Journal:
         """The path of the journal."""
         return os.path.join(self.folder, JOURNAL)
 
-    def announce(self, number: int, values: Mapping[str, str], skipped: str | None = None) -> None:
-        """Records a trial, before it is started for the first time.
+    def announce(self, number: int, values: Mapping[str, str], skipped: str | None = None) -> bool:
+        """Records a trial, before it is started for the first time; returns whether no process has started it yet.
 
         Args:
             number: its number.
             values: its values as YAML text, by path.
             skipped: why it is not run, or None.
         """
-        self._add({"event": "trial", "trial": number, "values": dict(values), "skipped": skipped})
+        return self._add({"event": "trial", "trial": number, "values": dict(values), "skipped": skipped})
 
-    def started(self, number: int, attempt: int, handle: Any, *, earlier_run: str | None = None) -> None:
-        """Records that an attempt at a trial is being started.
+    def started(self, number: int, attempt: int, handle: Any, *, earlier_run: str | None = None) -> bool:
+        """Records that an attempt at a trial is being started; returns whether it may be: it may have been removed.
 
         Args:
             number: the number of the trial.
@@ -188,7 +191,7 @@ class Journal:
             earlier_run: the name of the newest run folder of the trial before this attempt, or None.
         """
         facts = {"attempt": attempt, "handle": handle, "earlier_run": earlier_run}
-        self._add({"event": "start", "trial": number, **facts})
+        return self._add({"event": "start", "trial": number, **facts})
 
     def ended(self, number: int, outcome: Outcome, *, step: int | None, cause: str = "") -> None:
         """Records how an attempt at a trial ended.
@@ -201,10 +204,21 @@ class Journal:
         """
         self._add({"event": "end", "trial": number, "outcome": str(outcome), "step": step, "cause": cause})
 
-    def _add(self, record: Mapping[str, Any]) -> None:
-        self.refresh()
-        self._append(record)
+    def _add(self, record: Mapping[str, Any]) -> bool:
+        # Between the look at the journal and the record, no other process may write one that contradicts it.
+        with _locked(self.folder):
+            self.refresh()
+            if self._is_too_late(record):
+                return False
+            self._append(record)
         self.history.take(record)
+        return True
+
+    def _is_too_late(self, record: Mapping[str, Any]) -> bool:
+        """Returns whether another process has removed the trial that is to start, or started one that is to go."""
+        known = self.history.trials.get(record["trial"])
+        contradicted = known and {"start": known.skipped is not None, "trial": known.attempts > 0}
+        return bool(contradicted and contradicted.get(record["event"]))
 
     def _append(self, record: Mapping[str, Any]) -> None:
         line = (json.dumps(record, ensure_ascii=True) + "\n").encode()
@@ -260,6 +274,15 @@ def read_history(folder: str) -> History:
     if history is None:
         raise _unusable(folder, f"its journal {JOURNAL} is empty", "start a new sweep")
     return history
+
+
+@contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    try:
+        with folder_lock(folder):
+            yield
+    except FileNotFoundError as error:
+        raise _unusable(folder, f"it holds no sweep ({error.strerror})", "name a folder with a sweep") from None
 
 
 @contextmanager

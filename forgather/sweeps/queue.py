@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from forgather.errors import ProjectError
 from forgather.sweeps.driver import Sweep
-from forgather.sweeps.journal import JOURNAL, Journal, TrialHistory, sweep_lock
+from forgather.sweeps.journal import JOURNAL, Journal, TrialHistory, read_history, sweep_lock
 from forgather.sweeps.slots import Command, Slots
 from forgather.sweeps.spec import SweepSpec
 
@@ -39,7 +39,7 @@ class Queue:
         """
         if not os.path.exists(os.path.join(self.folder, JOURNAL)):
             return []
-        return list(Journal.open(self.folder).history.trials.values())
+        return list(read_history(self.folder).trials.values())
 
     def add(self, words: Sequence[str], working_dir: str) -> int:
         """Adds a command, and returns its number.
@@ -64,10 +64,9 @@ class Queue:
         """
         with self._changing() as journal:
             entry = journal.history.trials.get(number)
-            if entry is None or entry.attempts or entry.is_done:
+            if entry is None or not (entry.skipped or journal.announce(number, entry.values, "removed")):
                 why = "is not in the queue" if entry is None else "was started already"
                 raise ProjectError(f"entry {number} {why}", code="FG563", hint="fgcli queue ls lists what waits")
-            journal.announce(number, entry.values, "removed")
 
     def run(self, slots: Slots, changed: Callable[[Sweep], None]) -> list[TrialHistory]:
         """Runs the entries until none is left, those included that are added meanwhile; returns all entries.
@@ -80,10 +79,9 @@ class Queue:
             ProjectError: FG564 if another process runs the queue.
             KeyboardInterrupt: after Ctrl-C, when the running entries have ended.
         """
-        os.makedirs(self.folder, exist_ok=True)
+        with self._changing() as journal:
+            pass  # it exists now
         with sweep_lock(self.folder):
-            with self._changing() as journal:
-                pass  # it exists now
             sweep = Sweep(
                 journal=journal,
                 spec=SweepSpec(parameters=()),

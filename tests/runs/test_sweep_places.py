@@ -11,7 +11,7 @@ import pytest
 
 from forgather.cli.main import main
 from forgather.errors import ProjectError
-from forgather.sweeps.journal import read_history
+from forgather.sweeps.journal import JOURNAL, Journal, read_history
 from forgather.sweeps.queue import Queue
 from forgather.sweeps.slots import Command, dealt_devices, visible_devices
 from forgather.sweeps.slurm import SlurmSlots, job_script
@@ -204,6 +204,32 @@ def test_what_is_added_while_a_queue_runs_is_run(queue):
     entries = waiting.run(Places(), lambda sweep: None)
     assert ["finished", "finished"] == [str(one.outcome) for one in entries]
     assert read_history(str(queue / "q")).trials.keys() == {0, 1}
+
+
+def test_a_command_is_either_started_or_removed_whoever_comes_first(tmp_path):
+    waiting = Queue(str(tmp_path))
+    for word in "ab":
+        waiting.add([word], str(tmp_path))
+    runner = Journal.open(str(tmp_path))
+    assert runner.started(0, 1, None)
+    with pytest.raises(ProjectError, match="entry 0 was started already"):
+        waiting.remove(0)
+    # The runner has looked at the queue, and has not recorded the start yet.
+    assert {0, 1} == runner.history.trials.keys()
+    waiting.remove(1)
+    assert not runner.started(1, 1, None)
+    assert ["removed" if one.skipped else "started" for one in waiting.entries()] == ["started", "removed"]
+
+
+def test_a_look_at_a_queue_changes_nothing_and_shows_whole_lines(tmp_path):
+    waiting = Queue(str(tmp_path / "q"))
+    waiting.add(["a"], str(tmp_path))
+    journal = tmp_path / "q" / JOURNAL
+    journal.write_bytes(journal.read_bytes() + b'{"event": "tri')
+    before = journal.read_bytes()
+    assert [0] == [one.number for one in waiting.entries()]
+    assert before == journal.read_bytes()
+    assert 0 == (tmp_path / "q").stat().st_mode & 0o077
 
 
 @pytest.mark.parametrize("words", [["add"], ["rm"], ["rn"], ["rm", "7"], ["run", "--slots", "0"]])
