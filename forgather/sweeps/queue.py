@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from forgather.errors import ProjectError
+from forgather.launch.launch_files import refuse_secret
 from forgather.sweeps.driver import Sweep
 from forgather.sweeps.journal import JOURNAL, Journal, TrialHistory, read_history, sweep_lock
 from forgather.sweeps.slots import Command, Slots
@@ -49,11 +50,13 @@ class Queue:
             working_dir: the working folder of the command.
 
         Raises:
-            ProjectError: FG563 if the folder cannot be written.
+            ProjectError: FG531 if the command contains a secret; FG563 if the folder cannot be written.
         """
+        command = shlex.join(words)
+        refuse_secret(command, "the queue would store it")
         with self._changing() as journal:
             number = len(journal.history.trials)
-            journal.announce(number, {COMMAND: shlex.join(words), FOLDER: working_dir})
+            journal.announce(number, {COMMAND: command, FOLDER: working_dir})
             return number
 
     def remove(self, number: int) -> None:

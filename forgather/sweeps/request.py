@@ -14,6 +14,7 @@ from typing import Any
 from forgather.cache_file import digest_of
 from forgather.config.graph import Graph
 from forgather.errors import ProjectError
+from forgather.launch.launch_files import refuse_secret
 from forgather.planner.leaf import value_text
 from forgather.project.dynamic_args import Action, DeclaredOption, read_options
 from forgather.project.literal import string_entries
@@ -63,6 +64,15 @@ class SweepRequest:
         options: dict[str, Any] = {name: getattr(self, name) for name in ("grid", "method", "trials", "metric", "seed")}
         with project.located():
             return project, spec_of(project, file=self.file, **options)
+
+    def refuse_secrets(self) -> None:
+        """Raises an error if a value of the command line is a secret: the journal and the best config would have it.
+
+        Raises:
+            ProjectError: FG531 if there is one.
+        """
+        given = [f"{path}={text}" for path, text in [*self.variables.items(), *self.overrides]]
+        refuse_secret("\n".join([*given, *self.grid]), "the journal of the sweep would store it")
 
     def as_record(self, project: Project, spec: SweepSpec) -> dict[str, Any]:
         """Returns the request as the first record of a journal.

@@ -2,7 +2,7 @@
 
 The input is the arguments of `fgcli`; the output is jobs. Jobs go on when the process of the sweep ends, and are found
 again by their numbers in the journal, or by their names if the process ended before it could record the number. While
-SLURM gives no answer, every job counts as one that goes on: a second job for the same trial would write into its folder.
+SLURM gives no answer, each job counts as one that goes on: a second job for the same trial would write into its folder.
 """
 
 from __future__ import annotations

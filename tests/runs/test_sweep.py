@@ -156,6 +156,8 @@ def test_a_sweep_file_of_another_tool_is_read(work, capsys):
         (["--method", "random", "--grid", "main.x=1"], "FG560"),
         (["--grid", "main.x=1", "--trials", "0"], "FG560"),
         (["--grid", "main.x=1", "--slots", "0"], "FG565"),
+        (["--grid", "main.x=1", "--set", "+main.api_key=s3cr3tvalue99"], "FG531"),
+        (["--grid", "+main.api_key=s3cr3tvalue99,s3cr3tvalue98"], "FG531"),
         (["--resume"], "FG563"),
         (["--resume", "nowhere"], "FG563"),
     ],
@@ -166,6 +168,7 @@ def test_what_has_no_meaning_is_refused_by_name(work, capsys, words, code):
     printed = capsys.readouterr()
     assert 1 == status
     assert f"[{code}]" in printed.err
+    assert "s3cr3t" not in printed.err
     assert not (folder / "out").exists()
 
 

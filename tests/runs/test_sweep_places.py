@@ -284,6 +284,8 @@ def test_a_look_at_a_queue_changes_nothing_and_shows_whole_lines(tmp_path):
 def test_what_has_no_meaning_is_refused(queue, capsys, words):
     assert 1 == main(["queue", *words])
     assert "[FG56" in capsys.readouterr().err
+    assert 1 == main(["queue", "add", "--", "-t", "work", "train", "--set", "+main.api_key=s3cr3tvalue99"])
+    assert "error[FG531]: the command contains a secret, and the queue would store it" in capsys.readouterr().err
     assert (0, {"folder": str(Path(os.environ["XDG_STATE_HOME"]) / "forgather/queue"), "entries": []}) == listed(
         capsys, "ls"
     )

@@ -117,6 +117,7 @@ def run(invocation: Invocation) -> int:
         metric=options.metric,
         seed=options.sweep_seed,
     )
+    request.refuse_secrets()
     project, spec = request.open()
     if spec.method is Method.OPTUNA:
         refuse_missing_optuna(spec)
