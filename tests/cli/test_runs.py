@@ -157,7 +157,7 @@ def test_runs_that_lack_a_value_are_counted(bench, capsys):
         (["show", "20260101T000400Z-tiny"], 1, "error[FG500]: there is no run '20260101T000400Z-tiny'"),
         (["show", "output_models/tiny"], 1, "error[FG500]: 'output_models/tiny' is not the folder of a run"),
         (["rm", "last"], 1, "error[FG503]: there is no terminal to ask whether 1 run folder may be removed"),
-        (["tag", "output_models", "last"], 1, "error[FG504]: 'output_models' is a folder"),
+        (["tag", "output_models/tiny", "last"], 1, "error[FG504]: 'output_models/tiny' is a folder"),
     ],
 )
 def test_wrong_words_are_refused_in_one_message(bench, capsys, words, status, message):
@@ -189,6 +189,7 @@ def test_show_prints_what_is_known_about_a_run(bench, capsys):
 def test_labels_are_given_taken_listed_and_found(bench, capsys):
     assert 0 == main(["runs", "tag", "good,paper", "000000", "000100"])
     assert 0 == main(["runs", "untag", "paper", "000000"])
+    (bench / "sweep").mkdir()
     assert 0 == main(["runs", "group", "sweep", "000100", "last"])
     assert 0 == main(["runs", "note", "rate too high", "000200"])
     capsys.readouterr()

@@ -222,6 +222,25 @@ def test_conditions_find_the_runs_that_fulfill_them_all(three, conditions, expec
     assert [three[number].name for number in expected] == names(table)
 
 
+@pytest.mark.parametrize(
+    ("text", "value", "expected"),
+    [
+        ("bf16=True", True, True),
+        ("bf16=true", True, True),
+        ("bf16!=False", False, False),
+        ("path=None", None, True),
+        ("path=~", None, True),
+        ("tag=01", "01", True),
+        ("tag='true'", "true", True),
+        ("name='x y'", "x y", True),
+        ("name=y'", "y'", True),
+        ("bf16=1", True, False),
+    ],
+)
+def test_a_value_is_written_as_yaml_or_as_python_shows_it(text, value, expected):
+    assert expected is parse_condition(text).fits(value)
+
+
 def test_a_run_without_the_value_is_left_out_and_counted(tmp_path, three):
     os.remove(three[2] / "graph.yaml")
     table = read_table([str(tmp_path)])
