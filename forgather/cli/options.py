@@ -6,6 +6,7 @@ The functions add options to an argparse parser. A config cannot declare an opti
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,10 @@ OWN_NAMES = frozenset(
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Adds the option `--json` to a parser."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+_NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_MOST_SECONDS = 1e9
 
 
 def a_name(text: str) -> str:
@@ -142,6 +147,13 @@ def memory_size(text: str) -> int:
         units = ", ".join(SIZE_UNITS)
         raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0 with a unit ({units}), as in 24GB")
     return size
+
+
+def number_of_seconds(text: str) -> float:
+    """Converts a command-line argument to a number of seconds above 0, as an argparse type."""
+    if _NUMBER.fullmatch(text) and 0 < float(text) < _MOST_SECONDS:
+        return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
 
 
 def comma_separated(text: str) -> tuple[str, ...]:

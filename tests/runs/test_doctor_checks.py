@@ -239,6 +239,14 @@ def test_a_hostname_of_another_machine_is_found():
     assert is_wrong(network.check_hostname("192.0.2.77", LO, is_alone=False), "no interface has this address")
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 70, "."])
+def test_a_text_that_is_no_name_of_a_machine_is_found(host):
+    assert State.WRONG is network.check_hostname(host, {}, is_alone=False).state
+    found = network.check_rendezvous(host, {}, node_rank=1)
+    assert State.WRONG is found.state and "does not resolve" in found.found
+    assert "127.0.0.1" == network.own_address(host, {}, {})
+
+
 def test_interfaces_have_addresses():
     assert "127.0.0.1" == network.interfaces()["lo"]
     assert "10.0.0.5" == network.own_address("localhost", LO, {"GLOO_SOCKET_IFNAME": "eth0"})

@@ -7,7 +7,7 @@ import platform
 import re
 
 from forgather.cli.invocation import Invocation
-from forgather.cli.options import add_json
+from forgather.cli.options import add_json, number_of_seconds
 from forgather.cli.output import print_note, write_json, write_text
 from forgather.errors import ControlError
 from forgather.launch.control_client import send_request
@@ -37,17 +37,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=number_of_seconds,
         metavar="SECONDS",
         help="how long to wait for the answer (default: while the run goes on)",
     )
     add_json(parser)
-
-
-def _seconds(text: str) -> float:
-    if _NUMBER.fullmatch(text) and 0 < float(text) < 1e9:
-        return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
 
 
 def run(invocation: Invocation) -> int:
