@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from forgather.errors import TrainingError
-from forgather.ml.metrics import METRICS_FILE, read_records
+from forgather.ml.metrics import METRICS_FILE, read_records, whole_number
 from forgather.planner.memory_plan import PLAN_FILE
 from forgather.run_status import STATUS_FILE, RunStatus, read_status
 
 RANKS_FILE, OPERATORS_FILE, MEMORY_FILE = "ranks.jsonl", "profile/operators.json", "memory.json"
 SAMPLES_FILE, SUMMARY_FILE, RUN_FILE, CONFIG_FILE = "samples.jsonl", "summary.json", "run.json", "config.yaml"
 _LONGEST_CONFIG_BYTES = 500_000  # the whole text becomes a part of the page
+_MOST_STEPS = 2**53
 _LATEST = 1e11
 """Units: seconds since 1970. A later time is damage."""
 _NO_METRIC = frozenset({"step", "time", "epoch"})  # they say when a line was logged
@@ -96,8 +97,7 @@ class RunFacts:
         found: dict[str, dict[float, float]] = {}
         for record in self.records:
             step = record.get("step")
-            # `bool` is a subclass of `int`, and a damaged file may contain anything.
-            if not isinstance(step, int | float) or isinstance(step, bool) or "event" in record:
+            if not (_is_number(step) and abs(step) < _MOST_STEPS) or "event" in record:
                 continue
             for name, value in record.items():
                 if name not in _NO_METRIC and _is_number(value):
@@ -112,7 +112,7 @@ class RunFacts:
     @property
     def elapsed_seconds(self) -> float:
         """The time from the first log line to the last one, in seconds."""
-        times = [record["time"] for record in self.records if isinstance(record.get("time"), int | float)]
+        times = [at for record in self.records if (at := _instant(record.get("time"))) is not None]
         return times[-1] - times[0] if len(times) > 1 else 0.0
 
     @property
@@ -220,10 +220,10 @@ def _lines(file: Path, problems: list[str]) -> list[dict[str, Any]]:
 
 def _document(file: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"), parse_int=whole_number)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problems.append(f"{file.name} cannot be read: {error}")
         return {}
     if not isinstance(document, dict):
@@ -261,4 +261,5 @@ def _instant(value: Any) -> float | None:
 
 
 def _is_number(value: Any) -> bool:
+    # `bool` is a subclass of `int`, and a damaged file may contain anything.
     return isinstance(value, int | float) and not isinstance(value, bool)
