@@ -15,7 +15,7 @@ import shlex
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -35,6 +35,10 @@ _GROUPS = {"train/": "", "eval/": "eval_", "test/": "test_"}
 _MARKS = ("{{", "{%", "{#", "##")
 """What has a meaning in a template."""
 _RESERVED = frozenset(("step", "time", "name", "event"))
+MOST_STEPS = 2**53
+"""The first whole number that a float does not have; no run has as many steps."""
+_LATEST = 1e11
+"""Units: seconds since 1970. A later time is damage."""
 
 
 class DamagedFileError(ValueError):
@@ -56,7 +60,7 @@ class ForeignRun:
         config: the config, as JSON data.
         lines: the lines of metrics, each with `step` and, if it is known, `time`.
         labels: the group, tags and note.
-        left_out: how many logged values are not numbers.
+        left_out: how many logged values are not numbers, or belong to no step.
     """
 
     tool: str
@@ -154,6 +158,27 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{key}"] = value
     return found
+
+
+def plausible(run: ForeignRun) -> ForeignRun:
+    """Returns a run without times and steps that no run has, such as those of a damaged file.
+
+    Args:
+        run: the run as its files describe it.
+    """
+    lines: list[Mapping[str, Any]] = []
+    left_out = run.left_out
+    for line in run.lines:
+        if 0 <= line["step"] < MOST_STEPS:
+            lines.append({name: value for name, value in line.items() if name != "time" or _is_instant(value)})
+        else:
+            left_out += sum(name not in _RESERVED for name in line)
+    started = run.started if _is_instant(run.started) else None
+    return replace(run, started=started, lines=lines, left_out=left_out)
+
+
+def _is_instant(value: float | None) -> bool:
+    return value is not None and 0 < value < _LATEST
 
 
 def write_imported(run: ForeignRun, output_dir: str) -> tuple[str, Outcome]:

@@ -19,7 +19,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from forgather.runs.foreign_run import DamagedFileError, ForeignRun, found_files, metric_names
+from forgather.runs.foreign_run import MOST_STEPS, DamagedFileError, ForeignRun, found_files, metric_names
 from forgather.runs.labels import Labels
 
 FILES = re.compile(r"^run-.+\.wandb$")
@@ -155,7 +155,8 @@ def _lines(history: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
     lines: list[dict[str, Any]] = []
     left_out, step = 0, 0
     for line in history:
-        step = int(line[counted]) if _is_number(line.get(counted)) else step
+        at_step: Any = line.get(counted)
+        step = int(at_step) if _is_number(at_step) and abs(at_step) < MOST_STEPS else step
         at: Any = line.get("_timestamp")
         values = {own: line[name] for name, own in names.items() if name in line}
         numbers = {name: value for name, value in values.items() if _is_number(value)}
