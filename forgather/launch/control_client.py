@@ -194,21 +194,15 @@ def _received(run_dir: str, connection: socket.socket, go_on: Callable[[], None]
 
 def _by_file(run_dir: str, status: RunStatus, request: Request, go_on: Callable[[], None]) -> Answer:
     folder = os.path.join(run_dir, FOLDER)
-    with suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-    if not is_private(os.lstat(folder), is_folder=True):
+    try:
+        asked = _written(folder, request)
+    except OSError as error:
         raise ControlError(
-            f"{folder!r} is not a folder to which this user alone can write",
-            code="FG517",
-            hint="remove it, and try again",
-        )
-    name = secrets.token_hex(16)
-    asked, reply = (os.path.join(folder, f"{kind}-{name}.json") for kind in ("request", "answer"))
-    draft = os.path.join(folder, f"{name}.draft")
-    with open(draft, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
-        stream.write(encode_request(request))
-    # The run sees the whole file or none.
-    os.rename(draft, asked)
+            f"the request cannot be written into {folder!r}: {error.strerror or error}",
+            code="FG515",
+            hint="make room, or change the permissions of the run folder",
+        ) from None
+    reply = os.path.join(folder, os.path.basename(asked).replace("request", "answer", 1))
     looked = time.monotonic()
     try:
         while True:
@@ -232,6 +226,40 @@ def _by_file(run_dir: str, status: RunStatus, request: Request, go_on: Callable[
     finally:
         with suppress(OSError):
             os.rmdir(folder)
+
+
+def _written(folder: str, request: Request, attempts: int = 4) -> str:
+    """Writes a request as a file, and returns its path.
+
+    Raises:
+        ControlError: FG517 if other users can write into the folder.
+        OSError: if the file cannot be written.
+    """
+    name = secrets.token_hex(16)
+    draft, asked = os.path.join(folder, f"{name}.draft"), os.path.join(folder, f"request-{name}.json")
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    try:
+        if not is_private(os.lstat(folder), is_folder=True):
+            raise ControlError(
+                f"{folder!r} is not a folder to which this user alone can write",
+                code="FG517",
+                hint="remove it, and try again",
+            )
+        with open(draft, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
+            stream.write(encode_request(request))
+        # The run sees the whole file or none.
+        os.rename(draft, asked)
+    except FileNotFoundError:
+        # Another client, which has its answer, has just removed the empty folder.
+        if attempts == 1:
+            raise
+        return _written(folder, request, attempts - 1)
+    except OSError:
+        with suppress(OSError):
+            os.remove(draft)
+        raise
+    return asked
 
 
 def _withdrawn(asked: str) -> bool:

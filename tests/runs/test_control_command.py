@@ -1,5 +1,6 @@
 """`fgcli control`: what it sends, prints and returns, and what it says of a run that cannot be controlled."""
 
+import errno
 import json
 import os
 import platform
@@ -128,6 +129,35 @@ def test_a_run_on_another_machine_is_asked_by_file(tmp_path, capsys):
         assert not os.path.exists(tmp_path / "control"), "nothing is left"
         assert not listener.waiting
     assert "step 7: saved" in capsys.readouterr().out
+
+
+def test_a_request_is_written_although_another_client_removes_the_folder_at_that_moment(tmp_path, capsys, monkeypatch):
+    mkdir, made = os.mkdir, []
+
+    def made_and_removed(path, mode=0o777):
+        mkdir(path, mode)
+        made.append(path)
+        if len(made) == 1:
+            os.rmdir(path)
+
+    with going_on(tmp_path, done):
+        write_note(tmp_path, control="file")
+        monkeypatch.setattr(os, "mkdir", made_and_removed)
+        assert 0 == main(["control", str(tmp_path), "save", "--timeout", "30"])
+    assert 2 == len(made)
+
+
+def test_a_disk_without_room_for_a_request_is_named(tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with going_on(tmp_path, done):
+        write_note(tmp_path, control="file")
+        monkeypatch.setattr(os, "rename", full)
+        assert 1 == main(["control", str(tmp_path), "save", "--timeout", "30"])
+    assert "error[FG515]: the request cannot be written into" in (printed := capsys.readouterr().err)
+    assert "No space left on device" in printed
+    assert [] == os.listdir(tmp_path / "control")
 
 
 def test_no_answer_in_time_says_what_becomes_of_the_request(tmp_path, capsys):
