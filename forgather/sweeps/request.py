@@ -40,6 +40,8 @@ class SweepRequest:
         trials: the number of trials, or None for that of the sweep.
         metric: the metric, or None for that of the sweep.
         seed: the seed, or None for that of the sweep.
+        working_dir: the absolute working folder, to which paths among the values are relative; "" in the journal of an
+            earlier version.
     """
 
     project_dir: str
@@ -52,6 +54,7 @@ class SweepRequest:
     trials: int | None = None
     metric: str | None = None
     seed: int | None = None
+    working_dir: str = ""
 
     def open(self) -> tuple[Project, SweepSpec]:
         """Returns the project with the config and the overrides, and what the sweep is to do.

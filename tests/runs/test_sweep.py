@@ -205,10 +205,16 @@ def test_a_changed_config_is_not_continued(work, capsys):
     assert "[FG569]" in capsys.readouterr().err
 
 
-def test_more_trials_continue_the_total(work, capsys):
-    work()
+def test_more_trials_continue_the_total(work, capsys, monkeypatch):
+    folder = work()
     first = swept(capsys, "--method", "random", "--trials", "2", "--grid", "main.x=1,2,3,4,5,6,7", "--name", "a")[1]
-    _, second, said = swept(capsys, "--resume", "--trials", "4")
+    # Values that are paths mean the same from any folder.
+    monkeypatch.chdir(folder.parent)
+    assert 0 == main(["-p", "work", "-t", "work", "sweep", "--resume", "work/out/sweeps/a", "--trials", "4", "--json"])
+    printed = capsys.readouterr()
+    second, said = json.loads(printed.out), printed.err
+    records = [json.loads(Path(one["run_dir"], "run.json").read_text()) for one in second["trials"]]
+    assert {str(folder)} == {one["working_dir"] for one in records}
     assert (2, 4) == (len(first["trials"]), len(second["trials"]))
     assert "trial 1 starts" not in said
     values = {one["number"]: one["values"] for one in second["trials"]}

@@ -99,7 +99,8 @@ def run(invocation: Invocation) -> int:
             raise ProjectError(
                 f"there is no sweep in {output_dir!r}", code="FG563", hint="start one: leave out --resume"
             )
-        with sweep_lock(_existing(folder)):
+        folder = _existing(folder)
+        with sweep_lock(folder):
             journal = Journal.open(folder)
             request, project, spec = reopened(journal.history.sweep, trials=options.trials)
             trials = Trials(project, spec)
@@ -116,6 +117,7 @@ def run(invocation: Invocation) -> int:
         trials=options.trials,
         metric=options.metric,
         seed=options.sweep_seed,
+        working_dir=os.getcwd(),
     )
     request.refuse_secrets()
     project, spec = request.open()
@@ -161,7 +163,7 @@ def _run(invocation: Invocation, journal: Journal, request: SweepRequest, projec
     def command(trial: TrialHistory, is_again: bool) -> Command:
         folder = trial_folder(journal.folder, trial.number)
         words = trial_words(request, project, trial.values, folder, resume if is_again else ())
-        return Command(words, os.getcwd())
+        return Command(words, request.working_dir or os.getcwd())
 
     sweep = Sweep(
         journal=journal,
