@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -81,6 +81,7 @@ class SweepSpec:
         num_trials: the number of trials in all; None for the whole grid.
         seed: the seed of random values.
         early: when trials end early; None if they do not.
+        ignored: the keys of a sweep file that say how another program starts its runs, and have no effect here.
     """
 
     parameters: tuple[Parameter, ...]
@@ -90,6 +91,8 @@ class SweepSpec:
     num_trials: int | None = None
     seed: int = 0
     early: EarlyTermination | None = None
+    # Not in the text of a spec, from which a sweep that goes on is recognized.
+    ignored: tuple[str, ...] = field(default=(), repr=False)
 
     def is_better(self, value: float, other: float) -> bool:
         """Returns whether a value of the metric is better than another one."""
@@ -214,12 +217,8 @@ def _read(found: Mapping[str, Any], where: str, *, has_others: bool) -> SweepSpe
         num_trials=_whole(found, "run_cap", where),
         seed=_whole(found, "seed", where) or 0,
         early=_early(found.get("early_terminate"), f"{where}.early_terminate"),
+        ignored=tuple(name for name in found if name in _OF_OTHER_PROGRAMS),
     )
-
-
-def ignored_keys(found: Mapping[str, Any]) -> list[str]:
-    """Returns the keys of a sweep file that say how another program starts its runs, and that have no effect here."""
-    return [name for name in found if name in _OF_OTHER_PROGRAMS]
 
 
 def _metric(found: Any, where: str) -> tuple[str, Goal]:

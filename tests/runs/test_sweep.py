@@ -140,7 +140,8 @@ def test_a_sweep_file_of_another_tool_is_read(work, capsys):
         "program: train.py\nmethod: random\nrun_cap: 3\nmetric: {name: eval_loss, goal: minimize}\n"
         "parameters:\n  main:\n    parameters:\n      x: {distribution: q_uniform, min: 0, max: 4, q: 0.5}\n"
     )
-    status, plan, _ = swept(capsys, "--file", "wandb.yaml", "--dry-run")
+    status, plan, said = swept(capsys, "--file", "wandb.yaml", "--dry-run")
+    assert "program: no effect, because 'fgcli train' runs the trials" in said
     assert (0, "random", 3) == (status, plan["method"], len(plan["trials"]))
     assert all(one["values"]["main.x"] in [half / 2 for half in range(9)] for one in plan["trials"])
     assert plan == swept(capsys, "--file", "wandb.yaml", "--dry-run")[1]

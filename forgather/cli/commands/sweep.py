@@ -121,6 +121,8 @@ def run(invocation: Invocation) -> int:
     )
     request.refuse_secrets()
     project, spec = request.open()
+    if spec.ignored:
+        print_note(f"{', '.join(spec.ignored)}: no effect, because 'fgcli train' runs the trials")
     if spec.method is Method.OPTUNA:
         refuse_missing_optuna(spec)
     trials = Trials(project, spec)
