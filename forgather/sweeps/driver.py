@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from forgather.errors import ProjectError
+from forgather.errors import ControlError, ProjectError
+from forgather.interventions import read_interventions
+from forgather.run_control import Action
 from forgather.run_status import RunStatus, Status
 from forgather.sweeps.journal import Journal, Outcome, TrialHistory
 from forgather.sweeps.progress import TrialProgress
@@ -163,7 +166,7 @@ class Sweep:
         if said is Status.FINISHED or (said is None and status == 0):
             return Outcome.FINISHED, ""
         if said is Status.INTERRUPTED or status in _TERMINATED:
-            why = self.stopping.get(number)
+            why = self.stopping.get(number) or _stop_of_user(self._progress(number))
             return (Outcome.INTERRUPTED, "") if why is None else (Outcome.STOPPED, why)
         if said is Status.FAILED or (status is not None and status > 0):
             cause = (found.cause or {}).get("message") if found is not None else None
@@ -191,6 +194,15 @@ def _status_of_attempt(trial: TrialHistory, progress: TrialProgress) -> RunStatu
     run_dir = progress.run_dir
     is_earlier = run_dir is None or os.path.basename(run_dir) == trial.earlier_run
     return None if is_earlier else progress.status()
+
+
+def _stop_of_user(progress: TrialProgress) -> str | None:
+    """Returns why a trial ended, if a user has asked its newest run to stop; otherwise None."""
+    with suppress(ControlError):
+        run_dir = progress.run_dir
+        if run_dir is not None and any(one.action is Action.STOP for one in read_interventions(run_dir)):
+            return "stopped by 'fgcli control'"
+    return None
 
 
 def _wait_for_end(trial: TrialHistory, progress: TrialProgress) -> None:

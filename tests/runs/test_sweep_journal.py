@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from forgather.errors import ProjectError
+from forgather.interventions import Intervention, record
+from forgather.run_control import Action
 from forgather.run_status import Status, of_this_process, write_status
 from forgather.sweeps.driver import Sweep, trial_folder
 from forgather.sweeps.journal import JOURNAL, Journal, Outcome, read_history, sweep_lock
@@ -111,12 +113,13 @@ def test_two_processes_never_run_one_sweep(tmp_path):
 
 
 class InstantSlots:
-    """One place, in which each attempt ends at once and leaves no run folder."""
+    """One place, in which each attempt ends at once; `act` is what it does before."""
 
-    def __init__(self, status):
-        self.number, self.status, self.trials = 1, status, set()
+    def __init__(self, status, act=lambda trial: None):
+        self.number, self.status, self.act, self.trials = 1, status, act, set()
 
     def start(self, trial, command, log):
+        self.act(trial)
         self.trials.add(trial)
 
     def adopt(self, trial, handle):
@@ -159,3 +162,32 @@ def test_an_attempt_without_a_run_folder_is_not_judged_by_an_earlier_run(tmp_pat
     trial = read_history(str(tmp_path)).trials[0]
     assert (Outcome.FAILED, attempts) == (trial.outcome, trial.attempts)
     assert "20260101T000000Z-work" == trial.earlier_run
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_trial_that_a_user_stops_is_not_started_again(tmp_path, is_asked):
+    journal = Journal.create(str(tmp_path), {})
+    journal.announce(0, {})
+
+    def interrupted(trial):
+        attempt = journal.history.trials[0].attempts
+        run_dir = Path(trial_folder(str(tmp_path), 0)) / "runs" / f"20260101T00000{attempt}Z-work"
+        run_dir.mkdir(parents=True)
+        is_over = attempt == 2
+        write_status(
+            str(run_dir), replace(of_this_process(0.0), status=Status.FINISHED if is_over else Status.INTERRUPTED)
+        )
+        if is_asked:
+            record(str(run_dir), [Intervention(step=3, action=Action.STOP, who="ann")])
+
+    sweep = Sweep(
+        journal=journal,
+        spec=SweepSpec(parameters=()),
+        slots=InstantSlots(None, interrupted),
+        next_trial=lambda: None,
+        command=lambda trial, is_again: Command([], str(tmp_path)),
+    )
+    sweep.run()
+    trial = read_history(str(tmp_path)).trials[0]
+    expected = (Outcome.STOPPED, 1, "stopped by 'fgcli control'") if is_asked else (Outcome.FINISHED, 2, "")
+    assert expected == (trial.outcome, trial.attempts, trial.cause)
