@@ -32,9 +32,10 @@ from forgather.run_control import (
     noted_status,
     read_answer,
 )
-from forgather.run_status import RunStatus, Status, read_status
+from forgather.run_status import BEAT_SECONDS, RunStatus, Sighting, Status, read_status, stored_status
 
 _POLL_SECONDS, _STATUS_SECONDS = 0.1, 1.0
+_BEAT_SEEN_SECONDS = 1.5 * BEAT_SECONDS
 _NO_REQUESTS = (
     "it has not begun to train, it has 'control: off', or its loop is not that of Forgather's trainers (a trainer of "
     "transformers or TRL, a callable); Ctrl-C or SIGTERM stops any run after it has saved"
@@ -104,10 +105,20 @@ def live_status(run_dir: str, folder: str) -> RunStatus:
 def _status_of(run_dir: str) -> RunStatus | None:
     """Returns the status of a run as it is now, with the address at which it takes requests."""
     if (status := read_status(run_dir)) is not None:
-        return status
+        return _seen_again(run_dir, status) if status.status is Status.KILLED and not status.is_here else status
     # A run that was started from Python has no heartbeat, so that its process alone says whether it goes on.
     noted = noted_status(run_dir)
     return noted.concluded(time.time()) if noted is not None and noted.is_here else noted
+
+
+def _seen_again(run_dir: str, killed: RunStatus) -> RunStatus:
+    """Returns the status of a run elsewhere whose heartbeat is old by this clock: the other one may be behind."""
+    since = time.time()
+    time.sleep(_BEAT_SEEN_SECONDS)
+    later = stored_status(run_dir)
+    if later is None or later.beat <= killed.beat:
+        return killed
+    return later.concluded(time.time(), Sighting(since, has_moved=True))
 
 
 def _words(status: RunStatus) -> str:
