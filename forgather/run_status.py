@@ -122,8 +122,9 @@ class RunStatus:
         return replace(self, status=Status.KILLED)
 
     def _is_alive(self, now: float, seen: Sighting | None) -> bool:
-        if self.is_here:
-            return process_start(self.pid) is not None and self.process_started in (None, process_start(self.pid))
+        start = process_start(self.pid) if self.is_here else None
+        if self.is_here and (start is not None or not _is_hidden(self.pid)):
+            return start is not None and self.process_started in (None, start)
         if seen is not None and now - seen.since > STALE_SECONDS:
             return False
         if seen is not None and seen.has_moved:
@@ -360,6 +361,17 @@ def process_start(pid: int) -> int | None:
         return None  # the process ended while its file was read
     # A zombie has ended; its parent has not asked for its exit status yet.
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _is_hidden(pid: int) -> bool:
+    """Returns whether a number is that of a process which the system does not show to this user (`hidepid`)."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def _exists(pid: int) -> bool:
