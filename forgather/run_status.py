@@ -12,7 +12,6 @@ import json
 import math
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,6 +22,7 @@ from typing import Any
 
 from forgather.bounded import read_bytes
 from forgather.folder_lock import folder_lock
+from forgather.replaced_file import replace_file
 
 STATUS_FILE = "status.json"
 FORM = 1
@@ -184,25 +184,11 @@ def change_status(run_dir: str, change: Callable[[RunStatus | None], RunStatus |
             return
         content = (json.dumps({"form": FORM, **asdict(new)}, indent=1) + "\n").encode()
         try:
-            _replace(file, content)
+            replace_file(file, content)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
             _overwrite(file, content)
-
-
-def _replace(file: str, content: bytes) -> None:
-    """Replaces a file in one step, so that a reader sees the whole old file or the whole new one."""
-    descriptor, draft = tempfile.mkstemp(dir=os.path.dirname(file), prefix=f".{STATUS_FILE}-")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-        os.chmod(draft, 0o644)
-        os.replace(draft, file)
-    except BaseException:
-        with suppress(OSError):
-            os.remove(draft)
-        raise
 
 
 def _overwrite(file: str, content: bytes) -> None:

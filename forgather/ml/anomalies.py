@@ -177,18 +177,12 @@ class _NotFinite:
         self._told: str | None = None
 
     def observe(self, record: StepRecord) -> Anomaly | None:
-        found = self._look(record)
-        told, self._told = self._told, found and found.kind
-        return None if found is None or found.kind == told else found
-
-    def _look(self, record: StepRecord) -> Anomaly | None:
-        if record.bad is not None:
-            kind = "explosion" if "standard deviation" in record.bad else "not_finite"
-            return Anomaly(kind, record.step, record.bad)
-        for title, value in (("the loss", record.loss), ("the norm of the gradients", record.grad_norm)):
-            if value is not None and not math.isfinite(value):
-                return Anomaly("not_finite", record.step, f"{title} is {value}")
-        return None
+        values = (("the loss", record.loss), ("the norm of the gradients", record.grad_norm))
+        wrong = [f"{title} is {value}" for title, value in values if value is not None and not math.isfinite(value)]
+        message = record.bad or next(iter(wrong), "")
+        kind = "explosion" if "standard deviation" in message else "not_finite"
+        told, self._told = self._told, kind if message else None
+        return Anomaly(kind, record.step, message) if message and kind != told else None
 
     def state_dict(self) -> dict[str, Any]:
         return {"told": self._told}

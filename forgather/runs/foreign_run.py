@@ -12,7 +12,6 @@ import math
 import os
 import re
 import shlex
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from forgather.config.yaml.scalar_text import quoted, scalar_text
 from forgather.errors import ProjectError
 from forgather.project.run_facts import FACTS, FORM, GRAPH
 from forgather.redaction import hidden, known_hidden, note
+from forgather.replaced_file import replace_file
 from forgather.runs.labels import Labels, write_labels
 from forgather.runs.run_folders import METRICS, SUMMARY
 
@@ -202,7 +202,7 @@ def write_imported(run: ForeignRun, output_dir: str) -> tuple[str, Outcome]:
         os.makedirs(folder, exist_ok=True)
         # The record comes last: an import that was interrupted is repeated.
         for name in (METRICS, SUMMARY, GRAPH, FACTS):
-            _replace(os.path.join(folder, name), files[name])
+            replace_file(os.path.join(folder, name), files[name].encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise ProjectError(
             f"{folder!r} cannot be written: {error.strerror or error}",
@@ -302,19 +302,6 @@ def _imported_digest(folder: str) -> str | None:
         with open(os.path.join(folder, FACTS), encoding="utf-8") as stream:
             return str(json.load(stream)[IMPORTED]["digest"])
     return None
-
-
-def _replace(file: str, text: str) -> None:
-    with tempfile.NamedTemporaryFile(dir=os.path.dirname(file), prefix=".import-", delete=False) as stream:
-        try:
-            stream.write(text.encode("utf-8", "backslashreplace"))
-            stream.flush()
-            os.chmod(stream.name, 0o644)
-            os.replace(stream.name, file)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.remove(stream.name)
-            raise
 
 
 def grouped(values: Iterable[tuple[int, float, str, float]]) -> Iterator[dict[str, Any]]:

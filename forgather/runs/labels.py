@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from forgather.bounded import read_bytes
 from forgather.errors import ProjectError
 from forgather.folder_lock import folder_lock
+from forgather.replaced_file import replace_file
 from forgather.runs.run_folders import LABELS
 
 _MAX_BYTES = 1_000_000
@@ -82,15 +82,7 @@ def write_labels(run_dir: str, labels: Labels) -> None:
                 with suppress(FileNotFoundError):
                     os.remove(file)
                 return
-            with tempfile.NamedTemporaryFile(dir=run_dir, prefix=f".{LABELS}-", delete=False) as stream:
-                try:
-                    stream.write(text.encode("utf-8", "backslashreplace"))
-                    stream.flush()
-                    os.chmod(stream.name, 0o644)
-                    os.replace(stream.name, file)
-                except BaseException:
-                    os.remove(stream.name)
-                    raise
+            replace_file(file, text.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise ProjectError(
             f"the labels of {run_dir!r} cannot be written: {error.strerror or error}",

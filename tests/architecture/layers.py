@@ -7,7 +7,7 @@ relative to `forgather` in the first table and to `forgather.ml` in the second o
 
 CONFIGURATION = """
 foundation:
-    accumulation bounded folder_lock json_text pipeline_schedules rule_conditions secret_names source spelling trainer_hooks
+    accumulation bounded folder_lock json_text pipeline_schedules replaced_file rule_conditions secret_names source spelling trainer_hooks
     whole_rows cache_file errors parallel_sizes shown_secrets
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
     heartbeat interrupt requirements rules

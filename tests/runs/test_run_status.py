@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import signal
+import tempfile
 import time
 
 import pytest
@@ -316,7 +317,7 @@ def test_on_a_full_disk_the_end_is_written_into_the_blocks_of_the_old_file(tmp_p
     def full(**_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_status.tempfile, "mkstemp", full)
+    monkeypatch.setattr(tempfile, "mkstemp", full)
     write_status(str(tmp_path), dataclasses.replace(HERE, status=Status.FINISHED))
     assert Status.FINISHED is load_status(str(tmp_path)).status
 
