@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed.pipelining import _utils as stage_values
 from torch.distributed.pipelining import schedules
-from torch.distributed.pipelining._utils import _derive_grad_metas, _StageBackwardMeta
 from torch.distributed.pipelining.stage import PipelineStage
 
 from forgather.ml.strategy.pipeline.inference import ForwardPass
@@ -69,7 +69,9 @@ def relayed(relay: Relay) -> Iterator[None]:
         if source < stage.stage_index:
             return relay.output_of(source)
         # A gradient has the shape of the output that it belongs to.
-        return _StageBackwardMeta(backward_metas=_derive_grad_metas(stage._stage_meta.outputs))
+        # Looked up here, because torch before 2.13 has no such names, and plans without pipelines do not need them.
+        metas = stage_values._derive_grad_metas(stage._stage_meta.outputs)
+        return stage_values._StageBackwardMeta(backward_metas=metas)
 
     def send(stage: Any, meta: Any, target: int) -> None:
         if target > stage.stage_index:
