@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import platform
 import time
@@ -30,6 +29,8 @@ FORM = 1
 BEAT_SECONDS, STALE_SECONDS = 5.0, 25.0
 """Units: seconds. The time between two heartbeats, and the age at which a heartbeat of another machine is too old."""
 _MAX_BYTES = 1_000_000
+# No count and no time of a run is as large, and readers compute with them.
+_MOST = 2**53
 # A full disk: a new file needs room, and the old content of a file can still be overwritten.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -281,11 +282,11 @@ def parse_status(content: bytes) -> RunStatus:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < _MOST
 
 
 def _is_instant(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) < _MOST
 
 
 def _is_text(value: Any) -> bool:

@@ -224,8 +224,8 @@ def _by_file(run_dir: str, status: RunStatus, request: Request, go_on: Callable[
                 return answer
             if time.monotonic() - looked > _STATUS_SECONDS:
                 looked = time.monotonic()
-                if (error := _gone(run_dir)) is not None and not os.path.exists(reply):
-                    raise error
+                if (ended := _gone(run_dir)) is not None and not os.path.exists(reply):
+                    raise ended
             time.sleep(_POLL_SECONDS)
     except _Late:
         if _withdrawn(asked):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from forgather.project.run_facts import GRAPH
@@ -53,7 +53,7 @@ def references_to(runs: Sequence[RunSummary], others: Sequence[RunSummary]) -> l
     return found
 
 
-def _referred(run: RunSummary, siblings: Sequence[RunSummary], output_dirs: Set[str]) -> dict[str, str]:
+def _referred(run: RunSummary, siblings: Sequence[RunSummary], output_dirs: set[str]) -> dict[str, str]:
     """Returns the run folders that a run refers to, and how."""
     others = output_dirs - {output_folder(run.folder)}
     found: dict[str, str] = {}

@@ -185,6 +185,9 @@ HUGE = "9" * 400
         ("ranks_jsonl", f'{{"ranks": [{{"rank": 1, "data_seconds": {HUGE}, "memory_bytes": {HUGE}}}]}}'),
         ("memory_json", f'{{"phases": {{"a": {HUGE}}}}}'),
         ("memory_json", "[" * 100_000),
+        ("metrics_jsonl", '{"step": 3, "loss": 1e308}'),
+        ("summary_json", '{"model": [1], "seconds": 1e400, "places": "x", "machine": "x", "tokens_per_second": {}}'),
+        ("summary_json", '{"model": {"class": "A", "num_parameters": "x"}, "optimizer": 3, "arguments": [1]}'),
     ],
 )
 def test_numbers_that_no_run_has_are_left_out_and_the_rest_is_shown(tmp_path, name, line):

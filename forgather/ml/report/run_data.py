@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,10 @@ RANKS_FILE, OPERATORS_FILE, MEMORY_FILE = "ranks.jsonl", "profile/operators.json
 SAMPLES_FILE, SUMMARY_FILE, RUN_FILE, CONFIG_FILE = "samples.jsonl", "summary.json", "run.json", "config.yaml"
 _LONGEST_CONFIG_BYTES = 500_000  # the whole text becomes a part of the page
 _MOST_STEPS = 2**53
+_MOST_VALUE = 1e300
+"""The value from which on one counts as infinite: charts have powers of ten above their values."""
+_TABLES = ("model", "arguments", "optimizer", "schedule", "machine", "versions", "places")
+_NUMBERS = ("seconds", "tokens_per_second", "samples_per_second")
 _LATEST = 1e11
 """Units: seconds since 1970. A later time is damage."""
 _NO_METRIC = frozenset({"step", "time", "epoch"})  # they say when a line was logged
@@ -96,7 +100,7 @@ class RunFacts:
         """
         found: dict[str, dict[float, float]] = {}
         for record in self.records:
-            step = record.get("step")
+            step: Any = record.get("step")
             if not (_is_number(step) and abs(step) < _MOST_STEPS) or "event" in record:
                 continue
             for name, value in record.items():
@@ -192,7 +196,7 @@ def read_facts(folder: Path) -> RunFacts:
         operators=_document(folder / OPERATORS_FILE, problems),
         memory=_document(folder / MEMORY_FILE, problems),
         samples=_lines(folder / SAMPLES_FILE, problems),
-        summary=_document(folder / SUMMARY_FILE, problems),
+        summary=_usable(_document(folder / SUMMARY_FILE, problems)),
         run=_document(folder / RUN_FILE, problems),
         config=_text(folder / CONFIG_FILE, problems),
         files=tuple(sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))),
@@ -232,6 +236,15 @@ def _document(file: Path, problems: list[str]) -> dict[str, Any]:
     return document
 
 
+def _usable(summary: dict[str, Any]) -> dict[str, Any]:
+    """Returns a summary without the values of another kind than that of a run: anybody may have written the file."""
+    found = {name: value for name, value in summary.items() if name not in _TABLES or isinstance(value, Mapping)}
+    found = {name: value for name, value in found.items() if name not in _NUMBERS or _is_finite(value)}
+    if (model := found.get("model")) is not None and not _is_finite(model.get("num_parameters", 0)):
+        del found["model"]
+    return found
+
+
 def _text(file: Path, problems: list[str]) -> str:
     try:
         if file.stat().st_size > _LONGEST_CONFIG_BYTES:
@@ -243,7 +256,7 @@ def _text(file: Path, problems: list[str]) -> str:
 
 
 def _series(name: str, points: dict[float, float]) -> Series:
-    ordered = sorted((step, value) for step, value in points.items() if math.isfinite(value))
+    ordered = sorted((step, value) for step, value in points.items() if abs(value) < _MOST_VALUE)
     return Series(
         name=name,
         steps=[step for step, _ in ordered],
@@ -258,6 +271,10 @@ def _count(value: Any) -> int | None:
 
 def _instant(value: Any) -> float | None:
     return float(value) if _is_number(value) and 0 < value < _LATEST else None
+
+
+def _is_finite(value: Any) -> bool:
+    return _is_number(value) and abs(value) < _MOST_VALUE
 
 
 def _is_number(value: Any) -> bool:
