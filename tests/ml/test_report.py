@@ -186,6 +186,7 @@ HUGE = "9" * 400
         ("memory_json", f'{{"phases": {{"a": {HUGE}}}}}'),
         ("memory_json", "[" * 100_000),
         ("metrics_jsonl", '{"step": 3, "loss": 1e308}'),
+        ("metrics_jsonl", '{"step": {"a": 1}, "eval_loss": {"b": 2}}'),
         ("summary_json", '{"model": [1], "seconds": 1e400, "places": "x", "machine": "x", "tokens_per_second": {}}'),
         ("summary_json", '{"model": {"class": "A", "num_parameters": "x"}, "optimizer": 3, "arguments": [1]}'),
     ],
