@@ -94,9 +94,13 @@ class History:
 
         Raises:
             LookupError: if the record is of a trial that no earlier record announces.
+            TypeError, ValueError: if it has values of another kind.
         """
         event, number = record["event"], record["trial"]
         if event == "trial":
+            texts = [*record["values"].items()] if isinstance(record["values"], dict) else [(None, None)]
+            if type(number) is not int or not all(isinstance(text, str) for pair in texts for text in pair):
+                raise TypeError("the values of a trial are texts by path")
             self.trials[number] = TrialHistory(number=number, values=record["values"], skipped=record.get("skipped"))
             return
         known = self.trials[number]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from forgather.errors import ProjectError
 from forgather.launch.launch_files import refuse_secret
 from forgather.sweeps.driver import Sweep
-from forgather.sweeps.journal import JOURNAL, Journal, TrialHistory, read_history, sweep_lock
+from forgather.sweeps.journal import JOURNAL, History, Journal, TrialHistory, read_history, sweep_lock
 from forgather.sweeps.slots import Command, Slots
 from forgather.sweeps.spec import SweepSpec
 
@@ -36,11 +36,11 @@ class Queue:
         """Returns the entries, in the order in which they were added.
 
         Raises:
-            ProjectError: FG563 if the journal is damaged.
+            ProjectError: FG563 if the journal is damaged, or that of a sweep.
         """
         if not os.path.exists(os.path.join(self.folder, JOURNAL)):
             return []
-        return list(read_history(self.folder).trials.values())
+        return list(_of_queue(self.folder, read_history(self.folder)).trials.values())
 
     def add(self, words: Sequence[str], working_dir: str) -> int:
         """Adds a command, and returns its number.
@@ -105,13 +105,26 @@ class Queue:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             with FileLock(os.path.join(self.folder, _ADDING)):
                 is_new = not os.path.exists(os.path.join(self.folder, JOURNAL))
-                yield Journal.create(self.folder, {}) if is_new else Journal.open(self.folder)
+                journal = Journal.create(self.folder, {}) if is_new else Journal.open(self.folder)
+                _of_queue(self.folder, journal.history)
+                yield journal
         except OSError as error:
             raise ProjectError(
                 f"the queue {self.folder!r} cannot be written: {error.strerror or error}",
                 code="FG563",
                 hint="name another folder: --queue DIR",
             ) from None
+
+
+def _of_queue(folder: str, history: History) -> History:
+    """Returns the history of a queue; raises an error if it is that of a sweep."""
+    if all({COMMAND, FOLDER} <= entry.values.keys() for entry in history.trials.values()):
+        return history
+    raise ProjectError(
+        f"{folder!r} holds a sweep, and no queue",
+        code="FG563",
+        hint="name another folder: --queue DIR; 'fgcli sweep --resume DIR' goes on with a sweep",
+    )
 
 
 def default_queue() -> str:

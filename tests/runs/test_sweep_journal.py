@@ -69,6 +69,9 @@ def test_every_cut_loses_at_most_the_last_record(tmp_path):
         (lambda lines: [lines[0], b'{"event": "start", "trial": 9, "attempt": 1}', *lines[1:]], "damaged at line 2"),
         (lambda lines: [lines[0].replace(b'"form": 1', b'"form": 99'), *lines[1:]], "of a newer version"),
         (lambda lines: lines[1:], "damaged at line 1"),
+        (lambda lines: [lines[0], b'{"event": "trial", "trial": 2, "values": 5}', b""], "damaged at line 2"),
+        (lambda lines: [lines[0], b'{"event": "trial", "trial": 2, "values": {"a": 1}}', b""], "damaged at line 2"),
+        (lambda lines: [lines[0], b'{"event": "trial", "trial": "2", "values": {}}', b""], "damaged at line 2"),
     ],
 )
 def test_damage_is_refused_by_line(tmp_path, change, said):

@@ -269,6 +269,14 @@ def test_a_command_is_either_started_or_removed_whoever_comes_first(tmp_path):
     assert ["removed" if one.skipped else "started" for one in waiting.entries()] == ["started", "removed"]
 
 
+@pytest.mark.parametrize("words", [["ls"], ["add"], ["rm", "0"], ["run"]])
+def test_the_folder_of_a_sweep_is_no_queue(tmp_path, capsys, words):
+    Journal.create(str(tmp_path), {}).announce(0, {"main.x": "1"})
+    assert 1 == main(["queue", *words, "--queue", str(tmp_path), *(["--", "ls"] if words == ["add"] else [])])
+    assert "holds a sweep, and no queue" in capsys.readouterr().err
+    assert 2 == len((tmp_path / JOURNAL).read_text().splitlines())
+
+
 def test_a_look_at_a_queue_changes_nothing_and_shows_whole_lines(tmp_path):
     waiting = Queue(str(tmp_path / "q"))
     waiting.add(["a"], str(tmp_path))
