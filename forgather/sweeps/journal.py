@@ -50,6 +50,7 @@ class TrialHistory:
         number: the number of the trial.
         values: the value of each parameter as YAML text, by its path.
         skipped: why it is not run; None if it is.
+        same_as: the number of the earlier trial that builds the same objects, if that is why; else None.
         attempts: the number of times that it was started.
         handle: what identifies the running attempt for its slots, such as the number of a job; None if none runs.
         earlier_run: the name of the newest run folder before the last attempt, or None. A run folder of this name says
@@ -63,6 +64,7 @@ class TrialHistory:
     number: int
     values: Mapping[str, str]
     skipped: str | None = None
+    same_as: int | None = None
     attempts: int = 0
     handle: Any = None
     earlier_run: str | None = None
@@ -101,7 +103,8 @@ class History:
             texts = [*record["values"].items()] if isinstance(record["values"], dict) else [(None, None)]
             if type(number) is not int or not all(isinstance(text, str) for pair in texts for text in pair):
                 raise TypeError("the values of a trial are texts by path")
-            self.trials[number] = TrialHistory(number=number, values=record["values"], skipped=record.get("skipped"))
+            why = {name: record.get(name) for name in ("skipped", "same_as")}
+            self.trials[number] = TrialHistory(number=number, values=record["values"], **why)
             return
         known = self.trials[number]
         if event == "start":
@@ -175,15 +178,19 @@ class Journal:
         """The path of the journal."""
         return os.path.join(self.folder, JOURNAL)
 
-    def announce(self, number: int, values: Mapping[str, str], skipped: str | None = None) -> bool:
+    def announce(
+        self, number: int, values: Mapping[str, str], skipped: str | None = None, same_as: int | None = None
+    ) -> bool:
         """Records a trial, before it is started for the first time; returns whether no process has started it yet.
 
         Args:
             number: its number.
             values: its values as YAML text, by path.
             skipped: why it is not run, or None.
+            same_as: the number of the earlier trial that builds the same objects, if that is why, or None.
         """
-        return self._add({"event": "trial", "trial": number, "values": dict(values), "skipped": skipped})
+        facts = {"values": dict(values), "skipped": skipped, "same_as": same_as}
+        return self._add({"event": "trial", "trial": number, **facts})
 
     def started(self, number: int, attempt: int, handle: Any, *, earlier_run: str | None = None) -> bool:
         """Records that an attempt at a trial is being started; returns whether it may be: it may have been removed.

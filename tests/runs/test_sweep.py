@@ -197,6 +197,17 @@ def test_a_malformed_sweep_is_refused_at_its_line(work, capsys, text, said):
     assert "templates/configs/work.yaml:" in printed
 
 
+def test_what_optuna_proposes_again_is_run_once_also_after_the_sweep_went_on(work, capsys):
+    work(steps=1, more="sweep:\n    method: optuna\n    run_cap: 3\n    parameters:\n        main.x: [0, 2]\n")
+    swept(capsys, "--name", "a")
+    status, found, _ = swept(capsys, "--resume", "--trials", "6")
+    assert (0, 6) == (status, len(found["trials"]))
+    values = [one["values"]["main.x"] for one in found["trials"] if one["outcome"] == "finished"]
+    assert len(set(values)) == len(values) <= 2
+    same = [one for one in read_history("out/sweeps/a").trials.values() if one.skipped is not None]
+    assert all(one.skipped == f"builds the same as trial {one.same_as}" for one in same) and len(same) >= 4
+
+
 def test_a_changed_config_is_not_continued(work, capsys):
     folder = work()
     swept(capsys, "--grid", "main.x=1", "--name", "a")

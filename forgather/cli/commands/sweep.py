@@ -30,7 +30,7 @@ from forgather.sweeps.search import proposed, refuse_missing_optuna
 from forgather.sweeps.slots import Command, Slots, local_slots
 from forgather.sweeps.slurm import SlurmSlots
 from forgather.sweeps.spec import Goal, Method
-from forgather.sweeps.trials import Trials
+from forgather.sweeps.trials import Trial, Trials
 
 CONFIG_OPTIONS = True
 EXECUTES = True
@@ -141,7 +141,7 @@ def run(invocation: Invocation) -> int:
     with sweep_lock(folder):
         journal = Journal.create(folder, request.as_record(project, spec))
         for trial in plan.trials:
-            journal.announce(trial.number, dict(trial.assignments), refusal_text(trial) or None)
+            _announce(journal, trial)
         return _run(invocation, journal, request, project, trials)
 
 
@@ -155,7 +155,15 @@ def _announce_added(journal: Journal, trials: Trials) -> None:
     """Announces the trials that a larger number of trials adds, and those that the first process did not reach."""
     for trial in trials.planned():
         if trial.number not in journal.history.trials:
-            journal.announce(trial.number, dict(trial.assignments), refusal_text(trial) or None)
+            _announce(journal, trial)
+    if trials.spec.method is Method.OPTUNA:
+        for known in journal.history.trials.values():
+            if known.skipped is None:
+                trials.remember(known.number, known.values)
+
+
+def _announce(journal: Journal, trial: Trial) -> None:
+    journal.announce(trial.number, dict(trial.assignments), refusal_text(trial) or None, trial.same_as)
 
 
 def _run(invocation: Invocation, journal: Journal, request: SweepRequest, project: Project, trials: Trials) -> int:
@@ -199,9 +207,13 @@ def _proposed(sweep: Sweep, trials: Trials) -> int | None:
     while spec.method is Method.OPTUNA and len(history.trials) < (spec.num_trials or 0):
         number = len(history.trials)
         results = {one.number: one for one in results_of(history, spec, sweep.progress)}
-        known = [(trials.values_of(history.trials[at].values), results[at].value) for at in range(number)]
+        # A duplicate of a good trial is as good, and not one without a result.
+        known = [
+            (trials.values_of(one.values), results[at if one.same_as is None else one.same_as].value)
+            for at, one in sorted(history.trials.items())
+        ]
         trial = trials.judged(number, proposed(spec, number, known))
-        sweep.journal.announce(number, dict(trial.assignments), refusal_text(trial) or None)
+        _announce(sweep.journal, trial)
         if trial.runs:
             return number
     return None

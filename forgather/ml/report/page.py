@@ -335,9 +335,7 @@ def _evaluations(facts: RunFacts) -> str:
         return ""
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     head = "".join(f"<th>{html_text(_words(name.removeprefix('eval_')))}</th>" for name in names)
-    body = "".join(
-        _row([step, *(format_number(row.get(name, "")) for name in names)]) for step, row in rows.items()
-    )
+    body = "".join(_row([step, *(format_number(row.get(name, "")) for name in names)]) for step, row in rows.items())
     table = f'<table class="numbers"><thead><tr><th>step</th>{head}</tr></thead><tbody>{body}</tbody></table>'
     return f'<div class="scroll">{table}</div>'
 
