@@ -47,7 +47,7 @@ def kubeflow(job: LaunchJob) -> str:
         f"    numNodes: {job.asked.num_nodes}",
         f"    numProcPerNode: {processes}",
         "    command: [bash, -c]",
-        f"    args: [{json.dumps(script)}]",
+        f"    args: [{_quoted(script)}]",
         f"    resourcesPerNode: {{requests: {quantities}, limits: {quantities}}}",
         *_environment_of_pods(job),
         *_patches(job),
@@ -77,7 +77,7 @@ def _patches(job: LaunchJob) -> list[str]:
     """Returns the changes of the runtime's pods: the volumes, and the time that a pod has to save when it is ended."""
     pod = " " * 22
     volumes = [f"{{name: {name}, persistentVolumeClaim: {{claimName: {name}}}}}" for name, _ in _volumes(job)]
-    mounts = [f"{{name: {name}, mountPath: {json.dumps(folder)}}}" for name, folder in _volumes(job)]
+    mounts = [f"{{name: {name}, mountPath: {_quoted(folder)}}}" for name, folder in _volumes(job)]
     # NCCL and data loaders share memory there, and a container has 64 MiB by default.
     volumes.append("{name: shared-memory, emptyDir: {medium: Memory}}")
     mounts.append("{name: shared-memory, mountPath: /dev/shm}")
@@ -125,7 +125,7 @@ def skypilot(job: LaunchJob) -> str:
         "resources:",
         f'  cpus: "{processes * CPUS}+"',
         "volumes:",
-        *(f"  {json.dumps(folder)}: {name}" for name, folder in _volumes(job)),
+        *(f"  {_quoted(folder)}: {name}" for name, folder in _volumes(job)),
         *(["secrets:"] if job.variables else []),
         *(f"  {name}: null" for name in job.variables),
         "setup: |",
@@ -169,11 +169,17 @@ def dstack(job: LaunchJob) -> str:
         "stop_duration: 5m",
         "volumes:",
         *(
-            f"  - {{instance_path: {json.dumps(folder)}, path: {json.dumps(folder)}}}"
+            f"  - {{instance_path: {_quoted(folder)}, path: {_quoted(folder)}}}"
             for _, folder in _volumes(job)
         ),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """Returns a text in quotes, as YAML reads it. JSON alone would write a character beyond 16 bits as two."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in quoted)
 
 
 def _needed(job: LaunchJob, how: str) -> Iterator[str]:

@@ -19,8 +19,8 @@ from forgather.cli.parsing import parse
 from forgather.errors import ProjectError
 from forgather.launch import launch_job as launch_job_module
 from forgather.launch import plan_run
-from forgather.launch.launch_files import KINDS
-from forgather.launch.launch_job import launch_job, shell_text
+from forgather.launch.launch_files import KINDS, launch_file
+from forgather.launch.launch_job import LaunchJob, launch_job, shell_text
 from forgather.launch.layout_check import refuse_other_layout
 from forgather.launch.process_request import ProcessRequest, asked_processes
 from forgather.launcher_env import NodeFacts, node_facts
@@ -259,6 +259,16 @@ def test_a_name_of_a_variable_that_would_be_a_line_of_the_script_is_refused(tmp_
     ) as refused:
         launch_job(ProcessRequest(per_node=1), ["train"], plan, environ={})
     assert "FG530" == refused.value.code
+
+
+@pytest.mark.parametrize("kind", YAML_KINDS)
+def test_a_folder_may_have_any_character(kind):
+    folder = "/data/\U0001f600 \xfc \u2028 'quoted' \"twice\" # {no: comment}"
+    request = ProcessRequest(per_node=1, num_nodes=2)
+    data = valid(
+        kind, launch_file(kind, LaunchJob(name="job", folder=folder, words=(), asked=request, folders=(folder,)))
+    )
+    assert json.dumps(folder, ensure_ascii=False)[1:-1] in json.dumps(data, ensure_ascii=False)
 
 
 def test_the_examples_of_the_module_hold():
