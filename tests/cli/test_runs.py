@@ -249,6 +249,14 @@ def test_an_archive_has_every_byte_of_the_run_folder_and_restores_it(bench, caps
     assert run.exists()
 
 
+def test_the_command_that_restores_an_archive_can_be_pasted(bench, capsys):
+    run = make_run(bench / "my models", 9)
+    assert 0 == main(["runs", "archive", "000900", "--yes"])
+    command = capsys.readouterr().out.partition("(to restore: ")[2].strip().removesuffix(")")
+    assert 0 == subprocess.run(command, shell=True, check=False).returncode
+    assert (run / "run.json").exists()
+
+
 def test_an_archive_that_cannot_be_written_leaves_the_run(bench, capsys):
     run = run_of(bench, 1)
     (run.parent / "archive").write_text("a file in place of the folder")

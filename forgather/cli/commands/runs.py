@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -270,7 +271,8 @@ def _remove(invocation: Invocation) -> int:
         write_text(f"{plural(len(runs), 'run')} {word}")
         for file in archives:
             folder = os.path.dirname(os.path.dirname(file))
-            write_text(f"  {near_path(file)}  (to restore: tar -xzf {near_path(file)} -C {near_path(folder)})")
+            restoring = shlex.join(["tar", "-xzf", near_path(file), "-C", near_path(folder)])
+            write_text(f"  {near_path(file)}  (to restore: {restoring})")
     return 0
 
 

@@ -188,7 +188,8 @@ def _run(invocation: Invocation, journal: Journal, request: SweepRequest, projec
     try:
         sweep.run()
     except KeyboardInterrupt:
-        print_note(f"to go on:  fgcli -p {near_path(request.project_dir)} -t {request.config} sweep --resume")
+        words = ["fgcli", "-p", near_path(request.project_dir), "-t", request.config, "sweep", "--resume"]
+        print_note(f"to go on:  {shlex.join(words)}")
         raise
     return _finish(invocation, sweep, project)
 
