@@ -271,7 +271,7 @@ generation:
     generation.loading
     generation.server
 planner:
-    planner planner.convolutions planner.devices_here planner.gpu_attention planner.library_kernels planner.operators planner.packed_weights planner.pipeline_step planner.processors_here planner.stage_metadata
+    planner planner.convolutions planner.devices_here planner.gpu_attention planner.gpu_operators planner.library_kernels planner.operators planner.packed_weights planner.pipeline_step planner.processors_here planner.stage_metadata
     planner.operations planner.remembered_fakes
     planner.allocations planner.calibration planner.real_integers
     planner.peaks

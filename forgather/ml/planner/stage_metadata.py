@@ -10,6 +10,7 @@ lists what must be compared when all ranks are traced. Messages of tensors keep 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from torch.distributed.pipelining import _utils as stage_values
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.stage import PipelineStage
 
+from forgather.errors import PlanError
 from forgather.ml.strategy.pipeline.inference import ForwardPass
 
 
@@ -47,6 +49,15 @@ class Relay:
     def was_right(self) -> bool:
         """Whether every stage that was traced sent what others had been given in its place."""
         return all(self.outputs.get(stage) == meta for stage, meta in self.assumed.items())
+
+
+def _refuse(stage: Any, missing: list[str], *_: Any, **__: Any) -> None:
+    raise PlanError(
+        f"torch {torch.__version__} exchanges shapes between pipeline stages in another way than the planner knows "
+        f"(it has no {', '.join(missing)})",
+        code="FG969",
+        hint="plan with torch 2.13, or plan a strategy without a pipeline",
+    )
 
 
 class _Works(list[Any]):
@@ -100,6 +111,10 @@ def relayed(relay: Relay) -> Iterator[None]:
         (ForwardPass, "_send", pass_on),
         (ForwardPass, "_receive", take_over),
     ]
+    missing = [name for owner, name, _ in replaced if name not in vars(owner)]
+    if missing:
+        # A stage that is built asks for what is missing; a run without stages does not.
+        replaced = [(PipelineStage, "__init__", functools.partialmethod(_refuse, missing))]
     kept = [(owner, name, vars(owner)[name]) for owner, name, _ in replaced]
     for owner, name, method in replaced:
         setattr(owner, name, method)
