@@ -103,8 +103,9 @@ class History:
             texts = [*record["values"].items()] if isinstance(record["values"], dict) else [(None, None)]
             if type(number) is not int or not all(isinstance(text, str) for pair in texts for text in pair):
                 raise TypeError("the values of a trial are texts by path")
-            why = {name: record.get(name) for name in ("skipped", "same_as")}
-            self.trials[number] = TrialHistory(number=number, values=record["values"], **why)
+            self.trials[number] = TrialHistory(
+                number=number, values=record["values"], skipped=record.get("skipped"), same_as=record.get("same_as")
+            )
             return
         known = self.trials[number]
         if event == "start":
