@@ -18,6 +18,9 @@ from forgather.project.project import Project
 from forgather.project.trainer_arguments import trainer_arguments
 from forgather.sweeps.best_config import config_text
 from forgather.sweeps.journal import Outcome, read_history
+from forgather.sweeps.space import Choice, Parameter
+from forgather.sweeps.spec import SweepSpec
+from forgather.sweeps.trials import Trials
 from tests.patience import patience
 from tests.project.workbench import TINY_TRAINING, make_project
 
@@ -197,6 +200,14 @@ def test_a_malformed_sweep_is_refused_at_its_line(work, capsys, text, said):
     assert "templates/configs/work.yaml:" in printed
 
 
+def test_a_trial_of_an_earlier_process_is_known(work):
+    work()
+    trials = Trials(Project("work", "."), SweepSpec(parameters=(Parameter("main.x", Choice((1, 2))),)))
+    trials.remember(4, {"main.x": "2"})
+    assert [None, 4] == [trials.judged(7 + x, {"main.x": x}).same_as for x in (1, 2)]
+
+
+@pytest.mark.matrix
 def test_what_optuna_proposes_again_is_run_once_also_after_the_sweep_went_on(work, capsys):
     work(steps=1, more="sweep:\n    method: optuna\n    run_cap: 3\n    parameters:\n        main.x: [0, 2]\n")
     swept(capsys, "--name", "a")
