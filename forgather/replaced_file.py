@@ -1,6 +1,6 @@
 """Replaces a file in one step: a reader sees the whole old content or the whole new one, and a full disk costs nothing.
 
-The input is a path and the new content. Only a process that is killed in the middle leaves a hidden draft beside it.
+The input is a path and the new content. Only a process that is killed meanwhile leaves a hidden draft in the folder.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def write_imported(run: ForeignRun, output_dir: str) -> tuple[str, Outcome]:
 
     Args:
         run: the run.
-        output_dir: the folder in whose subfolder `runs` the run folder lies.
+        output_dir: the folder in whose subfolder `runs` the run folder is.
 
     Raises:
         ProjectError: FG582 if the folder cannot be written.
@@ -222,7 +222,7 @@ def _folder_name(run: ForeignRun) -> str:
 
 
 def _files(run: ForeignRun, output_dir: str) -> dict[str, str]:
-    # A secret that stands under its name must not appear in any other text either.
+    # A secret that is under its name must not appear in any other text either.
     for path, value in flattened(run.config).items():
         note(path, value)
     config = hidden(run.config)

@@ -1,7 +1,7 @@
 """Which runs refer to another run: they repeat it, resumed after it, or use the model or a checkpoint of its folder.
 
-The input is runs, and the runs around them; the output is the references. Whoever removes a run first looks here, since
-the record of a run is what explains the runs that were made from it.
+The input is runs, and the runs around them; the output is the references. They are looked up before a run is removed,
+since the record of a run is what explains the runs that were made from it.
 """
 
 from __future__ import annotations
