@@ -231,7 +231,7 @@ callbacks:
     callbacks.rank_monitor callbacks.speed callbacks.tensorboard callbacks.text_sample
     callbacks.summary json_logger tb_logger
 strategies:
-    strategy.base strategy.deepspeed_settings strategy.fsdp_config strategy.gradients strategy.meta_model
+    strategy.base strategy.ddp_buckets strategy.deepspeed_settings strategy.fsdp_config strategy.gradients strategy.meta_model
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
     strategy.pipeline.trace strategy.precision strategy.tensor_parallel
     strategy.deepspeed_config strategy.describe strategy.fsdp_units strategy.pipeline.blocks

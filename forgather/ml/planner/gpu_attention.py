@@ -91,7 +91,7 @@ class GpuAttention:
         # A fused kernel keeps the seed of dropout, and gives a mask its gradient. That of the CPU does neither.
         found = self._kept(query, key, value, None if attn_mask is None else attn_mask.detach(), 0.0, **settings)
         if attn_mask is not None and attn_mask.requires_grad:
-            return _WithGradientOfMask.apply(found, attn_mask, (*query.shape[:-1], key.shape[-2]))
+            return _WithGradientOfMask.apply(found, attn_mask, (*query.shape[:-1], key.shape[-2]))  # type: ignore[no-untyped-call]
         return found
 
 

@@ -50,7 +50,8 @@ def gpu_operators(device_type: str) -> Iterator[None]:
     if device_type == "cpu":
         yield
         return
-    autocast, autograd = (torch.library.Library("aten", "IMPL", key) for key in ("AutocastCPU", "AutogradCPU"))
+    library: Any = torch.library.Library
+    autocast, autograd = (library("aten", "IMPL", key) for key in ("AutocastCPU", "AutogradCPU"))
     try:
         for name in widened():
             autocast.impl(name, functools.partial(_compute, _operator(name), name in _WITH_DTYPE))
