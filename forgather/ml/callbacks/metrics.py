@@ -110,7 +110,7 @@ class JsonLogger(TrainerCallback, ExportableState):
     def on_control(self, args: Any, state: Any, control: Any, facts: dict[str, Any], done: str, **kwargs: Any) -> None:
         """Appends a line with `event: control` for an action of the user; `loss.jsonl` gets no such line."""
         # Readers show the message of an event, of whatever kind it is.
-        self._write_event(args, state, state.global_step, {"event": "control", **facts, "message": done})
+        self._write_event(args, state, state.global_step, {"event": "control", "message": done, **facts})
 
     def _write_event(self, args: Any, state: Any, step: int, facts: Mapping[str, Any]) -> None:
         if is_selected_rank(self.rank_filter, args):
