@@ -162,6 +162,7 @@ def test_a_sweep_file_of_another_tool_is_read(work, capsys):
         (["--grid", "main.x=1", "--slots", "0"], "FG565"),
         (["--grid", "main.x=1", "--set", "+main.api_key=s3cr3tvalue99"], "FG531"),
         (["--grid", "+main.api_key=s3cr3tvalue99,s3cr3tvalue98"], "FG531"),
+        (["--grid", "main.x=1", "--slurm=--export=MY_API_KEY=s3cr3tvalue99"], "FG531"),
         (["--resume"], "FG563"),
         (["--resume", "nowhere"], "FG563"),
     ],

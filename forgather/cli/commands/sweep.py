@@ -18,6 +18,7 @@ from forgather.cli.sweep_output import SweepReporter, plan_lines, result_lines
 from forgather.cli.trusting import ask_trust
 from forgather.errors import ProjectError
 from forgather.launch import plan_run
+from forgather.launch.launch_files import refuse_secret
 from forgather.project.path_display import near_path
 from forgather.project.project import Project
 from forgather.project.targets import run_meta
@@ -110,6 +111,7 @@ def run(invocation: Invocation) -> int:
         **_asked(options, project),
     )
     request.refuse_secrets()
+    refuse_secret(options.slurm or "", "the journal of the sweep would store it")
     project, spec = request.open()
     if spec.ignored:
         print_note(f"{', '.join(spec.ignored)}: no effect, because 'fgcli train' runs the trials")
