@@ -30,7 +30,6 @@ from forgather.source import Span
 
 SUMMARY_FILE = "summary.json"
 _MAX_BYTES = 20_000_000
-_LISTED = 5
 _UNFINISHED = ("killed", "failed", "interrupted", "did not finish")
 
 
@@ -112,11 +111,13 @@ class ComparedRun:
     def best(self, metric: str, *, is_higher_better: bool) -> tuple[float, int] | None:
         """Returns the best finite value of a metric, and its first step; None if there is no such value."""
         curve = self.curve(metric)
-        steps, values = curve.points() if curve is not None else ([], [])
-        if not values:
+        if curve is None:
             return None
-        value = max(values) if is_higher_better else min(values)
-        return value, steps[values.index(value)]
+        steps, values = curve.points()
+        if not len(values):
+            return None
+        at = values.argmax() if is_higher_better else values.argmin()
+        return float(values[at]), int(steps[at])
 
     def last(self, metric: str) -> tuple[float | None, int] | None:
         """Returns the last value of a metric, and its step; the value is None if it is not finite."""
@@ -131,16 +132,16 @@ class ComparedRun:
     def notes(self) -> Iterator[Diagnostic]:
         """The findings about the files of the run."""
         yield from self.side.notes
-        lines = self.curves.lines
-        if lines.num_damaged:
-            which = ", ".join(map(str, lines.damaged[:_LISTED])) + (", ..." if lines.num_damaged > _LISTED else "")
-            many = lines.num_damaged != 1
+        position = self.curves.position
+        if position.num_damaged:
+            lines = "1 line" if position.num_damaged == 1 else f"{position.num_damaged} lines"
+            verb = "is" if position.num_damaged == 1 else "are"
             yield Diagnostic(
                 code="FG542",
-                message=f"{lines.num_damaged} line{'s' if many else ''} of {METRICS_FILE!r} of the run {self.name!r} "
-                f"{'are' if many else 'is'} damaged and left out: line{'s' if many else ''} {which}",
+                message=f"{lines} of {METRICS_FILE!r} of the run {self.name!r} {verb} damaged and left out: "
+                f"{position.damage}",
                 severity=Severity.WARNING,
-                span=Span(os.path.join(self.run.folder, METRICS_FILE), lines.damaged[0]),
+                span=Span(os.path.join(self.run.folder, METRICS_FILE), position.damaged[0]),
                 hint="all other lines are used; a disk that was full or a machine that crashed leaves such lines",
             )
 

@@ -184,6 +184,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     choice = comparison.choice
     if choice is not None:
         yield f"{choice.name}: {choice.direction}; {choice.why}. The value of a run is its best one at any step."
+        yield from _last_note(comparison)
         first = comparison.ranking[0]
         if first not in comparison.groups[0].runs:
             found = comparison.chosen_best(first)
@@ -215,6 +216,17 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     ends = [run.last_step for run in comparison.runs if run.last_step is not None]
     if ends and min(ends) != max(ends):
         yield f"The runs end at different steps, from {min(ends):,} to {max(ends):,}."
+
+
+def _last_note(comparison: Comparison) -> Iterator[str]:
+    """Yields whether the best run got worse after its best step, which is then the checkpoint to use."""
+    assert comparison.choice is not None, "a metric ranks the runs"  # noqa: S101
+    at, name = comparison.ranking[0], comparison.choice.name
+    best, last = comparison.chosen_best(at), comparison.runs[at].last(name)
+    if best is not None and last is not None and last[0] != best[0]:
+        value = "not finite" if last[0] is None else number_text(last[0])
+        label = comparison.labels[at]
+        yield f"{label} was best at step {best[1]:,}; at its end, at step {last[1]:,}, {name} is {value}."
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -283,6 +283,17 @@ def test_a_run_that_goes_on_is_compared_by_what_it_has_logged(runs):
     assert any("end at different steps, from 60 to 80" in note for note in verdict_of(comparison).notes)
 
 
+def test_a_run_that_got_worse_after_its_best_step_is_said_to_have(runs):
+    runs.add(lines=losses(1.0, 1.5))
+    runs.add(lines=losses(2.0), overrides=[("args.batch", "16")])
+    notes = " ".join(verdict_of(compared(runs)[0]).notes)
+    assert "batch 8 was best at step 10; at its end, at step 20, eval_loss is 1.5." in notes
+    assert "Each config ran once: how much of a difference is chance" in notes
+    seeded(runs, [0.5], overrides=[("args.batch", "16")])
+    notes = " ".join(verdict_of(compared(runs)[0]).notes)
+    assert "at its end" not in notes and "Each config" not in notes
+
+
 def test_code_whose_copies_are_equal_because_secrets_were_hidden_differs(runs):
     for secret in ("Zq81kX0pLw", "Rt55mN2vBc"):
         (runs.project / "app.py").write_text(FILES["app.py"] + f'PASSWORD = "{secret}"\n')

@@ -167,7 +167,7 @@ def test_a_clock_that_went_back_makes_the_duration_unknown_and_nothing_else(tmp_
         ("status.json", b'{"form": 99}', "status.json: it has form 99, and this version reads form 1"),
         ("status.json", b"\xff", "status.json: it is not JSON"),
         ("summary.json", b"nope", "summary.json: it is not JSON"),
-        ("metrics.jsonl", b'{"step": 1, "loss": 2.0}\nbroken\n{"step": 3, "loss": 1.0}\n', "a line is not a JSON object"),
+        ("metrics.jsonl", b'{"step": 1, "loss": 2.0}\nbroken\n{"step": 3, "loss": 1.0}\n', "metrics.jsonl: line 2 is damaged"),
         ("labels.json", b'{"tags": "x"}', "labels.json: it is not an object with the texts 'group' and 'note'"),
     ],
 )  # fmt: skip
@@ -426,7 +426,10 @@ def test_the_best_value_is_that_of_parsing_every_line():
         (b"", {}),
         (b'{"step": 3, "loss": 1.5}\n{"step": 4, "lo', {"loss": 1.5}),
         (b'{"step": 3, "loss": "nan"}\n', {"loss": math.nan}),
-        (b'{"step": 3, "loss": 1' + b"0" * 400 + b', "epoch": 1, "grad_norm": true, "lr": 0.5}\n', {"lr": 0.5}),
+        (
+            b'{"step": 3, "loss": 1' + b"0" * 400 + b', "epoch": 1, "grad_norm": true, "lr": 0.5}\n',
+            {"loss": math.inf, "lr": 0.5},
+        ),
         (b'{"step": 3, "event": "pause", "loss": 9}\n{"step": 3, "loss": 2}\n', {"loss": 2.0}),
         (b'{"step": 1, "eval_loss": 5.0}\n' + b'{"step": 2, "loss": 1.0}\n' * 50, {"eval_loss": 5.0, "loss": 1.0}),
     ],
@@ -434,4 +437,4 @@ def test_the_best_value_is_that_of_parsing_every_line():
 def test_the_last_values_are_those_of_whole_lines_that_are_no_events(content, expected):
     found = last_values(content)
     assert repr(expected) == repr(dict(sorted(found.metrics.items())))
-    assert not found.is_damaged
+    assert found.damaged is None
