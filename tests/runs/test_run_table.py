@@ -252,7 +252,7 @@ def test_numbers_that_no_run_has_cost_only_the_run_that_has_them(tmp_path, three
         table = read_table([str(three[0].parent)])
         assert 3 == len(table)
         assert table_lines(table, str(tmp_path), width=None, most=None, now=0.0)
-        assert details_lines(table.runs[-1], "1 B")
+        assert details_lines(table.runs[-1], "1 B", [])
         live = LiveRun(str(three[0]))
         live.update(now=0.0, version=1)
         assert live.seconds_left is None or 0 <= live.seconds_left < math.inf
