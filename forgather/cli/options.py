@@ -47,6 +47,21 @@ def a_name(text: str) -> str:
     raise argparse.ArgumentTypeError("'' is not a name")
 
 
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+"""A decimal number, without the words for infinity and NaN."""
+
+
+def a_time(text: str) -> float:
+    """Returns the value of an option that is a time in seconds.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is not a finite number above 0.
+    """
+    if NUMBER.fullmatch(text) and 0 < float(text) < 1e9:
+        return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+
+
 def column_names(text: str) -> dict[str, str]:
     """Converts `text=review,label=stars` to a mapping, as an argparse type."""
     pairs = [pair.partition("=") for pair in text.split(",")]

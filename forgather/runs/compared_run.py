@@ -238,6 +238,7 @@ def open_all(
         raise _too_few([os.path.relpath(folder) for folder in named + below])
     runs: list[ComparedRun] = []
     findings: list[Diagnostic] = []
+    damaged: list[ForgatherError] = []
     for folder, curves in read_all(named + below, is_full=is_full):
         try:
             runs.append(open_compared(folder, curves))
@@ -246,9 +247,10 @@ def open_all(
         except ForgatherError as error:
             if folder in named:
                 raise
+            damaged.append(error)
             findings.append(_left_out(error))
     if len(runs) < 2:
-        raise _too_few([run.folder for run in runs])
+        raise _too_few([run.folder for run in runs], damaged)
     runs.sort(key=lambda run: (str(run.run.facts.get("started", "")), run.name))
     joined = _joined(runs, frozenset(named), are_trials=are_trials)
     return joined if len(joined) > 1 else runs, findings
@@ -269,10 +271,11 @@ def _joined(runs: Sequence[ComparedRun], named: Set[str], *, are_trials: bool) -
     return list(kept.values())
 
 
-def _too_few(folders: Sequence[str]) -> ProjectError:
+def _too_few(folders: Sequence[str], damaged: Sequence[ForgatherError] = ()) -> ProjectError:
     only = f"only the run {os.path.basename(folders[0])!r}" if folders else "no run that can be read"
+    more = f"; {len(damaged)} cannot be read: [{damaged[0].code}] {damaged[0].message}" if damaged else ""
     return ProjectError(
-        f"there is {only}, and a comparison needs two",
+        f"there is {only}, and a comparison needs two{more}",
         code="FG540",
         hint=f"name another run, or look at its report: {os.path.join(folders[0], 'report.html')}" if folders
         else "'fgcli rerun RUN --dry-run' says what is wrong with a run",

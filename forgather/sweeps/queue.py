@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from forgather.errors import ProjectError
 from forgather.launch.launch_files import refuse_secret
 from forgather.sweeps.driver import Sweep
-from forgather.sweeps.journal import JOURNAL, History, Journal, TrialHistory, read_history, sweep_lock
+from forgather.sweeps.journal import JOURNAL, Journal, TrialHistory, is_begun, read_history, sweep_lock
 from forgather.sweeps.slots import Command, Slots
 from forgather.sweeps.spec import SweepSpec
 
@@ -38,9 +38,10 @@ class Queue:
         Raises:
             ProjectError: FG563 if the journal is damaged, or that of a sweep.
         """
-        if not os.path.exists(os.path.join(self.folder, JOURNAL)):
+        if not is_begun(self.folder):
             return []
-        return list(_of_queue(self.folder, read_history(self.folder)).trials.values())
+        # Read without opening the journal, which another process may be writing.
+        return _commands(self.folder, read_history(self.folder).trials.values())
 
     def add(self, words: Sequence[str], working_dir: str) -> int:
         """Adds a command, and returns its number.
@@ -59,17 +60,21 @@ class Queue:
             journal.announce(number, {COMMAND: command, FOLDER: working_dir})
             return number
 
-    def remove(self, number: int) -> None:
-        """Removes an entry that has not been started.
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Removes entries that have not been started: all of them, or none.
 
         Raises:
             ProjectError: FG563 if there is no such entry, or it was started.
         """
         with self._changing() as journal:
-            entry = journal.history.trials.get(number)
-            if entry is None or not (entry.skipped or journal.announce(number, entry.values, "removed")):
-                why = "is not in the queue" if entry is None else "was started already"
-                raise ProjectError(f"entry {number} {why}", code="FG563", hint="fgcli queue ls lists what waits")
+            for number in numbers:
+                entry = journal.history.trials.get(number)
+                if entry is None or entry.attempts or entry.is_done:
+                    is_missing = entry is None or entry.skipped is not None
+                    raise _not_waiting(number, "is not in the queue" if is_missing else "was started already")
+            for number in dict.fromkeys(numbers):
+                if not journal.announce(number, journal.history.trials[number].values, "removed"):
+                    raise _not_waiting(number, "was started already")
 
     def run(self, slots: Slots, changed: Callable[[Sweep], None]) -> list[TrialHistory]:
         """Runs the entries until none is left, those included that are added meanwhile; returns all entries.
@@ -82,9 +87,11 @@ class Queue:
             ProjectError: FG564 if another process runs the queue.
             KeyboardInterrupt: after Ctrl-C, when the running entries have ended.
         """
-        with self._changing() as journal:
-            pass  # it exists now
-        with sweep_lock(self.folder):
+        self._make_folder()
+        with sweep_lock(self.folder, "queue", "add the command: it is run there, too"):
+            with self._changing() as journal:
+                pass  # it exists now
+            _commands(self.folder, journal.history.trials.values())
             sweep = Sweep(
                 journal=journal,
                 spec=SweepSpec(parameters=()),
@@ -101,30 +108,54 @@ class Queue:
         """Context manager that gives the journal; two processes that add entries get different numbers."""
         from filelock import FileLock  # a late import: listing the queue does not need it
 
+        self._make_folder()
+        try:
+            with FileLock(os.path.join(self.folder, _ADDING)):
+                yield Journal.open(self.folder) if is_begun(self.folder) else Journal.create(self.folder, {})
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _make_folder(self) -> None:
         try:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
-            with FileLock(os.path.join(self.folder, _ADDING)):
-                is_new = not os.path.exists(os.path.join(self.folder, JOURNAL))
-                journal = Journal.create(self.folder, {}) if is_new else Journal.open(self.folder)
-                _of_queue(self.folder, journal.history)
-                yield journal
         except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> ProjectError:
+        return ProjectError(
+            f"the queue {self.folder!r} cannot be written: {error.strerror or error}",
+            code="FG563",
+            hint="name another folder: --queue DIR",
+        )
+
+
+def _commands(folder: str, entries: Iterable[TrialHistory]) -> list[TrialHistory]:
+    """Returns entries of a journal that are commands.
+
+    Raises:
+        ProjectError: FG563 if an entry is a trial of a sweep.
+    """
+    found = list(entries)
+    if any(not {COMMAND, FOLDER} <= entry.values.keys() for entry in found):
+        raise ProjectError(
+            f"{folder!r} is the folder of a sweep, not of a queue",
+            code="FG563",
+            hint="go on with it: fgcli sweep --resume DIR; or name another folder: --queue DIR",
+        )
+    for entry in found:
+        try:
+            shlex.split(entry.values[COMMAND])
+        except ValueError as error:
             raise ProjectError(
-                f"the queue {self.folder!r} cannot be written: {error.strerror or error}",
+                f"command {entry.number} of the queue {folder!r} is damaged: {error}",
                 code="FG563",
-                hint="name another folder: --queue DIR",
+                hint=f"remove its line from {JOURNAL}",
             ) from None
+    return found
 
 
-def _of_queue(folder: str, history: History) -> History:
-    """Returns the history of a queue; raises an error if it is that of a sweep."""
-    if all({COMMAND, FOLDER} <= entry.values.keys() for entry in history.trials.values()):
-        return history
-    raise ProjectError(
-        f"{folder!r} holds a sweep, and no queue",
-        code="FG563",
-        hint="name another folder: --queue DIR; 'fgcli sweep --resume DIR' goes on with a sweep",
-    )
+def _not_waiting(number: int, why: str) -> ProjectError:
+    return ProjectError(f"entry {number} {why}", code="FG563", hint="fgcli queue ls lists what waits")
 
 
 def default_queue() -> str:

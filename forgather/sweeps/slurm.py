@@ -69,7 +69,7 @@ class SlurmSlots:
         """
         os.makedirs(self._folder, exist_ok=True)
         script = os.path.join(self._folder, f"{trial:04d}.sh")
-        with open(script, "w", encoding="utf-8") as stream:
+        with open(script, "w", encoding="utf-8", errors="surrogateescape") as stream:
             stream.write(job_script(command))
         # Here and not in the script, where blanks would end the path. A percent sign begins a placeholder.
         own = [f"--job-name={self._name(trial)}", f"--output={log.replace('%', '%%')}", "--open-mode=append"]
@@ -80,8 +80,15 @@ class SlurmSlots:
             raise ProjectError("sbatch gave no answer in a minute", code="FG565", hint=hint) from None
         if answer.returncode:
             raise _refused("sbatch", answer)
-        self._jobs[trial] = int(answer.stdout.split(";")[0])
-        return {"job": self._jobs[trial]}
+        number = answer.stdout.partition(";")[0].strip()
+        if not number.isdecimal():
+            raise ProjectError(
+                f"sbatch answered {answer.stdout.strip()[:200]!r}, which is no number of a job",
+                code="FG565",
+                hint="see with squeue whether there is a job, cancel it, and go on with --resume",
+            )
+        self._jobs[trial] = int(number)
+        return {"job": int(number)}
 
     def _name(self, trial: int) -> str:
         """Returns the name of the jobs of a trial, which no other trial and no other sweep has."""
@@ -134,6 +141,9 @@ class SlurmSlots:
             # A job that has just ended is no longer known, which is no error of the sweep.
             with suppress(subprocess.TimeoutExpired):
                 _asked(["scancel", str(job)] if pending else ["scancel", "--signal=TERM", "--full", str(job)])
+
+    def wind_down(self) -> None:
+        """Does nothing, as `close`."""
 
     def close(self) -> None:
         """Does nothing: jobs go on, and the next process of the sweep finds them."""
@@ -189,7 +199,7 @@ def _asked(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
         TimeoutExpired: if it does not end in a minute.
     """
     try:
-        return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(words, capture_output=True, text=True, errors="replace", check=False, timeout=60)
     except OSError as error:
         raise ProjectError(
             f"{words[0]} cannot be called: {error.strerror}",

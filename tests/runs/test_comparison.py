@@ -196,6 +196,14 @@ def test_the_value_that_explains_most_is_named_with_its_means(runs):
     assert "args.learning_rate" == verdict_of(comparison).main_setting
 
 
+def test_the_largest_numbers_of_floats_are_compared_as_any_others(runs):
+    for rate, loss in (("0.1", 1e308), ("0.2", -1.7e308)):
+        seeded(runs, [loss, loss], overrides=[("args.learning_rate", rate)])
+    comparison, _ = compared(runs)
+    assert [-1.7e308, 1e308] == [group.mean for group in comparison.groups]
+    assert "learning_rate matters most (100 %" in verdict_of(comparison).influence
+
+
 def test_nothing_is_explained_by_a_value_that_each_run_has_alone(runs):
     for rate in ("0.1", "0.2", "0.3"):
         runs.add(lines=losses(float(rate)), overrides=[("args.learning_rate", rate)])
@@ -252,6 +260,13 @@ def test_a_damaged_run_is_refused_if_it_was_named_and_left_out_below_a_folder(ru
     assert refusal(runs.folder / "20260101T120000Z-plain", broken).code in ("FG438", "FG543")
     comparison, findings = compared(runs)
     assert (2, True) == (len(comparison.runs), "left out" in findings[0].message)
+
+
+def test_the_reason_is_said_if_too_few_runs_can_be_read(runs):
+    runs.add(lines=losses(1.0))
+    (runs.add(lines=losses(1.0)) / "run.json").write_text("{[")
+    error = refusal(runs.folder)
+    assert ("FG540", True) == (error.code, "1 cannot be read: [FG438] the record of the run" in error.message), error
 
 
 def test_damaged_lines_are_a_finding_that_names_the_first_line(runs):

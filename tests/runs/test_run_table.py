@@ -215,7 +215,6 @@ def test_runs_without_a_record_are_listed_by_what_they_measured(tmp_path):
         (["started>=2026-01-01T00:02"], [2]),
         (["best<1.4"], [1]),
         (["dataset.seed=42"], [2, 1, 0]),
-        (["optimizer.lr>adamw"], []),
     ],
 )
 def test_conditions_find_the_runs_that_fulfill_them_all(three, conditions, expected):
@@ -283,10 +282,27 @@ def test_a_name_that_is_unknown_or_ambiguous_is_refused_with_near_names(three, n
     assert hint in caught.value.hint
 
 
-@pytest.mark.parametrize("text", ["lr", "<3", "lr<", "lr~[", "", "=", "a b"])
+@pytest.mark.parametrize(
+    "text",
+    ["lr", "<3", "lr<", "lr~[", "", "=", "a b", "lr=<2", "lr=> .5", "lr~a{99999999999}", f"lr~{'(' * 999}{')' * 999}"],
+)
 def test_a_text_that_is_no_condition_is_refused(text):
     with pytest.raises(ProjectError, match="FG502"):
         parse_condition(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["eval_loss<2 and step>1", "time<1.2.3h", "eval_loss>='2'", "started>2025", "config<3", "optimizer.lr<low"]
+)
+def test_an_order_that_no_value_has_is_refused_instead_of_an_empty_list(three, text):
+    with pytest.raises(ProjectError, match="FG502"):
+        read_table([str(three[0].parent)]).where([parse_condition(text)])
+
+
+def test_texts_have_an_order_with_a_text(three):
+    table = read_table([str(three[0].parent)])
+    table.where([parse_condition('started>"2025"'), parse_condition("config!=3"), parse_condition("time<10m")])
+    assert 3 == len(table)
 
 
 @pytest.mark.parametrize(
