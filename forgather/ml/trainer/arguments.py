@@ -138,7 +138,8 @@ class TrainingArguments:
         allow_changed: what may have changed since the checkpoint was written: "data" (rows), "tokenizer", "labels"
             (names of classes), "model" (settings that the weights depend on). Any other such change is an error.
         control: whether the run takes requests of `fgcli control`, "on" or "off".
-        report_to: the trackers of transformers to report to ("tensorboard", "wandb", "mlflow", ...).
+        report_to: the trackers to report to ("tensorboard", "wandb", "mlflow", "trackio", "aim", "comet_ml"), one name
+            or a list; "all" for those that are installed.
         profile: the steps that torch.profiler records, as {wait: 5, warmup: 1, active: 3}: the first `wait` steps run
             as usual, `warmup` steps are thrown away, `active` steps are recorded. A trace and a table of operators are
             written into the run folder, see `forgather.ml.callbacks:ProfileCallback`, whose other arguments may be
