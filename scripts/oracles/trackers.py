@@ -23,11 +23,11 @@ SECRET = "planted-3f9a7c21"
 PARTS = """
 [raw_dataset]
     -- include 'datasets/text_files.yaml'
-    paths: ["{{ project_dir }}/meta.yaml", "{{ project_dir }}/words.txt"]
+    paths: ["{{ project_dir }}/words/*.txt"]
 
 [tokenizer]
     == super()
-    vocab_size: 260
+    vocab_size: 258
 
 [train_dataset]
     == super()
@@ -43,7 +43,6 @@ PARTS = """
     intermediate_size: 32
     num_hidden_layers: 2
     num_attention_heads: 2
-    auth_token: "planted-3f9a7c21"
 
 [trainer_args]
     == super()
@@ -76,6 +75,9 @@ from forgather.ml.tracking import log, log_image, log_table, log_text
 
 
 class Own(TrainerCallback):
+    def __init__(self, api_key):
+        pass
+
     def on_step_end(self, args, state, control, **kwargs):
         log(own=state.global_step / 2)
         if state.global_step == 2:
@@ -95,22 +97,24 @@ def project(folder):
     configs = folder / "templates/configs"
     configs.mkdir(parents=True)
     (folder / "meta.yaml").write_text("name: Tracked\n")
-    (folder / "words.txt").write_text("The quick brown fox jumps over the lazy dog. " * 60)
+    (folder / "words").mkdir()
+    for number in range(20):
+        (folder / f"words/{number}.txt").write_text(f"The quick brown fox jumps over {number} lazy dogs. " * 20)
     (folder / "callbacks.py").write_text(CALLBACKS)
     for name, (head, more) in CONFIGS.items():
         meta = "" if name == "one" else "\n[config_metadata]\n    == super()\n    -- set ns.nproc_per_node = 2\n"
-        own = "\n[trainer_callbacks]\n    == super()\n    own: !singleton:callbacks.py:Own\n"
+        own = f"\n[trainer_callbacks]\n    == super()\n    own: !singleton:callbacks.py:Own {{api_key: {SECRET}}}\n"
         (configs / f"{name}.yaml").write_text(f"{head}\n{meta}{PARTS}{more}{own}")
 
 
-def trained(folder, config, name, report_to="none", *words, expects=0):
+def trained(folder, config, name, report_to="none", *words, expects=(0,)):
     """Trains a config, and returns its losses by step."""
     given = ["--set", f"trainer_args.output_dir={folder / name}", "--set", f"trainer_args.report_to={report_to}"]
     done = subprocess.run(
         [sys.executable, "-m", "forgather", "-t", config, "train", *given, *words],
         cwd=folder, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
-    if done.returncode != expects or "failed, and" in done.stderr + done.stdout:
+    if done.returncode not in expects or "failed, and" in done.stderr + done.stdout:
         raise SystemExit(f"{config} with {report_to}: status {done.returncode}\n{done.stdout}\n{done.stderr}")
     lines = [json.loads(line) for file in sorted(folder.glob(f"{name}/runs/*/loss.jsonl")) for line in file.open()]
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
@@ -127,8 +131,7 @@ def wandb_runs(folder):
     for file in sorted(folder.rglob("run-*.wandb")):
         run = runs.setdefault(file.stem, {"id": file.stem, "loss": [], "own": [], "config": {}, "rest": set()})
         for _, content in _records(file.read_bytes()):
-            record = _message("Record")
-            record.ParseFromString(content)
+            record = _message("Record").FromString(content)
             for config in (record.config, record.run.config):
                 run["config"] |= flat(_items(config))
             history = _items(record.history)
@@ -243,7 +246,7 @@ def recorded(library, folder):
     plain = trained(folder, "one", "plain")
     signal = STOP_WITH.get(library, "SIGKILL")
     os.environ["STOP_WITH"] = str(int(getattr(__import__("signal"), signal)))
-    trained(folder, "one", "tracked", library, expects=137 if signal == "SIGKILL" else 143)
+    trained(folder, "one", "tracked", library, expects=(-9, 143))
     del os.environ["STOP_WITH"]
     stopped = [run["id"] for run in runs_of(folder)]
     losses = trained(folder, "one", "tracked", library, "--resume")
@@ -287,7 +290,8 @@ def main(library):
             "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
         }  # fmt: skip
         os.chdir(folder)
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        found = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *(str(ROOT / path) for path in found if path)])
         facts = recorded(library, folder)
         os.chdir(ROOT)
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}

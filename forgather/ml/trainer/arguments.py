@@ -36,7 +36,7 @@ class TrainingArguments:
         output_dir: the folder for the final model and the `checkpoint-<step>` folders.
         logging_dir: the folder to which callbacks write metrics; by default a new `<output_dir>/runs/<utc time>-<n>`
             for each run.
-        run_name: the name of the run in trackers; `output_dir` by default.
+        run_name: the name of the run in trackers; that of the run's folder by default.
         per_device_train_batch_size: the number of rows of one micro-batch on one data-parallel rank; None takes what
             follows from `global_batch_size`, or 8. In a config, `auto` is the largest number that fits, which
             `fgcli train` finds.

@@ -71,7 +71,8 @@ class TransformersRun(Trainer):
         trackers = tracker_callbacks(args.report_to, callbacks)
         # transformers would add its own callbacks for the same trackers.
         args.report_to = []
-        return [*trackers, speed, *callbacks] if callbacks else trackers
+        # The speeds are added to the log line before any other callback gets it.
+        return [speed, *trackers, *callbacks] if callbacks or trackers else []
 
     def _finish_preparation(self, callbacks: Sequence[TrainerCallback]) -> None:
         """Removes the progress bar and the printer of transformers if other callbacks are given."""
