@@ -67,6 +67,7 @@ CONFIGS = {
 CALLBACKS = """
 import os
 import signal
+import time
 
 import numpy
 
@@ -87,6 +88,7 @@ class Own(TrainerCallback):
 
     def on_log(self, args, state, control, **kwargs):
         if state.global_step == 5 and "STOP_WITH" in os.environ:
+            time.sleep(8)  # W&B writes its file every few seconds
             os.kill(os.getpid(), int(os.environ["STOP_WITH"]))
 """
 # Comet writes its archive at the end of an offline experiment, and has nothing of a run that was killed before.
@@ -138,7 +140,7 @@ def wandb_runs(folder):
             step = history.get("train/global_step")
             for name in ("loss", "own"):
                 run[name] += [[step, history[f"train/{name}"]]] if f"train/{name}" in history else []
-            run["rest"] |= {name for name in history if name in ("words", "scores", "dot")}
+            run["rest"] |= {"words", "scores", "dot"} & {name.partition(".")[0] for name in history}
         run["rest"] |= {path.name for path in file.parent.glob("files/forgather/*")}
     return list(runs.values())
 
@@ -180,12 +182,12 @@ def aim_runs(folder):
     for key in aim.Repo(str(folder)).list_all_runs():
         # A run that is opened for reading alone does not show what its library has not indexed yet.
         found = aim.Run(key, repo=str(folder), capture_terminal_logs=False, log_system_params=False)
-        run = {"id": key, "config": flat(found.get("forgather")), "loss": [], "own": []}
+        run = {"id": key, "config": flat({"forgather": found.get("forgather")}), "loss": [], "own": []}
         run["config"] |= {name: str(value) for name, value in flat(found["hparams"]).items()}
         for metric in found.metrics():
             if metric.name in ("loss", "own"):
-                _, (values, _, _) = metric.data.items_list()[0], metric.data.items_list()[1]
-                run[metric.name] = values
+                steps, (values, *_) = metric.data.items_list()
+                run[metric.name] = [[step, value] for step, value in zip(steps, values, strict=True)]
         kinds = found.collect_sequence_info(("images", "texts"))
         run["rest"] = {one["name"] for entries in kinds.values() for one in entries}
         run["rest"] |= {name for name in ("config.yaml", "origins.txt") if name in found.get("forgather")}

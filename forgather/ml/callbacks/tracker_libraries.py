@@ -33,6 +33,7 @@ class WandbTracker(TrackerCallback):
     tracker = "wandb"
     _wandb: Any
     _is_own = False
+    _last_known = -1
 
     def open(self, args: Any, state: Any) -> None:
         """Starts or continues the run, unless the user's code has started one."""
@@ -54,6 +55,7 @@ class WandbTracker(TrackerCallback):
             # None of these is redacted: the console, the command line, the diff of the repository, the script.
             settings=wandb.Settings(console="off", disable_git=True, x_disable_meta=True, save_code=False),
         )
+        self._last_known = int(wandb.run.summary.get("train/global_step", -1))
         if is_offline:
             recorded = Path(wandb.run.dir).parent
             _log.warning("wandb      no API key, so the run is recorded offline: `wandb sync %s` uploads it", recorded)
@@ -85,8 +87,8 @@ class WandbTracker(TrackerCallback):
             self._wandb.save(str(folder / name), base_path=str(folder.parent), policy="now")
 
     def last_step(self, name: str) -> int:
-        """Returns the last step that the server has; -1 if the run is recorded offline."""
-        return int(self._wandb.run.summary.get("train/global_step", -1))
+        """Returns the last step that the server had when the run was continued; -1 if the run is recorded offline."""
+        return self._last_known
 
     def send(self, logged: Logged) -> None:
         """Sends an image, a table, or a text as a table of one row."""
