@@ -88,7 +88,7 @@ class Own(TrainerCallback):
 
     def on_log(self, args, state, control, **kwargs):
         if state.global_step == 5 and "STOP_WITH" in os.environ:
-            time.sleep(8)  # W&B writes its file every few seconds
+            time.sleep(4)  # W&B writes its file every second
             os.kill(os.getpid(), int(os.environ["STOP_WITH"]))
 """
 # Comet writes its archive at the end of an offline experiment, and has nothing of a run that was killed before.
@@ -216,8 +216,8 @@ def comet_ml_runs(folder):
 
 
 def named(payload):
-    known = ("words", "scores", "dot", "config.yaml", "origins.txt")
-    return {name for name in known if name in json.dumps(payload.get("additional_params") or payload)}
+    known, text = ("words", "scores", "dot", "config.yaml", "origins.txt"), json.dumps(payload).replace("\\", "")
+    return {name for name in known if f'"{name}"' in text or f'/{name}"' in text or f'"{name}-step-' in text}
 
 
 def flat(settings, prefix=""):

@@ -48,12 +48,14 @@ class WandbTracker(TrackerCallback):
             project=os.environ.get("WANDB_PROJECT") or args.project,
             name=os.environ.get("WANDB_NAME") or args.run_name,
             id=self.tracked["id"] if self.tracked else None,
-            # The run of another output folder, or one that was deleted, is started again.
+            # Not "must": an offline run that was never uploaded is unknown to the server.
             resume="allow",
             dir=folder,
             mode="offline" if is_offline else None,
             # None of these is redacted: the console, the command line, the diff of the repository, the script.
-            settings=wandb.Settings(console="off", disable_git=True, x_disable_meta=True, save_code=False),
+            settings=wandb.Settings(
+                console="off", disable_git=True, x_disable_meta=True, save_code=False, **_often_written(wandb)
+            ),
         )
         self._last_known = int(wandb.run.summary.get("train/global_step", -1))
         if is_offline:
@@ -105,6 +107,12 @@ class WandbTracker(TrackerCallback):
         if self._is_own and self._wandb.run is not None:
             self._wandb.finish(exit_code=0 if error is None else 1)
             self._initialized = False
+
+
+def _often_written(wandb: Any) -> dict[str, float]:
+    # A killed run loses what is not in its file, even what its checkpoint contains; the default is 15 seconds.
+    name = "x_transaction_log_flush_interval"
+    return {name: 1.0} if name in wandb.Settings.model_fields else {}
 
 
 class MlflowTracker(TrackerCallback):
