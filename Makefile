@@ -52,9 +52,10 @@ assistant: $(FINETUNE) $(DEMO_MODEL)
 $(DEMO_MODEL): | $(BASE)
 	$(MAKE) demo
 
-# Two processes on any machine: a test may start four more, and some of them must end within seconds.
+# Two processes on any machine: a test may start four more, and some of them must end within seconds. Files are taken in the
+# order of tests/conftest.py, so that neither process waits for the other's last long file.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # For changes of the code that reads configs: trains nothing, starts no browser, builds no package. About 100 seconds on two cores.
 FAST := architecture codegen config project signatures cli test_aliases.py test_errors.py test_rules.py test_spelling.py

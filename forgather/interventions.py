@@ -51,6 +51,12 @@ class Intervention:
     host: str = ""
     when: float = 0.0
 
+    @property
+    def text(self) -> str:
+        """What was changed and when, in words."""
+        what = "stopped" if self.value is None else f"{self.name} set to {self.value:.5g}"
+        return f"{what} after step {self.step:,}"
+
 
 def record(run_dir: str, interventions: list[Intervention]) -> None:
     """Appends interventions to the file of a run folder; they are on the disk when the function returns.

@@ -62,6 +62,24 @@ def schedules_with(fact: str) -> tuple[str, ...]:
     return tuple(name for name, facts in SCHEDULES.items() if getattr(facts, fact.removeprefix("not ")) is wanted)
 
 
+def too_many_stages(num_stages: int, num_blocks: int, *, num_others: int = 2) -> str | None:
+    """Returns what is wrong if a model has too few blocks for some number of stages; None if it has enough.
+
+    Args:
+        num_stages: the number of stages.
+        num_blocks: the number of blocks of the model.
+        num_others: the number of stages that need no block: the modules before the blocks can be one, and those after
+            them another.
+
+    Example:
+        >>> too_many_stages(16, 8), too_many_stages(10, 8)
+        ('16 stages are requested, and the model has 8 blocks', None)
+    """
+    if num_stages <= num_blocks + num_others:
+        return None
+    return f"{num_stages} stages are requested, and the model has {num_blocks} block{'' if num_blocks == 1 else 's'}"
+
+
 def with_schedules(data: Any) -> Any:
     """Returns the data of a rule or of a matrix cell, with names of schedules in place of placeholders.
 

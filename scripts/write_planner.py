@@ -37,6 +37,7 @@ PIECES = {
     "engine": f"{PLANNER}test_engine_traces.py {PLANNER}test_layout_traces.py {PLANNER}test_planned_batches.py "
     f"{PLANNER}test_masked_rows.py {PLANNER}test_optimizer_path.py "
     f"{PLANNER}test_convolutions.py {PLANNER}test_gpu_attention.py",
+    "gpus": f"{PLANNER}test_gpu_figures.py {PLANNER}test_gpu_operators.py {PLANNER}test_older_torch.py",
     "auto": f"{PLANNER}test_auto_rows.py",
     "batches": f"{PLANNER}test_batch_plans.py",
     "drawn": f"{PLANNER}test_pipeline_plans.py",

@@ -26,6 +26,13 @@ MARKS = {
 }
 """What tests of a folder are marked with, so that `pytest -m "not distributed"` leaves them out."""
 
+FIRST, LAST = (
+    ("architecture", "config", "cli"),
+    ("codegen", "planner", "project", "projects", "signatures", "templatelib"),
+)
+"""The folders whose tests run first, because they are fast and find most faults; and those that run last, because their
+files are short: two processes that take a file at a time then end at about the same time."""
+
 STARTED = pytest.StashKey[float]()
 
 # Before torch is imported, here and in processes that tests start: threads that wait for one another on a tiny model
@@ -146,4 +153,10 @@ def pytest_collection_modifyitems(config, items):
     if not (config.getoption("all_cells") or config.getoption("full")):
         further = [item for item in items if item.get_closest_marker("matrix")]
         config.hook.pytest_deselected(items=further)
-        items[:] = [item for item in items if item not in set(further)]
+        dropped = set(further)
+        items[:] = [item for item in items if item not in dropped]
+    items.sort(key=lambda item: _place(item.path.relative_to(here).parts[0]))
+
+
+def _place(folder):
+    return FIRST.index(folder) if folder in FIRST else len(FIRST) + (folder in LAST)

@@ -285,6 +285,8 @@ def _run_fact(comparison: Comparison, at: int) -> dict[str, Any]:
         "status": run.status,
         "step": run.last_step,
         "max_steps": run.max_steps,
+        "attempts": [one.folder for one in run.earlier],
+        "interventions": [one.text for part in (*run.earlier, run) for one in part.interventions],
         "damaged_lines": run.curves.lines.num_damaged,
         "metrics": metrics,
     }

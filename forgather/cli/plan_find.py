@@ -20,7 +20,7 @@ from forgather.planner.foreign_configs import FORMS, missing_settings
 from forgather.planner.hardware import Hardware
 from forgather.planner.memory_plan import format_size
 from forgather.planner.pipeline_choices import LEFT_OUT
-from forgather.planner.ranking import ORDERS, Cell, rejection, rejections
+from forgather.planner.ranking import ORDERS, Cell, rejection_lines, rejections
 from forgather.project.project import Project
 
 _SHOWN = 10
@@ -158,7 +158,7 @@ def _lines(found: Found, search: Search, written: dict[str, Any] | None) -> list
     rejected = rejections(found.cells)
     if rejected:
         lines += ["", "rejected"]
-        lines += [f"  {rejection(cell, is_first=cell.title not in usable)}" for cell in rejected]
+        lines += [f"  {line}" for line in rejection_lines(rejected, usable)]
     lines += ["", *_PIPELINES] if search.gpus * search.nodes > 1 else []
     if written is not None:
         lines += ["", f"written: {written['file']} ({written['title']}, micro-batches of {written['rows']})"]
@@ -168,7 +168,7 @@ def _lines(found: Found, search: Search, written: dict[str, Any] | None) -> list
 
 
 def _table(cells: tuple[Cell, ...]) -> list[str]:
-    heads = ("", "way", "rows", "need of a device", "host memory", "tokens/s", "price of 1B tokens", "")
+    heads = ("", "way", "rows x micro-batches", "need of a device", "host memory", "tokens/s", "price of 1B tokens", "")
     rows = [heads]
     for number, cell in enumerate(cells, 1):
         speed, price = cell.tokens_per_second, cell.price

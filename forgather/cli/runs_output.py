@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from forgather.cli.output import Line, plural
 from forgather.cli.palette import styled
+from forgather.interventions import Intervention
 from forgather.project.path_display import near_path
 from forgather.run_status import Status
 from forgather.runs.condition import as_text
@@ -203,12 +204,13 @@ def _count_line(table: RunTable, num_shown: int, left_out: Sequence[str]) -> str
     return text
 
 
-def details_lines(run: RunSummary, usage: str) -> list[str]:
+def details_lines(run: RunSummary, usage: str, interventions: Sequence[Intervention]) -> list[str]:
     """Returns what is known about one run.
 
     Args:
         run: the run.
         usage: a description of its disk space.
+        interventions: the changes that the user made to it while it went on.
     """
     number = _format("format_number")
     instant = "-" if run.started is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
@@ -224,6 +226,7 @@ def details_lines(run: RunSummary, usage: str) -> list[str]:
         "step": _step(run),
         "speed": f"{_format('format_count')(speed)} tokens/s" if (speed := run.tokens_per_second) else None,
         "best": best or None,
+        "changed": "; ".join(one.text for one in interventions),
         "group": run.labels.group,
         "tags": ", ".join(run.labels.tags),
         "note": run.labels.note,

@@ -29,6 +29,8 @@ def plan_lines(plan: SweepPlan) -> list[Line]:
         head = f"{plural(plan.num_runs, 'trial')}, whose values Optuna proposes from the results"
     else:
         parts = [f"{plural(plan.num_runs, 'trial')} to run"]
+        if plan.num_done:
+            parts.append(f"{plan.num_done} done")
         if plan.refused:
             parts.append(f"{len(plan.refused)} with errors")
         if plan.duplicates:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -22,8 +23,8 @@ from forgather.cli.source_excerpt import clean
 from forgather.run_status import Status
 from forgather.runs.growing_curve import GrowingCurve
 from forgather.runs.live_run import LiveRun, RunEvent
-from forgather.runs.summary import RunSummary
-from forgather.runs.watched_runs import WatchedRuns
+from forgather.runs.summary import RunSummary, differing
+from forgather.runs.watched_runs import Ranking, WatchedRuns
 
 PANEL_COLUMNS = 56
 """The least width of a panel next to another one."""
@@ -62,37 +63,79 @@ def frame(watched: WatchedRuns, *, width: int, height: int, now: float, is_brail
     if not summaries:
         where = ", ".join(os.path.relpath(top) for top in watched.tops)
         return Text(f"no run goes on below {where}; new runs are shown as they start", "dim")
-    table_lines = min(len(summaries), max(3, height // 3)) + 2 if has_table else 0
+    parts: list[RenderableType] = []
+    if watched.ranking is not None and watched.ranking.title:
+        parts.append(_head(watched.ranking, summaries, width))
+        height -= 1
+    room = max(3, height // 3 if runs else height - 3)
+    table_lines = min(len(summaries), room) + 2 if has_table else 0
     across = max(1, min(len(runs), width // PANEL_COLUMNS))
     rows = max(1, min(math.ceil(len(runs) / across), (height - table_lines - 1) // _MIN_LINES))
     shown = runs[: min(_MAX_PANELS, rows * across)]
-    parts: list[RenderableType] = []
     if has_table:
         parts.append(_table(watched, summaries[: table_lines - 2], width, len(summaries)))
+    titles = titles_of(watched)
     if shown:
         across = min(across, len(shown))
         lines = (height - table_lines - 1) // max(1, math.ceil(len(shown) / across))
-        parts.append(_panels(shown, across, width, max(_MIN_LINES, lines), now, is_braille=is_braille))
+        parts.append(_panels(shown, titles, across, width, max(_MIN_LINES, lines), now, is_braille=is_braille))
     left_out = len(runs) - len(shown)
     if left_out:
         parts.append(Text(f"{left_out} more without room for a panel: name runs to see them", "dim"))
     return Group(*parts)
 
 
+def _head(ranking: Ranking, runs: Sequence[RunSummary], width: int) -> Text:
+    """Returns how far a sweep is, in one line."""
+    counts = Counter(str(run.status or "unknown") for run in runs)
+    waiting = ranking.num_trials - len(runs)
+    words = [f"{count} {status}" for status, count in counts.items()] + ([f"{waiting} to start"] if waiting > 0 else [])
+    head = Text.assemble((ranking.title, "bold"), f"  {max(ranking.num_trials, len(runs))} trials: {', '.join(words)}")
+    head.truncate(width, overflow="ellipsis")
+    return head
+
+
+def titles_of(watched: WatchedRuns) -> dict[str, str]:
+    """Returns what runs are called, by folder: a trial by its number and the values in which it differs.
+
+    Args:
+        watched: the runs.
+    """
+    runs = watched.summaries()
+    if watched.ranking is None:
+        names = Counter(run.name for run in runs)
+        return {run.folder: run.name if names[run.name] == 1 else _label(run, watched.tops) for run in runs}
+    paths = differing(runs, _MAX_VALUES)
+    return {
+        run.folder: " · ".join(
+            [_label(run, watched.tops)]
+            + [f"{path.rpartition('.')[2]} {run.changes[path]}" for path in paths if path in run.changes]
+        )
+        for run in runs
+    }
+
+
 def _panels(
-    runs: Sequence[LiveRun], across: int, width: int, height: int, now: float, *, is_braille: bool
+    runs: Sequence[LiveRun],
+    titles: Mapping[str, str],
+    across: int,
+    width: int,
+    height: int,
+    now: float,
+    *,
+    is_braille: bool,
 ) -> RenderableType:
     grid = Table.grid(expand=False)
     each = width // across
     for _ in range(across):
         grid.add_column(width=each)
-    panels = [_panel(run, each, height, now, is_braille=is_braille) for run in runs]
+    panels = [_panel(run, titles[run.folder], each, height, now, is_braille=is_braille) for run in runs]
     for at in range(0, len(panels), across):
         grid.add_row(*panels[at : at + across])
     return grid
 
 
-def _panel(run: LiveRun, width: int, height: int, now: float, *, is_braille: bool) -> Panel:
+def _panel(run: LiveRun, name: str, width: int, height: int, now: float, *, is_braille: bool) -> Panel:
     """Returns a panel of one run, at most `height` lines high."""
     inner = width - 4
     summary = run.summary
@@ -115,15 +158,11 @@ def _panel(run: LiveRun, width: int, height: int, now: float, *, is_braille: boo
     body = [*head, *((legend, *plot) if plot else (Text("nothing logged yet", "dim"),)), *tail, *events]
     status = "unknown" if summary.status is None else str(summary.status)
     style = _STYLES.get(summary.status, "yellow") if summary.status is not None else "yellow"
-    title = Text.assemble((clean(_title(summary), max(8, inner - len(status) - 6)), "bold"), "  ", (status, style))
+    title = Text.assemble((clean(name, max(8, inner - len(status) - 6)), "bold"), "  ", (status, style))
     from rich import box
 
     return Panel(Group(*body), title=title, title_align="left", width=width, border_style="dim",
                  box=box.ROUNDED if is_braille else box.ASCII)  # fmt: skip
-
-
-def _title(run: RunSummary) -> str:
-    return run.name
 
 
 def _progress(run: LiveRun, width: int, now: float, *, is_braille: bool) -> Text:
@@ -201,9 +240,9 @@ def points_of(curve: GrowingCurve) -> list[tuple[int, float]]:
 def _table(watched: WatchedRuns, runs: Sequence[RunSummary], width: int, count: int) -> Table:
     """Returns a table of runs with the values that differ between them."""
     ranking = watched.ranking
-    metric = ranking.metric if ranking is not None else "best"
+    metric = f"best {ranking.metric}" if ranking is not None else "best"
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", width=None, pad_edge=False)
-    names = _differing(runs)
+    names = differing(runs)
     table.add_column(f"run ({len(runs)} of {count})" if len(runs) < count else "run", no_wrap=True)
     table.add_column("status", no_wrap=True)
     table.add_column("step", justify="right", no_wrap=True)
@@ -235,20 +274,15 @@ def _label(run: RunSummary, tops: Sequence[str]) -> str:
     return parts[0] if len(parts) == 2 and parts[0].isdecimal() else os.sep.join(parts)
 
 
-def _differing(runs: Sequence[RunSummary]) -> list[str]:
-    names = dict.fromkeys(name for run in runs for name in run.changes)
-    return [name for name in names if len({run.changes.get(name) for run in runs}) > 1]
-
-
-def run_line(run: LiveRun, *, is_named: bool) -> str:
+def run_line(run: LiveRun, name: str | None) -> str:
     """Returns the state of a run as one line, for output that is no terminal.
 
     Args:
         run: the run.
-        is_named: whether the line begins with the name of the run.
+        name: what the line calls the run, or None if there is no other one.
     """
     summary = run.summary
-    parts = [f"{summary.name}:"] if is_named else []
+    parts = [] if name is None else [f"{name}:"]
     parts.append("unknown" if summary.status is None else str(summary.status))
     parts.append(f"step {_count(summary.step)}" + (f"/{summary.max_steps:,}" if summary.max_steps else ""))
     parts += [f"{name} {_number(summary.metrics[name])}" for name in _listed(summary.metrics)[:_MAX_VALUES]]
@@ -261,11 +295,11 @@ def run_line(run: LiveRun, *, is_named: bool) -> str:
     return clean("  ".join(parts), _WIDEST)
 
 
-def event_line(run: LiveRun, event: RunEvent, *, is_named: bool) -> str:
-    """Returns an event of a run as one line."""
-    name = f"{run.summary.name}: " if is_named else ""
+def event_line(event: RunEvent, name: str | None) -> str:
+    """Returns an event of a run as one line; `name` is what it calls the run, or None."""
+    whose = "" if name is None else f"{name}: "
     at = "" if event.step is None else f"step {event.step:,}: "
-    return clean(f"! {name}{at}{event.kind}: {event.text}", _WIDEST)
+    return clean(f"! {whose}{at}{event.kind}: {event.text}", _WIDEST)
 
 
 def _number(value: float) -> str:

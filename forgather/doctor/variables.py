@@ -26,6 +26,9 @@ _INSTEAD = {
     "GLOO_IFNAME": "GLOO_SOCKET_IFNAME names the interface",
 }
 
+# NVIDIA's container images state their version of NCCL with it; nothing is meant to read it.
+_OF_IMAGES = ("NCCL_VERSION",)
+
 
 @cache
 def known_variables() -> frozenset[str]:
@@ -40,12 +43,12 @@ def check_variable_names(environ: Mapping[str, str]) -> CheckResult:
     Args:
         environ: the environment variables.
     """
-    name = "NCCL variables"
-    given = sorted(variable for variable in environ if variable.startswith(_PREFIXES))
+    check = "NCCL variables"
+    given = sorted(name for name in environ if name.startswith(_PREFIXES) and name not in _OF_IMAGES)
     unknown = [variable for variable in given if variable not in known_variables()]
     if unknown:
-        return wrong(name, f"no library reads {', '.join(unknown)}", "; ".join(map(_advice, unknown)))
-    return ok(name, f"{', '.join(given)}: all exist" if given else "none is set")
+        return wrong(check, f"no library reads {', '.join(unknown)}", "; ".join(map(_advice, unknown)))
+    return ok(check, f"{', '.join(given)}: all exist" if given else "none is set")
 
 
 def _advice(variable: str) -> str:

@@ -1,23 +1,29 @@
 """Whether a trainer can run in a number of processes, decided before a file that starts them is printed.
 
 Takes a project and the number of all processes; raises an error with the reason if the trainer would refuse them. Only
-plain values of the trainer's arguments are read. What depends on other values is decided when the run starts.
+plain values are read: the trainer's arguments, and the number of blocks in the model's configuration. What depends on
+other values is decided when the run starts.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from forgather.config.graph import Call, Node
+from forgather.config.graph import Call, Node, Scalar
+from forgather.config.traverse import walk
 from forgather.errors import ProjectError, Severity
+from forgather.pipeline_schedules import too_many_stages
 from forgather.project.literal import plain_value
 from forgather.project.project import Project
-from forgather.project.trainer_arguments import TrainerArguments, trainer_arguments
+from forgather.project.trainer_arguments import TrainerArguments, keyword, model_of_main, trainer_arguments
 from forgather.rule_conditions import AUTO, UNKNOWN
 from forgather.rules import Rules, Violation, shipped_rules
 
 _OF_ONE_PROCESS = ("forgather.ml:Trainer", "forgather.ml.trainer:Trainer", "forgather.ml.trainer.trainer:Trainer")
+_CONFIG = re.compile(r"transformers(\.[\w.]+)?:\w+Config")
+_NUM_BLOCKS = ("num_hidden_layers", "n_layer")
 
 
 def refuse_other_layout(project: Project, processes: int) -> None:
@@ -54,14 +60,27 @@ def _conflicts(project: Project, arguments: TrainerArguments | None, processes: 
         )
     for rules in shipped_rules().get(arguments.call.constructor, ()) if arguments else ():
         if arguments and "layout" in rules.computed:
-            yield from _broken(rules, _settings(rules, arguments), processes)
+            yield from _broken(rules, _settings(rules, arguments), processes, _num_blocks(project))
 
 
 def _violation(message: str, hint: str) -> Violation:
     return Violation(code="FG530", message=message, argument="data_parallel_size", hint=hint)
 
 
-def _broken(rules: Rules, given: Mapping[str, Any], processes: int) -> Iterator[Violation]:
+def _num_blocks(project: Project) -> int | None:
+    """Returns the number of blocks of the model; None unless exactly one configuration of transformers gives it."""
+    model = model_of_main(project.graph)
+    found = [
+        node.value
+        for _, call in walk([] if model is None else [((), model[1])])
+        if isinstance(call, Call) and _CONFIG.fullmatch(call.constructor)
+        for name in _NUM_BLOCKS
+        if isinstance(node := keyword(call, name), Scalar)
+    ]
+    return found[0] if len(found) == 1 and isinstance(found[0], int) else None
+
+
+def _broken(rules: Rules, given: Mapping[str, Any], processes: int, num_blocks: int | None) -> Iterator[Violation]:
     """Yields the conflicts that the number of processes makes; those that the settings have without it are left out."""
     alone = rules.complete(given, given)
     wanted = alone["processes"]
@@ -78,9 +97,16 @@ def _broken(rules: Rules, given: Mapping[str, Any], processes: int) -> Iterator[
         # Without a size of its own, a pipeline takes all processes that the other sizes leave.
         laid_out["pipeline_parallel_size"] = processes // ((given.get("data_parallel_size") or 1) * (tensor or 1))
     known = {one.message for one in rules.broken(alone, given)}
-    for one in rules.broken(rules.complete(laid_out, given), given):
+    complete = rules.complete(laid_out, given)
+    for one in rules.broken(complete, given):
         if one.severity is Severity.ERROR and one.message not in known:
             yield one
+    num_stages = complete.get("num_stages")
+    if isinstance(num_stages, int) and num_blocks is not None:
+        problem = too_many_stages(num_stages, num_blocks)
+        if problem is not None:
+            hint = "start fewer processes, or set data_parallel_size for replicas of a shorter pipeline"
+            yield Violation(code="FG530", message=problem, argument="stages_per_rank", hint=hint)
 
 
 def _settings(rules: Rules, arguments: TrainerArguments) -> dict[str, Any]:

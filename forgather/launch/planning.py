@@ -209,8 +209,9 @@ def fit_on(found: Mapping[str, Any], device: Device) -> dict[str, Any]:
 
 def error_line(error: Exception) -> str:
     """Returns the first line of an error, with its code or its type, as the reason why something cannot be planned."""
-    code = f"[{error.code}] " if isinstance(error, ForgatherError) else f"{type(error).__name__}: "
-    return code + (str(error).strip().splitlines() or [""])[0]
+    # The text of an error of Forgather begins with its code.
+    kind = "" if isinstance(error, ForgatherError) else f"{type(error).__name__}: "
+    return kind + (str(error).strip().splitlines() or [""])[0]
 
 
 def page_of(found: Mapping[str, Any]) -> str:

@@ -52,7 +52,7 @@ class Efficiency:
         compute: the share of the peak rate of operations, of matrix products and attention.
         memory: the share of the memory bandwidth, of all other operators.
         communication: the share of the bandwidth of links; of the memory bandwidth where no link is known.
-        call_seconds: the least time of an operator, whatever its size.
+        call_seconds: the least time of an operator, whatever its size: on a GPU, what the host needs to start it.
         message_seconds: the time of one step of a collective, whatever its size; inside of a machine.
         network_seconds: the same between machines.
         source: where the numbers come from.
@@ -61,7 +61,7 @@ class Efficiency:
     compute: Range = Range(0.4, 0.75)
     memory: Range = Range(0.6, 0.9)
     communication: Range = Range(0.5, 0.9)
-    call_seconds: Range = Range(2e-6, 8e-6)
+    call_seconds: Range = Range(2e-6, 20e-6)
     message_seconds: Range = Range(2e-6, 6e-6)
     network_seconds: Range = Range(5e-6, 20e-6)
     source: str = "assumed"

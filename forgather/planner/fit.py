@@ -147,8 +147,8 @@ def overheads(kind: str, peak_bytes: int, mesh: Mapping[str, int], convolution_b
         Overhead(
             name="fragmentation",
             least=peak_bytes // 100,
-            most=peak_bytes * 8 // 100,
-            basis="1 to 8 % of the peak",
+            most=peak_bytes * 30 // 100,
+            basis="1 to 30 % of the peak: torch reserved 2 to 28 % more in 40 runs on an H100",
         )
     )
     return tuple(found)

@@ -9,7 +9,7 @@ Units:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -110,26 +110,48 @@ def rejections(cells: Sequence[Cell]) -> list[Cell]:
     return sorted(found.values(), key=lambda cell: (cell.reason is not None, cell.excess, cell.title))
 
 
-def rejection(cell: Cell, *, is_first: bool) -> str:
-    """Returns the line that says why a cell is rejected.
+def rejection_lines(cells: Sequence[Cell], usable: Set[str]) -> list[str]:
+    """Returns a line for each way that is rejected; ways with the same reason share one.
 
     Args:
-        cell: the cell.
-        is_first: whether no smaller micro-batch of the same way fits either.
+        cells: what `rejections` returns.
+        usable: the titles of the ways that fit with a smaller micro-batch.
 
     Example:
+        >>> ways = ("pipeline 4, 1F1B, recomputed", "pipeline 4, ZBV without recomputation", "DDP, recomputed")
+        >>> cells = [Cell(title=way, rows=1, micro_batches=1, settings={}, reason="no") for way in ways]
+        >>> rejection_lines(cells, set())
+        ['pipeline 4, DDP (3 ways): no']
         >>> gib = 2**30
         >>> cell = Cell(title="FSDP2", rows=4, micro_batches=2, settings={}, least=31 * gib, available=24 * gib,
         ...             largest=(("logits", 12 * gib),))
-        >>> rejection(cell, is_first=True)
-        'FSDP2: 31.0 GiB of 24.0 GiB, logits 12.0 GiB'
+        >>> rejection_lines([cell], {"FSDP2"})
+        ['FSDP2, 4 rows and more: 31.0 GiB of 24.0 GiB, logits 12.0 GiB']
     """
-    title = cell.title if is_first else f"{cell.title}, {cell.rows} rows and more"
+    by_reason: dict[str, list[str]] = {}
+    for cell in cells:
+        by_reason.setdefault(_reason(cell), []).append(_rejected_title(cell, is_first=cell.title not in usable))
+    return [
+        f"{titles[0]}: {reason}" if len(titles) == 1 else f"{_common(titles)} ({len(titles)} ways): {reason}"
+        for reason, titles in by_reason.items()
+    ]
+
+
+def _common(titles: Sequence[str]) -> str:
+    """Returns what ways divide, without how each schedules and recomputes."""
+    return ", ".join(dict.fromkeys(title.removesuffix(" without recomputation").split(",")[0] for title in titles))
+
+
+def _rejected_title(cell: Cell, *, is_first: bool) -> str:
+    return cell.title if is_first else f"{cell.title}, {cell.rows} rows and more"
+
+
+def _reason(cell: Cell) -> str:
     if cell.reason is not None:
-        return f"{title}: {cell.reason}"
+        return cell.reason
     need = f"{'at least ' if cell.is_bound else ''}{format_size(cell.least)} of {format_size(cell.available or 0)}"
     rows = "".join(f", {name} {format_size(size)}" for name, size in cell.largest[:1])
-    return f"{title}: {need}{rows}"
+    return f"{need}{rows}"
 
 
 def refuse_if_nothing_fits(cells: Sequence[Cell]) -> None:

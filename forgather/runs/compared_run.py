@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from forgather.bounded import read_bytes, walk_folders
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity
+from forgather.interventions import Intervention, read_interventions
 from forgather.project.comparison import Compared
 from forgather.project.comparison_sides import open_past_run
+from forgather.project.fault_tolerance import resumes_from
 from forgather.project.origin_labels import Labels
 from forgather.project.path_display import near_path
 from forgather.project.run_facts import is_run_folder
@@ -29,6 +31,7 @@ from forgather.source import Span
 SUMMARY_FILE = "summary.json"
 _MAX_BYTES = 20_000_000
 _LISTED = 5
+_UNFINISHED = ("killed", "failed", "interrupted", "did not finish")
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,16 @@ class ComparedRun:
         side: the graph of the run, and the places of its values.
         curves: the metrics of the run.
         summary: the content of `summary.json`; empty if there is none.
+        interventions: the changes that the user made to the run while it went on.
+        earlier: the attempts that did not finish and that this run resumed after, the first one first.
     """
 
     run: PastRun
     side: Compared
     curves: Curves
     summary: Mapping[str, Any]
+    interventions: Sequence[Intervention] = ()
+    earlier: tuple[ComparedRun, ...] = ()
 
     @property
     def folder(self) -> str:
@@ -76,6 +83,11 @@ class ComparedRun:
         status = self.summary.get("status")
         # An older version wrote "running" at the start, and nothing if the run was killed.
         return str(status) if isinstance(status, str) and status != "running" else "did not finish"
+
+    @cached_property
+    def resumes(self) -> bool:
+        """Whether the config lets the run go on from a checkpoint."""
+        return resumes_from(self.side.graph) not in (None, False, "never")
 
     @property
     def last_step(self) -> int | None:
@@ -143,6 +155,7 @@ def open_compared(folder: str, curves: Curves | OSError) -> ComparedRun:
     Raises:
         ProjectError: FG437 if the folder is not that of a run; FG438 if a part of its record is damaged; FG543 if its
             metrics cannot be read.
+        ControlError: FG518 if the record of the changes that the user made to the run is damaged.
     """
     run = open_run(folder)
     if isinstance(curves, OSError):
@@ -152,7 +165,8 @@ def open_compared(folder: str, curves: Curves | OSError) -> ComparedRun:
             span=Span(os.path.join(run.folder, METRICS_FILE), 1),
             hint="make the file readable, or leave this run out",
         ) from curves
-    return ComparedRun(run, open_past_run(run.folder), curves, _summary(run.folder))
+    changes = read_interventions(run.folder)
+    return ComparedRun(run, open_past_run(run.folder), curves, _summary(run.folder), changes)
 
 
 def _summary(folder: str) -> dict[str, Any]:
@@ -202,14 +216,18 @@ def _runs_below(top: str) -> Iterator[str]:
             yield os.path.realpath(here)
 
 
-def open_all(words: Sequence[str], *, is_full: bool = False) -> tuple[list[ComparedRun], list[Diagnostic]]:
+def open_all(
+    words: Sequence[str], *, is_full: bool = False, are_trials: bool = False
+) -> tuple[list[ComparedRun], list[Diagnostic]]:
     """Returns the runs that words of the command line name, oldest first, and findings about them.
 
-    A damaged run that was found below a folder is left out, with a finding; one that was named itself is an error.
+    A damaged run that was found below a folder is left out, with a finding; one that was named itself is an error. Runs
+    below a folder that did not finish and after which another one resumed are attempts of that run.
 
     Args:
         words: folders of runs, or folders that contain runs.
         is_full: whether the curves keep every point.
+        are_trials: whether the runs of one output folder are attempts of the last one, resumed or not.
 
     Raises:
         ProjectError: if there are fewer than two runs, or a run that was named cannot be read.
@@ -230,7 +248,24 @@ def open_all(words: Sequence[str], *, is_full: bool = False) -> tuple[list[Compa
             findings.append(_left_out(error))
     if len(runs) < 2:
         raise _too_few([run.folder for run in runs])
-    return sorted(runs, key=lambda run: (str(run.run.facts.get("started", "")), run.name)), findings
+    runs.sort(key=lambda run: (str(run.run.facts.get("started", "")), run.name))
+    joined = _joined(runs, frozenset(named), are_trials=are_trials)
+    return joined if len(joined) > 1 else runs, findings
+
+
+def _joined(runs: Sequence[ComparedRun], named: Set[str], *, are_trials: bool) -> list[ComparedRun]:
+    """Returns the runs, oldest first, without those that are attempts of a later one."""
+    kept: dict[str, ComparedRun] = {}
+    last: dict[str, str] = {}
+    for run in runs:
+        place = os.path.dirname(run.run.folder)
+        before = kept.get(last.get(place, ""))
+        is_attempt = before is not None and before.status in _UNFINISHED and before.run.folder not in named
+        if before is not None and (are_trials or (is_attempt and run.resumes)):
+            del kept[before.run.folder]
+            run = replace(run, earlier=(*before.earlier, before))  # noqa: PLW2901 - the same run, which knows more
+        kept[run.run.folder], last[place] = run, run.run.folder
+    return list(kept.values())
 
 
 def _too_few(folders: Sequence[str]) -> ProjectError:

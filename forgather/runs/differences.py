@@ -21,6 +21,7 @@ from forgather.config.insight.change import Change, Difference, Side
 from forgather.config.insight.path_lookup import steps_along
 from forgather.config.path import GraphPath, Key, format_path
 from forgather.project.comparison import compare
+from forgather.project.fault_tolerance import RESUME
 from forgather.project.origin_labels import cause_of
 from forgather.runs.compared_run import ComparedRun
 
@@ -98,7 +99,8 @@ def _compared(old: ComparedRun, new: ComparedRun) -> Iterator[Difference]:
 
 def is_only_seeds(old: ComparedRun, new: ComparedRun) -> bool:
     """Returns whether the configs of two runs differ in seeds alone, apart from where the runs write."""
-    return all(_is_seed(path) or _is_label(path) for path in map(_path_of, _compared(old, new)))
+    paths = map(_path_of, _compared(old, new))
+    return all(_is_seed(path) or _is_label(path) or _is_of_attempts(path, (old, new)) for path in paths)
 
 
 def _path_of(item: Difference) -> GraphPath:
@@ -111,6 +113,11 @@ def _is_seed(path: GraphPath) -> bool:
 
 def _is_label(path: GraphPath) -> bool:
     return path[:1] in _LAST or (isinstance(path[-1], Key) and path[-1].name in _OF_THE_RUN)
+
+
+def _is_of_attempts(path: GraphPath, runs: Sequence[ComparedRun]) -> bool:
+    """Returns whether a value only says that a run went on after an earlier attempt of its own."""
+    return path[-1:] == (Key(RESUME),) and all(run.earlier for run in runs if run.resumes)
 
 
 def _differing(path: GraphPath, found: Sequence[dict[GraphPath, Difference]], runs: Sequence[ComparedRun]) -> Differing:
@@ -130,7 +137,7 @@ def _differing(path: GraphPath, found: Sequence[dict[GraphPath, Difference]], ru
         name=format_path(path),
         values=tuple(values),
         is_seed=_is_seed(path),
-        is_label=_is_label(path),
+        is_label=_is_label(path) or _is_of_attempts(path, runs),
         also=tuple(format_path(other) for other in first.also),
     )
 

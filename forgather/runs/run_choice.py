@@ -12,6 +12,8 @@ from forgather.spelling import close_matches
 
 NEWEST = "last"
 """The word for the run that was started last."""
+RUN_HELP = f"path of a run folder, a part of a name that only one run below this folder has, or '{NEWEST}'"
+"""What a command says of an argument that `folder_of` reads."""
 _LISTED = 5
 
 
@@ -34,6 +36,20 @@ def choose_runs(words: Sequence[str], top: str) -> list[RunSummary]:
             run = _named(word, table.runs, top)
         found[run.folder] = run
     return list(found.values())
+
+
+def folder_of(word: str, top: str) -> str:
+    """Returns the folder that a word names: a path as it is, or the folder of the run whose name it is.
+
+    Args:
+        word: the path of a folder, a part of a name that only one run below `top` has, or `last`.
+        top: the folder below which names are looked for.
+
+    Raises:
+        ProjectError: FG500 if the word is no path and names no run, or several.
+    """
+    is_path = os.path.exists(word) or os.sep in word
+    return word if is_path else choose_runs([word], top)[0].folder
 
 
 def _at_path(word: str) -> RunSummary | None:

@@ -20,12 +20,10 @@ from forgather.runs.condition import Condition, as_text
 from forgather.runs.config_values import Value, plain_value
 from forgather.runs.fact_store import FactStore
 from forgather.runs.run_folders import find_runs
-from forgather.runs.summary import RunSummary, summary_of
+from forgather.runs.summary import RunSummary, summary_of, tells_apart
 from forgather.spelling import close_matches
 
 _METRICS = "metrics."
-# Each run has its own, so they never say why two runs differ.
-_OF_ONE_RUN = ("output_dir", "logging_dir", "log_dir", "run_dir", "run_name", "config_name", "config_description")
 
 
 def _instant(run: RunSummary) -> Value:
@@ -191,7 +189,7 @@ class RunTable:
         return self._differing(self.runs, most)
 
     def _differing(self, runs: Sequence[RunSummary], most: int | None) -> list[Column]:
-        count = Counter(path for run in runs for path in run.changes if path.rpartition(".")[2] not in _OF_ONE_RUN)
+        count = Counter(path for run in runs for path in run.changes)
         found: list[Column] = []
         for path, _ in sorted(count.items(), key=lambda item: (-item[1], item[0])):
             if len(runs) < 2 or len(found) == most:
@@ -202,14 +200,8 @@ class RunTable:
         return found
 
     def _differs(self, runs: Sequence[RunSummary], column: Column) -> bool:
-        first: tuple[str | None] | None = None
-        for run in runs:
-            value = self.value(run, column)
-            text = None if value is None else as_text(value[0])
-            if first is not None and first != (text,):
-                return True
-            first = (text,)
-        return False
+        values = (self.value(run, column) for run in runs)
+        return tells_apart(column.name, (None if value is None else as_text(value[0]) for value in values))
 
     def records(self) -> list[dict[str, Any]]:
         """Returns each run as plain data, with the values of the config that differ between the runs.

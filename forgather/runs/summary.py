@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -33,6 +33,9 @@ _ENDED = {
 """The words of `summary.json`, for a run without a heartbeat."""
 LOSSES = ("eval_loss", "loss")
 """The metrics by which runs are compared that name no other one, the first one that is logged."""
+_OF_ONE_RUN = ("output_dir", "logging_dir", "log_dir", "run_dir", "run_name", "config_name", "config_description")
+# Whether a run goes on after an earlier attempt; the folder of a checkpoint is a value like any other.
+_RESUME, _OF_ATTEMPTS = "resume_from_checkpoint", (None, "auto", "never", "~", "null")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +147,37 @@ def _parsed_object(content: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004 - about the content of a file
     return found
+
+
+def differing(runs: Sequence[RunSummary], most: int | None = None) -> list[str]:
+    """Returns the paths of the values that the configs or command lines of runs set, and that differ between them.
+
+    Args:
+        runs: the runs.
+        most: the largest number of paths, or None for all.
+    """
+    names = dict.fromkeys(name for run in runs for name in run.changes)
+    return [name for name in names if tells_apart(name, [run.changes.get(name) for run in runs])][:most]
+
+
+def tells_apart(path: str, texts: Iterable[str | None]) -> bool:
+    """Returns whether the values of a path say how runs differ: each run has its own folder, and an attempt of its own.
+
+    Args:
+        path: a path in the config.
+        texts: the value of each run as text, or None.
+    """
+    name = path.rpartition(".")[2]
+    if name in _OF_ONE_RUN:
+        return False
+    known = set(_OF_ATTEMPTS) if name == _RESUME else set()
+    found: set[str | None] = set()
+    for text in texts:
+        found.add(text)
+        # A value may have to be read from a file: the first two that differ are enough.
+        if len(found) > 1 and not found <= known:
+            return True
+    return False
 
 
 def _record_facts(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class Verdict:
         reasons: the values in which they differ.
         cause: what differs, in words, if it is not a value of the config.
         influence: a sentence about the value that explains most of the differences of all runs; "" if there is none.
+        main_setting: the path of that value, or "".
         notes: sentences that a reader should know.
     """
 
@@ -57,6 +58,7 @@ class Verdict:
     cause: str
     influence: str
     notes: tuple[str, ...]
+    main_setting: str = ""
 
 
 def number_text(value: float | None) -> str:
@@ -90,7 +92,8 @@ def verdict_of(comparison: Comparison) -> Verdict:
     text = f"{_standing(comparison, first)}, {_distance(comparison, first, second)}."
     if is_close(first, second):
         text += " The seeds spread by more than this, so it may be chance."
-    return Verdict(first.label, text, second.label, reasons, cause, _influence(comparison), notes)
+    main_setting, influence = _influence(comparison)
+    return Verdict(first.label, text, second.label, reasons, cause, influence, notes, main_setting)
 
 
 def _standing(comparison: Comparison, group: Group) -> str:
@@ -140,8 +143,11 @@ def _other_cause(comparison: Comparison, first: Group, second: Group) -> str:
     return "The configs are the same, and so are code, versions, data and hardware."
 
 
-def _influence(comparison: Comparison) -> str:
-    """Returns a sentence about the setting that explains most of the variance of the best values, or ""."""
+def _influence(comparison: Comparison) -> tuple[str, str]:
+    """Returns the path of the setting that explains most of the variance of the best values, and a sentence about it.
+
+    Both are "" if no setting explains enough.
+    """
     values = {at: best[0] for at in range(len(comparison.runs)) if (best := comparison.chosen_best(at)) is not None}
     found = []
     for row in comparison.settings:
@@ -151,10 +157,10 @@ def _influence(comparison: Comparison) -> str:
         if 1 < len(means) <= len(values) / 2:
             found.append((_explained(means, list(values.values())), row))
     if not found:
-        return ""
+        return "", ""
     share, row = max(found, key=lambda pair: pair[0])
     if share < _DOMINANT:
-        return ""
+        return "", ""
     parts = []
     for members in distinct(row).values():
         held = [values[at] for at in members if at in values]
@@ -163,7 +169,8 @@ def _influence(comparison: Comparison) -> str:
     parts.sort(reverse=bool(comparison.choice and comparison.choice.is_higher_better))
     more = f", worse with {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
     told = ", ".join(text for _, text in parts[:_NAMED])
-    return f"Over all runs, {row.name} matters most ({100 * share:.0f} % of the variance): on average {told}{more}."
+    most = f"{row.name} matters most ({100 * share:.0f} % of the variance)"
+    return row.name, f"Over all runs, {most}: on average {told}{more}."
 
 
 def _explained(means: Sequence[tuple[float, int]], values: Sequence[float]) -> float:
@@ -181,6 +188,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         if first not in comparison.groups[0].runs:
             found = comparison.chosen_best(first)
             yield f"The best single run is {comparison.labels[first]}, with {number_text(found[0] if found else None)}."
+        if not comparison.has_seeds and len(comparison.groups) > 1:
+            yield "Each config ran once: how much of a difference is chance, only runs with other seeds can say."
         lacking = [at for at in range(len(comparison.runs)) if comparison.chosen_best(at) is None]
         if lacking:
             yield f"Without a finite value of {choice.name}: {_listed([comparison.labels[at] for at in lacking])}."
@@ -191,6 +200,18 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     if unfinished:
         words = [f"{comparison.labels[at]} ({comparison.runs[at].status})" for at in unfinished]
         yield f"Not finished: {_listed(words)}."
+    changed = [
+        f"{comparison.labels[at]} ({_listed([one.text for one in changes])})"
+        for at, run in enumerate(comparison.runs)
+        if (changes := [one for part in (*run.earlier, run) for one in part.interventions if one.name])
+    ]
+    if changed:
+        yield f"Changed by hand while they ran: {_listed(changed)}. Their configs do not say so."
+    attempts = sum(len(run.earlier) for run in comparison.runs)
+    if attempts:
+        one = attempts == 1
+        which = f"attempt{'' if one else 's'} that did not finish {'is' if one else 'are'} part of the run"
+        yield f"{attempts} {which}{'' if one else 's'} that resumed after {'it' if one else 'them'}."
     ends = [run.last_step for run in comparison.runs if run.last_step is not None]
     if ends and min(ends) != max(ends):
         yield f"The runs end at different steps, from {min(ends):,} to {max(ends):,}."

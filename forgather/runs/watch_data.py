@@ -13,8 +13,10 @@ from forgather.redaction import hide
 from forgather.runs.growing_curve import Bucket, GrowingCurve
 from forgather.runs.live_run import LiveRun, RunEvent
 from forgather.runs.metrics_file import Best
-from forgather.runs.summary import RunSummary
+from forgather.runs.summary import RunSummary, differing
 from forgather.runs.watched_runs import WatchedRuns
+
+_MOST_PATHS = 5
 
 
 def snapshot(watched: WatchedRuns) -> dict[str, Any]:
@@ -63,6 +65,9 @@ def changes_since(watched: WatchedRuns, version: int) -> dict[str, Any]:
     return {
         "version": watched.version,
         "metric": None if ranking is None else ranking.metric,
+        "title": None if ranking is None else hide(ranking.title),
+        "num_trials": 0 if ranking is None else ranking.num_trials,
+        "paths": differing(watched.summaries(), _MOST_PATHS),
         "runs": runs,
     }
 

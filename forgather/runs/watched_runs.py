@@ -31,10 +31,14 @@ class Ranking:
     Args:
         metric: the metric whose best value counts.
         is_greater_better: whether greater values are better.
+        title: what the runs are together, such as "sweep first".
+        num_trials: the number of runs that there will be.
     """
 
     metric: str
     is_greater_better: bool
+    title: str = ""
+    num_trials: int = 0
 
 
 class WatchedRuns:

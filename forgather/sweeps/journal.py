@@ -131,7 +131,9 @@ class Journal:
         """
         journal = cls(folder, History({"event": "sweep", **sweep, "form": FORM}))
         if os.path.exists(journal.file):
-            raise _unusable(folder, "it has a sweep already", "go on with it: fgcli sweep --resume DIR")
+            raise _unusable(
+                folder, "it has a sweep already", "go on with it: --resume; or start another one: --name NAME"
+            )
         journal._append(journal.history.sweep)
         return journal
 

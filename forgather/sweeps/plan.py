@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forgather.errors import ProjectError
+from forgather.sweeps.journal import History
 from forgather.sweeps.spec import Method, SweepSpec
 from forgather.sweeps.trials import Trial
 
@@ -22,16 +23,18 @@ class SweepPlan:
     Args:
         spec: what the sweep is to do.
         trials: the judged trials; empty for a method that chooses values by results.
+        num_done: the number of trials that have ended already, which are not among them.
     """
 
     spec: SweepSpec
     trials: tuple[Trial, ...]
+    num_done: int = 0
 
     @property
     def num_runs(self) -> int:
         """The number of trials that are run."""
         if self.spec.method is Method.OPTUNA:
-            return self.spec.num_trials or 0
+            return max(0, (self.spec.num_trials or 0) - self.num_done)
         return sum(trial.runs for trial in self.trials)
 
     @property
@@ -51,6 +54,7 @@ class SweepPlan:
             "metric": self.spec.metric,
             "goal": str(self.spec.goal),
             "num_runs": self.num_runs,
+            "num_done": self.num_done,
             "trials": [
                 {
                     "number": trial.number,
@@ -83,6 +87,20 @@ def plan_of(spec: SweepSpec, trials: Iterable[Trial]) -> SweepPlan:
             hint="correct the config or the values: fgcli sweep --dry-run lists what is wrong with each",
         )
     return plan
+
+
+def plan_of_rest(spec: SweepSpec, trials: Iterable[Trial], history: History) -> SweepPlan:
+    """Returns the plan of a sweep that goes on: the trials that have not ended, and those that are new.
+
+    Args:
+        spec: what the sweep is to do.
+        trials: the judged trials.
+        history: what the journal of the sweep says.
+    """
+    known = history.trials.values()
+    done = {one.number for one in known if one.is_done}
+    left = tuple(trial for trial in trials if trial.number not in done)
+    return SweepPlan(spec=spec, trials=left, num_done=sum(one.is_done and one.skipped is None for one in known))
 
 
 def refusal_text(trial: Trial) -> str:

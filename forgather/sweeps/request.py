@@ -23,6 +23,8 @@ from forgather.sweeps.best_config import OUTPUT_DIR
 from forgather.sweeps.spec import SweepSpec, spec_of
 from forgather.sweeps.trials import built_digest
 
+_OPTIONS = {"overrides": "set", "seed": "sweep-seed"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest:
@@ -76,15 +78,28 @@ class SweepRequest:
         return {"request": asdict(self), "fingerprint": _fingerprint(project, spec), **compared}
 
 
-def reopened(record: Mapping[str, Any], *, trials: int | None = None) -> tuple[SweepRequest, Project, SweepSpec]:
+def _asked_text(name: str, value: Any) -> str:
+    """Returns a value of a request as it is written on a command line."""
+    option = f"--{_OPTIONS.get(name, name)}"
+    words = [value] if value is None or isinstance(value, str | int) else list(value)
+    words = ["=".join(word) if isinstance(word, tuple) else word for word in words if word is not None]
+    return " ".join(f"{option} {word}" for word in words) or f"no {option}"
+
+
+def reopened(
+    record: Mapping[str, Any], asked: Mapping[str, Any], *, trials: int | None = None
+) -> tuple[SweepRequest, Project, SweepSpec]:
     """Returns the request of an existing sweep, its project, and what it is to do.
 
     Args:
         record: the first record of the journal.
+        asked: what the command line asks for in addition, by the fields of a request; it must be what the sweep was
+            started with.
         trials: a new number of trials in all, or None to keep it.
 
     Raises:
-        ProjectError: FG569 if the config or the sweep has changed since the sweep was started.
+        ProjectError: FG569 if the config or the sweep has changed since the sweep was started, or if something else is
+            asked for.
     """
     try:
         stored = dict(record["request"])
@@ -94,6 +109,13 @@ def reopened(record: Mapping[str, Any], *, trials: int | None = None) -> tuple[S
         raise ProjectError(
             "the first line of the journal does not say what was asked for", code="FG563", hint="start a new sweep"
         ) from None
+    for name, value in asked.items():
+        if (known := getattr(request, name)) != value:
+            raise ProjectError(
+                f"this sweep was started with {_asked_text(name, known)}, not with {_asked_text(name, value)}",
+                code="FG569",
+                hint="leave that out to go on with the sweep as it is, or start a new one without --resume",
+            )
     request = request if trials is None else replace(request, trials=trials)
     project, spec = request.open()
     if _fingerprint(project, spec) != record.get("fingerprint"):

@@ -234,7 +234,7 @@ callbacks:
     callbacks.tracker_libraries
     callbacks.trackers
 strategies:
-    strategy.base strategy.deepspeed_settings strategy.fsdp_config strategy.gradients strategy.meta_model
+    strategy.base strategy.ddp_buckets strategy.deepspeed_settings strategy.fsdp_config strategy.gradients strategy.meta_model
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split
     strategy.pipeline.trace strategy.precision strategy.tensor_parallel
     strategy.deepspeed_config strategy.describe strategy.fsdp_units strategy.pipeline.blocks
@@ -274,7 +274,7 @@ generation:
     generation.loading
     generation.server
 planner:
-    planner planner.convolutions planner.devices_here planner.gpu_attention planner.library_kernels planner.operators planner.packed_weights planner.pipeline_step planner.processors_here planner.stage_metadata
+    planner planner.convolutions planner.devices_here planner.gpu_attention planner.gpu_operators planner.library_kernels planner.operators planner.packed_weights planner.pipeline_step planner.processors_here planner.stage_metadata
     planner.operations planner.remembered_fakes
     planner.allocations planner.calibration planner.real_integers
     planner.peaks

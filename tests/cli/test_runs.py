@@ -12,6 +12,8 @@ import pytest
 
 from forgather.cli.main import main
 from forgather.cli.runs_output import table_lines
+from forgather.interventions import Intervention, record
+from forgather.run_control import Action
 from forgather.run_status import Status
 from forgather.runs.run_table import read_table
 from tests.runs.corpus import STARTED, make_run
@@ -171,6 +173,8 @@ def test_wrong_words_are_refused_in_one_message(bench, capsys, words, status, me
 
 
 def test_show_prints_what_is_known_about_a_run(bench, capsys):
+    run = next(bench.glob("output_models/*/runs/*000200*"))
+    record(str(run), [Intervention(step=13, action=Action.SET, name="learning_rate", value=0.002, factor=0.2)])
     assert 0 == main(["runs", "show", "000200"])
     out = capsys.readouterr().out
     for text in (
@@ -178,11 +182,15 @@ def test_show_prints_what_is_known_about_a_run(bench, capsys):
         "cause    ValueError: bad row",
         "best     eval_loss 1.8, at step 100",
         "optimizer.lr  0.01",
+        "changed  learning_rate set to 0.002 after step 13",
     ):
         assert text in out
     assert 0 == main(["runs", "show", "last", "--json"])
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
-    assert ("killed", "fgcli train") == (run["status"], run["command"])
+    (last,) = json.loads(capsys.readouterr().out)["runs"]
+    assert ("killed", "fgcli train", []) == (last["status"], last["command"], last["interventions"])
+    (run / "interventions.jsonl").write_text("{}\n")
+    assert 1 == main(["runs", "show", "000200"])
+    assert "! " in (out := capsys.readouterr().out) and "the line is not an intervention" in out
 
 
 def test_labels_are_given_taken_listed_and_found(bench, capsys):

@@ -9,6 +9,7 @@ from forgather.ml import AccelTrainer, AccelTrainingArguments, PipelineTrainingA
 from forgather.ml.trainer import argument_checks as door
 from forgather.ml.trainer.argument_checks import SettingError
 from forgather.ml.trainer.run_start import refuse_combination
+from forgather.pipeline_schedules import SCHEDULES
 
 
 @pytest.mark.parametrize("arguments", [AccelTrainingArguments, PipelineTrainingArguments])
@@ -60,6 +61,25 @@ def test_weights_that_are_to_be_gathered_anew_within_a_step_of_a_pipeline_are_an
     settings = {"output_dir": "out", "data_parallel_size": 2, "per_device_train_batch_size": 8, **settings}
     whole = rules.complete(settings)
     assert told == [(breach.code, breach.argument) for breach in rules.broken(whole, given=settings)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("settings", "argument"),
+    [
+        ({"checkpoint_sequential": True}, "checkpoint_sequential"),
+        ({"gradient_checkpointing": True}, "gradient_checkpointing"),
+        ({"fsdp": True, "fsdp_config": {"activation_checkpointing": "full"}}, "fsdp_config"),
+        ({"checkpoint_sequential": False, "fsdp": True, "fsdp_config": {"activation_checkpointing": "none"}}, None),
+    ],
+)
+def test_recomputation_under_a_schedule_that_divides_backward_passes_is_warned_of(schedule, settings, argument):
+    rules = PipelineTrainingArguments.RULES
+    sizes = {"data_parallel_size": 2, "pipeline_parallel_size": 2, "per_device_train_batch_size": 8}
+    settings = {"output_dir": "out", "pipeline_chunks": 8, "schedule_class": schedule, **sizes, **settings}
+    told = [one for one in rules.broken(rules.complete(settings), given=settings) if one.code == "FG777"]
+    is_expected = argument is not None and SCHEDULES[schedule].splits_backward
+    assert ([(argument, "warning")] if is_expected else []) == [(one.argument, one.severity) for one in told]
 
 
 def test_a_missing_attribute_names_the_class():

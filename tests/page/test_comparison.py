@@ -202,6 +202,10 @@ def test_it_fits_the_window_in_light_and_dark(page, size, scheme):
         chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         page.js("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
         assert page.js("document.documentElement.scrollWidth <= innerWidth")
+        # Which runs have a value is read without scrolling.
+        assert page.js(
+            "[...document.querySelectorAll('#config .scroll')].every(one => one.scrollWidth <= one.clientWidth + 1)"
+        )
         ink, paper = (page.js(f"getComputedStyle(document.{where}).{what}") for where, what in (("body", "color"), ("getElementById('verdict')", "backgroundColor")))  # fmt: skip
         assert 12 < contrast(ink, paper)
         for line in page.js("[...document.querySelectorAll('#legend line')].map(line => line.getAttribute('stroke'))"):

@@ -81,13 +81,19 @@ def test_a_run_grows_on_the_page_within_two_seconds(browser, opened, tmp_path, r
 def test_pages_of_any_width_have_curves_and_no_part_outside(browser, opened, tmp_path, scheme, size):
     (tmp_path / "trials.jsonl").write_text("")
     for number, lr in enumerate((0.1, 0.2, 0.3)):
-        make_run(tmp_path / "trials" / f"{number:04}", number, lr=lr, loss=2.0 - lr, updated=time.time(), **LIVE)
+        status = Status.PAUSED if number == 1 else Status.RUNNING
+        live = {**LIVE, "status": status, "updated": time.time()}
+        make_run(tmp_path / "trials" / f"{number:04}", number, lr=lr, loss=2.0 - lr, **live)
     width, height = size
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    opened([], [str(tmp_path)], ranking=Ranking("eval_loss", is_greater_better=False))
+    ranking = Ranking("eval_loss", is_greater_better=False, title="sweep first", num_trials=12)
+    opened([], [str(tmp_path)], ranking=ranking)
+    assert "sweep first" == text(browser, "h1")
+    assert "3 of 12 trials started · the best eval_loss first" == text(browser, "#sub")
+    assert "2 running, 1 paused" == text(browser, "#badge")
     rows = browser.execute_script(
         "return [...document.querySelectorAll('tbody tr')].map(row => row.cells[0].innerText)"
     )
@@ -108,7 +114,7 @@ def test_pages_of_any_width_have_curves_and_no_part_outside(browser, opened, tmp
     overflowing = "return [...document.querySelectorAll('.tile b')].filter(one => one.scrollWidth > one.parentElement.clientWidth).length"
     assert 0 == browser.execute_script(overflowing)
     browser.execute_script("document.querySelector('#kicker a').click()")
-    wait(lambda: "3 runs" in text(browser, "h1"))
+    wait(lambda: "sweep first" in text(browser, "h1"))
 
 
 def test_a_page_whose_server_has_ended_says_that_it_is_old(browser, opened, tmp_path):
@@ -121,3 +127,10 @@ def test_a_page_whose_server_has_ended_says_that_it_is_old(browser, opened, tmp_
     assert all("ERR_CONNECTION" in entry["message"] for entry in browser.get_log("browser"))
     browser.get("about:blank")
     browser.get_log("browser")
+
+
+def test_a_sweep_that_has_ended_says_how(browser, opened, tmp_path):
+    for number, status in enumerate((Status.FINISHED, Status.FINISHED, Status.FAILED)):
+        make_run(tmp_path / "trials" / f"{number:04}", number, status=status)
+    opened([], [str(tmp_path)], ranking=Ranking("eval_loss", is_greater_better=False, title="sweep a", num_trials=3))
+    assert "2 finished, 1 failed" == text(browser, "#badge")

@@ -10,7 +10,7 @@ from forgather.planner.efficiency import Range
 from forgather.planner.fit import Verdict
 from forgather.planner.foreign_configs import FORMS, foreign_text, missing_settings
 from forgather.planner.leaf import leaf_text
-from forgather.planner.ranking import Cell, ranked, refuse_if_nothing_fits, rejection, rejections
+from forgather.planner.ranking import Cell, ranked, refuse_if_nothing_fits, rejection_lines, rejections
 from forgather.planner.work import Operation, work_on_line
 
 GIB = 2**30
@@ -121,8 +121,8 @@ def test_a_rejection_names_the_smallest_size_and_the_largest_row():
     large = {"verdict": Verdict.TOO_LARGE, "largest": (("logits", 12 * GIB), ("parameters", GIB))}
     cells = [cell("A"), cell("A", rows=8, least=40 * GIB, **large), cell("A", rows=4, least=31 * GIB, **large)]
     (found,) = rejections(cells)
-    assert "A, 4 rows and more: 31.0 GiB of 24.0 GiB, logits 12.0 GiB" == rejection(found, is_first=False)
-    assert "A: [FG770] no" == rejection(cell("A", reason="[FG770] no"), is_first=True)
+    assert ["A, 4 rows and more: 31.0 GiB of 24.0 GiB, logits 12.0 GiB"] == rejection_lines([found], {"A"})
+    assert ["A: [FG770] no"] == rejection_lines([cell("A", reason="[FG770] no")], set())
 
 
 def test_if_nothing_fits_the_nearest_way_is_named():

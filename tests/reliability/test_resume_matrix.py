@@ -17,7 +17,7 @@ import forgather.ml
 from forgather.ml.distributed.env import DistributedEnvironment
 from forgather.ml.trainer import run as run_module
 from forgather.ml.trainer.data_loader import TrainBatches
-from tests.ml.distributed.gang import run_ranks
+from tests.ml.distributed.gang import import_engine, run_ranks
 from tests.ml.fixtures import StopAt, tiny_llama
 from tests.patience import patience
 from tests.reliability import job
@@ -43,6 +43,15 @@ STRATEGIES |= {
     "shards of slices": ("AccelTrainer", 4, 1, {"tensor_parallel_size": 2, "fsdp": "full_shard"}),
     "copies of a pipeline": ("PipelineTrainer", 4, 2, STAGES),
     "shards of a pipeline": ("PipelineTrainer", 4, 2, {**STAGES, "fsdp": "shard_grad_op"}),
+    # Sums of more than two numbers depend on their order.
+    "DDP of 4": ("AccelTrainer", 4, 1, {}),
+    "static DDP of 4": ("AccelTrainer", 4, 1, {"ddp_static_graph": True}),
+    "FSDP2 of 4": ("AccelTrainer", 4, 1, {"fsdp": "full_shard"}),
+    "four copies of a pipeline": ("PipelineTrainer", 8, 2, STAGES),
+    **{
+        f"ZeRO-{stage} of 4": ("AccelTrainer", 4, 1, {"deepspeed": {"zero_optimization": {"stage": stage}}})
+        for stage in (1, 2, 3)
+    },
 }
 # Workers, which come with three micro-batches, are forked by one process here: test_samples.py has them for replicas.
 QUICK = [
@@ -111,6 +120,8 @@ def train(strategy, accumulation, kind, folder, *, stop=0, resume=None, sabotage
 def in_ranks(strategy, *args, **settings):
     """Trains on all ranks, each a process of its own."""
     torch.set_num_threads(1)
+    if "deepspeed" in STRATEGIES[strategy][3]:
+        import_engine()
     run_ranks(STRATEGIES[strategy][1], functools.partial(train, strategy, *args, **settings), timeout=120.0)
 
 

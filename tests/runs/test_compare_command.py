@@ -12,6 +12,7 @@ TEXT = """\
 learning_rate 0.5 is best: eval_loss 1 at step 20, 1 (50 %) lower than learning_rate 0.01.
   args.learning_rate: 0.5 (--set) instead of 0.01 (templates/base.yaml:2)
 eval_loss: lower is better; it is measured on evaluation rows. The value of a run is its best one at any step.
+Each config ran once: how much of a difference is chance, only runs with other seeds can say.
 
 Runs by eval_loss, the best one first
     run                  learning_rate   best   at step   last   status     steps
@@ -88,7 +89,7 @@ BAD = [
     (["out", "--full"], "FG450", "-o x.html"),
     (["out", "--metric", "eval_los"], "FG541", "did you mean 'eval_loss'?"),
     (["templates"], "FG540", "fgcli train"),
-    (["missing"], "FG437", "runs there"),
+    (["missing"], "FG500", "newest first"),
     (["meta.yaml"], "FG437", "runs there"),
     (["out", "-o", "no/folder/x.html"], "FG418", "folder that exists"),
 ]

@@ -8,6 +8,8 @@ import pytest
 
 from forgather.cli.comparison_output import comparison_facts, comparison_lines
 from forgather.errors import ForgatherError
+from forgather.interventions import Intervention, record
+from forgather.run_control import Action
 from forgather.runs.compared_run import open_all
 from forgather.runs.comparison import Comparison
 from forgather.runs.differences import file_changes
@@ -116,6 +118,7 @@ def test_runs_that_differ_in_seeds_alone_are_one_group_with_mean_and_deviation(r
     assert ((0, 1, 2), pytest.approx(stdev([2.0, 2.1, 2.3]))) == (second.runs, second.deviation)
     assert "(mean of 2 seeds)" in verdict_of(comparison).result
     assert "by chance" not in verdict_of(comparison).result
+    assert not any(note.startswith("Each config ran once") for note in verdict_of(comparison).notes)
 
 
 def test_a_difference_within_the_spread_of_seeds_is_said_to_be_chance(runs):
@@ -190,6 +193,7 @@ def test_the_value_that_explains_most_is_named_with_its_means(runs):
     share = 6 * 0.5**2 / total
     assert f"args.learning_rate matters most ({100 * share:.0f} % of the variance)" in text
     assert "on average 1.1 with 0.1 (3 runs), 2.1 with 0.2 (3 runs)." in text
+    assert "args.learning_rate" == verdict_of(comparison).main_setting
 
 
 def test_nothing_is_explained_by_a_value_that_each_run_has_alone(runs):
@@ -285,3 +289,69 @@ def test_code_whose_copies_are_equal_because_secrets_were_hidden_differs(runs):
         run = runs.add(lines=losses(1.0))
         assert secret not in (run / "templates/project/app.py").read_text()
     assert [("code", "app.py")] == [(row.kind, row.name) for row in compared(runs)[0].facts]
+
+
+TRAINED = {
+    "app.py": "def Settings(**kwargs):\n    return kwargs\ndef Trainer(args):\n    return args\n",
+    "templates/configs/plain.yaml": """\
+args: &args !singleton:app.py:Settings
+  learning_rate: 0.01
+  resume_from_checkpoint: ~
+main: !singleton:app.py:Trainer
+  kwargs: {args: *args}
+""",
+}
+RESUMED = ("args.resume_from_checkpoint", "auto")
+
+
+@pytest.fixture
+def attempts(tmp_path, monkeypatch):
+    """A run that was killed, changed before that, and resumed; and one that was not resumed."""
+    runs = Runs(tmp_path, TRAINED)
+    monkeypatch.chdir(runs.project)
+    killed = runs.add(lines=losses(3.0), summary={"status": "running", "max_steps": 30})
+    change = Intervention(step=13, action=Action.SET, name="learning_rate", value=0.002, factor=0.2)
+    record(str(killed), [change])
+    runs.add(lines=losses(3.0, 2.0, 1.0), summary=DONE, overrides=[RESUMED])
+    runs.add(lines=losses(3.5, 2.5, 1.5), summary=DONE, overrides=[("args.learning_rate", "0.5")])
+    return runs, killed
+
+
+def test_a_run_that_was_resumed_is_one_run_with_its_attempts(attempts):
+    runs, _ = attempts
+    found, _ = compared(runs)
+    assert ["learning_rate 0.01", "learning_rate 0.5"] == [group.label for group in found.groups]
+    assert ["args.learning_rate"] == [row.name for row in found.settings]
+    said = verdict_of(found).notes
+    assert "1 attempt that did not finish is part of the run that resumed after it." in said
+    assert not any(note.startswith("Not finished") for note in said)
+    # What was changed in an attempt has an effect on the run that went on from its checkpoint.
+    changed = "learning_rate 0.01 (learning_rate set to 0.002 after step 13)"
+    assert f"Changed by hand while they ran: {changed}. Their configs do not say so." in said
+    facts = next(run for run in comparison_facts(found)["runs"] if run["attempts"])
+    assert (1, ["learning_rate set to 0.002 after step 13"]) == (len(facts["attempts"]), facts["interventions"])
+
+
+def test_an_attempt_that_is_named_or_that_nothing_resumed_is_compared(attempts):
+    runs, killed = attempts
+    opened, _ = open_all([str(killed), str(runs.folder)])
+    assert 3 == len(opened)
+    # Without the attempt, nothing explains where the run began.
+    assert "args.resume_from_checkpoint" in {row.name for row in Comparison(opened).settings}
+    last = runs.add(lines=losses(3.0, 2.0), summary={"status": "failed", "max_steps": 30})
+    runs.add(lines=losses(3.0, 2.0, 1.1), summary=DONE)
+    assert str(last) in {run.run.folder for run in compared(runs)[0].runs}
+    # Of a trial, the last run counts, also if it has begun again.
+    other = runs.project / "other" / "runs" / killed.name
+    shutil.copytree(killed, other)
+    trials, _ = open_all([str(runs.folder), str(other.parent)], are_trials=True)
+    assert [(killed.name, 0), (max(runs.folder.iterdir()).name, 4)] == [(run.name, len(run.earlier)) for run in trials]
+
+
+def test_a_run_whose_changes_cannot_be_read_is_left_out_by_name(attempts):
+    runs, killed = attempts
+    (killed / "interventions.jsonl").write_text("{}\n")
+    found, findings = compared(runs)
+    assert (2, ["FG518"]) == (len(found.runs), [one.code for one in findings])
+    with pytest.raises(ForgatherError, match="interventions"):
+        open_all([str(killed), str(runs.folder)])

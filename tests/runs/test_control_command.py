@@ -19,6 +19,7 @@ from forgather.errors import ControlError
 from forgather.launch import control_client
 from forgather.run_control import BY_FILE, NOTE, Action, Answer, note_pause, noted_status, refusal
 from forgather.run_status import of_this_process
+from tests.runs.corpus import make_run
 
 REFUSED = ControlError("eval_steps has no effect: eval_strategy is 'no'", code="FG516", hint="set it in the config")
 
@@ -71,6 +72,19 @@ def test_the_answer_is_printed_with_its_step(action, tmp_path, capsys):
     with going_on(tmp_path, done):
         assert 0 == main(["control", str(tmp_path), action])
     assert f"step 7: {action}d {{}}\n" == capsys.readouterr().out
+
+
+def test_a_run_can_be_named_as_for_other_commands(tmp_path, capsys, monkeypatch):
+    make_run(tmp_path / "out", 0)
+    # Without a heartbeat, the process of this test is noted as that of the run.
+    run = make_run(tmp_path / "out", 1, status=None)
+    monkeypatch.chdir(tmp_path)
+    with going_on(run, done):
+        for word in ("last", run.name[:15], os.path.relpath(run)):
+            assert 0 == main(["control", word, "pause"])
+            assert "step 7: paused" in capsys.readouterr().out
+    assert 1 == main(["control", "nothing", "pause"])
+    assert "error[FG500]: there is no run 'nothing' below '.'" in capsys.readouterr().err
 
 
 def test_settings_are_sent_as_numbers(tmp_path, capsys):

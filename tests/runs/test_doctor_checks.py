@@ -74,7 +74,7 @@ def test_a_variable_that_no_library_reads_is_found(variable, advice):
 @pytest.mark.parametrize(
     "variable",
     ["NCCL_DEBUG", "NCCL_IB_TIMEOUT", "NCCL_SOCKET_IFNAME", "NCCL_P2P_DISABLE", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
-     "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_BUFFER_SIZE", "GLOO_SOCKET_IFNAME", "NCCL_ASYNC_ERROR_HANDLING"],
+     "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_BUFFER_SIZE", "GLOO_SOCKET_IFNAME", "NCCL_ASYNC_ERROR_HANDLING", "NCCL_VERSION"],
 )  # fmt: skip
 def test_a_variable_that_exists_is_no_fault(variable):
     assert is_ok(variables.check_variable_names({variable: "1", "PATH": "/bin"}))

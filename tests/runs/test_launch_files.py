@@ -16,8 +16,9 @@ from ruamel.yaml import YAML
 
 from forgather import Project
 from forgather.cli.parsing import parse
-from forgather.errors import ProjectError
+from forgather.errors import ForgatherError, ProjectError
 from forgather.launch import launch_job as launch_job_module
+from forgather.launch.dry_run import dry_run_layout
 from forgather.launch.launch_files import KINDS
 from forgather.launch.launch_job import shell_text
 from forgather.launch.layout_check import refuse_other_layout
@@ -114,6 +115,32 @@ def test_the_files_of_a_config_are_valid(cell, record_property):
     assert not any("hf_never_written" in text for text in texts.values())
     if cell.nodes > 1:
         assert all(str(ROOT) in text for text in texts.values())
+
+
+def test_a_pipeline_of_more_stages_than_the_model_has_blocks_for_is_refused():
+    with pytest.raises(
+        ProjectError, match="in 8 processes: 16 stages are requested, and the model has 8 blocks "
+    ) as caught:
+        file_of(Cell("parallel", "pipeline_interleaved", 4), "slurm")
+    assert ("FG530", 10) == (caught.value.code, caught.value.span.line)
+
+
+@pytest.mark.parametrize("cell", thinned(CELLS, lambda cell: False), ids=lambda cell: cell.name)
+def test_a_run_refuses_the_processes_that_no_file_is_printed_for_and_no_others(cell, record_property):
+    asked, plan = request(cell), plan_of(cell.project, cell.config)
+    is_printed = printed(cell, "slurm") is not None
+    try:
+        dry_run_layout(plan, gpus=asked.per_node, nodes=cell.nodes)
+    except ForgatherError as error:
+        # FG745: a dry run is for trainers of Forgather. Other numbers: data and models that this machine does not have.
+        if is_printed and (not error.code.startswith("FG7") or error.code == "FG745"):
+            pytest.skip(str(error))
+        assert not is_printed, error
+    except ImportError as error:
+        pytest.skip(str(error))
+    else:
+        assert is_printed
+    record_property("printed and run", is_printed)
 
 
 @pytest.mark.parametrize("kind", YAML_KINDS)

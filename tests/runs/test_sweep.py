@@ -202,6 +202,38 @@ def test_a_changed_config_is_not_continued(work, capsys):
     assert "[FG569]" in capsys.readouterr().err
 
 
+def test_a_sweep_goes_on_as_it_was_started(work, capsys):
+    work()
+    swept(capsys, "--grid", "main.x=1", "--name", "a")
+    assert 0 == main(["-t", "work", "sweep", "--resume", "--grid", "main.x=1"])
+    capsys.readouterr()
+    for words, said in [
+        (["--grid", "main.x=1,3"], "--grid main.x=1, not with --grid main.x=1,3"),
+        (["--set", "main.y=2"], "no --set, not with --set main.y=2"),
+        (["--metric", "loss", "--dry-run"], "no --metric, not with --metric loss"),
+        (["--sweep-seed", "1"], "no --sweep-seed, not with --sweep-seed 1"),
+    ]:
+        assert 1 == main(["-t", "work", "sweep", "--resume", *words])
+        assert f"error[FG569]: this sweep was started with {said}\n" in capsys.readouterr().err
+
+
+def test_a_dry_run_of_a_sweep_that_goes_on_says_what_is_left_and_runs_nothing(work, capsys):
+    folder = work()
+    random = ["--method", "random", "--grid", "main.x=1,2,3,4,5,6,7", "--trials", "2"]
+    swept(capsys, *random, "--name", "a", "--slots", "2")
+    swept(capsys, "--grid", "main.y=5", "--name", "b")
+    journal = folder / "out/sweeps/a/trials.jsonl"
+    before = journal.read_bytes()
+    status, plan, _ = swept(capsys, "--resume", "--name", "a", "--trials", "3", "--dry-run")
+    assert (0, 1, 2, [2]) == (status, plan["num_runs"], plan["num_done"], [one["number"] for one in plan["trials"]])
+    assert 0 == main(["-t", "work", "sweep", "--resume", str(journal.parent), "--trials", "3", "--dry-run"])
+    assert capsys.readouterr().out.startswith("1 trial to run, 2 done; compared by eval_loss (minimize)\n")
+    assert before == journal.read_bytes()
+    # The number of slots is that of the start: the second trial does not wait for the first one.
+    said = swept(capsys, "--resume", "--name", "a", "--trials", "4")[2]
+    assert ["trial 2 starts", "trial 3 starts"] == [line.split(":")[0] for line in said.splitlines()[1:3]], said
+
+
 def test_more_trials_continue_the_total(work, capsys):
     work()
     first = swept(capsys, "--method", "random", "--trials", "2", "--grid", "main.x=1,2,3,4,5,6,7", "--name", "a")[1]

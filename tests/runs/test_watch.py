@@ -55,7 +55,7 @@ def test_one_frame_shows_curves_step_bar_speed_time_left_memory_and_events(tmp_p
     assert 0 == status
     for wanted in (
         run.name, "running", "step 200/1,000  ━━", "1.00k tokens/s", "0.1 s/step", "798.9 MiB", "1:20 left",
-        "━ loss  ━ eval_loss", "eval_loss 2", "step 150: spike: loss 9.1 is far above", "control: action pause",
+        "━ loss  ━ eval_loss", "eval_loss 2", "step 150: spike: loss 9.1 is far above", "! step 160: control: action pause",
     ):  # fmt: skip
         assert wanted in out, out
     assert any("⠀" < character <= "⣿" for character in out)
@@ -196,20 +196,36 @@ def test_more_runs_than_are_followed_take_no_memory(tmp_path, monkeypatch):
 @pytest.mark.parametrize("goal", ["minimize", "maximize"])
 def test_a_sweep_has_a_table_with_the_best_trial_first_and_the_values_that_differ(tmp_path, capsys, goal):
     record = {"event": "sweep", "form": 1, "metric": "eval_loss", "goal": goal}
-    (tmp_path / "trials.jsonl").write_text(json.dumps(record) + "\n")
+    trials = [{"event": "trial", "trial": number, "values": {}, "skipped": None} for number in range(6)]
+    (tmp_path / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (record, *trials)))
     for number, (lr, loss, status) in enumerate(
         [(0.1, 3.0, Status.FINISHED), (0.2, 1.0, Status.RUNNING), (0.3, 2.0, Status.FAILED), (0.4, 5.0, None)]
     ):
-        make_run(tmp_path / "trials" / f"{number:04}", number, lr=lr, loss=loss, status=status, **LIVE)
-    # A first attempt at a trial is not a trial of its own.
+        resumed = {"args.resume_from_checkpoint": "auto"} if number == 1 else {}
+        make_run(tmp_path / "trials" / f"{number:04}", number, lr=lr, loss=loss, status=status,
+                 changes={"optimizer.lr": str(lr), **resumed}, **LIVE)  # fmt: skip
+    # A first attempt at a trial is not a trial of its own, and that a trial goes on after one is no value of its config.
     make_run(tmp_path / "trials" / "0001", 9, lr=0.2, loss=0.1, status=Status.KILLED, started=1.0, record={
         "started": "2025-01-01T00:00:00+00:00"})  # fmt: skip
     _, out, _ = shown(capsys, tmp_path, "--once")
-    rows = [re.split(r"  +", line.strip()) for line in out.splitlines()[:5]]
-    assert ["run", "status", "step", "eval_loss", "lr"] == rows[0]
+    head, *lines = out.splitlines()
+    assert head.startswith(f"sweep {tmp_path.name}  6 trials: ") and head.endswith(", 2 to start")
+    assert "1 running" in head and "1 failed" in head
+    # The panel says which trial it draws: the runs of trials that start together have the same name.
+    assert any(line.startswith("╭─ 0001 · lr 0.2  running") for line in lines), out
+    rows = [re.split(r"  +", line.strip()) for line in lines[:5]]
+    assert ["run", "status", "step", "best eval_loss", "lr"] == rows[0]
     best = {"minimize": ["0001", "0002", "0000", "0003"], "maximize": ["0003", "0000", "0002", "0001"]}
     assert best[goal] == [row[0] for row in rows[1:]]
     assert ["0001", "running", "200/1,000", "0.9" if goal == "minimize" else "1", "0.2"] in rows
+
+
+def test_the_table_of_a_sweep_that_has_ended_takes_the_whole_frame(tmp_path, capsys):
+    (tmp_path / "trials.jsonl").write_text('{"event": "sweep", "form": 1}\n')
+    for number in range(12):
+        make_run(tmp_path / "trials" / f"{number:04}", number, lr=number + 1)
+    _, out, _ = shown(capsys, tmp_path, "--once")
+    assert [f"{number:04}" for number in range(12)] == [line[:4] for line in out.splitlines()[2:]]
 
 
 def test_without_a_word_the_newest_run_that_goes_on_is_watched(tmp_path, capsys, monkeypatch):
@@ -219,8 +235,11 @@ def test_without_a_word_the_newest_run_that_goes_on_is_watched(tmp_path, capsys,
     live = make_run(tmp_path / "out", 0, status=Status.RUNNING, **LIVE)
     last = make_run(tmp_path / "out", 1)
     assert live.name in shown(capsys, "--once")[1]
+    assert "" == shown(capsys, "--once")[2]
     ended(live, Status.FINISHED)
-    assert last.name in shown(capsys, "--once")[1]
+    _, out, err = shown(capsys, "--once")
+    assert last.name in out
+    assert "no run goes on below ." in err and "'fgcli watch .' waits for others" in err
     code, out, _ = shown(capsys, ".", "--once")
     assert (0, True) == (code, "no run goes on below ." in out)
 
@@ -273,6 +292,8 @@ def test_on_a_terminal_the_last_frame_stays(tmp_path):
     assert 0 == process.wait(patience(10))
     alternate, _, left = content.decode().rpartition("\x1b[?1049l")
     assert "\x1b[?1049h" in alternate and "step 200/200" in left
+    # The frames that are drawn over one another look like the one that is left.
+    assert all("╭" in drawn and re.search("[⠁-⣿]", drawn) for drawn in (alternate, left))
 
 
 def _read(descriptor):

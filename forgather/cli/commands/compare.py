@@ -13,6 +13,7 @@ from forgather.cli.output import columns, print_findings, write_json, write_line
 from forgather.errors import ProjectError
 from forgather.runs.compared_run import open_all
 from forgather.runs.comparison import Comparison
+from forgather.runs.run_choice import RUN_HELP, folder_of
 
 DESCRIPTION = """Compare runs: which one is best, by how much, and what differs between them, each value with the
 template and the line that set it. With -o x.html, the result is one page for a browser that needs no network: curves,
@@ -27,7 +28,7 @@ _FORMS = {".html": "page", ".htm": "page", ".json": "data", ".txt": "text", "": 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command-line arguments of this command to its parser."""
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, or a folder that contains runs")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help=f"folder that contains runs, {RUN_HELP}")
     parser.add_argument(
         "--metric",
         metavar="NAME",
@@ -49,7 +50,8 @@ def run(invocation: Invocation) -> int:
     """Runs the command: prints the comparison or writes the page, and returns the exit status."""
     options = invocation.options
     form = _form(options)
-    runs, findings = open_all(options.runs, is_full=options.full)
+    top = options.project or os.curdir
+    runs, findings = open_all([folder_of(word, top) for word in options.runs], is_full=options.full)
     comparison = Comparison(runs, metric=options.metric, best=options.best)
     print_findings([*findings, *comparison.notes])
     if form == "page":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import re
 
@@ -12,6 +13,7 @@ from forgather.cli.output import print_note, write_json, write_text
 from forgather.errors import ControlError
 from forgather.launch.control_client import send_request
 from forgather.run_control import SETTABLE, Action, Request, read_settings
+from forgather.runs.run_choice import RUN_HELP, folder_of
 
 DESCRIPTION = """Control a run that goes on: pause and resume it, save a checkpoint, stop it, or change a setting. The
 run acts at the end of its current step, on all its processes, and answers what it did and at which step."""
@@ -19,7 +21,7 @@ EXAMPLES = f"""settings that can be set: {", ".join(SETTABLE)}
 
 examples:
   fgcli control output_models/tiny/runs/20260101T120000Z-tiny pause
-  fgcli control RUN resume
+  fgcli control last resume
   fgcli control RUN save                          a checkpoint of this step, also with save_strategy: no
   fgcli control RUN set learning_rate=1e-4        the rate from now on; the rest of the schedule is scaled with it
   fgcli control RUN stop --timeout 60             saves and ends, as Ctrl-C does"""
@@ -30,7 +32,7 @@ _FIRST_NOTE_SECONDS, _NOTE_SECONDS = 2.0, 30.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command-line arguments of this command to its parser."""
-    parser.add_argument("run_folder", metavar="RUN", help="the folder of the run")
+    parser.add_argument("run_folder", metavar="RUN", help=RUN_HELP)
     parser.add_argument("action", choices=[str(action) for action in Action], metavar="ACTION", help=", ".join(Action))
     parser.add_argument(
         "settings", nargs="*", metavar="NAME=VALUE", help="with 'set': the settings and their new values"
@@ -55,7 +57,8 @@ def run(invocation: Invocation) -> int:
     options = invocation.options
     action = Action(options.action)
     request = Request(action=action, settings=_settings(action, options.settings), host=platform.node())
-    answer = send_request(options.run_folder, request, timeout=options.timeout, waiting=_Notes())
+    folder = folder_of(options.run_folder, options.project or os.curdir)
+    answer = send_request(folder, request, timeout=options.timeout, waiting=_Notes())
     if answer.error is not None:
         at = "" if answer.step is None else f"step {answer.step}: "
         hint = answer.error.get("hint")

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
 
 from forgather.cli import runs_import
@@ -15,7 +15,8 @@ from forgather.cli.invocation import Invocation
 from forgather.cli.options import a_name, add_json, add_output, comma_separated
 from forgather.cli.output import columns, plural, print_note, write_json, write_lines, write_text
 from forgather.cli.runs_output import csv_text, details_lines, strict, table_lines
-from forgather.errors import ProjectError
+from forgather.errors import ControlError, ProjectError
+from forgather.interventions import Intervention, read_interventions
 from forgather.project.path_display import near_path
 from forgather.run_status import Status
 from forgather.runs.condition import parse_condition
@@ -189,20 +190,28 @@ def _write_table(table: RunTable, invocation: Invocation) -> None:
 
 
 def _show(invocation: Invocation) -> int:
-    runs = choose_runs(invocation.options.runs, _top(invocation))
+    found = [_with_interventions(run) for run in choose_runs(invocation.options.runs, _top(invocation))]
     if invocation.options.json:
-        write_json({"runs": [_facts(run) for run in runs]})
+        write_json({"runs": [_facts(run, changes) for run, changes in found]})
     else:
-        texts = ["\n".join(details_lines(run, _size(disk_usage(run.folder)))) for run in runs]
+        texts = ["\n".join(details_lines(run, _size(disk_usage(run.folder)), changes)) for run, changes in found]
         write_text("\n\n".join(texts))
-    return int(any(run.problems for run in runs))
+    return int(any(run.problems for run, _ in found))
 
 
-def _facts(run: RunSummary) -> object:
+def _with_interventions(run: RunSummary) -> tuple[RunSummary, list[Intervention]]:
+    """Returns a run and what the user changed while it went on; a damaged record of that is a problem of the run."""
+    try:
+        return run, read_interventions(run.folder)
+    except ControlError as error:
+        return replace(run, problems=(*run.problems, error.message)), []
+
+
+def _facts(run: RunSummary, changes: Sequence[Intervention]) -> object:
     (record,) = RunTable([run], {}).records()
     usage = disk_usage(run.folder)
     more = {"command": run.command, "output_dir": run.output_dir, "rerun_of": run.rerun_of, "bytes": usage.num_bytes}
-    return strict({**record, **more, "values": dict(run.changes)})
+    return strict({**record, **more, "values": dict(run.changes), "interventions": [asdict(one) for one in changes]})
 
 
 def _label(invocation: Invocation) -> int:

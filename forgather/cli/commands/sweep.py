@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import import_module
+from typing import Any
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.next_steps import resume_words
@@ -22,8 +23,8 @@ from forgather.project.project import Project
 from forgather.project.targets import run_meta
 from forgather.sweeps.best_config import config_text
 from forgather.sweeps.driver import Sweep, trial_folder
-from forgather.sweeps.journal import Journal, TrialHistory, sweep_lock
-from forgather.sweeps.plan import plan_of, refusal_text
+from forgather.sweeps.journal import Journal, TrialHistory, read_history, sweep_lock
+from forgather.sweeps.plan import SweepPlan, plan_of, plan_of_rest, refusal_text
 from forgather.sweeps.request import SweepRequest, default_folder, newest_sweep, reopened, trial_words
 from forgather.sweeps.result import TrialResult, best_of, results_of
 from forgather.sweeps.search import proposed, refuse_missing_optuna
@@ -36,7 +37,7 @@ CONFIG_OPTIONS = True
 EXECUTES = True
 TRAINS = True
 BEST_CONFIG, PAGE = "best.yaml", "comparison.html"
-_JOBS = 8
+_JOBS, _NEWEST = 8, "newest"
 DESCRIPTION = """Run a config many times with other values: a grid, random values, or values that Optuna proposes. The
 values are those of the target 'sweep' of the config, of a sweep file of Weights & Biases (--file), or of --grid. All
 trials are checked before the first one starts. Each trial is a run in a folder of its own; the sweep can be killed at
@@ -78,9 +79,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--name", metavar="NAME", help="name of the sweep's folder (default: the time)")
     parser.add_argument(
-        "--resume", nargs="?", const="newest", metavar="DIR", help="go on with a sweep: its folder, or the newest one"
+        "--resume",
+        nargs="?",
+        const=_NEWEST,
+        metavar="DIR",
+        help="go on with a sweep: its folder, that of --name, or the newest one; --slots and --slurm are those of its "
+        "start if they are not given",
     )
-    parser.add_argument("--dry-run", action="store_true", help="list the trials, and run nothing")
+    parser.add_argument("--dry-run", action="store_true", help="list the trials that would run, and run nothing")
     parser.add_argument("--write", metavar="NAME", help="write the best trial as a config of the project")
     add_set(parser)
     add_json(parser)
@@ -94,28 +100,13 @@ def run(invocation: Invocation) -> int:
     project = invocation.open_project()
     output_dir = plan_run(project).output_dir
     if options.resume is not None:
-        folder = newest_sweep(output_dir) if options.resume == "newest" else options.resume
-        if folder is None:
-            raise ProjectError(
-                f"there is no sweep in {output_dir!r}", code="FG563", hint="start one: leave out --resume"
-            )
-        with sweep_lock(_existing(folder)):
-            journal = Journal.open(folder)
-            request, project, spec = reopened(journal.history.sweep, trials=options.trials)
-            trials = Trials(project, spec)
-            _announce_added(journal, trials)
-            return _run(invocation, journal, request, project, trials)
+        return _go_on(invocation, project, _folder_to_resume(options, output_dir))
     request = SweepRequest(
         project_dir=project.meta.project_dir,
         config=project.config_name,
         variables=dict(invocation.variables),
-        overrides=project.overrides,
-        file=None if options.file is None else os.path.abspath(options.file),
-        grid=tuple(options.grid),
-        method=options.method,
         trials=options.trials,
-        metric=options.metric,
-        seed=options.sweep_seed,
+        **_asked(options, project),
     )
     project, spec = request.open()
     if spec.method is Method.OPTUNA:
@@ -123,21 +114,66 @@ def run(invocation: Invocation) -> int:
     trials = Trials(project, spec)
     plan = plan_of(trials.spec, trials.planned())
     if options.dry_run:
-        if options.json:
-            write_json(plan.as_data())
-        else:
-            write_lines(plan_lines(plan))
-        return 0
+        return _show_plan(options, plan)
     if not options.json:
         write_lines(plan_lines(plan))
     ask_trust(project)
     folder = default_folder(output_dir, options.name or f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     os.makedirs(folder, exist_ok=True)
     with sweep_lock(folder):
-        journal = Journal.create(folder, request.as_record(project, spec))
+        places = {"slots": options.slots, "slurm": options.slurm}
+        journal = Journal.create(folder, {**request.as_record(project, spec), **places})
         for trial in plan.trials:
             journal.announce(trial.number, dict(trial.assignments), refusal_text(trial) or None)
         return _run(invocation, journal, request, project, trials)
+
+
+def _asked(options: argparse.Namespace, project: Project) -> dict[str, Any]:
+    """Returns what the command line asks for, by the fields of a request: all of them, given or not."""
+    return {
+        "overrides": project.overrides,
+        "file": None if options.file is None else os.path.abspath(options.file),
+        "grid": tuple(options.grid),
+        "method": options.method,
+        "metric": options.metric,
+        "seed": options.sweep_seed,
+    }
+
+
+def _folder_to_resume(options: argparse.Namespace, output_dir: str) -> str:
+    if options.resume != _NEWEST:
+        folder = options.resume
+    elif options.name:
+        folder = default_folder(output_dir, options.name)
+    else:
+        folder = newest_sweep(output_dir)
+    if folder is None:
+        raise ProjectError(f"there is no sweep in {output_dir!r}", code="FG563", hint="start one: leave out --resume")
+    return _existing(folder)
+
+
+def _go_on(invocation: Invocation, project: Project, folder: str) -> int:
+    """Goes on with the sweep in a folder, or says what that would run."""
+    options = invocation.options
+    asked = {name: value for name, value in _asked(options, project).items() if value not in (None, ())}
+    if options.dry_run:
+        history = read_history(folder)
+        _, project, spec = reopened(history.sweep, asked, trials=options.trials)
+        return _show_plan(options, plan_of_rest(spec, Trials(project, spec).planned(), history))
+    with sweep_lock(folder):
+        journal = Journal.open(folder)
+        request, project, spec = reopened(journal.history.sweep, asked, trials=options.trials)
+        trials = Trials(project, spec)
+        _announce_added(journal, trials)
+        return _run(invocation, journal, request, project, trials)
+
+
+def _show_plan(options: argparse.Namespace, plan: SweepPlan) -> int:
+    if options.json:
+        write_json(plan.as_data())
+    else:
+        write_lines(plan_lines(plan))
+    return 0
 
 
 def _existing(folder: str) -> str:
@@ -165,7 +201,7 @@ def _run(invocation: Invocation, journal: Journal, request: SweepRequest, projec
     sweep = Sweep(
         journal=journal,
         spec=spec,
-        slots=_slots(project, options, journal.folder),
+        slots=_slots(project, options, journal),
         next_trial=lambda: _proposed(sweep, trials),
         command=command,
     )
@@ -180,12 +216,15 @@ def _run(invocation: Invocation, journal: Journal, request: SweepRequest, projec
     return _finish(invocation, sweep, project)
 
 
-def _slots(project: Project, options: argparse.Namespace, folder: str) -> Slots:
-    """Returns the places for trials: jobs of SLURM, or shares of this machine."""
-    if options.slurm is not None:
-        return SlurmSlots(options.slots or _JOBS, shlex.split(options.slurm), os.path.join(folder, "jobs"))
+def _slots(project: Project, options: argparse.Namespace, journal: Journal) -> Slots:
+    """Returns the places for trials: jobs of SLURM, or shares of this machine; by default those of the start."""
+    stored = journal.history.sweep
+    number = stored.get("slots") if options.slots is None else options.slots
+    slurm = stored.get("slurm") if options.slurm is None else options.slurm
+    if slurm is not None:
+        return SlurmSlots(number or _JOBS, shlex.split(slurm), os.path.join(journal.folder, "jobs"))
     each = run_meta(project.graph).nproc_per_node
-    return local_slots(options.slots, each if isinstance(each, int) else None)
+    return local_slots(number, each if isinstance(each, int) else None)
 
 
 def _proposed(sweep: Sweep, trials: Trials) -> int | None:
@@ -226,8 +265,8 @@ def _finish(invocation: Invocation, sweep: Sweep, project: Project) -> int:
 
 
 def _write_page(sweep: Sweep, results: Sequence[TrialResult]) -> str | None:
-    """Writes the page that compares the newest run of each trial; returns the file, or None for a single run."""
-    folders = [one.run_dir for one in results if one.run_dir is not None and one.value is not None]
+    """Writes the page that compares the trials; returns the file, or None for a single one."""
+    folders = [trial_folder(sweep.journal.folder, one.number) for one in results if one.value is not None]
     if len(folders) < 2:
         return None
     # Late imports: a sweep that is planned needs no page.
@@ -236,7 +275,7 @@ def _write_page(sweep: Sweep, results: Sequence[TrialResult]) -> str | None:
     from forgather.runs.comparison_page.page import page, page_data
 
     file = os.path.join(sweep.journal.folder, PAGE)
-    runs, _ = open_all(folders)
+    runs, _ = open_all(folders, are_trials=True)
     best = "min" if sweep.spec.goal is Goal.MINIMIZE else "max"
     comparison = Comparison(runs, metric=sweep.spec.metric, best=best)
     title = f"Sweep {os.path.basename(sweep.journal.folder)}: {plural(len(runs), 'trial')}"

@@ -92,9 +92,12 @@ def _watched(targets: list[str], top: str) -> WatchedRuns:
                 code="FG550",
                 hint="'fgcli train' makes one; 'fgcli watch .' waits for it",
             )
-        return WatchedRuns(
-            [next((run for run in runs if run.status is not None and run.status.is_live), runs[0]).folder]
-        )
+        found = next((run for run in runs if run.status is not None and run.status.is_live), None)
+        if found is None:
+            print_note(
+                f"no run goes on below {near_path(top)}: this is the newest one; 'fgcli watch .' waits for others"
+            )
+        return WatchedRuns([(found or runs[0]).folder])
     tops = [word for word in targets if _is_folder_of_runs(word)]
     named = [run.folder for run in choose_runs([word for word in targets if word not in tops], top)]
     return WatchedRuns(named, tops, _ranking(tops))
@@ -110,8 +113,14 @@ def _ranking(tops: list[str]) -> Ranking | None:
     """Returns the order of the trials of a sweep; None if the folders are not that of one sweep."""
     if len(tops) != 1 or not os.path.isfile(os.path.join(tops[0], JOURNAL)):
         return None
-    facts = read_history(tops[0]).sweep
-    return Ranking(str(facts.get("metric", "eval_loss")), is_greater_better=facts.get("goal") == Goal.MAXIMIZE)
+    history = read_history(tops[0])
+    facts = history.sweep
+    return Ranking(
+        str(facts.get("metric", "eval_loss")),
+        is_greater_better=facts.get("goal") == Goal.MAXIMIZE,
+        title=f"sweep {os.path.basename(os.path.realpath(tops[0]))}",
+        num_trials=sum(one.skipped is None for one in history.trials.values()),
+    )
 
 
 def _goes_on(watched: WatchedRuns) -> bool:
@@ -142,11 +151,12 @@ def _draw(watched: WatchedRuns) -> None:
 
     from forgather.cli.watch_output import frame
 
-    console = Console()
+    # Asked before the first frame: while frames are drawn, `sys.stdout` is one of rich's that has no encoding.
+    console, is_braille = Console(), _has_braille()
 
     def drawn() -> object:
         size = console.size
-        return frame(watched, width=size.width, height=size.height, now=time.time(), is_braille=_has_braille())
+        return frame(watched, width=size.width, height=size.height, now=time.time(), is_braille=is_braille)
 
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -194,19 +204,22 @@ def _has_braille() -> bool:
 
 def _print_lines(watched: WatchedRuns) -> None:
     """Prints a line for each change of a run, for output that is no terminal."""
-    from forgather.cli.watch_output import event_line, run_line
+    from forgather.cli.watch_output import event_line, run_line, titles_of
 
     printed: dict[str, tuple[int, int]] = {}
 
     def show() -> None:
         lines = []
         is_named = len(watched.live) > 1 or bool(watched.tops)
+        titles = titles_of(watched) if is_named else {}
         for folder, run in watched.live.items():
             version, count = printed.get(folder, (0, 0))
             if run.version <= version:
                 continue
-            lines += [event_line(run, event, is_named=is_named) for event in run.events if event.number > count]
-            lines.append(run_line(run, is_named=is_named))
+            # An earlier attempt at a trial has no title of its own.
+            name = titles.get(folder, run.summary.name) if is_named else None
+            lines += [event_line(event, name) for event in run.events if event.number > count]
+            lines.append(run_line(run, name))
             printed[folder] = (run.version, run.num_events)
         if lines:
             write_text("\n".join(lines))

@@ -114,9 +114,9 @@ class JsonLogger(TrainerCallback, ExportableState):
             self._write_event(args, state, logged.step, logged.content)
 
     @report_only
-    def on_control(self, args: Any, state: Any, control: Any, facts: dict[str, Any], **kwargs: Any) -> None:
+    def on_control(self, args: Any, state: Any, control: Any, facts: dict[str, Any], done: str, **kwargs: Any) -> None:
         """Appends a line with `event: control` for an action of the user; `loss.jsonl` gets no such line."""
-        self._write_event(args, state, state.global_step, {"event": "control", **facts})
+        self._write_event(args, state, state.global_step, {"event": "control", "message": done, **facts})
 
     def _write_event(self, args: Any, state: Any, step: int, facts: Mapping[str, Any]) -> None:
         if is_selected_rank(self.rank_filter, args):

@@ -8,6 +8,7 @@ attempt.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 from collections.abc import Iterator
@@ -96,6 +97,14 @@ def start(settings: GroupSettings, device: torch.device) -> None:
     # early.
     _training_timeout = datetime.timedelta(seconds=settings.timeout_seconds)
     _set_pg_timeout(_training_timeout)
+    if settings.world_size == 1:
+        # NCCL warns of a group that still is there at the end. One process cannot wait for others by closing it.
+        atexit.register(_close)
+
+
+def _close() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def training_timeout() -> datetime.timedelta | None:

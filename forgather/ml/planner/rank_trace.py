@@ -26,6 +26,7 @@ from forgather.ml.planner.engine_tensors import engine_gradients, hold_engine, p
 from forgather.ml.planner.fake_build import FakeBuild
 from forgather.ml.planner.generation_trace import generate
 from forgather.ml.planner.gpu_attention import GpuAttention
+from forgather.ml.planner.gpu_operators import gpu_operators
 from forgather.ml.planner.library_kernels import kernel_notes
 from forgather.ml.planner.model_builders import loading_fakes, without_memory_for_models
 from forgather.ml.planner.offload import Offload
@@ -206,7 +207,8 @@ def _traces(
         keys.append((shape.length, steps, *(item.shape for item in tensors)))
         windows.setdefault(keys[-1], (sized, steps))
     attention = GpuAttention(device_type)
-    with places.followed(), noting_width(local, places.blocks, widths), ReadingZeros(local), attention:
+    on_device = gpu_operators(device_type)
+    with places.followed(), noting_width(local, places.blocks, widths), ReadingZeros(local), attention, on_device:
         categorize = category_of(strategy, places, widths)
         tracer = _Tracer(trainer, planned, places, fake, categorize, device_type, attention, offloads, {})
         settling = passes_to_settle(strategy)

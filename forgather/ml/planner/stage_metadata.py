@@ -10,15 +10,17 @@ lists what must be compared when all ranks are traced. Messages of tensors keep 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed.pipelining import _utils as stage_values
 from torch.distributed.pipelining import schedules
-from torch.distributed.pipelining._utils import _derive_grad_metas, _StageBackwardMeta
 from torch.distributed.pipelining.stage import PipelineStage
 
+from forgather.errors import PlanError
 from forgather.ml.strategy.pipeline.inference import ForwardPass
 
 
@@ -49,6 +51,15 @@ class Relay:
         return all(self.outputs.get(stage) == meta for stage, meta in self.assumed.items())
 
 
+def _refuse(stage: Any, missing: list[str], *_: Any, **__: Any) -> None:
+    raise PlanError(
+        f"torch {torch.__version__} exchanges shapes between pipeline stages in another way than the planner knows "
+        f"(it has no {', '.join(missing)})",
+        code="FG969",
+        hint="plan with torch 2.13, or plan a strategy without a pipeline",
+    )
+
+
 class _Works(list[Any]):
     """Messages under way. Real ones keep their tensors, simulated ones do not: a schedule may wait at its end only."""
 
@@ -69,7 +80,9 @@ def relayed(relay: Relay) -> Iterator[None]:
         if source < stage.stage_index:
             return relay.output_of(source)
         # A gradient has the shape of the output that it belongs to.
-        return _StageBackwardMeta(backward_metas=_derive_grad_metas(stage._stage_meta.outputs))
+        # Looked up here, because torch before 2.13 has no such names, and plans without pipelines do not need them.
+        metas = stage_values._derive_grad_metas(stage._stage_meta.outputs)
+        return stage_values._StageBackwardMeta(backward_metas=metas)
 
     def send(stage: Any, meta: Any, target: int) -> None:
         if target > stage.stage_index:
@@ -98,6 +111,10 @@ def relayed(relay: Relay) -> Iterator[None]:
         (ForwardPass, "_send", pass_on),
         (ForwardPass, "_receive", take_over),
     ]
+    missing = [name for owner, name, _ in replaced if name not in vars(owner)]
+    if missing:
+        # A stage that is built asks for what is missing; a run without stages does not.
+        replaced = [(PipelineStage, "__init__", functools.partialmethod(_refuse, missing))]
     kept = [(owner, name, vars(owner)[name]) for owner, name, _ in replaced]
     for owner, name, method in replaced:
         setattr(owner, name, method)

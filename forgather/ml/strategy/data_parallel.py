@@ -26,14 +26,21 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from forgather.errors import DistributedError
+from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.distributed.collectives import require_equal_weights
 from forgather.ml.distributed.env import DistributedEnvironment, exported_facts
 from forgather.ml.distributed.layout import Layout
 from forgather.ml.distributed.mesh import Mesh
+from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Recipe
+from forgather.ml.strategy.ddp_buckets import fixed_buckets, note_unused_weights
 from forgather.ml.strategy.gradients import sum_bucket_async
 from forgather.ml.strategy.initial_weights import has_shapes_only
 from forgather.ml.strategy.model_strategy import ModelStrategy, topology_of
+
+_log = get_logger(__name__)
+
+_HOOKS_WITH_STATE = (DDPCommunicationHookType.POWER_SGD, DDPCommunicationHookType.BATCHED_POWER_SGD)
 
 
 class DataParallel(ModelStrategy):
@@ -79,11 +86,9 @@ class DataParallel(ModelStrategy):
         """Makes the model and its loss rule; places the model, applies the `prepare` steps, and wraps it in DDP."""
         super().build(recipe)
         require_equal_weights({name: weight.shape for name, weight in self.model.named_parameters()})
-        self._graph_is_known = not self._ddp.static_graph
         # Each reduction of accumulated gradients includes those of earlier micro-batches again, which are already equal
         # on all ranks: a mean leaves them unchanged, a sum would count them once per rank.
-        syncs_again = self._sync_each_batch or self._ddp.static_graph
-        self._sums = not syncs_again and self._ddp.comm_hook == DDPCommunicationHookType.NO
+        self._sums = not self._sync_each_batch and self._ddp.comm_hook == DDPCommunicationHookType.NO
         self.engine = self._wrapped()
 
     @property
@@ -98,7 +103,7 @@ class DataParallel(ModelStrategy):
         # DDP's reducer reads the addresses of weights, which have none. The planner adds its buckets.
         if has_shapes_only():
             return self.model
-        with exported_facts(self._facts), warnings.catch_warnings():
+        with exported_facts(self._facts), fixed_buckets(), warnings.catch_warnings():
             # Accelerate passes the setting under the name that all releases of torch know.
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
             engine: nn.Module = self._accelerator.prepare_model(self.model)
@@ -111,16 +116,38 @@ class DataParallel(ModelStrategy):
         return engine
 
     def _gradient_sync(self, *, is_last: bool) -> contextlib.AbstractContextManager[Any]:
-        # DDP records a static graph in the first backward pass, and for that it must reduce gradients.
-        syncs = is_last or self._sync_each_batch or not self._graph_is_known
-        self._graph_is_known = True
-        if syncs or not isinstance(self.engine, DistributedDataParallel):
+        if is_last or self._sync_each_batch or not isinstance(self.engine, DistributedDataParallel):
             return contextlib.nullcontext()
         return self.engine.no_sync()
 
     def _backward(self, loss: Tensor) -> None:
         # Without our hook DDP takes the mean over processes, which undoes this factor.
         super()._backward(loss if self._sums else loss * self.topology.dp_size)
+
+    def _reduce_gradients(self) -> None:
+        if isinstance(self.engine, DistributedDataParallel):
+            try:
+                # torch itself looks in the next step, when these gradients have changed the weights of each rank.
+                self.engine._check_reducer_finalized()  # type: ignore[no-untyped-call]
+            except RuntimeError as error:
+                note_unused_weights(error, self.engine)
+                raise
+
+    def restore_optimizer(self, saved: CheckpointReader) -> None:
+        """Restores the optimizer state of a checkpoint; see `ModelStrategy.restore_optimizer`.
+
+        Collective: every rank must call it.
+
+        Raises:
+            CheckpointError: FG605, on every rank, if the checkpoint has the state of another optimizer.
+        """
+        super().restore_optimizer(saved)
+        if self._ddp.comm_hook in _HOOKS_WITH_STATE and isinstance(self.engine, DistributedDataParallel):
+            _log.warning(
+                "comm_hook %s: its error feedback is in no checkpoint and starts again, so the weights will differ "
+                "from those of an uninterrupted run",
+                self._ddp.comm_hook.value,
+            )
 
 
 def data_parallel_strategy(

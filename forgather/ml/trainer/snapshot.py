@@ -11,11 +11,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import importlib.metadata
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 
+from forgather import __version__
 from forgather.errors import CheckpointError
 from forgather.ml.adapter_base import adapter_files
 from forgather.ml.callbacks.base import ExportableState
@@ -76,7 +77,7 @@ def origin_facts(strategy: Strategy, args: TrainingArguments, data: Fingerprint)
     """
     topology = strategy.topology
     return {
-        "versions": {name: importlib.metadata.version(name) for name in ("forgather", "torch", "transformers")},
+        "versions": {"forgather": __version__, **{name: version(name) for name in ("torch", "transformers")}},
         "layout": {
             "world_size": topology.world_size,
             "dp_size": topology.dp_size,

@@ -35,6 +35,7 @@ from forgather.ml.distributed.env import device_for_deepspeed_imports
 from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
 from forgather.ml.run_dir import own_run_folder
+from forgather.ml.strategy.ddp_buckets import fixed_buckets, note_unused_weights
 from forgather.ml.tracking import Logged, receiving
 from forgather.ml.trainer.data_loader import is_iterable
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
@@ -137,9 +138,10 @@ class TransformersRun(Trainer):
             self.add_callback(stop)
             self.add_callback(epoch)
             try:
-                with device_for_deepspeed_imports(), self._receiving():
+                with device_for_deepspeed_imports(), fixed_buckets(), self._receiving():
                     result = super().train(folder, *others, **named)
             except BaseException as error:
+                note_unused_weights(error, self.model_wrapped)
                 if stop.began:
                     self._close(error)
                 raise

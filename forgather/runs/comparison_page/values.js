@@ -76,7 +76,7 @@ function plots() {
     replace(section, element("h2", { id: "values-title" }, "Values and results"), element("p", { class: "empty" }, !SETTINGS.length ? "No value of the config differs." : "There is no metric to show them against."));
     return;
   }
-  choice.row = choice.row || SETTINGS.find(row => !row.seed) || SETTINGS[0];
+  choice.row = choice.row || SETTINGS.find(row => row.name === DATA.verdict.main_setting) || SETTINGS.find(row => !row.seed) || SETTINGS[0];
   const select = element("select", { id: "value", onchange: event => { choice.row = SETTINGS[Number(event.target.value)]; plots(); byId("value").focus(); } }, SETTINGS.map((row, at) => element("option", { value: at, selected: row === choice.row }, row.name)));
   replace(section, element("h2", { id: "values-title" }, "Values and results"),
     element("div", { id: "pair" }, element("div", {}, element("label", {}, `best ${DATA.metric} by `, select), scatter()), element("div", {}, element("p", { class: "quiet" }, `Each line is a run. Drag along an axis to keep a range.${LEADING.length < SETTINGS.length || LEADING.length > 8 ? ` ${plural(Math.min(8, LEADING.length), "value")} of ${SETTINGS.length}: values that change together are one axis.` : ""}`), parallel())));

@@ -5,7 +5,7 @@ const POLL_MS = 1000, EVENTS = 50;
 const NO_CHART = /(_runtime|_per_second|_bytes)$|^(total_flos|num_input_tokens_seen|mfu)$/;
 const runs = new Map();  // by folder: { facts, curves: Map of points by name, events }
 const cards = new Map();
-let version = 0, order = [], metric = null, focus = null;
+let version = 0, order = [], metric = null, title = null, numTrials = 0, paths = [], focus = null;
 
 const byId = id => document.getElementById(id);
 function make(tag, className, ...content) {
@@ -38,7 +38,7 @@ const lastOf = points => points.length ? points[points.length - 1][3] : null;
 
 function take(answer) {
   version = answer.version;
-  metric = answer.metric;
+  ({ metric, title, num_trials: numTrials, paths } = answer);
   order = answer.runs.map(facts => facts.folder);
   for (const facts of answer.runs) {
     const run = runs.get(facts.folder) || { curves: new Map(), events: [] };
@@ -161,21 +161,14 @@ function showOthers(parts, run, shown, isWhole) {
 
 function labelOf(facts) {
   if (metric !== null)
-    return [facts.output, ...paths().filter(path => path in facts.changes).map(path => `${endOf(path)} ${facts.changes[path]}`)].join(" · ");
+    return [facts.output, ...paths.filter(path => path in facts.changes).map(path => `${endOf(path)} ${facts.changes[path]}`)].join(" · ");
   const others = [...runs.values()].filter(other => other.facts.name === facts.name);
   return others.length > 1 ? `${facts.output} / ${facts.name}` : facts.name;
 }
 const endOf = path => path.split(".").pop();
 
-// The values of the config that differ between the runs.
-function paths() {
-  const all = order.map(folder => runs.get(folder).facts);
-  return [...new Set(all.flatMap(facts => Object.keys(facts.changes)))]
-    .filter(path => new Set(all.map(facts => facts.changes[path])).size > 1).slice(0, 5);
-}
-
 function showTable() {
-  const all = order.map(folder => runs.get(folder).facts), shown = paths();
+  const all = order.map(folder => runs.get(folder).facts), shown = paths;
   const cell = (tag, content) => make(tag, "", content);
   const head = make("tr", "", ...["run", "status", "step", `best ${metric}`, ...shown.map(endOf)].map(text => cell("th", text)));
   const rows = all.slice(0, 200).map((facts, at) => {
@@ -224,12 +217,19 @@ function showHead(single, followed) {
     document.title = `${facts.max_steps && facts.step ? Math.floor(100 * facts.step / facts.max_steps) + " % · " : ""}${facts.name}`;
     return;
   }
-  const live = followed.filter(folder => runs.get(folder).facts.is_live).length;
-  say(byId("title"), order.length ? `${order.length} run${order.length === 1 ? "" : "s"}` : "No run yet");
-  say(byId("sub"), order.length ? metric !== null ? `the best ${metric} first` : "the newest first" : "New runs are shown here as they start.");
-  say(badge, `${live} running`);
-  badge.className = "badge " + (live ? "running" : "unknown");
-  document.title = `${live} running`;
+  const paused = followed.filter(folder => runs.get(folder).facts.status === "paused").length;
+  const live = followed.filter(folder => runs.get(folder).facts.is_live).length - paused;
+  const known = `${order.length} run${order.length === 1 ? "" : "s"}`;
+  say(byId("title"), title || (order.length ? known : "No run yet"));
+  const sorted = metric !== null ? `the best ${metric} first` : "the newest first";
+  const started = title ? `${order.length} of ${Math.max(numTrials, order.length)} trials started · ` : "";
+  say(byId("sub"), order.length || title ? started + sorted : "New runs are shown here as they start.");
+  const ends = new Map();
+  if (!live && !paused) for (const folder of order) { const status = statusOf(runs.get(folder).facts); ends.set(status, (ends.get(status) || 0) + 1); }
+  const words = [live ? `${live} running` : "", paused ? `${paused} paused` : "", ...[...ends].map(([status, number]) => `${number} ${status}`)];
+  say(badge, words.filter(Boolean).join(", ") || "0 running");
+  badge.className = "badge " + (live ? "running" : paused ? "paused" : ends.size === 1 ? [...ends.keys()][0] : "unknown");
+  document.title = badge.textContent + (title ? ` · ${title}` : "");
 }
 
 async function poll() {

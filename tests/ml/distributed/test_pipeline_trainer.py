@@ -180,3 +180,40 @@ def _refused(folder, settings):
 )
 def test_what_is_refused_names_the_setting_where_it_is_written(tmp_path, settings, argument):
     assert [argument] * 2 == run_ranks(2, _refused, tmp_path, settings)
+
+
+def _forward_passes(folder, schedule):
+    """Returns how often a block is computed for a micro-batch, for the blocks of all stages but the first."""
+    given = {"schedule_class": schedule, "checkpoint_sequential": True, "pipeline_chunks": 4}
+    trainer = PipelineTrainer(
+        lambda: make_llama(num_hidden_layers=4),
+        PipelineTrainingArguments(str(folder), use_cpu=True, max_steps=3, per_device_train_batch_size=4, **given),
+        train_dataset=rows(12),
+        distributed_env=DistributedEnvironment(timeout_seconds=patience(20), start_timeout_seconds=patience(20)),
+    )
+    counts = {}
+    for name, module in trainer.strategy.local.named_modules():
+        if name.endswith("mlp") and "layers.0." not in name:
+            module.register_forward_pre_hook(lambda *_, name=name: counts.update({name: counts.get(name, 0) + 1}))
+    trainer.train()
+    return [count / 12 for count in counts.values()]
+
+
+# 1 forward pass, 1 for the gradients of activations, and under the first two 1 for each weight of a block.
+@pytest.mark.parametrize(
+    ("schedule", "times"),
+    thinned(
+        [
+            ("ScheduleInterleavedZeroBubble", 11),
+            ("ScheduleZBVZeroBubble", 11),
+            ("ScheduleDualPipeV", 4),
+            ("ScheduleInterleaved1F1B", 2),
+        ],
+        lambda schedule, times: False,
+    ),
+)
+def test_a_schedule_that_divides_backward_passes_recomputes_a_block_for_each_of_its_weights(schedule, times, tmp_path):
+    counts = [count for found in run_ranks(2, _forward_passes, tmp_path, schedule) for count in found]
+    assert 3 == len(counts)
+    # For a new shape, the stages exchange their shapes in one more pass.
+    assert all(times <= count < times + 1 for count in counts), counts

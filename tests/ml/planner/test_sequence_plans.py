@@ -100,7 +100,8 @@ def test_the_plan_of_a_cell_is_that_of_a_run_with_its_sizes(name, tmp_path, reco
     peaks = set()
     for one, (plan, work) in zip(cells, plans, strict=True):
         own, own_work = plan_run(functools.partial(make, tmp_path, one.length, one.rows), **sizes)
-        assert own == plan, one
+        # How many rows of another length the data has is not known to the planner.
+        assert {**own, "most_rows": plan["most_rows"]} == plan, one
         if "ZeRO" in name:
             # In its second step, which alone is planned otherwise, the engine compares the order of weights among ranks.
             assert seconds(work) == pytest.approx(seconds(own_work), rel=0.05)

@@ -21,6 +21,7 @@ from forgather.errors import TrainingError, nearest
 from forgather.ml.log import get_logger
 from forgather.ml.number_format import plural
 from forgather.ml.strategy.pipeline.blocks import BlockList, find_blocks
+from forgather.pipeline_schedules import too_many_stages
 from forgather.planner.hardware import Hardware, hardware
 from forgather.planner.stage_cuts import StageMemory, UnitCosts, balanced_cuts
 
@@ -267,11 +268,10 @@ def _check_count(blocks: BlockList, count: int, num_stages: int | None, words: s
             expected=num_stages,
             found=count,
         )
-    # The modules before the blocks, and those after them, can each be a stage without a block.
-    most = len(blocks) + bool(blocks.before) + bool(blocks.after)
-    if count > most:
+    problem = too_many_stages(count, len(blocks), num_others=bool(blocks.before) + bool(blocks.after))
+    if problem is not None:
         raise TrainingError(
-            f"{count} stages are requested, and the model has {plural(len(blocks), 'block')} ({_shown(blocks)})",
+            f"{problem} ({_shown(blocks)})",
             code="FG753",
             hint=f"request at most {plural(len(blocks), 'stage')}",
             expected=len(blocks),
