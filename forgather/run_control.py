@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from forgather.bounded import read_bytes
 from forgather.errors import ControlError, ForgatherError, nearest
 from forgather.heartbeat import Heartbeat, current_heartbeat
-from forgather.run_status import RunStatus, Status, of_this_process
+from forgather.run_status import RunStatus, Status, of_this_process, status_of_facts
 
 FORM = 1
 """The number of the format of messages."""
@@ -199,13 +199,18 @@ def read_answer(content: bytes) -> Answer:
     try:
         found = json.loads(content)
         step, error = found["step"], found["error"]
-        if not (step is None or type(step) is int) or not (error is None or isinstance(error["message"], str)):
+        if not (step is None or type(step) is int) or not (error is None or _is_error(error)):
             raise TypeError
         return Answer(step=step, done=str(found["done"]), facts=dict(found["facts"]), error=error)
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ControlError(
             "the answer of the run is malformed", code="FG517", hint="is it a run of another version of Forgather?"
         ) from None
+
+
+def _is_error(found: Any) -> bool:
+    texts = [found.get("code"), found.get("hint")] if isinstance(found, dict) else [0]
+    return all(text is None or isinstance(text, str) for text in texts) and isinstance(found["message"], str)
 
 
 def _no_constant(name: str) -> Any:
@@ -277,9 +282,9 @@ def _write_note(run_dir: str, status: RunStatus) -> None:
 
 def noted_status(run_dir: str) -> RunStatus | None:
     """Returns the status of the run that has noted its address in a run folder, or None."""
-    with suppress(OSError, ValueError, TypeError, RecursionError):
+    with suppress(OSError, ValueError, AttributeError, RecursionError):
         found = json.loads(read_bytes(os.path.join(run_dir, NOTE), MAX_BYTES))
-        return RunStatus(**{**found, "status": Status(found["status"])})
+        return status_of_facts(found)
     return None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import platform
 import tempfile
@@ -286,6 +285,18 @@ def parse_status(content: bytes) -> RunStatus:
         raise StatusError("it has no form number")
     if found["form"] > FORM:
         raise StatusError(f"it has form {found['form']}, and this version reads form {FORM}")
+    return status_of_facts(found)
+
+
+def status_of_facts(found: Mapping[str, Any]) -> RunStatus:
+    """Returns the status that the fields of a file describe.
+
+    Args:
+        found: the fields, in the form of `asdict`.
+
+    Raises:
+        StatusError: if a field is missing or of another type.
+    """
     wrong = [name for name, is_right in _RIGHT.items() if not is_right(found.get(name))]
     if wrong:
         raise StatusError(f"{wrong[0]!r} is {found.get(wrong[0])!r:.80}")
@@ -294,11 +305,11 @@ def parse_status(content: bytes) -> RunStatus:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < _LARGEST
 
 
 def _is_instant(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) < _LARGEST
 
 
 def _is_text(value: Any) -> bool:
@@ -309,6 +320,8 @@ def _or_none(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or is_right(value)
 
 
+# JSON has numbers without end, which neither floats nor clocks have.
+_LARGEST = 1 << 53
 # The types of a run's own file, so that no reader need check them.
 _RIGHT: dict[str, Callable[[Any], bool]] = {
     "status": lambda value: isinstance(value, str) and value in set(Status),

@@ -287,6 +287,6 @@ def _run_fact(comparison: Comparison, at: int) -> dict[str, Any]:
         "max_steps": run.max_steps,
         "attempts": [one.folder for one in run.earlier],
         "interventions": [one.text for part in (*run.earlier, run) for one in part.interventions],
-        "damaged_lines": run.curves.lines.num_damaged,
+        "damaged_lines": run.curves.position.num_damaged,
         "metrics": metrics,
     }

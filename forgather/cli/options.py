@@ -6,6 +6,7 @@ The functions add options to an argparse parser. A config cannot declare an opti
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,21 @@ def a_name(text: str) -> str:
     if text:
         return text
     raise argparse.ArgumentTypeError("'' is not a name")
+
+
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+"""A decimal number, without the words for infinity and NaN."""
+
+
+def a_time(text: str) -> float:
+    """Returns the value of an option that is a time in seconds.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is not a finite number above 0.
+    """
+    if NUMBER.fullmatch(text) and 0 < float(text) < 1e9:
+        return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
 
 
 def column_names(text: str) -> dict[str, str]:

@@ -23,8 +23,7 @@ from forgather.source import Span
 
 MAX_LINES = 18  # a report has to fit on one screen, together with the command
 _WIDTH = 160
-# Sources without lines: an option, or a variable that was given in Python.
-NO_LINES = ("<option ", "<variable ")
+NO_LINES = ("<option ", "<variable ")  # an option, or a variable that was given in Python
 
 
 def report(findings: Sequence[Diagnostic], display: Display, see_all: str | None = None) -> list[str]:
@@ -171,18 +170,19 @@ def print_note(text: str) -> None:
     _print_lines([text])
 
 
-def write_text(text: str, file: str | None = None, *, look: Look | None = None) -> None:
+def write_text(text: str, file: str | None = None, *, look: Look | None = None, is_hidden: bool = False) -> None:
     """Writes text to a file or to the standard output.
 
     Args:
         text: the text, to which a newline is added if the last one is missing.
         file: the name of the file, or None for the standard output.
         look: the colors and line breaks on a terminal, or None for plain text.
+        is_hidden: whether the secrets in the text are hidden already.
 
     Raises:
         ProjectError: FG418 if the file or the standard output cannot be written.
     """
-    text = hide(text if text.endswith("\n") else f"{text}\n")
+    text = (str if is_hidden else hide)(text if text.endswith("\n") else f"{text}\n")
     if file is None:
         # Python sets a stream to None if the caller has closed it.
         if sys.stdout is None:

@@ -97,6 +97,12 @@ class Parser(argparse.ArgumentParser):
         look = Look(_paint_help, _hang_of_help)
         return "\n".join(shown_on(sys.stdout, line, look) for line in text.split("\n"))
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # Python 3.11 takes the text after `--name=` for the end of the options, and gives the option an empty list.
+        if action.option_strings and arg_strings == ["--"]:
+            raise argparse.ArgumentError(action, "expected one argument")
+        return super()._get_values(action, arg_strings)
+
     def error(self, message: str) -> NoReturn:
         """Prints a usage error, and ends the process with status 2."""
         sys.stderr.write(hide(f"error: {reworded(message)}\n  help: {self.prog} --help\n"))
@@ -219,7 +225,8 @@ def parse(arguments: Sequence[str]) -> tuple[ModuleType, Invocation]:
     if getattr(module, "CONFIG_OPTIONS", False):
         declared = _declare(parser, chosen, module, arguments, at)
     namespace, rest = parser.parse_known_args(arguments)
-    if rest and (into := getattr(module, "REST_INTO", None)) and not any(map(_is_option, rest)):
+    into = next((name for name in getattr(module, "REST_INTO", ()) if name in namespace), None)
+    if rest and into is not None and not any(map(_is_option, rest)):
         # argparse takes the words before the first option for all words of a list, and leaves those after it.
         getattr(namespace, into).extend(rest)
         rest = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Iterator
 from importlib import import_module
 
@@ -43,7 +44,8 @@ def run_import(invocation: Invocation) -> int:
     if options.json:
         write_json({"runs": done, "problems": problems})
     elif done:
-        print_note(f"{plural(len(done), 'run')}: 'fgcli runs {near_path(options.output)}' lists them")
+        listing = shlex.join(["fgcli", "runs", near_path(options.output)])
+        print_note(f"{plural(len(done), 'run')}: '{listing}' lists them")
     return int(bool(problems))
 
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forgather.cli.character_plot import STYLES, PlottedCurve, plot_lines
+from forgather.cli.output import plural
 from forgather.cli.source_excerpt import clean
 from forgather.run_status import Status
 from forgather.runs.growing_curve import GrowingCurve
@@ -143,7 +144,8 @@ def _panel(run: LiveRun, name: str, width: int, height: int, now: float, *, is_b
     tail = [_metrics_line(run, inner)]
     events = [_event_line(event, inner) for event in list(run.events)[-3:]]
     if run.num_damaged:
-        events.append(Text(clean(f"! metrics.jsonl: {run.num_damaged} damaged lines are left out", inner), "yellow"))
+        told = f"! metrics.jsonl: {plural(run.num_damaged, 'damaged line')} left out: {run.damage}"
+        events.append(Text(clean(told, inner), "yellow"))
     if summary.cause and not run.is_live:
         events.append(Text(clean(summary.cause, inner), "red"))
     events += [Text(clean(f"! {problem}", inner), "yellow") for problem in summary.problems]

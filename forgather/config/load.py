@@ -73,17 +73,18 @@ def load_value(text: str, file: str = COMMAND_LINE, anchors: Mapping[str, Node] 
 
     Args:
         text: the YAML text of the value, which may have tags.
-        file: the pseudo file of the value in errors and origins.
+        file: the file of the value in errors and origins, or a pseudo file.
         anchors: the nodes to which aliases in the value may refer, by anchor name.
 
     Raises:
         LoadError: FG2xx if the text is not a value of the config language.
     """
-    origin = Origin((Site(Span(file, 1), file),))
-    rendered = RenderedText(name=file, file=file, text=text, source_map=SourceMap(text, (0,), (origin,)))
+    starts = (0, *(found.end() for found in re.finditer("\n", text[:-1])))
+    origins = tuple(Origin((Site(Span(file, line), file),)) for line in range(1, len(starts) + 1))
+    rendered = RenderedText(name=file, file=file, text=text, source_map=SourceMap(text, starts, origins))
     composer = _compose(rendered, SourcePositions(rendered), anchors or {}, is_config=False)
     # `--set path=` has an empty value, which is null in YAML.
-    return composer.root or Scalar(origin=origin, value=None)
+    return composer.root or Scalar(origin=origins[0], value=None)
 
 
 def _compose(

@@ -52,7 +52,11 @@ def check_folder(folder: str) -> CheckResult:
         folder: the folder.
     """
     name = "run folder"
-    here = existing_parent(folder)
+    here, path = existing_parent(folder), os.path.abspath(folder)
+    while path != here:
+        if os.path.lexists(path):
+            return wrong(name, f"{path} is no folder", "set output_dir to a folder")
+        path = os.path.dirname(path)
     step = "written to"
     try:
         with TemporaryDirectory(dir=here, prefix=".forgather-doctor-") as inside:

@@ -106,7 +106,7 @@ def _system(wanted: Wanted) -> Iterator[CheckResult]:
 
 def _folders(wanted: Wanted) -> Iterator[CheckResult]:
     here = folders.existing_parent(wanted.folder)
-    yield attempt("run folder", partial(folders.check_folder, here))
+    yield attempt("run folder", partial(folders.check_folder, wanted.folder))
     yield attempt("file system", partial(folders.check_file_system, here, is_alone=wanted.place is None))
     yield attempt("disk speed", partial(system.check_disk_speed, here))
     yield attempt("clock", partial(system.check_clock, here))

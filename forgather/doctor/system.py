@@ -82,7 +82,8 @@ def check_open_files() -> CheckResult:
     name = "open files"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _LEAST_FILES:
-        fix = f"ulimit -n {min(65536, hard)}" if hard >= _LEAST_FILES else "ask for a larger limit (nofile)"
+        most = 65536 if hard == resource.RLIM_INFINITY else min(65536, hard)
+        fix = f"ulimit -n {most}" if most >= _LEAST_FILES else "ask for a larger limit (nofile)"
         return wrong(name, f"a process may have {soft} files open", fix, limit=soft)
     return ok(name, "no limit" if soft == resource.RLIM_INFINITY else f"{soft} for each process", limit=soft)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from forgather.errors import ProjectError
 from forgather.launch.launch_job import CPUS, LaunchJob, refuse_word_as_number, shell_text
 
 _SECRET = "forgather"
@@ -47,7 +48,8 @@ def kubeflow(job: LaunchJob) -> str:
         f"    numNodes: {job.asked.num_nodes}",
         f"    numProcPerNode: {processes}",
         "    command: [bash, -c]",
-        f"    args: [{json.dumps(script)}]",
+        # Kubernetes replaces `$(NAME)`, and `$$` by `$`.
+        f"    args: [{_quoted(script.replace('$', '$$'))}]",
         f"    resourcesPerNode: {{requests: {quantities}, limits: {quantities}}}",
         *_environment_of_pods(job),
         *_patches(job),
@@ -77,7 +79,7 @@ def _patches(job: LaunchJob) -> list[str]:
     """Returns the changes of the runtime's pods: the volumes, and the time that a pod has to save when it is ended."""
     pod = " " * 22
     volumes = [f"{{name: {name}, persistentVolumeClaim: {{claimName: {name}}}}}" for name, _ in _volumes(job)]
-    mounts = [f"{{name: {name}, mountPath: {json.dumps(folder)}}}" for name, folder in _volumes(job)]
+    mounts = [f"{{name: {name}, mountPath: {_quoted(folder)}}}" for name, folder in _volumes(job)]
     # NCCL and data loaders share memory there, and a container has 64 MiB by default.
     volumes.append("{name: shared-memory, emptyDir: {medium: Memory}}")
     mounts.append("{name: shared-memory, mountPath: /dev/shm}")
@@ -125,7 +127,7 @@ def skypilot(job: LaunchJob) -> str:
         "resources:",
         f'  cpus: "{processes * CPUS}+"',
         "volumes:",
-        *(f"  {json.dumps(folder)}: {name}" for name, folder in _volumes(job)),
+        *(f"  {_quoted(folder)}: {name}" for name, folder in _volumes(job)),
         *(["secrets:"] if job.variables else []),
         *(f"  {name}: null" for name in job.variables),
         "setup: |",
@@ -143,9 +145,14 @@ def dstack(job: LaunchJob) -> str:
     """Returns a task for `dstack apply`.
 
     Raises:
-        ProjectError: FG530 if the number of machines or processes is not known.
+        ProjectError: FG530 if the number of machines or processes is not known, or dstack would change the command.
     """
     processes = refuse_word_as_number(job, "dstack")
+    text = "\n".join([*job.preparation, *job.words])
+    changed = next((mark for mark in ("${{", "$$") if mark in text), None)
+    if changed is not None:
+        message = f"the command contains {changed!r}, which dstack replaces before the shell reads it"
+        raise ProjectError(message, code="FG530", hint="write the value into the config")
     command = job.command_on('"$DSTACK_NODES_NUM"', '"$DSTACK_NODE_RANK"', '"$DSTACK_MASTER_NODE_IP"')
     lines = [
         f"# Starts {job.name}:  dstack apply -f FILE",
@@ -169,11 +176,16 @@ def dstack(job: LaunchJob) -> str:
         "stop_duration: 5m",
         "volumes:",
         *(
-            f"  - {{instance_path: {json.dumps(folder)}, path: {json.dumps(folder)}}}"
+            f"  - {{instance_path: {_quoted(folder)}, path: {_quoted(folder)}}}"
             for _, folder in _volumes(job)
         ),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    # Not the escapes of JSON: it has two for a character beyond U+FFFF, which YAML does not join.
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _needed(job: LaunchJob, how: str) -> Iterator[str]:
@@ -182,5 +194,13 @@ def _needed(job: LaunchJob, how: str) -> Iterator[str]:
 
 
 def _volumes(job: LaunchJob) -> list[tuple[str, str]]:
-    """Returns a name for each folder that all machines share, and the folder."""
+    """Returns a name for each folder that all machines share, and the folder.
+
+    Raises:
+        ProjectError: FG530 if a container cannot have a folder of that name.
+    """
+    strange = next((folder for folder in job.folders if ":" in folder or not folder.isprintable()), None)
+    if strange is not None:
+        message = f"no volume can be mounted at {strange!r}: the name has a colon or a control character"
+        raise ProjectError(message, code="FG530", hint="rename the folder, or use --print slurm or --print torchrun")
     return [(f"shared-{n}", folder) for n, folder in enumerate(job.folders, 1)]

@@ -35,6 +35,8 @@ from forgather.run_control import (
 from forgather.run_status import RunStatus, Status, read_status
 
 _POLL_SECONDS, _STATUS_SECONDS = 0.1, 1.0
+_MOST_ATTEMPTS = 10
+_MOST_BYTES = 16 * MAX_BYTES
 _NO_REQUESTS = (
     "it has not begun to train, it has 'control: off', or its loop is not that of Forgather's trainers (a trainer of "
     "transformers or TRL, a callable); Ctrl-C or SIGTERM stops any run after it has saved"
@@ -189,33 +191,28 @@ def _received(run_dir: str, connection: socket.socket, go_on: Callable[[], None]
         if not part:
             raise _gone(run_dir) or ControlError("the run ended before it answered", code="FG515")
         received += part
+        if len(received) > _MOST_BYTES:
+            break  # no run answers so much
     return received
 
 
 def _by_file(run_dir: str, status: RunStatus, request: Request, go_on: Callable[[], None]) -> Answer:
     folder = os.path.join(run_dir, FOLDER)
-    with suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-    if not is_private(os.lstat(folder), is_folder=True):
-        raise ControlError(
-            f"{folder!r} is not a folder to which this user alone can write",
-            code="FG517",
-            hint="remove it, and try again",
-        )
     name = secrets.token_hex(16)
     asked, reply = (os.path.join(folder, f"{kind}-{name}.json") for kind in ("request", "answer"))
-    draft = os.path.join(folder, f"{name}.draft")
-    with open(draft, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
-        stream.write(encode_request(request))
-    # The run sees the whole file or none.
-    os.rename(draft, asked)
+    try:
+        _write_request(folder, name, asked, encode_request(request))
+    except OSError as failure:
+        raise ControlError(
+            f"the request cannot be written into {folder!r}: {failure.strerror or failure}",
+            code="FG515",
+            hint="make room, or change the permissions of the folder; SIGTERM stops a run after it has saved",
+        ) from None
     looked = time.monotonic()
     try:
         while True:
             go_on()
-            with suppress(FileNotFoundError):
-                answer = read_answer(read_bytes(reply, MAX_BYTES))
-                os.remove(reply)
+            if (answer := _read_reply(reply)) is not None:
                 return answer
             if time.monotonic() - looked > _STATUS_SECONDS:
                 looked = time.monotonic()
@@ -232,6 +229,52 @@ def _by_file(run_dir: str, status: RunStatus, request: Request, go_on: Callable[
     finally:
         with suppress(OSError):
             os.rmdir(folder)
+
+
+def _write_request(folder: str, name: str, asked: str, content: bytes) -> None:
+    draft = os.path.join(folder, f"{name}.draft")
+    for attempt in range(_MOST_ATTEMPTS):
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        try:
+            if not is_private(os.lstat(folder), is_folder=True):
+                raise ControlError(
+                    f"{folder!r} is not a folder to which this user alone can write",
+                    code="FG517",
+                    hint="remove it, and try again",
+                )
+            stream = open(draft, "xb", opener=lambda path, flags: os.open(path, flags, 0o600))
+        except FileNotFoundError:
+            # Another client, whose request was answered, has removed the folder just now.
+            if attempt == _MOST_ATTEMPTS - 1:
+                raise
+            continue
+        break
+    try:
+        with stream:
+            stream.write(content)
+        # The run sees the whole file or none.
+        os.rename(draft, asked)
+    except OSError:
+        with suppress(OSError):
+            os.remove(draft)
+            os.rmdir(folder)
+        raise
+
+
+def _read_reply(file: str) -> Answer | None:
+    """Returns the answer in a file, which is removed; None if there is none yet."""
+    try:
+        content = read_bytes(file, MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ControlError(
+            f"the answer of the run in {file!r} cannot be read: {error.strerror or error}", code="FG517"
+        ) from None
+    with suppress(OSError):
+        os.remove(file)
+    return read_answer(content)
 
 
 def _withdrawn(asked: str) -> bool:

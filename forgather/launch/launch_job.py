@@ -31,6 +31,7 @@ _OF_LAUNCHING = (
     "--master_port", "-d", "--devices",
 )  # fmt: skip
 _ESCAPES = {"'": "\\'", "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_LIBRARIES = ("HF_TOKEN", "WANDB_API_KEY", "COMET_API_KEY", "MLFLOW_TRACKING_TOKEN")
 
 
@@ -117,7 +118,8 @@ def launch_job(
         environ: the environment variables of this process, of which only names are read.
 
     Raises:
-        ProjectError: FG530 if the config cannot run in the requested processes.
+        ProjectError: FG530 if the config cannot run in the requested processes, or reads a variable that a shell
+            cannot set.
     """
     project, folder = plan.project, os.getcwd()
     if asked.world_size is not None:
@@ -167,8 +169,14 @@ def _quoted(word: str) -> str:
     # A line break would end a comment, and a block of YAML.
     if word.isprintable():
         return shlex.quote(word)
-    escaped = "".join(c if c.isprintable() and c not in "'\\" else _ESCAPES.get(c, f"\\U{ord(c):08x}") for c in word)
+    escaped = "".join(c if c.isprintable() and c not in "'\\" else _ESCAPES.get(c) or _as_bytes(c) for c in word)
     return f"$'{escaped}'"
+
+
+def _as_bytes(char: str) -> str:
+    # bash writes a byte in every locale; a code point it writes only in those that have it. Python reads a byte that is
+    # not UTF-8 as half of a surrogate pair.
+    return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
 
 
 def job_name(config: str) -> str:
@@ -199,6 +207,10 @@ def _variables(project: Project, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the names of variables that the config reads, and of those that libraries read and that are set here."""
     read = {node.variable for _, node in walk_places(project.graph) if isinstance(node, Env)}
     read |= {name for name in {**project.meta.env_reads, **project.rendered.env_reads} if name in environ}
+    strange = next((name for name in sorted(read) if not _NAME.fullmatch(name)), None)
+    if strange is not None:
+        hint = "use a name of letters, digits and underscores"
+        raise _refusal(f"the config reads the environment variable {strange!r}, which no shell can set", hint)
     return tuple(sorted(read | {name for name in _OF_LIBRARIES if name in environ}))
 
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
@@ -24,7 +25,8 @@ from forgather.redaction import hide
 _log = get_logger(__name__)
 TIMEOUT_SECONDS = 10.0
 _PLACEHOLDER = re.compile(r"\{(message|kind|step|run)\}")
-_LONGEST = 200
+_LONGEST, _MOST_OUTPUT_BYTES = 200, 1 << 24
+_POLL_SECONDS = 0.1
 
 
 class AlertError(TrainingError, ValueError):
@@ -68,8 +70,9 @@ class AlertCommand:
             run_dir: the run folder.
         """
         facts = {name: hide(str(event.get(name, ""))) for name in ("message", "kind", "step")} | {"run": run_dir}
-        output = tempfile.TemporaryFile()
+        output: IO[bytes] | None = None
         try:
+            output = tempfile.TemporaryFile()
             # Started here and not in the thread: a run that ends at this anomaly would end before its alert.
             process = subprocess.Popen(
                 self._filled(facts),
@@ -80,7 +83,9 @@ class AlertCommand:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            output.close()
+            # A program that does not exist, or a disk that is full.
+            if output is not None:
+                output.close()
             return self._warn(str(error))
         threading.Thread(target=self._follow, args=(process, output), name="alert", daemon=True).start()
         return None
@@ -92,14 +97,21 @@ class AlertCommand:
 
     def _follow(self, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
         with output:
-            try:
-                status = process.wait(self.timeout)
-                why = f"it ended with status {status}" if status else ""
-            except subprocess.TimeoutExpired:
-                why = f"it took longer than {self.timeout:g} s"
+            status, until = None, time.monotonic() + self.timeout
+            why = f"it took longer than {self.timeout:g} s"
+            while status is None and time.monotonic() < until:
+                with suppress(subprocess.TimeoutExpired):
+                    status = process.wait(max(0.0, min(_POLL_SECONDS, until - time.monotonic())))
+                if status is None and os.fstat(output.fileno()).st_size > _MOST_OUTPUT_BYTES:
+                    # The disk is the run's, too.
+                    why = f"it printed more than {_MOST_OUTPUT_BYTES:,} bytes"
+                    break
+            if status is None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+            else:
+                why = f"it ended with status {status}" if status else ""
             if why:
                 output.seek(0)
                 said = output.read(_LONGEST).decode(errors="replace").strip()

@@ -28,6 +28,9 @@ DEFAULTS: Mapping[str, Mapping[str, float]] = {
 }
 """The settings of each kind of anomaly, and their defaults. Units: steps, ratios, and seconds for `seconds`."""
 
+_LEAST: Mapping[str, float] = {"ratio": 1.0}
+"""What a setting must be greater than: a value that is no greater than usual is no anomaly. It is 0 for others."""
+_MOST = 1e9
 _MAD_OF_NORMAL = 1.4826
 """The standard deviation of normally distributed values as a multiple of their MAD."""
 _MEDIAN_ERROR = 1.2533
@@ -76,21 +79,26 @@ def anomaly_settings(given: Mapping[str, Any] | None) -> dict[str, dict[str, flo
         given: the settings that differ from the defaults, by kind; None or false for a kind turns it off.
 
     Raises:
-        AnomalyError: FG520 if a name is unknown or a value is not a positive number.
+        AnomalyError: FG520 if a name is unknown, or a value is not a number that the setting can have.
     """
     found = {kind: dict(values) for kind, values in DEFAULTS.items()}
+    if given is not None and not isinstance(given, Mapping):
+        raise AnomalyError(f"settings are {given!r}: give a mapping, such as {{spike: {{ratio: 2}}}}").about("settings")
     for kind, values in (given or {}).items():
         if kind not in DEFAULTS:
-            raise AnomalyError(f"there is no anomaly {kind!r}", hint=nearest(kind, [*DEFAULTS])).about("settings")
+            raise AnomalyError(f"there is no anomaly {kind!r}", hint=nearest(str(kind), [*DEFAULTS])).about("settings")
         if values is None or values is False:
             del found[kind]
             continue
         for name, value in ({} if values is True else _as_mapping(kind, values)).items():
             if name not in DEFAULTS[kind]:
-                hint = nearest(name, [*DEFAULTS[kind]])
+                hint = nearest(str(name), [*DEFAULTS[kind]])
                 raise AnomalyError(f"anomaly {kind!r} has no setting {name!r}", hint=hint).about("settings")
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                message = f"{name} of anomaly {kind!r} is {value!r}, and must be a positive number"
+            least, is_whole = _LEAST.get(name, 0), isinstance(DEFAULTS[kind][name], int)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and least < value < _MOST
+            if not is_number or (is_whole and value != int(value)):
+                what = f"a {'whole ' if is_whole else ''}number above {least:g}"
+                message = f"{name} of anomaly {kind!r} is {value!r:.80}, and must be {what}"
                 raise AnomalyError(message).about("settings")
             found[kind][name] = value
     return found

@@ -30,7 +30,6 @@ from forgather.source import Span
 
 SUMMARY_FILE = "summary.json"
 _MAX_BYTES = 20_000_000
-_LISTED = 5
 _UNFINISHED = ("killed", "failed", "interrupted", "did not finish")
 
 
@@ -112,11 +111,13 @@ class ComparedRun:
     def best(self, metric: str, *, is_higher_better: bool) -> tuple[float, int] | None:
         """Returns the best finite value of a metric, and its first step; None if there is no such value."""
         curve = self.curve(metric)
-        steps, values = curve.points() if curve is not None else ([], [])
-        if not values:
+        if curve is None:
             return None
-        value = max(values) if is_higher_better else min(values)
-        return value, steps[values.index(value)]
+        steps, values = curve.points()
+        if not len(values):
+            return None
+        at = values.argmax() if is_higher_better else values.argmin()
+        return float(values[at]), int(steps[at])
 
     def last(self, metric: str) -> tuple[float | None, int] | None:
         """Returns the last value of a metric, and its step; the value is None if it is not finite."""
@@ -131,16 +132,16 @@ class ComparedRun:
     def notes(self) -> Iterator[Diagnostic]:
         """The findings about the files of the run."""
         yield from self.side.notes
-        lines = self.curves.lines
-        if lines.num_damaged:
-            which = ", ".join(map(str, lines.damaged[:_LISTED])) + (", ..." if lines.num_damaged > _LISTED else "")
-            many = lines.num_damaged != 1
+        position = self.curves.position
+        if position.num_damaged:
+            lines = "1 line" if position.num_damaged == 1 else f"{position.num_damaged} lines"
+            verb = "is" if position.num_damaged == 1 else "are"
             yield Diagnostic(
                 code="FG542",
-                message=f"{lines.num_damaged} line{'s' if many else ''} of {METRICS_FILE!r} of the run {self.name!r} "
-                f"{'are' if many else 'is'} damaged and left out: line{'s' if many else ''} {which}",
+                message=f"{lines} of {METRICS_FILE!r} of the run {self.name!r} {verb} damaged and left out: "
+                f"{position.damage}",
                 severity=Severity.WARNING,
-                span=Span(os.path.join(self.run.folder, METRICS_FILE), lines.damaged[0]),
+                span=Span(os.path.join(self.run.folder, METRICS_FILE), position.damaged[0]),
                 hint="all other lines are used; a disk that was full or a machine that crashed leaves such lines",
             )
 
@@ -237,6 +238,7 @@ def open_all(
         raise _too_few([os.path.relpath(folder) for folder in named + below])
     runs: list[ComparedRun] = []
     findings: list[Diagnostic] = []
+    damaged: list[ForgatherError] = []
     for folder, curves in read_all(named + below, is_full=is_full):
         try:
             runs.append(open_compared(folder, curves))
@@ -245,9 +247,10 @@ def open_all(
         except ForgatherError as error:
             if folder in named:
                 raise
+            damaged.append(error)
             findings.append(_left_out(error))
     if len(runs) < 2:
-        raise _too_few([run.folder for run in runs])
+        raise _too_few([run.folder for run in runs], damaged)
     runs.sort(key=lambda run: (str(run.run.facts.get("started", "")), run.name))
     joined = _joined(runs, frozenset(named), are_trials=are_trials)
     return joined if len(joined) > 1 else runs, findings
@@ -268,10 +271,11 @@ def _joined(runs: Sequence[ComparedRun], named: Set[str], *, are_trials: bool) -
     return list(kept.values())
 
 
-def _too_few(folders: Sequence[str]) -> ProjectError:
+def _too_few(folders: Sequence[str], damaged: Sequence[ForgatherError] = ()) -> ProjectError:
     only = f"only the run {os.path.basename(folders[0])!r}" if folders else "no run that can be read"
+    more = f"; {len(damaged)} cannot be read: [{damaged[0].code}] {damaged[0].message}" if damaged else ""
     return ProjectError(
-        f"there is {only}, and a comparison needs two",
+        f"there is {only}, and a comparison needs two{more}",
         code="FG540",
         hint=f"name another run, or look at its report: {os.path.join(folders[0], 'report.html')}" if folders
         else "'fgcli rerun RUN --dry-run' says what is wrong with a run",

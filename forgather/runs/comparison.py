@@ -11,13 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean, stdev
 from typing import Any
 
 from forgather.errors import Diagnostic, Severity
 from forgather.runs.compared_run import ComparedRun
 from forgather.runs.differences import Differing, config_differences, fact_differences, is_only_seeds
-from forgather.runs.metric_choice import MetricChoice, choose_metric, is_cost, is_higher_better
+from forgather.runs.metric_choice import MetricChoice, choose_metric, is_cost, is_higher_better, mean_of, stdev_of
 
 _SHORTEST_NAME = 4
 
@@ -39,12 +38,12 @@ class Group:
     @property
     def mean(self) -> float | None:
         """The mean of the best values; None if no run has one."""
-        return fmean(self.values) if self.values else None
+        return mean_of(self.values) if self.values else None
 
     @property
     def deviation(self) -> float | None:
         """The sample standard deviation of the best values; None for fewer than two values."""
-        return stdev(self.values) if len(self.values) > 1 else None
+        return stdev_of(self.values) if len(self.values) > 1 else None
 
 
 class Comparison:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from forgather.errors import ProjectError
 from forgather.runs.config_values import Value, plain_value
 
-_FORM = re.compile(r"\s*([^=<>!~]+?)\s*(==|!=|<=|>=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
+_FORM = re.compile(r"\s*([^=<>!~]+?)\s*(==|!=|<=|>=|=(?!\s*[<>]\s*[-+.0-9])|<|>|~)\s*(.*?)\s*", re.DOTALL)
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -62,6 +62,33 @@ class Condition:
             return _ORDERS[self.operator](left, right)
         return (left == right) == (self.operator == "=")
 
+    def refuse_unordered(self, values: Sequence[Value], *, is_duration: bool = False) -> None:
+        """Raises an error if the condition asks for an order that no value has with its operand.
+
+        An empty list would look as if no run had such a value.
+
+        Args:
+            values: the values of the runs that have one.
+            is_duration: whether the values are numbers of seconds.
+
+        Raises:
+            ProjectError: FG502 if either the operand or the values are numbers, and the other side is none.
+        """
+        is_number = _is_number(self._operand(is_duration=is_duration))
+        if self.operator not in _ORDERS or not values or any(_is_number(value) is is_number for value in values):
+            return
+        example = as_text(values[0])
+        what = (
+            "is a number, and the values of {0} are not" if is_number else "is not a number, and the values of {0} are"
+        )
+        as_words = f"'{self.name}{self.operator}\"{self.operand}\"' compares texts"
+        as_time = "write seconds, or 10m, 2h, 1d" if is_duration else "write one number: 1e-3"
+        raise ProjectError(
+            f"{self.operand!r} {what.format(repr(self.name))}, such as {example}",
+            code="FG502",
+            hint=as_words if is_number else as_time,
+        )
+
     def _operand(self, *, is_duration: bool) -> Value:
         match = _DURATION.fullmatch(self.operand) if is_duration else None
         if match is None:
@@ -93,7 +120,7 @@ def parse_condition(text: str) -> Condition:
     if found.operator == "~":
         try:
             re.compile(found.operand)
-        except re.error as error:
+        except (re.error, RecursionError, OverflowError) as error:
             raise ProjectError(
                 f"{found.operand!r} is not a regular expression: {error}",
                 code="FG502",

@@ -7,26 +7,20 @@ logged twice counts once, with the later value.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Any, BinaryIO
 
-from forgather.bounded import open_regular
-from forgather.runs.curve import MAX_BUCKETS, Curve
-from forgather.runs.metric_lines import Event, Lines
+import numpy as np
 
-TIME, TOKENS = "time", "<tokens>"
-"""The names of the curves that say when a step was logged (seconds since 1970), and after how many input tokens. A
-metric with the second name is ignored."""
+from forgather.runs.curve import MAX_BUCKETS, Curve, Steps, Values
+from forgather.runs.growing_file import GrowingFile, Position
+from forgather.runs.metric_columns import TIME, TOKENS, TOKENS_PER_STEP, Column, columns_of, plain_columns
+from forgather.runs.metric_records import Event, Record, number_of
+
 _TOKEN_COUNTS = ("num_input_tokens_seen", "num_tokens")
-_RATE = "<tokens of a step>"
-"""The name of the column of tokens for each step."""
-_NO_METRICS = frozenset({"step", "epoch", "name", TOKENS, _RATE})
-_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-Column = tuple[list[int], list[float]]
-"""The steps of values, and the values."""
+_PIECE_BYTES = 1 << 16
+"""Units: bytes. A line that is not plain costs a slow reading of so many bytes."""
+_MOST_EVENTS = 200
 
 
 @dataclass
@@ -36,25 +30,49 @@ class Curves:
     Args:
         buckets: the greatest number of buckets of a curve; None to keep every point.
         curves: the curves by metric.
-        lines: what was read of the file.
+        position: how far the file was read, and which lines are damaged.
         events: the first events of the run.
         num_events: the number of events.
-        tokens: the last step with a speed, and the number of tokens up to it.
+        pauses: for each pause, the step after which the run was paused, and the seconds.
+        tokens: the last two steps with a speed, each with the number of tokens up to it.
         is_ordered: whether no metric was logged for an earlier step after a later one.
     """
 
     buckets: int | None = MAX_BUCKETS
     curves: dict[str, Curve] = field(default_factory=dict)
-    lines: Lines = field(default_factory=Lines)
+    position: Position = field(default_factory=Position)
     events: list[Event] = field(default_factory=list)
     num_events: int = 0
-    tokens: tuple[int, float] = (0, 0.0)
+    pauses: list[tuple[int, float]] = field(default_factory=list)
+    tokens: list[tuple[int, float]] = field(default_factory=list)
     is_ordered: bool = True
 
     @property
     def num_tokens(self) -> Curve | None:
         """The number of input tokens by step: as logged, or as it follows from the speeds; None if it is unknown."""
         return next((self.curves[name] for name in (*_TOKEN_COUNTS, TOKENS) if name in self.curves), None)
+
+    def seconds(self, buckets: int | None) -> Column | None:
+        """Returns the seconds since the first line of the file, without pauses, by step; None if no line has a time.
+
+        Args:
+            buckets: the greatest number of buckets, each with two points; None for every point.
+        """
+        times = self.curves.get(TIME)
+        if times is None:
+            return None
+        steps, values = times.reduced(buckets).points()
+        if not len(steps):
+            return None
+        since = values - values[0]
+        for step, paused in self.pauses:
+            since[steps > step] -= paused
+        return Column(steps, since)
+
+    @property
+    def paused_seconds(self) -> float:
+        """The seconds of all pauses."""
+        return sum(seconds for _, seconds in self.pauses)
 
     @property
     def metrics(self) -> list[str]:
@@ -67,44 +85,53 @@ class Curves:
         Raises:
             OSError: if the file cannot be read.
         """
-        with open_regular(file) as stream:
-            if not self.lines.continues(stream) or not self.is_ordered:
-                self._restart()
-            for records in self.lines.read(stream):
-                self._add(records)
-                if not self.is_ordered:
-                    # A step was logged again after later steps, so which value counts is known at the end alone.
-                    self._restart()
-                    self._add_sorted(stream)
-                    break
+        lines = GrowingFile(file, self._restart, self.position)
+        has_new = False
+        for block in lines.blocks():
+            has_new = True
+            for columns in self._columns(lines, block):
+                if self.is_ordered:
+                    self._add(columns)
+        if has_new and not self.is_ordered:
+            # A step was logged again after later steps, so which value counts is known at the end alone.
+            lines.begin_again()
+            parts = [columns for block in lines.blocks() for columns in self._columns(lines, block)]
+            for name in dict.fromkeys(name for columns in parts for name in columns):
+                found = [columns[name] for columns in parts if name in columns]
+                self._extend(name, *_sorted(*map(np.concatenate, zip(*found, strict=True))))
+            self.is_ordered = False
+        self.position = lines.position
 
     def _restart(self) -> None:
-        fresh = Curves(self.buckets)
-        self.curves, self.lines, self.events, self.num_events = fresh.curves, fresh.lines, fresh.events, 0
-        self.tokens, self.is_ordered = fresh.tokens, True
+        vars(self).update(vars(Curves(self.buckets)))
 
-    def _add_sorted(self, stream: BinaryIO) -> None:
-        columns: dict[str, dict[int, float]] = {}
-        for records in self.lines.read(stream):
-            self._note_events(records)
-            for name, (steps, values) in _columns(records).items():
-                columns.setdefault(name, {}).update(zip(steps, values, strict=True))
-        for name, found in columns.items():
-            self._extend(name, *_sorted(found))
-        self.is_ordered = False
+    def _columns(self, lines: GrowingFile, block: bytes) -> Iterator[dict[str, Column]]:
+        """Yields the columns of a block of lines."""
+        first = lines.position.num_lines + 1
+        # A short block is read faster without the library that reads a long one.
+        whole = plain_columns(block) if len(block) > _PIECE_BYTES else None
+        for piece in _pieces(block) if whole is None else ():
+            found = plain_columns(piece) if len(piece) < len(block) else None
+            if found is None:
+                records = list(lines.records_of(piece, first))
+                self._note_events(records)
+                found = columns_of(records)
+            yield found
+            first += piece.count(b"\n")
+        if whole is not None:
+            yield whole
 
-    def _add(self, records: list[dict[str, Any]]) -> None:
-        self._note_events(records)
-        checked: list[int] = []
-        for name, (steps, values) in _columns(records).items():
-            curve = self.curves.get(name)
-            begin = self.tokens[0] if name == _RATE else curve.last_step if curve else -1
+    def _add(self, columns: dict[str, Column]) -> None:
+        checked: Steps | None = None
+        for name, (steps, values) in columns.items():
+            curve = self.curves.get(TOKENS if name == TOKENS_PER_STEP else name)
+            begin = curve.last_step if curve else -1
             # The metrics of lines of one kind have one list of steps, which is checked once.
-            if steps is not checked and not all(map(int.__lt__, steps, steps[1:])):
-                if any(map(int.__gt__, steps, steps[1:])):
+            if steps is not checked and not (np.diff(steps) > 0).all():
+                if (np.diff(steps) < 0).any():
                     self.is_ordered = False
                     return
-                steps, values = _sorted(dict(zip(steps, values, strict=True)))
+                steps, values = _sorted(steps, values)
             else:
                 checked = steps
             if steps[0] < begin:
@@ -112,93 +139,42 @@ class Curves:
                 return
             self._extend(name, steps, values)
 
-    def _extend(self, name: str, steps: list[int], values: list[float]) -> None:
-        if name == _RATE:
+    def _extend(self, name: str, steps: Steps, values: Values) -> None:
+        if name == TOKENS_PER_STEP:
             # The speeds of a line are about the steps since the line before it.
             name, values = TOKENS, self._accumulated(steps, values)
-        curve = self.curves.setdefault(name, Curve())
-        if all(map(math.isfinite, values)):
-            curve.extend(steps, values, self.buckets)
-            return
-        for step, value in zip(steps, values, strict=True):
-            if math.isfinite(value):
-                curve.extend([step], [value], self.buckets)
-            else:
-                curve.add_gap(step, value)
+        self.curves.setdefault(name, Curve()).extend(steps, values, self.buckets)
 
-    def _accumulated(self, steps: list[int], rates: list[float]) -> list[float]:
-        found = []
-        before, total = self.tokens
-        for step, rate in zip(steps, rates, strict=True):
-            total += rate * (step - before) if math.isfinite(rate) else 0.0
-            before = step
-            found.append(total)
-        self.tokens = before, total
+    def _accumulated(self, steps: Steps, values: Values) -> Values:
+        # The last step may be logged again, with another speed.
+        before = ([(0, 0.0)] + [one for one in self.tokens if one[0] < steps[0]])[-1]
+        tokens = np.diff(steps, prepend=before[0]) * np.where(np.isfinite(values), values, 0.0)
+        found: Values = np.cumsum(np.append(before[1], tokens))[1:]
+        self.tokens = [before, *zip(steps.tolist(), found.tolist(), strict=True)][-2:]
         return found
 
-    def _note_events(self, records: Iterable[dict[str, Any]]) -> None:
+    def _note_events(self, records: list[Record]) -> None:
         for record in records:
             if "event" in record:
                 self.num_events += 1
-                self.events += [Event.of(record)] if len(self.events) < Event.MOST else []
+                self.events += [Event.of(record)] if len(self.events) < _MOST_EVENTS else []
+                paused, step = number_of(record.get("paused_seconds")), record.get("step")
+                if record.get("action") == "resume" and paused is not None and step is not None:
+                    self.pauses.append((step, paused))
 
 
-def _columns(records: Iterable[dict[str, Any]]) -> dict[str, Column]:
-    """Returns the numbers of each metric with their steps, in the order of the lines."""
-    found: dict[str, Column] = {}
-    parts: dict[str, int] = {}
-    # Lines of one kind follow each other; a column of many lines is cheaper than many values.
-    for names, group in groupby(records, key=tuple):
-        rows = list(group)
-        if "event" in names or "step" not in names or None in (steps := [row["step"] for row in rows]):
-            continue
-        columns = {name: _numbers(steps, [row[name] for row in rows]) for name in names if name not in _NO_METRICS}
-        if "tokens_per_second" in names and "steps_per_second" in names:
-            columns[_RATE] = _rates(rows)
-        for name, column in columns.items():
-            if not column[0]:
-                continue
-            parts[name] = parts.get(name, 0) + 1
-            if parts[name] == 1:
-                found[name] = column
-                continue
-            if parts[name] == 2:
-                # The steps belong to other metrics, too.
-                found[name] = list(found[name][0]), list(found[name][1])
-            found[name][0].extend(column[0])
-            found[name][1].extend(column[1])
-    return found
+def _pieces(block: bytes) -> Iterator[bytes]:
+    """Yields whole lines of about the size of a piece."""
+    begin = 0
+    while begin < len(block):
+        end = block.find(b"\n", begin + _PIECE_BYTES) + 1 or len(block)
+        yield block[begin:end]
+        begin = end
 
 
-def _sorted(values: dict[int, float]) -> Column:
-    steps = sorted(values)
-    return steps, [values[step] for step in steps]
-
-
-def _numbers(steps: list[int], values: list[Any]) -> Column:
-    if set(map(type, values)) == {float}:
-        return steps, values
-    found: Column = [], []
-    for step, value in zip(steps, values, strict=True):
-        number = _NOT_FINITE.get(value) if isinstance(value, str) else value
-        if isinstance(number, int | float) and not isinstance(number, bool):
-            found[0].append(step)
-            found[1].append(_as_float(number))
-    return found
-
-
-def _as_float(number: int | float) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf if number > 0 else -math.inf
-
-
-def _rates(rows: list[dict[str, Any]]) -> Column:
-    found: Column = [], []
-    for row in rows:
-        tokens, steps = row["tokens_per_second"], row["steps_per_second"]
-        if type(tokens) in (int, float) and type(steps) in (int, float) and steps > 0:
-            found[0].append(row["step"])
-            found[1].append(_as_float(tokens) / _as_float(steps))
-    return found
+def _sorted(steps: Steps, values: Values) -> Column:
+    """Returns values in the order of their steps, of each step the last one."""
+    order = np.argsort(steps, kind="stable")
+    steps, values = steps[order], values[order]
+    is_last = np.append(np.diff(steps) > 0, True)
+    return Column(steps[is_last], values[is_last])

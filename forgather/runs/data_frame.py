@@ -12,7 +12,9 @@ from forgather.runs.condition import parse_condition
 from forgather.runs.run_table import read_table
 
 
-def data_frame(folder: str | os.PathLike[str] = ".", *, where: Sequence[str] = (), sort: str | None = None) -> Any:
+def data_frame(
+    folder: str | os.PathLike[str] = ".", *, where: str | Sequence[str] = (), sort: str | None = None
+) -> Any:
     """Returns the runs below a folder as a `pandas.DataFrame`, with the columns of `fgcli runs --csv`.
 
     The columns are the facts of a run, the last value of each metric by its name, and the values of the config that
@@ -20,7 +22,7 @@ def data_frame(folder: str | os.PathLike[str] = ".", *, where: Sequence[str] = (
 
     Args:
         folder: the folder.
-        where: conditions such as "optimizer.lr<1e-3", which all must be fulfilled.
+        where: a condition such as "optimizer.lr<1e-3", or several, which all must be fulfilled.
         sort: the name of a value to sort by, after a minus sign for the greatest first; None for the newest first.
 
     Raises:
@@ -36,7 +38,7 @@ def data_frame(folder: str | os.PathLike[str] = ".", *, where: Sequence[str] = (
             hint="pip install pandas; or 'fgcli runs --csv' without it",
         ) from None
     table = read_table([os.fspath(folder)])
-    table.where([parse_condition(text) for text in where])
+    table.where([parse_condition(text) for text in ([where] if isinstance(where, str) else where)])
     if sort is not None:
         table.sort(sort)
     rows = table.rows()

@@ -155,10 +155,18 @@ def _value(item: Difference, side: Side, other: Side, run: ComparedRun) -> Value
         return None
     if isinstance(side.node, Scalar):
         value = side.node.value
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return Value(side.text, place, float(value) if is_number else None, key=f"{type(value).__name__} {value!r}")  # type: ignore[arg-type]
+        return Value(side.text, place, _number(value), key=f"{type(value).__name__} {value!r}")
     text = f"order {side.text}" if item.change is Change.ORDER else side.text
     return Value(text, place)
+
+
+def _number(value: object) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None  # an integer of hundreds of digits, such as a seed, has no place on an axis
 
 
 def fact_differences(runs: Sequence[ComparedRun]) -> list[Differing]:

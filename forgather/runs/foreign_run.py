@@ -26,8 +26,8 @@ from forgather.config.yaml.scalar_text import quoted, scalar_text
 from forgather.errors import ProjectError
 from forgather.project.run_facts import FACTS, FORM, GRAPH
 from forgather.redaction import hidden, known_hidden, note
-from forgather.runs.labels import Labels, write_labels
-from forgather.runs.run_folders import METRICS, SUMMARY
+from forgather.runs.labels import Labels, change_labels
+from forgather.runs.run_folders import LABELS, METRICS, SUMMARY
 
 IMPORTED = "imported"
 """The key of `run.json` that marks an imported run, and the tag that it gets."""
@@ -35,6 +35,9 @@ _GROUPS = {"train/": "", "eval/": "eval_", "test/": "test_"}
 _MARKS = ("{{", "{%", "{#", "##")
 """What has a meaning in a template."""
 _RESERVED = frozenset(("step", "time", "name", "event"))
+_DEEPEST = 50
+_LATEST = 253_402_300_799
+"""The last second of the year 9999."""
 
 
 class DamagedFileError(ValueError):
@@ -70,6 +73,15 @@ class ForeignRun:
     lines: Sequence[Mapping[str, Any]] = ()
     labels: Labels = field(default_factory=Labels)
     left_out: int = 0
+
+    def __post_init__(self) -> None:
+        todo: list[tuple[Any, int]] = [(self.config, 0)]
+        while todo:
+            value, depth = todo.pop()
+            if depth > _DEEPEST:
+                raise DamagedFileError(f"its config is nested more than {_DEEPEST} times")
+            inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+            todo += [(item, depth + 1) for item in inner]
 
 
 class Outcome(StrEnum):
@@ -123,10 +135,14 @@ def metric_names(names: Iterable[str]) -> dict[str, str]:
     taken: dict[str, int] = {}
     for own in wanted.values():
         taken[own] = taken.get(own, 0) + 1
-    return {
-        name: own if own not in _RESERVED and (taken[own] == 1 or own == name) else _free(name)
-        for name, own in wanted.items()
-    }
+    found: dict[str, str] = {}
+    for name, own in wanted.items():
+        chosen = own if own not in _RESERVED and (taken[own] == 1 or own == name) else name
+        while chosen in _RESERVED or (chosen != own and chosen in taken):
+            chosen += "_"
+        taken.setdefault(chosen, 1)
+        found[name] = chosen
+    return found
 
 
 def _own_name(name: str) -> str:
@@ -136,8 +152,14 @@ def _own_name(name: str) -> str:
     return name
 
 
-def _free(name: str) -> str:
-    return f"{name}_" if name in _RESERVED else name
+def instant(seconds: float) -> float | None:
+    """Returns a time in milliseconds' precision, or None if it is in no year from 1970 to 9999.
+
+    Example:
+        >>> [instant(seconds) for seconds in (0.12345, float("nan"), -1.0, 1e300)]
+        [0.123, None, None, None]
+    """
+    return round(seconds, 3) if 0 < seconds <= _LATEST else None
 
 
 def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -184,9 +206,9 @@ def write_imported(run: ForeignRun, output_dir: str) -> tuple[str, Outcome]:
             code="FG582",
             hint="make room, or choose another folder with -o",
         ) from error
-    if earlier is None:
+    if earlier is None and not os.path.exists(os.path.join(folder, LABELS)):
         tags = tuple(sorted({*run.labels.tags, IMPORTED}))
-        write_labels(folder, Labels(group=run.labels.group, tags=tags, note=run.labels.note))
+        change_labels(folder, lambda _: Labels(group=run.labels.group, tags=tags, note=run.labels.note))
     return folder, Outcome.NEW if earlier is None else Outcome.UPDATED
 
 
@@ -304,7 +326,8 @@ def grouped(values: Iterable[tuple[int, float, str, float]]) -> Iterator[dict[st
             yield line
             line = {}
         line.setdefault("step", step)
-        line.setdefault("time", round(at, 3))
+        if (time := instant(at)) is not None:
+            line.setdefault("time", time)
         line[name] = value
     if line:
         yield line

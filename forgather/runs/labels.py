@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from forgather.bounded import read_bytes
 from forgather.errors import ProjectError
@@ -68,32 +71,57 @@ def read_labels(run_dir: str) -> Labels:
         ) from error
 
 
-def write_labels(run_dir: str, labels: Labels) -> None:
-    """Replaces the labels of a run; the file is removed if there are none.
+def change_labels(run_dir: str, change: Callable[[Labels], Labels]) -> Labels:
+    """Changes the labels of a run, and returns the new ones; the file is removed if there are none.
+
+    No other process changes them meanwhile. What another version of Forgather has written beside the labels stays.
+
+    Args:
+        run_dir: the run folder.
+        change: a function that returns the new labels.
 
     Raises:
-        ProjectError: FG504 if the file cannot be written.
+        ProjectError: FG504 if the file is damaged, or cannot be read or written.
     """
     file = os.path.join(run_dir, LABELS)
-    text = json.dumps(asdict(labels), indent=1, ensure_ascii=False) + "\n"
     try:
         with folder_lock(run_dir):
-            if labels == Labels():
+            labels = change(read_labels(run_dir))
+            content = asdict(labels) | _others(file)
+            if content == asdict(Labels()):
                 with suppress(FileNotFoundError):
                     os.remove(file)
-                return
-            with tempfile.NamedTemporaryFile(dir=run_dir, prefix=f".{LABELS}-", delete=False) as stream:
-                try:
-                    stream.write(text.encode("utf-8", "backslashreplace"))
-                    stream.flush()
-                    os.chmod(stream.name, 0o644)
-                    os.replace(stream.name, file)
-                except BaseException:
-                    os.remove(stream.name)
-                    raise
+            else:
+                _replace(file, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+            return labels
     except OSError as error:
         raise ProjectError(
             f"the labels of {run_dir!r} cannot be written: {error.strerror or error}",
             code="FG504",
             hint="make room, or change the permissions of the folder",
         ) from error
+
+
+def _others(file: str) -> dict[str, Any]:
+    """Returns what a file with labels has besides them."""
+    try:
+        found = json.loads(read_bytes(file, _MAX_BYTES))
+    except FileNotFoundError:
+        return {}
+    return {name: value for name, value in found.items() if name not in Labels.__dataclass_fields__}
+
+
+def _replace(file: str, text: str) -> None:
+    content = text.encode("utf-8", "backslashreplace")
+    if len(content) > _MAX_BYTES:
+        # Nobody would read it again.
+        raise OSError(errno.EFBIG, f"they would take more than {_MAX_BYTES:,} bytes", file)
+    with tempfile.NamedTemporaryFile(dir=os.path.dirname(file), prefix=f".{LABELS}-", delete=False) as stream:
+        try:
+            stream.write(content)
+            stream.flush()
+            os.chmod(stream.name, 0o644)
+            os.replace(stream.name, file)
+        except BaseException:
+            os.remove(stream.name)
+            raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +16,9 @@ from forgather.redaction import hide
 from forgather.run_status import STATUS_FILE, Status
 from forgather.runs.fact_store import sighting_of
 from forgather.runs.growing_curve import GrowingCurve
-from forgather.runs.growing_file import GrowingFile, Record
-from forgather.runs.metrics_file import Best, is_metric
+from forgather.runs.growing_file import GrowingFile
+from forgather.runs.metric_records import Event, Record, number_of, numbers_of
+from forgather.runs.metrics_file import Best
 from forgather.runs.run_folders import METRICS, FileState, FoundRun, file_states
 from forgather.runs.summary import LOSSES, RunSummary, read_facts, summary_of
 
@@ -24,27 +26,20 @@ MAX_METRICS, MAX_EVENTS = 200, 50
 """What is kept of one run: a program may log a name of its own at each step."""
 _NUM_RECENT = 40
 """The number of log lines from which the speed follows."""
-_LONGEST_TEXT = 300
 _LATEST = 1e11
 """Units: seconds since 1970. A later time is damage."""
 
 
 @dataclass(frozen=True)
-class RunEvent:
-    """What happened at a step: an anomaly, a warning, or an action of the user.
+class RunEvent(Event):
+    """What happened at a step, and when it was read.
 
     Args:
         number: the number of the event in its file, from 1.
-        step: the step, or None if it belongs to none.
-        kind: what kind of event it is.
-        text: what happened, in words.
         version: the version of the update that found it.
     """
 
     number: int
-    step: int | None
-    kind: str
-    text: str
     version: int
 
 
@@ -72,7 +67,7 @@ class LiveRun:
         self._version = 0
         self._last_step: int | None = None
         self._recent: deque[tuple[int, float]] = deque(maxlen=_NUM_RECENT)
-        self._file = GrowingFile(os.path.join(folder, METRICS), self._take, self._restart)
+        self._file = GrowingFile(os.path.join(folder, METRICS), self._restart)
         self._states: dict[str, FileState] | None = None
         self._facts: dict[str, Any] = {}
         self._shown: tuple[Any, ...] = ()
@@ -93,7 +88,7 @@ class LiveRun:
             self._facts = read_facts(FoundRun(self.folder, states))
             self._facts["seen"] = sighting_of(self._facts, before, now)
             self._states = states
-        has_new = self._file.update()
+        has_new = self._read()
         found = summary_of(self.folder, self._facts, now)
         steps = [step for step in (found.step, self._last_step) if step is not None]
         metrics = {**found.metrics, **{name: curve.last for name, curve in self.curves.items()}}
@@ -122,7 +117,12 @@ class LiveRun:
     @property
     def num_damaged(self) -> int:
         """The number of lines of the metrics file that are no records."""
-        return self._file.num_damaged
+        return self._file.position.num_damaged
+
+    @property
+    def damage(self) -> str:
+        """The numbers of these lines, in words."""
+        return self._file.position.damage
 
     @property
     def num_bytes_read(self) -> int:
@@ -168,34 +168,40 @@ class LiveRun:
         self.events.clear()
         self._recent.clear()
 
+    def _read(self) -> bool:
+        """Reads what was logged since the last call; returns whether the metrics file has changed."""
+        offset = self._file.position.offset
+        # A file that does not exist or cannot be read has nothing new.
+        with suppress(OSError):
+            for record in self._file.records():
+                self._take(record)
+        return self._file.position.offset != offset or self.restarted == self._version
+
     def _take(self, record: Record) -> None:
         step = record.get("step")
-        step = step if type(step) is int and 0 <= step < 1 << 53 else None
         if "event" in record:
-            self._take_event(record, step)
+            self._take_event(record)
             return
         if step is None:
             return
         self._last_step = step
-        at: Any = record.get("time")
-        if type(at) in (int, float) and 0 < at < _LATEST:
+        at = number_of(record.get("time"))
+        if at is not None and 0 < at < _LATEST:
             if self._recent and step < self._recent[-1][0]:
                 self._recent.clear()
             if not self._recent or step > self._recent[-1][0]:
-                self._recent.append((step, float(at)))
-        for name, value in record.items():
-            if is_metric(name, value):
-                curve = self.curves.get(name)
-                if curve is None and len(self.curves) < MAX_METRICS:
-                    curve = self.curves[name] = GrowingCurve()
-                if curve is not None:
-                    curve.add(step, float(value), self._version)
+                self._recent.append((step, at))
+        for name, value in numbers_of(record).items():
+            curve = self.curves.get(name)
+            if curve is None and len(self.curves) < MAX_METRICS:
+                curve = self.curves[name] = GrowingCurve()
+            if curve is not None:
+                curve.add(step, value, self._version)
 
-    def _take_event(self, record: Record, step: int | None) -> None:
+    def _take_event(self, record: Record) -> None:
         self.num_events += 1
-        kind, text = record.get("kind") or record["event"], record.get("message")
-        if not isinstance(text, str):
-            rest = {name: value for name, value in record.items() if name not in ("event", "kind", "step", "time")}
-            text = ", ".join(f"{name} {value}" for name, value in rest.items())
-        event = RunEvent(self.num_events, step, str(kind)[:_LONGEST_TEXT], hide(text)[:_LONGEST_TEXT], self._version)
-        self.events.append(event)
+        if number_of(record.get("paused_seconds")) is not None:
+            # The time of a pause says nothing about the speed.
+            self._recent.clear()
+        found = Event.of(record)
+        self.events.append(RunEvent(found.step, found.kind, hide(found.text), self.num_events, self._version))

@@ -14,9 +14,11 @@ metric: then it is better if it is higher, as in transformers.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 from forgather.errors import ProjectError, nearest
@@ -145,3 +147,19 @@ def _preferred(names: Sequence[str], recorded: Mapping[str, bool]) -> tuple[str,
     if not order:
         return None
     return order[0], "it is measured on evaluation rows" if order[0] in evaluated else "these runs share no evaluation"
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Returns the mean of finite values of a metric, whose sum may be too large for a float."""
+    try:
+        return fmean(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
+
+
+def stdev_of(values: Sequence[float]) -> float:
+    """Returns the sample standard deviation of at least two finite values; infinity if it is too large for a float."""
+    try:
+        return stdev(values)
+    except OverflowError:
+        return 8 * stdev([value / 8 for value in values])

@@ -10,12 +10,11 @@ import json
 import math
 import os
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from forgather.runs.metric_records import numbers_of, record_of
 
 _NUM_LINES = 4
-_TOO_LARGE = 1 << 1000
-"""An integer of this size is not a float."""
-_NOT_METRICS = frozenset(("step", "time", "epoch", "name", "event"))
 _NUMBER = rb'\s*("-?inf"|"nan"|-?[0-9][0-9.eE+-]*)'
 
 
@@ -39,12 +38,12 @@ class LastValues(NamedTuple):
     Args:
         metrics: the last value of each metric; NaN and infinite values are included.
         step: the last step, or None if there is none.
-        is_damaged: whether a line before the last one is no record.
+        damaged: the number of the first of these lines that is no record, from 1 in the content; None if there is none.
     """
 
     metrics: dict[str, float]
     step: int | None
-    is_damaged: bool
+    damaged: int | None
 
 
 def read_content(file: str, most: int | None = None) -> bytes:
@@ -79,18 +78,16 @@ def last_values(content: bytes) -> LastValues:
         starts.add(content.rfind(b"\n", 0, evaluated) + 1)
     metrics: dict[str, float] = {}
     step: int | None = None
-    is_damaged = False
+    damaged: int | None = None
     for start in sorted(starts):
         line = content[start : content.find(b"\n", start)]
-        record = _record(line)
-        if record is None:
-            is_damaged = is_damaged or bool(line.strip())
-            continue
-        if type(record.get("step")) is int:
-            step = record["step"]
-        if "event" not in record:
-            metrics |= {name: float(value) for name, value in record.items() if is_metric(name, value)}
-    return LastValues(metrics, step, is_damaged)
+        record = record_of(line)
+        if record is not None:
+            step = step if record.get("step") is None else record["step"]
+            metrics |= numbers_of(record)
+        elif damaged is None and line.strip():
+            damaged = content.count(b"\n", 0, start) + 1
+    return LastValues(metrics, step, damaged)
 
 
 def _last_lines(content: bytes, end: int) -> set[int]:
@@ -123,29 +120,12 @@ def best_value(content: bytes, metric: str, *, is_greater_better: bool) -> Best 
         best = better(value for value, _ in values)
         at = next(position for value, position in values if value == best)
         line = content[content.rfind(b"\n", 0, at) + 1 : content.find(b"\n", at)]
-        record = _record(line)
-        if record is not None and "event" not in record and record.get(metric) == best:
-            return Best(metric, best, record["step"] if type(record.get("step")) is int else None)
+        record = record_of(line)
+        if record is not None and numbers_of(record).get(metric) == best:
+            return Best(metric, best, record.get("step"))
         # The line of an event, or a damaged one: not a value of this metric.
         values.remove((best, at))
     return None
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None
-
-
-def is_metric(name: str, value: object) -> bool:
-    """Returns whether an entry of a record is the value of a metric, which may be NaN or infinite as text."""
-    if name in _NOT_METRICS:
-        return False
-    if type(value) is int:
-        return abs(value) < _TOO_LARGE
-    return type(value) is float or value in ("nan", "inf", "-inf")
 
 
 def _number(text: bytes) -> float:

@@ -144,19 +144,22 @@ class RunTable:
             The number of runs that were left out because they lack a value, by the name of the value.
 
         Raises:
-            ProjectError: FG501 if a name is unknown or names several values.
+            ProjectError: FG501 if a name is unknown or names several values; FG502 if its values have no order with
+                an operand.
         """
         lacking: Counter[str] = Counter()
         for condition in conditions:
             column = self.column(condition.name) if self.runs else Column(condition.name, "column")
             kept = []
-            for run in self.runs:
-                value = self.value(run, column)
+            is_duration = column.name == "seconds"
+            values = [self.value(run, column) for run in self.runs]
+            condition.refuse_unordered([value[0] for value in values if value is not None], is_duration=is_duration)
+            for run, value in zip(self.runs, values, strict=True):
                 if column.name == "tags":
                     kept += [run] if _fits_tags(condition, run.labels.tags) else []
                 elif value is None:
                     lacking[column.name] += 1
-                elif condition.fits(value[0], is_duration=column.name == "seconds"):
+                elif condition.fits(value[0], is_duration=is_duration):
                     kept.append(run)
             self.runs = kept
         return dict(lacking)

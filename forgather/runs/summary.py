@@ -20,7 +20,8 @@ from typing import Any
 from forgather.project.run_facts import FACTS, FORM
 from forgather.run_status import STATUS_FILE, RunStatus, Sighting, Status, parse_status
 from forgather.runs.labels import Labels, parse_labels
-from forgather.runs.metrics_file import Best, best_value, is_metric, last_values, read_content
+from forgather.runs.metric_records import number_of, numbers_of
+from forgather.runs.metrics_file import Best, best_value, last_values, read_content
 from forgather.runs.run_folders import LABELS, METRICS, SUMMARY, FoundRun
 
 _MAX_BYTES = 50_000_000
@@ -201,27 +202,24 @@ def _ending_facts(summary: Mapping[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {name: summary.get(name) for name in ("status", "error")}
     facts = {name: value if isinstance(value, str) else None for name, value in facts.items()}
     for name in ("step", "max_steps"):
-        facts[name] = value if type(value := summary.get(name)) is int and value > 0 else None
+        facts[name] = value if type(value := summary.get(name)) is int and 0 < value < 1 << 53 else None
     for name in ("seconds", "tokens_per_second", "started"):
-        number: Any = summary.get(name)
-        facts[name] = float(number) if is_metric(name, number) and math.isfinite(float(number)) else None
+        number = number_of(summary.get(name))
+        facts[name] = number if number is not None and math.isfinite(number) else None
     final = summary.get("final")
-    facts["final"] = {
-        name: float(value)
-        for name, value in (final.items() if isinstance(final, dict) else ())
-        if is_metric(name, value)
-    }
+    facts["final"] = numbers_of(final) if isinstance(final, dict) else {}
     return facts
 
 
 def _metric_facts(content: bytes, summary: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     last = last_values(content)
-    if last.is_damaged:
-        problems.append(f"{METRICS}: a line is not a JSON object")
+    is_whole = len(content) < _MAX_BYTES
+    if last.damaged is not None:
+        problems.append(f"{METRICS}: {f'line {last.damaged}' if is_whole else 'a line near the end'} is damaged")
     known = [*last.metrics, *(summary["final"] if isinstance(summary.get("final"), dict) else ())]
     chosen = _compared_metric(summary, known)
     best = None
-    if chosen is not None and len(content) < _MAX_BYTES:
+    if chosen is not None and is_whole:
         best = best_value(content, chosen[0], is_greater_better=chosen[1])
     return {"metrics": last.metrics, "last_step": last.step, "best": None if best is None else list(best)}
 

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from forgather.runs.foreign_run import DamagedFileError, ForeignRun, found_files, grouped, metric_names
+from forgather.bounded import open_regular
+from forgather.runs.foreign_run import DamagedFileError, ForeignRun, found_files, grouped, instant, metric_names
 
 FILES = re.compile(r"\.tfevents\.")
 _HEAD = struct.Struct("<QI")
@@ -55,7 +56,7 @@ def read_run(folder: str, files: list[str], top: str) -> ForeignRun:
     left_out = 0
     for file in files:
         for event in _events(file):
-            started = event.wall_time if started is None and event.wall_time > 0 else started
+            started = instant(event.wall_time) if started is None else started
             if event.HasField("session_log") and event.session_log.status == event.session_log.START:
                 scalars = [scalar for scalar in scalars if scalar[0] < event.step]
             for value in event.summary.value:
@@ -84,7 +85,7 @@ def _events(file: str) -> Iterator[Any]:
     """Yields the events of a file; an incomplete last one is left out."""
     proto = import_module("tensorboard.compat.proto.event_pb2")
     errors = import_module("google.protobuf.message")
-    with open(file, "rb") as stream:
+    with open_regular(file) as stream:
         while len(head := stream.read(_HEAD.size)) == _HEAD.size:
             size, checksum = _HEAD.unpack(head)
             at = stream.tell() - len(head)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from forgather.runs.comparison import Comparison, Group, distinct, is_close
+from forgather.runs.metric_choice import mean_of
 
 _NAMED = 4
 _DOMINANT = 0.5
@@ -152,7 +152,7 @@ def _influence(comparison: Comparison) -> tuple[str, str]:
     found = []
     for row in comparison.settings:
         groups = [[values[at] for at in members if at in values] for members in distinct(row).values()]
-        means = [(fmean(group), len(group)) for group in groups if group]
+        means = [(mean_of(group), len(group)) for group in groups if group]
         # With a value of its own for each run, everything would be explained.
         if 1 < len(means) <= len(values) / 2:
             found.append((_explained(means, list(values.values())), row))
@@ -165,7 +165,7 @@ def _influence(comparison: Comparison) -> tuple[str, str]:
     for members in distinct(row).values():
         held = [values[at] for at in members if at in values]
         if held and (value := row.values[members[0]]):
-            parts.append((fmean(held), f"{number_text(fmean(held))} with {value.text} ({len(held)} runs)"))
+            parts.append((mean_of(held), f"{number_text(mean_of(held))} with {value.text} ({len(held)} runs)"))
     parts.sort(reverse=bool(comparison.choice and comparison.choice.is_higher_better))
     more = f", worse with {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
     told = ", ".join(text for _, text in parts[:_NAMED])
@@ -175,15 +175,19 @@ def _influence(comparison: Comparison) -> tuple[str, str]:
 
 def _explained(means: Sequence[tuple[float, int]], values: Sequence[float]) -> float:
     """Returns the share of the variance of values that is between the groups of which the means are given."""
-    center = fmean(values)
-    total = math.fsum((value - center) ** 2 for value in values)
-    return math.fsum(count * (mean - center) ** 2 for mean, count in means) / total if total else 0.0
+    center = mean_of(values)
+    # Divided by the largest distance, whose square may be no float.
+    most = max((abs(value / 2 - center / 2) for value in values), default=0.0) or 1.0
+    total = math.fsum(((value / 2 - center / 2) / most) ** 2 for value in values)
+    between = math.fsum(count * ((mean / 2 - center / 2) / most) ** 2 for mean, count in means)
+    return between / total if total else 0.0
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
     choice = comparison.choice
     if choice is not None:
         yield f"{choice.name}: {choice.direction}; {choice.why}. The value of a run is its best one at any step."
+        yield from _last_note(comparison)
         first = comparison.ranking[0]
         if first not in comparison.groups[0].runs:
             found = comparison.chosen_best(first)
@@ -215,6 +219,17 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     ends = [run.last_step for run in comparison.runs if run.last_step is not None]
     if ends and min(ends) != max(ends):
         yield f"The runs end at different steps, from {min(ends):,} to {max(ends):,}."
+
+
+def _last_note(comparison: Comparison) -> Iterator[str]:
+    """Yields whether the best run got worse after its best step, which is then the checkpoint to use."""
+    assert comparison.choice is not None, "a metric ranks the runs"  # noqa: S101
+    at, name = comparison.ranking[0], comparison.choice.name
+    best, last = comparison.chosen_best(at), comparison.runs[at].last(name)
+    if best is not None and last is not None and last[0] != best[0]:
+        value = "not finite" if last[0] is None else number_text(last[0])
+        label = comparison.labels[at]
+        yield f"{label} was best at step {best[1]:,}; at its end, at step {last[1]:,}, {name} is {value}."
 
 
 def _listed(names: Sequence[str]) -> str:

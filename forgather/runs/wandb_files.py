@@ -19,7 +19,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from forgather.runs.foreign_run import DamagedFileError, ForeignRun, found_files, metric_names
+from forgather.bounded import open_regular
+from forgather.runs.foreign_run import DamagedFileError, ForeignRun, found_files, instant, metric_names
 from forgather.runs.labels import Labels
 
 FILES = re.compile(r"^run-.+\.wandb$")
@@ -72,7 +73,7 @@ def read_run(file: str, files: list[str], top: str) -> ForeignRun:
     exit_code: int | None = None
     config: dict[str, Any] = {}
     history: list[dict[str, Any]] = []
-    with open(file, "rb") as stream:
+    with open_regular(file) as stream:
         content = stream.read()
     errors = import_module("google.protobuf.message")
     for at, record in _records(content):
@@ -100,7 +101,7 @@ def read_run(file: str, files: list[str], top: str) -> ForeignRun:
         name=run.display_name or run.run_id,
         source=file,
         project=run.project or None,
-        started=run.start_time.seconds + round(run.start_time.nanos / 1e9, 3) or None,
+        started=instant(run.start_time.seconds + run.start_time.nanos / 1e9),
         status=None if exit_code is None else "failed" if exit_code else "finished",
         config=_plain_config(config),
         lines=lines,
@@ -114,12 +115,16 @@ def _records(content: bytes) -> Iterator[tuple[int, bytes]]:
     if not content.startswith(_HEADER):
         raise DamagedFileError("it does not begin as a file of W&B does")
     position, parts, begin = len(_HEADER), b"", 0
+    is_open = False
     while position + _FRAME.size <= len(content):
         if (left := _BLOCK - position % _BLOCK) < _FRAME.size:
             position += left
             continue
         checksum, size, kind = _FRAME.unpack_from(content, position)
         data = content[position + _FRAME.size : position + _FRAME.size + size]
+        # No record continues in the next block, so this length is not that of an incomplete record.
+        if size > left - _FRAME.size:
+            raise DamagedFileError(f"it is damaged at byte {position:,}: a record is longer than its block")
         if len(data) < size:
             return
         if (checksum, size, kind) == (0, 0, 0):
@@ -128,8 +133,11 @@ def _records(content: bytes) -> Iterator[tuple[int, bytes]]:
             continue
         if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or zlib.crc32(data, zlib.crc32(bytes([kind]))) != checksum:
             raise DamagedFileError(f"it is damaged at byte {position:,}: a record has another checksum")
+        if (kind in (_MIDDLE, _LAST)) is not is_open:
+            raise DamagedFileError(f"it is damaged at byte {position:,}: a part of a record is missing")
         if kind in (_FULL, _FIRST):
             parts, begin = b"", position
+        is_open = kind in (_FIRST, _MIDDLE)
         parts += data
         position += _FRAME.size + size
         if kind in (_FULL, _LAST):
@@ -149,24 +157,28 @@ def _items(message: Any) -> dict[str, Any]:
 
 def _lines(history: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
     """Returns lines of metrics, and how many values are not numbers."""
-    counted = next((name for name in _STEPS if any(_is_number(line.get(name)) for line in history)), "_step")
+    counted = next((name for name in _STEPS if any(_is_step(line.get(name)) for line in history)), "_step")
     is_inner = {"_step", "_runtime", "_timestamp", counted}
     names = metric_names(name for line in history for name in line if name not in is_inner)
     lines: list[dict[str, Any]] = []
     left_out, step = 0, 0
     for line in history:
-        step = int(line[counted]) if _is_number(line.get(counted)) else step
-        at: Any = line.get("_timestamp")
+        step = int(line[counted]) if _is_step(line.get(counted)) else step
+        at = instant(line["_timestamp"]) if _is_number(line.get("_timestamp")) else None
         values = {own: line[name] for name, own in names.items() if name in line}
         numbers = {name: value for name, value in values.items() if _is_number(value)}
         left_out += len(values) - len(numbers)
         if numbers:
-            lines.append({"step": step, **({"time": round(at, 3)} if _is_number(at) else {}), **numbers})
+            lines.append({"step": step, **({} if at is None else {"time": at}), **numbers})
     return lines, left_out
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_step(value: Any) -> bool:
+    return _is_number(value) and abs(value) < 1 << 53
 
 
 def _plain_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ loop knows is in the journal or in run folders, so another process can go on at 
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Set
@@ -23,6 +24,9 @@ TRIALS, LOG = "trials", "output.log"
 MOST_ATTEMPTS = 3
 """The number of attempts without a new step after which a killed trial has failed."""
 _POLL_SECONDS, _ENDING_SECONDS = 0.2, 30.0
+_LEAST_FREE = 1 << 16
+"""In bytes. A disk with less room is full: a run folder takes more."""
+_MOST_LOG_BYTES = 1 << 16
 _TERMINATED = (130, 143)
 """The exit statuses of a run that was asked to end."""
 
@@ -65,7 +69,7 @@ class Sweep:
 
         Raises:
             KeyboardInterrupt: after Ctrl-C, when the running trials have saved their state and ended.
-            ProjectError: FG563 if the journal cannot be written.
+            ProjectError: FG563 if the journal cannot be written, or the disk is full; the running trials have ended.
         """
         self.take_over()
         try:
@@ -74,6 +78,10 @@ class Sweep:
                 self.collect()
         except KeyboardInterrupt:
             self._interrupt()
+            raise
+        except ProjectError:
+            # The trials that run are sound, and save their state.
+            self.slots.wind_down()
             raise
         finally:
             self.slots.close()
@@ -132,11 +140,23 @@ class Sweep:
     def _start(self, number: int) -> None:
         trial = self.journal.history.trials[number]
         folder = trial_folder(self.journal.folder, number)
-        os.makedirs(folder, exist_ok=True)
         command = self.command(trial, trial.attempts > 0)
         # The record comes first: a trial that runs is never unknown to the process that goes on.
         self.journal.started(number, trial.attempts + 1, None)
-        handle = self.slots.start(number, command, os.path.join(folder, LOG))
+        try:
+            os.makedirs(folder, exist_ok=True)
+            if not os.path.isdir(command.folder):
+                cause = f"its working folder does not exist any more: {command.folder}"
+                self.journal.ended(number, Outcome.FAILED, step=None, cause=cause)
+                return
+            handle = self.slots.start(number, command, os.path.join(folder, LOG))
+        except OSError as error:
+            # The trial is as good as before: it is started when the sweep goes on.
+            raise ProjectError(
+                f"trial {number} cannot be started in {folder!r}: {error.strerror or error}",
+                code="FG563",
+                hint="free some space, or change the permissions of the folder; then go on, as after a kill",
+            ) from None
         if handle is not None:
             self.journal.started(number, trial.attempts + 1, handle)
         self._progress(number)
@@ -146,7 +166,8 @@ class Sweep:
         """Records the end of an attempt. One that ended with its sweep was not killed for a reason of its own."""
         trial, progress = self.journal.history.trials[number], self._progress(number)
         outcome, cause = self._outcome(number, status, progress.status())
-        if outcome is Outcome.KILLED and with_sweep:
+        is_full = outcome is Outcome.FAILED and _is_full(self.journal.folder, cause, now=not with_sweep)
+        if is_full or (outcome is Outcome.KILLED and with_sweep):
             outcome = Outcome.INTERRUPTED
         if outcome is Outcome.KILLED and _makes_no_progress(trial, progress.step):
             outcome = Outcome.FAILED
@@ -154,6 +175,13 @@ class Sweep:
         self.stopping.pop(number, None)
         self.journal.ended(number, outcome, step=progress.step, cause=cause)
         self.changed()
+        if is_full and not with_sweep:
+            # Otherwise every trial that is left would fail for the same reason, and none would be started again.
+            raise ProjectError(
+                f"trial {number} ended because the disk is full: {cause}",
+                code="FG563",
+                hint="free some space, and go on: the trial is started again",
+            )
 
     def _outcome(self, number: int, status: int | None, found: RunStatus | None) -> tuple[Outcome, str]:
         """Returns how an attempt ended, by the exit status and what its run folder says."""
@@ -198,6 +226,21 @@ def _wait_for_end(progress: TrialProgress) -> None:
         time.sleep(_POLL_SECONDS)
 
 
+def _is_full(folder: str, cause: str, *, now: bool) -> bool:
+    """Returns whether a trial failed because there was no room on the disk.
+
+    Args:
+        folder: the sweep folder.
+        cause: why the trial failed.
+        now: whether it has failed just now, so that the room on the disk says something about it.
+    """
+    if any(os.strerror(number) in cause for number in (errno.ENOSPC, errno.EDQUOT)):
+        return True
+    # A trial that cannot write a line of its log does not say why.
+    facts = os.statvfs(folder)
+    return now and facts.f_bavail * facts.f_frsize < _LEAST_FREE
+
+
 def _makes_no_progress(trial: TrialHistory, step: int | None) -> bool:
     """Returns whether the last attempts, with the one that just ended, were all killed at one step."""
     steps = (*trial.kills, step or 0)[-MOST_ATTEMPTS:]
@@ -205,15 +248,13 @@ def _makes_no_progress(trial: TrialHistory, step: int | None) -> bool:
 
 
 def _last_line(folder: str) -> str:
-    """Returns the last line with an error that a trial printed, or its last line."""
-    lines = list(_lines(os.path.join(folder, LOG)))
+    """Returns the last line with an error at the end of what a trial printed, or its last line."""
+    try:
+        with open(os.path.join(folder, LOG), "rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - _MOST_LOG_BYTES))
+            text = stream.read(_MOST_LOG_BYTES).decode("utf-8", "replace")
+    except OSError:
+        text = ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     found = [line for line in lines if line.startswith("error")] or lines
     return found[-1][:300] if found else "it ended without a message"
-
-
-def _lines(file: str) -> Iterator[str]:
-    try:
-        with open(file, encoding="utf-8", errors="replace") as stream:
-            yield from (line.strip() for line in stream if line.strip())
-    except OSError:
-        return

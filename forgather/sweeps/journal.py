@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -89,14 +89,20 @@ class History:
         """Adds a record.
 
         Raises:
-            LookupError: if the record is of a trial that no earlier record announces.
+            LookupError: if the record is of a trial that no earlier record announces, or incomplete.
+            TypeError: if a value is of another type.
         """
         event, number = record["event"], record["trial"]
         if event == "trial":
-            self.trials[number] = TrialHistory(number=number, values=record["values"], skipped=record.get("skipped"))
+            values = record["values"]
+            if type(number) is not int or not isinstance(values, dict) or not all(map(_is_text, values.values())):
+                raise TypeError
+            self.trials[number] = TrialHistory(number=number, values=values, skipped=record.get("skipped"))
             return
         known = self.trials[number]
         if event == "start":
+            if type(record["attempt"]) is not int:
+                raise TypeError
             self.trials[number] = replace(known, attempts=record["attempt"], handle=record.get("handle"), outcome=None)
         else:
             outcome = Outcome(record["outcome"])
@@ -130,10 +136,12 @@ class Journal:
             ProjectError: FG563 if the folder has a journal, or cannot be written.
         """
         journal = cls(folder, History({"event": "sweep", **sweep, "form": FORM}))
-        if os.path.exists(journal.file):
+        if is_begun(folder):
             raise _unusable(
                 folder, "it has a sweep already", "go on with it: --resume; or start another one: --name NAME"
             )
+        with suppress(FileNotFoundError):
+            os.truncate(journal.file, 0)
         journal._append(journal.history.sweep)
         return journal
 
@@ -220,8 +228,18 @@ class Journal:
         except OSError as error:
             why = error.strerror or str(error)
             raise _unusable(
-                self.folder, f"its journal cannot be written: {why}", "free some space, then --resume"
+                self.folder, f"its journal cannot be written: {why}", "free some space, and go on with it"
             ) from None
+
+
+def is_begun(folder: str) -> bool:
+    """Returns whether a folder has a journal with a first line; a disk that was full may have left a part of it."""
+    try:
+        return b"\n" in read_bytes(os.path.join(folder, JOURNAL), MAX_RECORD_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # what cannot be read is not replaced
 
 
 def read_history(folder: str) -> History:
@@ -239,31 +257,51 @@ def read_history(folder: str) -> History:
     # What follows the last line end was being written when the machine or the sweep ended.
     lines = content.split(b"\n")[:-1]
     history: History | None = None
+    is_newer = False
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
             if history is None:
+                is_newer = record["form"] > FORM
                 history = History(record) if record["event"] == "sweep" else None
-                if history is None or record["form"] > FORM:
+                if history is None or is_newer:
                     raise LookupError  # noqa: TRY301 - reported with the number of the line
             else:
                 history.take(record)
-        except (ValueError, LookupError, TypeError):
-            newer = history is not None and number == 1
-            what = "is of a newer version" if newer else f"is damaged at line {number}"
-            hint = "use the version that wrote it" if newer else "remove this line, or start a new sweep"
+        except (ValueError, LookupError, TypeError, RecursionError):
+            what = "is of a newer version" if is_newer else f"is damaged at line {number}"
+            hint = "use the version that wrote it" if is_newer else "remove this line, or start a new sweep"
             raise _unusable(folder, f"its journal {JOURNAL} {what}", hint) from None
     if history is None:
         raise _unusable(folder, f"its journal {JOURNAL} is empty", "start a new sweep")
     return history
 
 
+def make_folder(folder: str) -> None:
+    """Makes a sweep folder, which may exist.
+
+    Raises:
+        ProjectError: FG563 if it cannot be made.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        why = f"it cannot be made: {error.strerror or error}"
+        raise _unusable(folder, why, "set another output folder, or --name") from None
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
 @contextmanager
-def sweep_lock(folder: str) -> Iterator[None]:
+def sweep_lock(folder: str, what: str = "sweep", other: str = "start another sweep: --name NAME") -> Iterator[None]:
     """Context manager that holds the lock of a sweep folder, so that two sweeps never use it at once.
 
     Args:
         folder: the sweep folder, which exists.
+        what: what is run there, for the message.
+        other: what a user can do instead of waiting, for the message.
 
     Raises:
         ProjectError: FG564 if another process holds it.
@@ -275,9 +313,7 @@ def sweep_lock(folder: str) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise ProjectError(
-            f"another process runs the sweep in {folder}",
-            code="FG564",
-            hint="wait until it has ended, or start another sweep: --name NAME",
+            f"another process runs the {what} in {folder}", code="FG564", hint=f"wait until it has ended, or {other}"
         ) from None
     except OSError as error:
         raise _unusable(folder, f"it cannot be written: {error.strerror or error}", "name another folder") from None

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 
 from forgather.run_status import RunStatus, read_status
-from forgather.runs.growing_file import GrowingFile, Record
+from forgather.runs.growing_file import GrowingFile
+from forgather.runs.metric_records import Record, numbers_of
 
 _METRICS_FILE, _RUNS = "metrics.jsonl", "runs"
-_NOT_FINITE = frozenset({"nan", "inf", "-inf"})
 
 
 class TrialProgress:
@@ -58,24 +59,22 @@ class TrialProgress:
         # A resumed run starts another file. Until it has a line, the values of the earlier one count.
         if (self._file is None or file != self._file.file) and os.path.exists(file):
             self._restart()
-            self._file = GrowingFile(file, self._take, self._restart)
+            self._file = GrowingFile(file, self._restart)
         if self._file is not None:
-            self._file.update()
+            # A file that cannot be read now can be read later.
+            with suppress(OSError):
+                for record in self._file.records():
+                    self._take(record)
 
     def _restart(self) -> None:
         self.curve, self.step = [], None
 
     def _take(self, record: Record) -> None:
-        if "event" in record:
-            return  # what happened at a step, not a value of a metric
-        try:
-            step = int(record["step"])
-        except (ValueError, LookupError, TypeError):
-            return  # a line that belongs to no step
+        step, numbers = record.get("step"), numbers_of(record)
+        if step is None or "event" in record:
+            return  # a line that belongs to no step, or what happened at one
         self.step = step
-        self.names |= {name for name, value in record.items() if isinstance(value, int | float)}
-        value = record.get(self.metric)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            self.curve.append((step, float(value)))
-        elif value in _NOT_FINITE:
-            self.curve.append((step, math.nan))
+        self.names |= numbers.keys()
+        if self.metric in numbers:
+            value = numbers[self.metric]
+            self.curve.append((step, value if math.isfinite(value) else math.nan))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from forgather.errors import ProjectError
 from forgather.sweeps.driver import Sweep
-from forgather.sweeps.journal import JOURNAL, Journal, TrialHistory, sweep_lock
+from forgather.sweeps.journal import JOURNAL, Journal, TrialHistory, is_begun, read_history, sweep_lock
 from forgather.sweeps.slots import Command, Slots
 from forgather.sweeps.spec import SweepSpec
 
@@ -37,9 +37,10 @@ class Queue:
         Raises:
             ProjectError: FG563 if the journal is damaged.
         """
-        if not os.path.exists(os.path.join(self.folder, JOURNAL)):
+        if not is_begun(self.folder):
             return []
-        return list(Journal.open(self.folder).history.trials.values())
+        # Read without opening the journal, which another process may be writing.
+        return _commands(self.folder, read_history(self.folder).trials.values())
 
     def add(self, words: Sequence[str], working_dir: str) -> int:
         """Adds a command, and returns its number.
@@ -56,18 +57,21 @@ class Queue:
             journal.announce(number, {COMMAND: shlex.join(words), FOLDER: working_dir})
             return number
 
-    def remove(self, number: int) -> None:
-        """Removes an entry that has not been started.
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Removes entries that have not been started: all of them, or none.
 
         Raises:
             ProjectError: FG563 if there is no such entry, or it was started.
         """
         with self._changing() as journal:
-            entry = journal.history.trials.get(number)
-            if entry is None or entry.attempts or entry.is_done:
-                why = "is not in the queue" if entry is None else "was started already"
-                raise ProjectError(f"entry {number} {why}", code="FG563", hint="fgcli queue ls lists what waits")
-            journal.announce(number, entry.values, "removed")
+            for number in numbers:
+                entry = journal.history.trials.get(number)
+                if entry is None or entry.attempts or entry.is_done:
+                    is_removed = entry is not None and entry.skipped is not None
+                    why = "is not in the queue" if entry is None or is_removed else "was started already"
+                    raise ProjectError(f"entry {number} {why}", code="FG563", hint="fgcli queue ls lists what waits")
+            for number in dict.fromkeys(numbers):
+                journal.announce(number, journal.history.trials[number].values, "removed")
 
     def run(self, slots: Slots, changed: Callable[[Sweep], None]) -> list[TrialHistory]:
         """Runs the entries until none is left, those included that are added meanwhile; returns all entries.
@@ -80,10 +84,11 @@ class Queue:
             ProjectError: FG564 if another process runs the queue.
             KeyboardInterrupt: after Ctrl-C, when the running entries have ended.
         """
-        os.makedirs(self.folder, exist_ok=True)
-        with sweep_lock(self.folder):
+        self._make_folder()
+        with sweep_lock(self.folder, "queue", "add the command: it is run there, too"):
             with self._changing() as journal:
                 pass  # it exists now
+            _commands(self.folder, journal.history.trials.values())
             sweep = Sweep(
                 journal=journal,
                 spec=SweepSpec(parameters=()),
@@ -100,17 +105,50 @@ class Queue:
         """Context manager that gives the journal; two processes that add entries get different numbers."""
         from filelock import FileLock  # a late import: listing the queue does not need it
 
+        self._make_folder()
+        try:
+            with FileLock(os.path.join(self.folder, _ADDING)):
+                yield Journal.open(self.folder) if is_begun(self.folder) else Journal.create(self.folder, {})
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _make_folder(self) -> None:
         try:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
-            with FileLock(os.path.join(self.folder, _ADDING)):
-                is_new = not os.path.exists(os.path.join(self.folder, JOURNAL))
-                yield Journal.create(self.folder, {}) if is_new else Journal.open(self.folder)
         except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> ProjectError:
+        return ProjectError(
+            f"the queue {self.folder!r} cannot be written: {error.strerror or error}",
+            code="FG563",
+            hint="name another folder: --queue DIR",
+        )
+
+
+def _commands(folder: str, entries: Iterable[TrialHistory]) -> list[TrialHistory]:
+    """Returns entries of a journal that are commands.
+
+    Raises:
+        ProjectError: FG563 if an entry is a trial of a sweep.
+    """
+    found = list(entries)
+    if any(not {COMMAND, FOLDER} <= entry.values.keys() for entry in found):
+        raise ProjectError(
+            f"{folder!r} is the folder of a sweep, not of a queue",
+            code="FG563",
+            hint="go on with it: fgcli sweep --resume DIR; or name another folder: --queue DIR",
+        )
+    for entry in found:
+        try:
+            shlex.split(entry.values[COMMAND])
+        except ValueError as error:
             raise ProjectError(
-                f"the queue {self.folder!r} cannot be written: {error.strerror or error}",
+                f"command {entry.number} of the queue {folder!r} is damaged: {error}",
                 code="FG563",
-                hint="name another folder: --queue DIR",
+                hint=f"remove its line from {JOURNAL}",
             ) from None
+    return found
 
 
 def default_queue() -> str:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 from forgather.errors import ProjectError
-from forgather.sweeps.space import Bell, Choice, Distribution, Interval, Parameter, fault
+from forgather.sweeps.space import Bell, Choice, Distribution, Interval, Parameter, below, fault
 from forgather.sweeps.spec import Goal, SweepSpec
 
+_MOST = 1 << 40
+"""Optuna computes with floats, whose precision larger whole numbers exceed."""
 Result = tuple[Mapping[str, Any], float | None]
 """The values of a trial by path, and its result; None if it has none yet, or failed."""
 
@@ -49,7 +52,9 @@ def proposed(spec: SweepSpec, number: int, results: Sequence[Result]) -> dict[st
     worst = (max if spec.goal is Goal.MINIMIZE else min)(known, default=0.0)
     for values, value in results:
         result = value if value is not None and math.isfinite(value) else worst
-        study.add_trial(optuna.trial.create_trial(params=dict(values), distributions=space, value=result))
+        # A version that read bounds in another way may have drawn a value outside of them.
+        with suppress(ValueError):
+            study.add_trial(optuna.trial.create_trial(params=dict(values), distributions=space, value=result))
     return dict(study.ask(fixed_distributions=space).params)
 
 
@@ -69,7 +74,7 @@ def _optuna() -> Any:
 def _distribution(parameter: Parameter) -> Any:
     found = _as_optuna(parameter.distribution, _optuna().distributions)
     if found is None:
-        where = f"sweep.parameters.{parameter.path}"
+        where = below("sweep.parameters", parameter.path)
         hint = "use values, uniform or log_uniform_values, or method: random"
         raise fault(f"Optuna has no distribution for {parameter.path!r}", where, hint)
     return found
@@ -78,10 +83,12 @@ def _distribution(parameter: Parameter) -> Any:
 def _as_optuna(one: Distribution, kinds: Any) -> Any:
     if isinstance(one, Choice) and one.weights is None and all(_is_plain(value) for value in one.values):
         return kinds.CategoricalDistribution(one.values)
-    if isinstance(one, Interval) and one.is_whole:
+    if isinstance(one, Interval) and one.is_whole and max(abs(one.low), abs(one.high)) < _MOST:
         return kinds.IntDistribution(int(one.low), int(one.high), log=one.is_log)
-    if isinstance(one, Interval) and not (one.is_log and one.step is not None):
-        return kinds.FloatDistribution(one.low, one.high, log=one.is_log, step=one.step)
+    if isinstance(one, Interval) and not one.is_whole and not (one.is_log and one.step is not None):
+        # Optuna counts steps from the lower bound.
+        low, high = one.ends
+        return kinds.FloatDistribution(low, high, log=one.is_log, step=one.step)
     assert isinstance(one, Bell | Choice | Interval)  # noqa: S101 - there are no other distributions
     return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from typing import Any, Protocol
 from forgather.errors import ProjectError
 from forgather.launch.bound_process import BoundProcess
 from forgather.launch.multi_process import children_environment
+
+_SAVING_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,9 @@ class Slots(Protocol):
 
     def stop(self, trial: int) -> None:
         """Asks a trial to save its state and to end."""
+
+    def wind_down(self) -> None:
+        """Lets what is running save its state before `close`."""
 
     def close(self) -> None:
         """Ends what is still running."""
@@ -123,6 +129,15 @@ class LocalSlots:
             if place.trial == trial and place.process is not None:
                 with suppress(ProcessLookupError):
                     place.process.terminate()
+
+    def wind_down(self) -> None:
+        """Asks all trials to save their state and to end, and waits for them for a minute."""
+        for trial in self.running():
+            self.stop(trial)
+        until = time.monotonic() + _SAVING_SECONDS
+        processes = [place.process for place in self._places if place.process is not None]
+        while time.monotonic() < until and any(process.poll() is None for process in processes):
+            time.sleep(0.1)
 
     def close(self) -> None:
         """Ends what is still running."""

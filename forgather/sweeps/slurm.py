@@ -64,16 +64,38 @@ class SlurmSlots:
         """
         os.makedirs(self._folder, exist_ok=True)
         script = os.path.join(self._folder, f"{trial:04d}.sh")
-        with open(script, "w", encoding="utf-8") as stream:
-            stream.write(job_script(command, name=f"trial-{trial:04d}", log=log))
-        job = int(_answer(["sbatch", "--parsable", *self._options, script]).split(";")[0])
-        self._jobs[trial] = job
-        return {"job": job}
+        with open(script, "w", encoding="utf-8", errors="surrogateescape") as stream:
+            stream.write(job_script(command, name=f"trial-{trial:04d}"))
+        # Not a line of the script, which would end at a space; and a percent sign begins a pattern.
+        output = f"--output={log.replace('%', '%%')}"
+        answer = _answer(["sbatch", "--parsable", output, *self._options, script])
+        number = answer.partition(";")[0].strip()
+        if not number.isdecimal():
+            raise ProjectError(
+                f"sbatch answered {answer.strip()[:200]!r}, which is no number of a job",
+                code="FG565",
+                hint="see with squeue whether there is a job, cancel it, and go on with --resume",
+            )
+        self._jobs[trial] = int(number)
+        return {"job": int(number)}
 
     def adopt(self, trial: int, handle: Any) -> bool:
-        """Returns whether a job of an earlier process of the sweep still waits or runs."""
+        """Returns whether a job of an earlier process of the sweep still waits or runs.
+
+        Raises:
+            ProjectError: FG565 if SLURM does not say: a job that goes on must not be started again.
+        """
         job = handle.get("job") if isinstance(handle, Mapping) else None
-        if not isinstance(job, int) or self._states([job]).get(job, "") not in _LIVE:
+        if not isinstance(job, int):
+            return False
+        states = self._states([job])
+        if states is None:
+            raise ProjectError(
+                f"squeue does not say whether job {job} of trial {trial} goes on",
+                code="FG565",
+                hint="go on with --resume when SLURM answers again",
+            )
+        if states.get(job, "") not in _LIVE:
             return False
         self._jobs[trial] = job
         return True
@@ -88,6 +110,8 @@ class SlurmSlots:
             return
         self._asked = time.monotonic()
         states = self._states(list(self._jobs.values()))
+        if states is None:
+            return  # SLURM may be down for hours, and jobs go on
         for trial, job in list(self._jobs.items()):
             is_known = job in states
             self._missed[job] = 0 if is_known else self._missed.get(job, 0) + 1
@@ -98,15 +122,22 @@ class SlurmSlots:
     def stop(self, trial: int) -> None:
         """Asks a trial to save its state and to end; a job that waits is removed."""
         if (job := self._jobs.get(trial)) is not None:
-            pending = self._states([job]).get(job) == "PENDING"
+            pending = (self._states([job]) or {}).get(job) == "PENDING"
             _answer(["scancel", str(job)] if pending else ["scancel", "--signal=TERM", "--full", str(job)])
+
+    def wind_down(self) -> None:
+        """Does nothing, as `close`."""
 
     def close(self) -> None:
         """Does nothing: jobs go on, and the next process of the sweep finds them."""
 
-    def _states(self, jobs: Sequence[int]) -> dict[int, str]:
-        """Returns the state of each job that SLURM still knows."""
-        answer = _answer(["squeue", "--json", f"--jobs={','.join(map(str, jobs))}", "--states=all"], may_fail=True)
+    def _states(self, jobs: Sequence[int]) -> dict[int, str] | None:
+        """Returns the state of each job that SLURM still knows; None if SLURM does not answer."""
+        try:
+            answer = _answer(["squeue", "--json", f"--jobs={','.join(map(str, jobs))}", "--states=all"])
+        except ProjectError as error:
+            # What squeue says about a single job that it has forgotten.
+            return {} if "invalid job id" in error.message.lower() else None
         try:
             found = json.loads(answer)["jobs"] if answer.strip() else []
             # Since SLURM 23.11, the state is a list.
@@ -115,22 +146,20 @@ class SlurmSlots:
                 for job in found
             }
         except (ValueError, LookupError, TypeError):
-            return {}
+            return None
 
 
-def job_script(command: Command, *, name: str, log: str) -> str:
+def job_script(command: Command, *, name: str) -> str:
     """Returns the script of a job.
 
     Args:
         command: what it runs.
         name: the name of the job.
-        log: the file that gets what it prints.
     """
     return "\n".join(
         [
             "#!/usr/bin/env bash",
             f"#SBATCH --job-name={name}",
-            f"#SBATCH --output={log}",
             "#SBATCH --open-mode=append",
             "#SBATCH --ntasks-per-node=1",
             "# Before the time limit, the run saves its state; the sweep submits it again.",
@@ -143,21 +172,21 @@ def job_script(command: Command, *, name: str, log: str) -> str:
     )
 
 
-def _answer(words: Sequence[str], *, may_fail: bool = False) -> str:
+def _answer(words: Sequence[str]) -> str:
     """Returns what a command of SLURM prints.
 
     Raises:
         ProjectError: FG565 if the command does not exist, or fails.
     """
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ProjectError(
             f"{words[0]} cannot be called: {error.strerror if isinstance(error, OSError) else 'no answer in 60 s'}",
             code="FG565",
             hint="run the sweep on a machine of the cluster, or without --slurm",
         ) from None
-    if done.returncode != 0 and not may_fail:
+    if done.returncode != 0:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise ProjectError(
             f"{shlex.join(words[:2])} failed: {said[-1] if said else f'exit status {done.returncode}'}",

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import islice
 from typing import Any, Protocol
 
+from forgather.config.insight.path_lookup import path_text, read_path
+from forgather.config.path import Key
 from forgather.errors import ProjectError, nearest
 
-_MOST_GRID_VALUES = 100_000
+MOST_TRIALS = 100_000
+"""The largest number of trials of a sweep: each is checked before the first one starts."""
+_LARGEST, _MOST_STEPS = 1e300, 1 << 53
+"""The largest number of a distribution, and the largest number of steps from 0 to it: floats can count no further."""
+_FARTHEST = 9
+"""In standard deviations: no random number of a normal distribution is farther from the mean, as Python draws them."""
 
 
 class Distribution(Protocol):
@@ -24,8 +31,8 @@ class Distribution(Protocol):
     def draw(self, numbers: random.Random) -> Any:
         """Returns a value that is drawn with these random numbers."""
 
-    def grid(self) -> Sequence[Any] | None:
-        """Returns all values, or None if there are infinitely many."""
+    def grid(self) -> Iterable[Any] | None:
+        """Returns all values, which may be very many, or None if there are infinitely many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,7 @@ class Choice:
         """Returns a value that is drawn with these random numbers."""
         return numbers.choices(self.values, self.weights)[0]
 
-    def grid(self) -> Sequence[Any]:
+    def grid(self) -> Iterable[Any]:
         """Returns all values."""
         return self.values
 
@@ -75,23 +82,36 @@ class Interval:
             number = math.exp(numbers.uniform(math.log(self.low), math.log(self.high)))
         else:
             number = numbers.uniform(self.low, self.high)
-        return self._rounded(number)
-
-    def grid(self) -> Sequence[float | int] | None:
-        """Returns all values, or None if there are infinitely many."""
-        step = 1 if self.is_whole else self.step
-        if step is None:
-            return None
-        first, last = math.ceil(self.low / step), math.floor(self.high / step)
-        return [self._rounded(number * step) for number in range(first, last + 1)]
-
-    def _rounded(self, number: float) -> float | int:
         if self.is_whole:
             return min(max(round(number), int(self.low)), int(self.high))
+        low, high = self.ends
+        value = number if self.step is None else _rounded(round(number / self.step) * self.step)
+        return min(max(value, low), high)
+
+    def grid(self) -> Iterable[float | int] | None:
+        """Returns all values, which may be very many, or None if there are infinitely many."""
+        if self.is_whole:
+            return range(int(self.low), int(self.high) + 1)
+        return None if self.step is None else (_rounded(number * self.step) for number in self.multiples)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The smallest and the largest value."""
         if self.step is None:
-            return min(max(number, self.low), self.high)
-        # Twelve digits remove what a multiple of 0.1 adds in binary numbers.
-        return float(f"{round(number / self.step) * self.step:.12g}")
+            return self.low, self.high
+        return _rounded(self.multiples[0] * self.step), _rounded(self.multiples[-1] * self.step)
+
+    @property
+    def multiples(self) -> range:
+        """The numbers whose products with the step are between the bounds; empty without a step."""
+        if self.step is None:
+            return range(0)
+        return range(math.ceil(_rounded(self.low / self.step)), math.floor(_rounded(self.high / self.step)) + 1)
+
+
+def _rounded(number: float) -> float:
+    # Twelve digits remove what a multiple of 0.1 adds in binary numbers.
+    return float(f"{number:.12g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +134,7 @@ class Bell:
         """Returns a value that is drawn with these random numbers."""
         number = numbers.gauss(self.mu, self.sigma)
         number = math.exp(number) if self.is_log else number
-        return number if self.step is None else float(f"{round(number / self.step) * self.step:.12g}")
+        return number if self.step is None else _rounded(round(number / self.step) * self.step)
 
     def grid(self) -> None:
         """Returns None: there are infinitely many values."""
@@ -148,12 +168,13 @@ def read_parameters(found: Any, where: str = "sweep.parameters") -> tuple[Parame
         raise fault(f"{where!r} has no parameter", where, "name a value of the config and what to try: a: [1, 2]")
     parameters: list[Parameter] = []
     for name, described in found.items():
-        path = str(name)
+        path, place = str(name), below(where, name)
         if isinstance(described, Mapping) and "parameters" in described:
-            inner = read_parameters(described["parameters"], f"{where}.{path}.parameters")
+            _refuse_others(described, ("parameters",), place, "a group of parameters")
+            inner = read_parameters(described["parameters"], below(place, "parameters"))
             parameters += [Parameter(f"{path}.{one.path}", one.distribution) for one in inner]
         else:
-            parameters.append(Parameter(path, read_distribution(described, f"{where}.{path}")))
+            parameters.append(Parameter(path, read_distribution(described, place)))
     twice = next((one.path for one in parameters if sum(other.path == one.path for other in parameters) > 1), None)
     if twice is not None:
         raise fault(f"{where!r} has the parameter {twice!r} twice", where, "keep one of them")
@@ -186,14 +207,20 @@ def read_distribution(found: Any, where: str) -> Distribution:
         hint = nearest(unknown, sorted(_KEYS)) or f"known are {', '.join(sorted(_KEYS))}"
         raise fault(f"{where!r} has the key {unknown!r}, which no distribution has", where, hint)
     name = found.get("distribution", _implied(found))
-    read = _KINDS.get(str(name))
+    read, keys = _KINDS.get(str(name), (None, ()))
     if read is None:
-        raise fault(
-            f"{where!r} has the distribution {name!r}, which sweeps do not have",
-            where,
-            nearest(str(name), list(_KINDS)) or f"use one of {', '.join(_KINDS)}",
-        )
+        hint = nearest(str(name), list(_KINDS)) or f"use one of {', '.join(_KINDS)}"
+        raise fault(f"{where!r} has the distribution {name!r}, which sweeps do not have", where, hint)
+    _refuse_others(found, ("distribution", *keys), where, f"the distribution {name}")
     return read(_Description(found, where))
+
+
+def _refuse_others(found: Mapping[str, Any], known: Sequence[str], where: str, owner: str) -> None:
+    """Raises an error if a mapping has a key that would have no effect."""
+    strange = next((str(name) for name in found if name not in known), None)
+    if strange is not None:
+        hint = f"remove it; {owner} has {', '.join(known)}"
+        raise fault(f"{where!r} has the key {strange!r}, which {owner} does not have", where, hint)
 
 
 def _implied(found: Mapping[str, Any]) -> str:
@@ -215,11 +242,10 @@ class _Description:
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.found.get(name, default)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST:
             return value
-        raise fault(
-            f"{name!r} of {self.where!r} is {value!r}, and must be a number", self.where, f"give {name}: NUMBER"
-        )
+        message = f"{name!r} of {self.where!r} is {_shown(value)}, and must be a number of at most {_LARGEST:g}"
+        raise fault(message, self.where, f"give {name}: NUMBER")
 
     def choice(self) -> Choice:
         values = self.found.get("values")
@@ -229,13 +255,16 @@ class _Description:
         if weights is None:
             return Choice(tuple(values))
         is_sound = isinstance(weights, list | tuple) and len(weights) == len(values)
-        if not is_sound or not all(isinstance(one, int | float) and one >= 0 for one in weights) or sum(weights) <= 0:
+        is_sound = is_sound and all(isinstance(one, int | float) and 0 <= one <= _LARGEST for one in weights)
+        if not is_sound or not 0 < sum(weights) < math.inf:
             message = f"'probabilities' of {self.where!r} do not say how likely each of its {len(values)} values is"
             raise fault(message, self.where, "give a number of at least 0 for each value")
         return Choice(tuple(values), tuple(map(float, weights)))
 
     def constant(self) -> Choice:
-        return Choice((self.found.get("value"),))
+        if "value" not in self.found:
+            raise fault(f"{self.where!r} has no 'value'", self.where, "give value: VALUE, or list its values")
+        return Choice((self.found["value"],))
 
     def interval(self, *, step: bool = False, is_log: bool = False, is_whole: bool = False) -> Interval:
         low, high = self.number("min"), self.number("max")
@@ -245,48 +274,66 @@ class _Description:
             message = f"{self.where!r} begins at {low:g}, which has no logarithm"
             raise fault(message, self.where, "give a min above 0, or the distribution uniform")
         if is_whole and (low != int(low) or high != int(high)):
-            raise fault(
-                f"{self.where!r} has bounds that are no whole numbers", self.where, "use uniform, or whole bounds"
-            )
-        return Interval(low, high, self.step() if step else None, is_log, is_whole)
+            message = f"{self.where!r} has bounds that are no whole numbers"
+            raise fault(message, self.where, "use uniform, or whole bounds")
+        return self._stepped(Interval(low, high, self.step(high, low) if step else None, is_log, is_whole))
 
     def exponents(self, *, step: bool = False) -> Interval:
         """Returns the distribution whose bounds are natural logarithms."""
         low, high = self.number("min"), self.number("max")
-        if not low <= high or high > 700:
+        if not -700 <= low <= high <= 700:
             message = f"{self.where!r} has the exponents {low:g} and {high:g}"
             raise fault(message, self.where, "log_uniform takes exponents of e; log_uniform_values takes the numbers")
-        return Interval(math.exp(low), math.exp(high), self.step() if step else None, is_log=True)
+        high = math.exp(high)
+        return self._stepped(Interval(math.exp(low), high, self.step(high) if step else None, is_log=True))
+
+    def _stepped(self, interval: Interval) -> Interval:
+        if interval.step is not None and not interval.multiples:
+            message = f"no multiple of {interval.step:g} is between the bounds {interval.low:g} and {interval.high:g}"
+            raise fault(f"{message} of {self.where!r}", self.where, "give a smaller q, or other bounds")
+        return interval
 
     def bell(self, *, step: bool = False, is_log: bool = False) -> Bell:
-        sigma = self.number("sigma", 1.0)
+        mean, sigma = self.number("mu", 0.0), self.number("sigma", 1.0)
         if sigma < 0:
             raise fault(f"'sigma' of {self.where!r} is {sigma:g}", self.where, "give a number of at least 0")
-        return Bell(self.number("mu", 0.0), sigma, self.step() if step else None, is_log)
+        farthest = abs(mean) + _FARTHEST * sigma
+        if is_log and farthest > 700:
+            message = f"{self.where!r} has the exponents {mean:g} ± {sigma:g}"
+            raise fault(message, self.where, "log_normal takes exponents of e, of which mu is the mean")
+        return Bell(mean, sigma, self.step(math.exp(farthest) if is_log else farthest) if step else None, is_log)
 
-    def step(self) -> float:
-        step = self.number("q", 1.0)
-        if step <= 0:
-            raise fault(f"'q' of {self.where!r} is {step:g}", self.where, "give a number above 0")
+    def step(self, *numbers: float) -> float:
+        """Returns the step, which is not too small for numbers of this size."""
+        step, largest = self.number("q", 1.0), max(map(abs, numbers))
+        if step <= 0 or largest / step > _MOST_STEPS:
+            message = f"'q' of {self.where!r} is {step:g}, for numbers up to {largest:g}"
+            raise fault(message, self.where, "give a larger q")
         return step
 
 
+def _shown(value: Any) -> str:
+    # An integer of thousands of digits has no text in Python.
+    return "larger" if isinstance(value, int) and abs(value) > _LARGEST else repr(value)
+
+
 _KEYS = frozenset({"distribution", "values", "value", "probabilities", "min", "max", "mu", "sigma", "q"})
-_KINDS: dict[str, Callable[[_Description], Distribution]] = {
-    "constant": _Description.constant,
-    "categorical": _Description.choice,
-    "categorical_w_probabilities": _Description.choice,
-    "int_uniform": lambda found: found.interval(is_whole=True),
-    "uniform": _Description.interval,
-    "q_uniform": lambda found: found.interval(step=True),
-    "log_uniform": _Description.exponents,
-    "log_uniform_values": lambda found: found.interval(is_log=True),
-    "q_log_uniform": lambda found: found.exponents(step=True),
-    "q_log_uniform_values": lambda found: found.interval(is_log=True, step=True),
-    "normal": _Description.bell,
-    "q_normal": lambda found: found.bell(step=True),
-    "log_normal": lambda found: found.bell(is_log=True),
-    "q_log_normal": lambda found: found.bell(is_log=True, step=True),
+_LIST, _BOUNDS, _BELL = ("values", "probabilities"), ("min", "max"), ("mu", "sigma")
+_KINDS: dict[str, tuple[Callable[[_Description], Distribution], Sequence[str]]] = {
+    "constant": (_Description.constant, ("value",)),
+    "categorical": (_Description.choice, _LIST),
+    "categorical_w_probabilities": (_Description.choice, _LIST),
+    "int_uniform": (lambda found: found.interval(is_whole=True), _BOUNDS),
+    "uniform": (_Description.interval, _BOUNDS),
+    "q_uniform": (lambda found: found.interval(step=True), (*_BOUNDS, "q")),
+    "log_uniform": (_Description.exponents, _BOUNDS),
+    "log_uniform_values": (lambda found: found.interval(is_log=True), _BOUNDS),
+    "q_log_uniform": (lambda found: found.exponents(step=True), (*_BOUNDS, "q")),
+    "q_log_uniform_values": (lambda found: found.interval(is_log=True, step=True), (*_BOUNDS, "q")),
+    "normal": (_Description.bell, _BELL),
+    "q_normal": (lambda found: found.bell(step=True), (*_BELL, "q")),
+    "log_normal": (lambda found: found.bell(is_log=True), _BELL),
+    "q_log_normal": (lambda found: found.bell(is_log=True, step=True), (*_BELL, "q")),
 }
 
 
@@ -303,17 +350,16 @@ def grid_of(parameters: Sequence[Parameter]) -> list[dict[str, Any]]:
         >>> grid_of([Parameter("a", Choice((1, 2))), Parameter("b", Choice((3,)))])
         [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}]
     """
-    columns: list[Sequence[Any]] = []
+    columns: list[list[Any]] = []
     for parameter in parameters:
         values = parameter.distribution.grid()
         if values is None:
-            where = f"sweep.parameters.{parameter.path}"
+            where = below("sweep.parameters", parameter.path)
             hint = "list its values, give it a step (q_uniform), or use method: random"
             raise fault(f"{parameter.path!r} has infinitely many values, which no grid contains", where, hint)
-        columns.append(values)
-    sizes = list(accumulate((len(values) for values in columns), int.__mul__, initial=1))
-    if sizes[-1] > _MOST_GRID_VALUES:
-        message = f"the grid has {sizes[-1]:,} combinations, and at most {_MOST_GRID_VALUES:,} are possible"
+        columns.append(list(islice(values, MOST_TRIALS + 1)))
+    if math.prod(map(len, columns)) > MOST_TRIALS:
+        message = f"the grid has more than {MOST_TRIALS:,} combinations, which is the limit"
         raise fault(message, "sweep.parameters", "use method: random with a number of trials")
     rows: list[dict[str, Any]] = [{}]
     for parameter, values in zip(parameters, columns, strict=True):
@@ -331,6 +377,16 @@ def drawn(parameters: Sequence[Parameter], seed: int, number: int) -> dict[str, 
     """
     numbers = random.Random(f"{seed}:{number}")  # noqa: S311 - no secret is drawn
     return {parameter.path: parameter.distribution.draw(numbers) for parameter in parameters}
+
+
+def below(where: str, key: Any) -> str:
+    """Returns the path of an entry of a mapping.
+
+    Args:
+        where: the path of the mapping.
+        key: the key of the entry, which may contain dots, as `trainer_args.learning_rate` does.
+    """
+    return path_text((*read_path(where), Key(key)))
 
 
 def fault(message: str, path: str, hint: str) -> ProjectError:

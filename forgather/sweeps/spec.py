@@ -7,19 +7,21 @@ output is a `SweepSpec`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from forgather.bounded import read_text
+from forgather.config.graph import Entry, Graph, Node
 from forgather.config.insight.path_lookup import read_path, steps_along
 from forgather.config.load import load_value
 from forgather.config.override import split_assignment
 from forgather.errors import ForgatherError, ProjectError, nearest
 from forgather.project.literal import plain_value
 from forgather.project.project import Project
-from forgather.sweeps.space import Choice, Parameter, fault, read_parameters
+from forgather.runs.metric_choice import is_higher_better
+from forgather.sweeps.space import MOST_TRIALS, Choice, Parameter, below, fault, read_parameters
 
 TARGET = "sweep"
 """The name of the target of a config that describes its sweep."""
@@ -28,8 +30,13 @@ _Word = TypeVar("_Word", bound=StrEnum)
 _KEYS = ("method", "metric", "parameters", "early_terminate", "run_cap", "seed", "name", "description")
 _OF_OTHER_PROGRAMS = ("program", "command", "project", "entity", "controller", "imageuri", "job", "$schema")
 """Keys of sweep files that say how another program starts its runs."""
+_WITHOUT_EFFECT = (*_OF_OTHER_PROGRAMS, "name", "description")
 _METHODS = {"bayes": "optuna", "tpe": "optuna"}
-_DEFAULT_METRIC, _HIGH_IS_GOOD = "eval_loss", ("accuracy", "f1", "rouge", "bleu", "exact_match", "score", "reward")
+_DEFAULT_METRIC = "eval_loss"
+_HIGH_IS_GOOD = (
+    "accuracy", "f1", "precision", "recall", "auc", "rouge", "bleu", "exact_match", "score", "reward", "win_rate",
+)  # fmt: skip
+"""Parts of names that comparisons do not know, such as `f1_macro`."""
 
 
 class Method(StrEnum):
@@ -120,17 +127,16 @@ def spec_of(
     Raises:
         ProjectError: FG560 if the sweep is malformed; FG561 if there is none.
     """
-    found = _from_file(file) if file is not None else _from_graph(project)
+    graph, found = _described(project, file)
     if found is None and not grid:
         raise ProjectError(
             f"config {project.config_name!r} has no sweep",
             code="FG561",
             hint="say what to try: --grid trainer_args.learning_rate=1e-3,3e-3, or a block [sweep] in the config",
         )
-    where = file or TARGET
     added = tuple(_grid_parameter(text) for text in grid)
-    with _located(project):
-        spec = _read({} if found is None else found, where, has_others=bool(added))
+    with _located(graph):
+        spec = _read({} if found is None else found, has_others=bool(added))
     replaced = {one.path for one in added}
     kept = tuple(one for one in spec.parameters if one.path not in replaced)
     spec = replace(spec, parameters=(*kept, *added))
@@ -143,48 +149,51 @@ def spec_of(
         spec = replace(spec, metric=name, goal=_goal(goal or None, name, "--metric"))
     if method is not None:
         spec = replace(spec, method=_one_of(Method, _METHODS.get(method, method), "--method"))
-    return _complete(spec, where)
+    # A number of trials on the command line is no line of the config.
+    with _located(graph) if trials is None else nullcontext():
+        return _complete(spec)
 
 
 @contextmanager
-def _located(project: Project) -> Iterator[None]:
+def _located(graph: Graph) -> Iterator[None]:
     """Context manager that gives an error about a value of the target `sweep` the line of that value."""
     try:
         yield
     except ProjectError as error:
         steps = read_path(error.path or TARGET)
         # The value may be a part of a mapping, or missing: the nearest line that exists is the one to look at.
-        stops = steps_along(project.graph, steps)
+        stops = steps_along(graph, steps)
         if error.span is None and stops:
-            error.span = stops[-1].entry.span if stops[-1].entry is not None else stops[-1].node.span
+            entry = stops[-1].entry
+            error.span = (None if entry is None else entry.span) or stops[-1].node.span
         raise
 
 
-def _complete(spec: SweepSpec, where: str) -> SweepSpec:
+def _complete(spec: SweepSpec) -> SweepSpec:
     if spec.method is not Method.GRID and spec.num_trials is None:
         message = f"the method {spec.method} needs a number of trials"
-        raise fault(message, where, "give --trials N, or run_cap: N in the sweep")
-    if spec.num_trials is not None and spec.num_trials < 1:
-        raise fault(f"the number of trials is {spec.num_trials}", where, "give a number of at least 1")
+        raise fault(message, TARGET, "give --trials N, or run_cap: N in the sweep")
+    if spec.num_trials is not None and not 1 <= spec.num_trials <= MOST_TRIALS:
+        raise fault(f"the number of trials is {spec.num_trials}", TARGET, f"give a number from 1 to {MOST_TRIALS:,}")
+    if not spec.metric:
+        raise fault("the metric has no name", TARGET, "name one, as --metric eval_loss")
     return spec
 
 
-def _from_graph(project: Project) -> Mapping[str, Any] | None:
-    entry = project.graph.targets.get(TARGET)
-    if entry is None:
-        return None
-    found = plain_value(entry.value, f"target {TARGET!r}", code="FG560")
-    if found is None:
-        return None
-    if not isinstance(found, Mapping):
-        with _located(project):
-            raise fault(f"target {TARGET!r} is {found!r}", TARGET, "make it a mapping with 'parameters'")
-    return found
+def _described(project: Project, file: str | None) -> tuple[Graph, Mapping[str, Any] | None]:
+    """Returns the graph whose target `sweep` describes a sweep, and the description; None if there is none."""
+    graph = project.graph if file is None else Graph({TARGET: Entry(TARGET, _content(file))})
+    entry = graph.targets.get(TARGET)
+    found = None if entry is None else plain_value(entry.value, f"target {TARGET!r}", code="FG560")
+    if isinstance(found, Mapping) or (found is None and file is None):
+        return graph, found
+    with _located(graph):
+        raise fault(f"{TARGET!r} is {found!r}", TARGET, "make it a mapping with 'parameters'")
 
 
-def _from_file(file: str) -> Mapping[str, Any]:
+def _content(file: str) -> Node:
     try:
-        found = plain_value(load_value(read_text(file, _MAX_BYTES), file), file, code="FG560")
+        return load_value(read_text(file, _MAX_BYTES), file)
     except (OSError, ValueError) as error:
         if isinstance(error, ForgatherError):
             raise
@@ -192,16 +201,14 @@ def _from_file(file: str) -> Mapping[str, Any]:
         raise ProjectError(
             f"sweep file {file!r} cannot be read: {why}", code="FG560", hint="name a YAML file"
         ) from None
-    if not isinstance(found, Mapping):
-        raise fault(f"sweep file {file!r} holds no mapping", file, "write 'parameters:' and what to try")
-    return found
 
 
-def _read(found: Mapping[str, Any], where: str, *, has_others: bool) -> SweepSpec:
+def _read(found: Mapping[str, Any], *, has_others: bool) -> SweepSpec:
+    where = TARGET
     for name in found:
         if name not in (*_KEYS, *_OF_OTHER_PROGRAMS):
             hint = nearest(str(name), _KEYS) or f"known are {', '.join(_KEYS)}"
-            raise fault(f"{where!r} has the key {name!r}, which sweeps do not have", f"{where}.{name}", hint)
+            raise fault(f"{where!r} has the key {name!r}, which sweeps do not have", below(where, name), hint)
     method = str(found.get("method", Method.GRID))
     metric, goal = _metric(found.get("metric"), where)
     # Options of the command line may be all that is tried.
@@ -217,15 +224,24 @@ def _read(found: Mapping[str, Any], where: str, *, has_others: bool) -> SweepSpe
     )
 
 
-def ignored_keys(found: Mapping[str, Any]) -> list[str]:
-    """Returns the keys of a sweep file that say how another program starts its runs, and that have no effect here."""
-    return [name for name in found if name in _OF_OTHER_PROGRAMS]
+def ignored_keys(project: Project, file: str | None) -> list[str]:
+    """Returns the keys of a sweep that have no effect, such as those that say how another program starts its runs.
+
+    Args:
+        project: the project, opened with the config.
+        file: the sweep file that takes the place of the config's own `sweep`, or None.
+    """
+    return [name for name in _described(project, file)[1] or () if name in _WITHOUT_EFFECT]
 
 
 def _metric(found: Any, where: str) -> tuple[str, Goal]:
     if found is None:
         return _DEFAULT_METRIC, Goal.MINIMIZE
     name, goal = (found.get("name"), found.get("goal")) if isinstance(found, Mapping) else (found, None)
+    strange = next((key for key in found if key not in ("name", "goal")), None) if isinstance(found, Mapping) else None
+    if strange is not None:
+        message = f"'metric' of {where!r} has the key {strange!r}, which has no effect"
+        raise fault(message, f"{where}.metric", "remove it; a metric has a name and a goal")
     if not isinstance(name, str) or not name:
         raise fault(f"'metric' of {where!r} is {found!r}", f"{where}.metric", "give {name: eval_loss, goal: minimize}")
     return name, _goal(goal, name, f"{where}.metric.goal")
@@ -233,7 +249,9 @@ def _metric(found: Any, where: str) -> tuple[str, Goal]:
 
 def _goal(goal: Any, name: str, where: str) -> Goal:
     if goal is None:
-        return Goal.MAXIMIZE if any(word in name for word in _HIGH_IS_GOOD) else Goal.MINIMIZE
+        known = is_higher_better(name)
+        is_high = any(word in name for word in _HIGH_IS_GOOD) if known is None else known
+        return Goal.MAXIMIZE if is_high else Goal.MINIMIZE
     return _one_of(Goal, str(goal), where)
 
 
@@ -261,11 +279,15 @@ def _early(found: Any, where: str) -> EarlyTermination | None:
     strange = next((name for name in found if name not in known), None)
     if strange is not None:
         hint = nearest(str(strange), known) or f"known are {', '.join(known)}"
-        raise fault(f"{where!r} has the key {strange!r}", f"{where}.{strange}", hint)
+        raise fault(f"{where!r} has the key {strange!r}", below(where, strange), hint)
     # Hyperband of the sweep files ends trials at rungs, as ASHA does.
     word = {"hyperband": "asha"}.get(str(found.get("type", "asha")), str(found.get("type", "asha")))
+    if "min_steps" in found and "min_iter" in found:
+        raise fault(f"{where!r} has both 'min_steps' and 'min_iter'", where, "they mean the same: keep one")
     steps = _whole(found, "min_steps" if "min_steps" in found else "min_iter", where)
     eta = _whole(found, "eta", where)
+    if eta is not None and word == Rule.MEDIAN:
+        raise fault(f"'eta' of {where!r} has no effect: the median rule has no rungs", f"{where}.eta", "remove it")
     if not steps:
         raise fault(f"{where!r} does not say from which step on trials may end", where, "give min_steps: N")
     if eta is not None and eta < 2:

@@ -15,6 +15,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from forgather.runs.metric_choice import mean_of
 from forgather.sweeps.spec import EarlyTermination, Goal, Rule
 
 Curve = Sequence[tuple[int, float]]
@@ -81,7 +82,7 @@ def _median(early: EarlyTermination, goal: Goal, curves: Mapping[int, Curve], nu
     for trial, other in curves.items():
         values = [value for at, value in other if at <= step and math.isfinite(value)]
         if trial != number and values and other[-1][0] >= step:
-            averages.append(_loss(statistics.fmean(values), goal))
+            averages.append(_loss(mean_of(values), goal))
     if len(averages) < _FEWEST_OTHERS:
         return None
     median = statistics.median(averages)

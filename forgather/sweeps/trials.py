@@ -17,6 +17,7 @@ from forgather.codegen.emit_yaml import emit_yaml
 from forgather.config.graph import Graph
 from forgather.config.insight.path_lookup import path_text
 from forgather.config.load import load_value
+from forgather.config.path import Key
 from forgather.config.traverse import walk_places
 from forgather.errors import Diagnostic, ForgatherError, ProjectError, Severity, nearest
 from forgather.planner.leaf import value_text
@@ -26,7 +27,7 @@ from forgather.project.literal import plain_value
 from forgather.project.project import Project
 from forgather.project.reader import reader_for
 from forgather.project.trainer_arguments import trainer_arguments
-from forgather.sweeps.space import Parameter, drawn, grid_of
+from forgather.sweeps.space import Parameter, below, drawn, fault, grid_of
 from forgather.sweeps.spec import TARGET, Method, SweepSpec
 
 
@@ -142,9 +143,10 @@ def _with_paths(project: Project, spec: SweepSpec) -> SweepSpec:
     Raises:
         ProjectError: FG562 if a path does not exist, with near names.
     """
-    paths = {path_text(path) for path, _ in walk_places(project.graph)}
+    paths = {path_text(path) for path, _ in walk_places(project.graph) if path and path[0] != Key(TARGET)}
     arguments = trainer_arguments(project.graph)
     found: list[Parameter] = []
+    own_folder = "meta.output_dir" if arguments is None else arguments.path("output_dir")
     for parameter in spec.parameters:
         path = parameter.path
         if path.removeprefix("+") not in paths and not path.startswith("+"):
@@ -152,8 +154,27 @@ def _with_paths(project: Project, spec: SweepSpec) -> SweepSpec:
             if setting is None or setting.startswith("+"):
                 raise _no_such_path(path, paths)
             path = setting
+        if path.removeprefix("+") == own_folder.removeprefix("+"):
+            message = f"the sweep changes {path!r}, and each trial has an output folder of its own"
+            raise fault(message, below(f"{TARGET}.parameters", parameter.path), "remove it from the parameters")
+        if any(one.path == path for one in found):
+            raise fault(
+                f"the sweep changes {path!r} twice", f"{TARGET}.parameters", "keep one of the two lists of values"
+            )
         found.append(Parameter(path, parameter.distribution))
     return replace(spec, parameters=tuple(found))
+
+
+def refuse_set_parameters(project: Project, spec: SweepSpec) -> None:
+    """Raises an error if a parameter has a value of its own on the command line, which no trial would have.
+
+    Raises:
+        ProjectError: FG560 with the name of the parameter.
+    """
+    for path, text in project.overrides:
+        if any(parameter.path.removeprefix("+") == path.removeprefix("+") for parameter in spec.parameters):
+            message = f"--set gives {path} the value {text}, and the sweep changes it"
+            raise fault(message, f"{TARGET}.parameters", f"leave out --set {path}, or the parameter")
 
 
 def _no_such_path(path: str, paths: set[str]) -> ProjectError:

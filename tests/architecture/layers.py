@@ -106,13 +106,14 @@ project:
     project.check project.comparison_sides project.provenance
     project.eval_data project.rerun
 runs:
-    runs runs.config_values runs.growing_curve runs.growing_file runs.metrics_file runs.run_folders
+    runs runs.config_values runs.growing_curve runs.metric_records runs.run_folders
+    runs.growing_file runs.metric_columns runs.metrics_file
     runs.condition runs.labels
     runs.foreign_run
     runs.tensorboard_files runs.wandb_files
     runs.summary
     runs.fact_store runs.references
-    runs.curve runs.metric_choice runs.metric_lines
+    runs.curve runs.metric_choice
     runs.curves
     runs.curve_cache
     runs.compared_run

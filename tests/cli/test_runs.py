@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from forgather.cli.runs_output import table_lines
 from forgather.interventions import Intervention, record
 from forgather.run_control import Action
 from forgather.run_status import Status
+from forgather.runs.labels import change_labels, read_labels
 from forgather.runs.run_table import read_table
 from tests.runs.corpus import STARTED, make_run
 
@@ -151,6 +153,7 @@ def test_runs_that_lack_a_value_are_counted(bench, capsys):
     [
         (["nowhere"], 1, "error[FG500]: 'nowhere' does not exist"),
         (["--sort", "evalloss"], 1, "error[FG501]: no run has 'evalloss'"),
+        (["--json", "--csv"], 1, "error[FG450]: two formats are given: --json and --csv"),
         (["--where", "lr"], 1, "error[FG502]: 'lr' is not a condition"),
         (["--status", "dead"], 2, "'dead' is not one of running"),
         (["-n", "0"], 2, "'0' is not a number from 1"),
@@ -212,6 +215,34 @@ def test_labels_are_given_taken_listed_and_found(bench, capsys):
     assert {"group": None, "tags": ["good"], "note": None} == json.loads((run_of(bench, 0) / "labels.json").read_text())
     assert 0 == main(["runs", "untag", "good", "000000"])
     assert not (run_of(bench, 0) / "labels.json").exists()
+
+
+def test_what_another_version_wrote_beside_the_labels_stays(bench):
+    file = run_of(bench, 0) / "labels.json"
+    file.write_text(json.dumps({"tags": ["a"], "stars": 5}))
+    for words in (["tag", "b"], ["untag", "a,b"]):
+        assert 0 == main(["runs", *words, str(run_of(bench, 0))])
+    assert {"group": None, "tags": [], "note": None, "stars": 5} == json.loads(file.read_text())
+
+
+def test_tags_that_are_given_at_the_same_time_are_all_kept(bench):
+    folder = str(run_of(bench, 0))
+    children = []
+    for number in range(6):
+        child = os.fork()
+        if child == 0:
+            change_labels(folder, lambda labels, n=number: replace(labels, tags=(*labels.tags, f"tag{n}")))
+            os._exit(0)
+        children.append(child)
+    assert [0] * 6 == [os.waitpid(child, 0)[1] for child in children]
+    assert tuple(f"tag{number}" for number in range(6)) == read_labels(folder).tags
+
+
+def test_labels_that_could_not_be_read_again_are_not_written(bench, capsys):
+    assert 0 == main(["runs", "tag", "a", str(run_of(bench, 0))])
+    assert 1 == main(["runs", "note", "x" * 1_000_000, str(run_of(bench, 0))])
+    assert "error[FG504]" in capsys.readouterr().err
+    assert ("a",) == read_labels(str(run_of(bench, 0))).tags
 
 
 def test_damaged_labels_are_kept_and_no_other_label_is_written(bench, capsys):
@@ -340,7 +371,7 @@ def test_the_data_frame_has_the_values_of_the_csv(bench, capsys):
     assert list(expected[0]) == list(frame.columns)
     assert [0.003] == list(forgather.runs(bench, where=["eval_loss<1.9"])["optimizer.lr"])
     assert 2026 == frame["started"].dt.year[0]
-    assert forgather.runs(bench / "output_models", where=["eval_loss<0"]).empty
+    assert forgather.runs(bench / "output_models", where="eval_loss<0").empty
 
 
 def test_without_pandas_one_error_says_what_to_do(bench):

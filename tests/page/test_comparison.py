@@ -9,7 +9,7 @@ import pytest
 
 from forgather.cli.main import main
 from tests.isolation import private_folders  # noqa: F401
-from tests.patience import patience
+from tests.patience import patience, slowness
 from tests.runs.compared import Runs, write_lines
 
 HOSTILE = "</script><img src=x onerror=window.ran=1>\u202e"
@@ -39,6 +39,7 @@ def folder(tmp_path_factory):
                 summary=DONE,
             )
     bad = [{"step": 50, "loss": "nan"}, {"step": 60, "event": "spike", "message": HOSTILE}]
+    bad.append({"step": 60, "event": "control", "action": "resume", "paused_seconds": 120.0})
     runs.add(
         lines=sorted([*lines(3.0, every=7), *bad], key=lambda line: line["step"]),
         overrides=[("args.schedule", json.dumps(HOSTILE))],
@@ -158,8 +159,10 @@ def test_what_is_pointed_at_is_lit_everywhere_and_told(page):
 def test_values_that_are_not_finite_and_events_are_marks_with_words(page):
     page.set("metric", page.js("[...document.querySelectorAll('#metric option')].find(o => o.text === 'loss').value"))
     notes = page.text("#chart-notes")
-    assert "✕ at the top: 1 value not finite." in notes and "▲ at the bottom: 1 event" in notes
+    assert "✕ at the top: 1 value not finite." in notes and "▲ at the bottom: 2 events" in notes
     assert "With values that are not finite" in page.text("#verdict")
+    page.click("[data-axis=time]")
+    assert "without pauses: 2 min of learning_rate 0.01" in page.text("#chart-notes")
 
 
 def test_the_table_is_sorted_by_a_click_and_missing_values_are_last(page):
@@ -232,6 +235,7 @@ def contrast(one, two):
 def test_no_script_is_needed_to_see_that_it_is_and_every_control_has_a_name(page):
     unnamed = "[...document.querySelectorAll('button, select, input')].filter(one => !(one.textContent.trim() || one.getAttribute('aria-label') || one.closest('label'))).length"
     assert 0 == page.js(unnamed)
+    assert 0 == page.js("[...document.querySelectorAll('[hidden]')].filter(one => one.offsetParent).length")
     assert HOSTILE.replace("\u202e", "") in page.text("#config").replace("\u202e", "")
 
 
@@ -260,13 +264,14 @@ def test_a_comparison_of_many_long_runs_is_small_and_usable_at_once(
     figures = {
         "bytes": file.stat().st_size,
         "first_seconds": times[0][0],
+        "first_cpu_seconds": times[0][1],
         "again_cpu_seconds": times[1][1],
         "ready_seconds": ready,
     }
     for name, value in figures.items():
         record_property(name, value)
     assert file.stat().st_size <= 5_000_000
-    assert times[1][1] <= 3 and ready <= patience(2)
+    assert times[0][1] <= 3 * slowness() and times[1][1] <= 1.5 * slowness() and ready <= patience(2)
     assert 0 == page.js("performance.getEntriesByType('resource').length")
     shutil.rmtree(runs.project)
 

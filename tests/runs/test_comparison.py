@@ -196,6 +196,14 @@ def test_the_value_that_explains_most_is_named_with_its_means(runs):
     assert "args.learning_rate" == verdict_of(comparison).main_setting
 
 
+def test_the_largest_numbers_of_floats_are_compared_as_any_others(runs):
+    for rate, loss in (("0.1", 1e308), ("0.2", -1.7e308)):
+        seeded(runs, [loss, loss], overrides=[("args.learning_rate", rate)])
+    comparison, _ = compared(runs)
+    assert [-1.7e308, 1e308] == [group.mean for group in comparison.groups]
+    assert "learning_rate matters most (100 %" in verdict_of(comparison).influence
+
+
 def test_nothing_is_explained_by_a_value_that_each_run_has_alone(runs):
     for rate in ("0.1", "0.2", "0.3"):
         runs.add(lines=losses(float(rate)), overrides=[("args.learning_rate", rate)])
@@ -254,6 +262,13 @@ def test_a_damaged_run_is_refused_if_it_was_named_and_left_out_below_a_folder(ru
     assert (2, True) == (len(comparison.runs), "left out" in findings[0].message)
 
 
+def test_the_reason_is_said_if_too_few_runs_can_be_read(runs):
+    runs.add(lines=losses(1.0))
+    (runs.add(lines=losses(1.0)) / "run.json").write_text("{[")
+    error = refusal(runs.folder)
+    assert ("FG540", True) == (error.code, "1 cannot be read: [FG438] the record of the run" in error.message), error
+
+
 def test_damaged_lines_are_a_finding_that_names_the_first_line(runs):
     runs.add(lines=losses(1.0))
     runs.add(lines=[*losses(1.0), "{torn", *losses(2.0)])
@@ -281,6 +296,17 @@ def test_a_run_that_goes_on_is_compared_by_what_it_has_logged(runs):
     comparison, _ = compared(runs)
     assert (60, "did not finish") == (comparison.runs[0].last_step, comparison.runs[0].status)
     assert any("end at different steps, from 60 to 80" in note for note in verdict_of(comparison).notes)
+
+
+def test_a_run_that_got_worse_after_its_best_step_is_said_to_have(runs):
+    runs.add(lines=losses(1.0, 1.5))
+    runs.add(lines=losses(2.0), overrides=[("args.batch", "16")])
+    notes = " ".join(verdict_of(compared(runs)[0]).notes)
+    assert "batch 8 was best at step 10; at its end, at step 20, eval_loss is 1.5." in notes
+    assert "Each config ran once: how much of a difference is chance" in notes
+    seeded(runs, [0.5], overrides=[("args.batch", "16")])
+    notes = " ".join(verdict_of(compared(runs)[0]).notes)
+    assert "at its end" not in notes and "Each config" not in notes
 
 
 def test_code_whose_copies_are_equal_because_secrets_were_hidden_differs(runs):

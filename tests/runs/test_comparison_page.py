@@ -81,6 +81,20 @@ def test_the_axes_of_time_and_tokens_belong_to_the_run(runs):
     assert (None, None) == (second["time"], second["tokens"])
 
 
+SECRET = "Zq81kX0pLwRt55mN2vBc"
+
+
+def test_secrets_are_hidden_in_texts_and_points_that_look_like_one_are_kept(runs):
+    letters = "AIzaKM2UzkyIVbNRrG1Y7jW641rifxiPEuCFIKK6iNRwVmg1"  # as a key of a well-known service begins
+    values = struct.unpack("<9f", base64.b64decode(letters))
+    lines = [{"step": step, "loss": value} for step, value in enumerate(values)]
+    lines.append({"step": 9, "event": "note", "message": f"password={SECRET}"})
+    for batch in ("8", "16"):
+        runs.add(lines=lines, overrides=[("args.batch", batch)])
+    text = page(data_of(runs), "runs")
+    assert (False, True) == (SECRET in text, letters in text)
+
+
 HOSTILE = "</script><script>window.ran=1</script><img src=x onerror=window.ran=2>'\"&\u2028\u202e@data@ @script@"
 
 
@@ -89,7 +103,7 @@ def test_no_text_of_a_run_can_be_markup(runs):
     runs.add(lines=lines, overrides=[("args.schedule", json.dumps(HOSTILE))], summary={"status": HOSTILE})
     runs.add(lines=lines)
     text = page(data_of(runs), HOSTILE)
-    assert (2, 3) == (len(re.findall("<script", text)) - 1, len(re.findall("</script>", text)))
+    assert (3, 4) == (len(re.findall("<script", text)) - 1, len(re.findall("</script>", text)))
     assert not re.search("<img|onerror=(?!window)", text)
     embedded = re.search(r'id="data">(.*?)</script>', text, re.S)[1]
     assert HOSTILE in [metric["name"] for metric in json.loads(embedded)["metrics"]]

@@ -1,5 +1,6 @@
 """`fgcli control`: what it sends, prints and returns, and what it says of a run that cannot be controlled."""
 
+import errno
 import json
 import os
 import platform
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 
 import pytest
@@ -95,6 +96,43 @@ def test_settings_are_sent_as_numbers(tmp_path, capsys):
     assert "{'learning_rate': 0.0001, 'save_steps': 50}" in found["done"]
 
 
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_request_that_cannot_be_written_is_refused_and_leaves_nothing(is_full, tmp_path, capsys, monkeypatch):
+    write_note(tmp_path, control=BY_FILE)
+    if is_full:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(full))
+    else:
+        denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        monkeypatch.setattr(os, "mkdir", lambda *_: (_ for _ in ()).throw(denied))
+    assert 1 == main(["control", str(tmp_path), "save"])
+    assert "error[FG515]: the request cannot be written into" in capsys.readouterr().err
+    assert [NOTE] == os.listdir(tmp_path)
+
+
+def test_a_client_that_ends_meanwhile_takes_no_folder_from_another_one(tmp_path, monkeypatch):
+    lstat, gone = os.lstat, []
+
+    def removed_once(path):
+        if not gone and path == str(tmp_path / "control"):
+            gone.append(path)
+            os.rmdir(path)
+        return lstat(path)
+
+    write_note(tmp_path, control=BY_FILE)
+    monkeypatch.setattr(os, "lstat", removed_once)
+    assert 1 == main(["control", str(tmp_path), "save", "--timeout", "0.1"])
+    assert [str(tmp_path / "control")] == gone
+
+
+@pytest.mark.parametrize("wrong", [{"pid": "x"}, {"updated": 10**400}, {"status": []}, {"step": -1}, {"control": 5}])
+def test_a_damaged_note_of_an_address_is_no_run(wrong, tmp_path, capsys):
+    record(tmp_path)
+    (tmp_path / NOTE).write_text(json.dumps(asdict(of_this_process(0.0)) | wrong))
+    assert 1 == main(["control", str(tmp_path), "save"])
+    assert "error[FG510]" in capsys.readouterr().err
+
+
 def test_a_refusal_is_an_error_with_its_step_and_hint(tmp_path, capsys):
     with going_on(tmp_path, lambda request: refusal(REFUSED, 12)):
         assert 1 == main(["control", str(tmp_path), "set", "eval_steps=5"])
@@ -142,6 +180,32 @@ def test_a_run_on_another_machine_is_asked_by_file(tmp_path, capsys):
         assert not os.path.exists(tmp_path / "control"), "nothing is left"
         assert not listener.waiting
     assert "step 7: saved" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"\n", b"[]\n", b'{"step": 1}\n', b'{"step": "1", "done": "", "facts": {}, "error": null}\n', b"[" * 99_999 + b"\n",
+     b'{"step": 1, "done": "", "facts": [1], "error": null}\n', b'{"step": 1, "done": "", "facts": {}, "error": "no"}\n',
+     b'{"step": 1, "done": "", "facts": {}, "error": {"message": "no", "hint": 5}}\n', b"x" * (1 << 21)],
+    ids=range(9),
+)  # fmt: skip
+def test_a_strange_answer_is_refused_and_ends(answer, tmp_path, capsys):
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{folder}/s")
+        server.listen()
+
+        def speak():
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.sendall(answer)
+                connection.recv(1 << 16)
+
+        talker = threading.Thread(target=speak)
+        talker.start()
+        write_note(tmp_path, control=f"{folder}/s")
+        assert 1 == main(["control", str(tmp_path), "save"])
+        talker.join()
+    assert "error[FG517]: the answer of the run is malformed" in capsys.readouterr().err
 
 
 def test_no_answer_in_time_says_what_becomes_of_the_request(tmp_path, capsys):

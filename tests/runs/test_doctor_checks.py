@@ -129,6 +129,11 @@ def test_small_shared_memory_is_found(tmp_path, monkeypatch):
     assert is_ok(system.check_shared_memory(str(tmp_path)))
 
 
+def test_the_advice_where_a_limit_has_no_end_is_a_number(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
+    assert is_wrong(system.check_open_files(), "256", "ulimit -n 65536")
+
+
 def test_a_low_limit_of_open_files_is_found():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -184,6 +189,13 @@ def test_what_a_file_system_cannot_do_is_named(tmp_path, monkeypatch, broken, sa
 
     monkeypatch.setattr(broken, fail)
     assert is_wrong(folders.check_folder(str(tmp_path)), f"cannot be {said}: Operation not supported")
+
+
+@pytest.mark.parametrize("below", ["", "/runs"])
+def test_a_file_in_the_place_of_a_folder_is_found(tmp_path, below):
+    file = tmp_path / "out"
+    file.write_text("")
+    assert is_wrong(folders.check_folder(f"{file}{below}"), f"{file} is no folder", "output_dir")
 
 
 def test_a_full_folder_is_found(tmp_path, monkeypatch):

@@ -3,7 +3,9 @@
 import base64
 import json
 import math
+import os
 import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -158,6 +160,85 @@ def test_a_changed_byte_of_a_file_of_wandb_is_a_sentence_and_never_another_numbe
         assert str(whole[: len(lines)]) == str(lines)
 
 
+def frame(data, kind=1):
+    return struct.pack("<IHB", zlib.crc32(data, zlib.crc32(bytes([kind]))), len(data), kind) + data
+
+
+def made_wandb(history, *, config=(), **run):
+    """A file of W&B with one run, whose values are JSON texts."""
+    message = wandb_files._message("Record")
+    records = [
+        message(run={"run_id": "a", "config": {"item": [{"key": k, "value_json": v} for k, v in config]}, **run})
+    ]
+    for line in history:
+        records.append(message(history={"item": [{"key": key, "value_json": value} for key, value in line]}))
+    return WANDB[:7] + b"".join(frame(record.SerializeToString()) for record in records)
+
+
+NUMBERS = ["NaN", "Infinity", "-Infinity", "-1e308", "9" * 400, "null", "true", '"x"', "[]"]
+
+
+@pytest.mark.parametrize("value", NUMBERS)
+@pytest.mark.parametrize("name", ["_step", "_timestamp", "train/global_step", "loss"])
+def test_a_number_that_no_clock_or_step_has_costs_itself_alone(here, name, value):
+    line = [("_step", "2"), ("loss", "0.5")]
+    Path("run-a.wandb").write_bytes(made_wandb([line, [(name, value), ("eval/loss", "0.25")]]))
+    assert 0 == main(["runs", "import", "wandb", "run-a.wandb"])
+    assert [0.5, 0.25] == [imported()[1][0]["loss"], imported()[1][1]["eval_loss"]]
+
+
+@pytest.mark.parametrize("seconds", [0, -5, 2**62, 253402300800])
+def test_a_start_that_is_in_no_year_is_unknown(here, seconds):
+    Path("run-a.wandb").write_bytes(made_wandb([[("loss", "1")]], start_time={"seconds": seconds}))
+    assert 0 == main(["runs", "import", "wandb", "run-a.wandb"])
+
+
+def test_a_config_that_is_nested_without_end_is_a_sentence(here, capsys):
+    Path("run-a.wandb").write_bytes(made_wandb([], config=[("a", "[" * 500 + "]" * 500)]))
+    assert 1 == main(["runs", "import", "wandb", "run-a.wandb"])
+    assert "its config is nested more than 50 times" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "tail", [frame(b"", kind=4), frame(b"", kind=3), frame(b"", kind=2) + frame(b""), struct.pack("<IHB", 1, 40_000, 1) + b"x" * 99]
+)  # fmt: skip
+def test_a_part_of_a_record_alone_is_damage_and_no_end(tmp_path, tail):
+    with pytest.raises(DamagedFileError, match="it is damaged at byte"):
+        read_wandb(tmp_path / "run-x.wandb", made_wandb([[("loss", "1")]]) + tail)
+
+
+def test_labels_of_the_user_stay_if_the_record_of_an_import_is_damaged(wandb_file):
+    main(["runs", "import", "wandb", "wandb"])
+    folder = Path(imported()[0].folder)
+    (folder / "labels.json").write_text(json.dumps({"tags": ["mine"]}))
+    (folder / "run.json").write_text("{")
+    assert 0 == main(["runs", "import", "wandb", "wandb"])
+    assert ("mine",) == imported()[0].labels.tags
+
+
+@pytest.mark.parametrize("wall_time", [math.nan, math.inf, -1.0, 1e300])
+def test_a_time_that_is_in_no_year_is_left_out(here, wall_time):
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter("logs")
+    summary = Summary(value=[Summary.Value(tag="loss", simple_value=1.5)])
+    for step, at in ((1, wall_time), (2, 1e9)):
+        writer.add_event(Event(wall_time=at, step=step, summary=summary))
+    writer.close()
+    assert 0 == main(["runs", "import", "tensorboard", "logs"])
+    assert [{"step": 1, "loss": 1.5}, {"step": 2, "loss": 1.5}] == imported()[1]
+
+
+@pytest.mark.parametrize(("tool", "name"), [("wandb", "run-a.wandb"), ("tensorboard", "a.tfevents.b")])
+def test_a_pipe_is_not_waited_for(here, capsys, tool, name):
+    Path("logs").mkdir()
+    os.mkfifo(f"logs/{name}")
+    assert 1 == main(["runs", "import", tool, "logs"])
+    assert "not a regular file" in capsys.readouterr().err
+
+
 def test_event_files_of_tensorboard_give_the_numbers_and_leave_out_steps_that_were_trained_again(here, capsys):
     first = [(step, name, step / 4) for step in range(1, 7) for name in ("train/loss", "train/lr")]
     events(here / "logs/one", first, suffix=".a")
@@ -234,3 +315,4 @@ def test_names_of_trackers_become_ours_unless_two_would_become_one():
         ["train/loss", "eval/loss", "test/f1"]
     )
     assert {"loss": "loss", "train/loss": "train/loss", "step": "step_"} == metric_names(["loss", "train/loss", "step"])
+    assert 4 == len(set(metric_names(["step", "step_", "time", "train/step"]).values()))

@@ -18,13 +18,15 @@ from forgather import Project
 from forgather.cli.parsing import parse
 from forgather.errors import ForgatherError, ProjectError
 from forgather.launch import launch_job as launch_job_module
+from forgather.launch import plan_run
 from forgather.launch.dry_run import dry_run_layout
-from forgather.launch.launch_files import KINDS
+from forgather.launch.launch_files import KINDS, launch_file
 from forgather.launch.launch_job import shell_text
 from forgather.launch.layout_check import refuse_other_layout
 from forgather.launch.process_request import asked_processes
 from forgather.launcher_env import NodeFacts, node_facts
 from tests.matrix import thinned
+from tests.project.workbench import make_project
 from tests.runs.launch_cells import CELLS, ROOT, Cell, file_of, plan_of, printed, request
 
 RECORDED = ROOT / "tests/runs/recorded"
@@ -168,7 +170,7 @@ def test_machines_of_a_cloud_start_the_processes_that_the_config_asks_for(machin
 
 def test_a_pod_of_a_trainjob_starts_the_processes_that_the_config_asks_for(machine):
     trainer = valid("kubeflow", printed(FSDP, "kubeflow"))["spec"]["trainer"]
-    words = machine(trainer["args"][0])
+    words = machine(in_pod(trainer["args"][0]))
     pod = {"PET_NNODES": "4", "PET_NODE_RANK": "3", "PET_MASTER_ADDR": "fsdp2-node-0-0", "PET_MASTER_PORT": "29400"}
     asked = asked_on_machine(FSDP, words, node_facts(pod))
 
@@ -192,10 +194,24 @@ def test_a_machine_of_skypilot_without_enough_gpus_starts_nothing(machine):
         machine(script, SKYPILOT_NUM_GPUS_PER_NODE="1")
 
 
+def in_pod(text, **variables):
+    """Returns an argument as Kubernetes hands it to a container.
+
+    Source: `Expand` in third_party/forked/golang/expansion of Kubernetes 1.31.
+    """
+    return re.sub(
+        r"\$(?:(\$)|\((\w+)\))",
+        lambda found: found[1] or variables.get(found[2], found[0]),
+        text,
+    )
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_with_line_breaks_and_quotes_arrive_unchanged(kind, machine, monkeypatch):
     monkeypatch.chdir(ROOT)
-    value = "trainer_args.run_name=a b'\"\n$HOME\\x\t`id` é ☃ #\x01"
+    value = "trainer_args.run_name=a b'\"\n$HOME\\x\t`id` é ☃ #\x01 $(HOME) $((1)) ${A:?b} 🚀\udc80a\xa0"
+    # A pod has this variable, and so do the machines of the other programs.
+    monkeypatch.setenv("HF_TOKEN", "hf_never_written")
     text = file_of(Cell("parallel", "fsdp2", 1), kind, words=("--set", value))
     if kind == "ray":
         call = next(node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.List))  # fmt: skip
@@ -203,7 +219,7 @@ def test_words_with_line_breaks_and_quotes_arrive_unchanged(kind, machine, monke
     else:
         data = valid(kind, text) if kind in YAML_KINDS else None
         script = {
-            "kubeflow": lambda: data["spec"]["trainer"]["args"][0],
+            "kubeflow": lambda: in_pod(data["spec"]["trainer"]["args"][0], HOME="/root"),
             "skypilot": lambda: data["run"],
             "dstack": lambda: data["commands"][0],
         }.get(kind, lambda: text)()
@@ -211,7 +227,7 @@ def test_words_with_line_breaks_and_quotes_arrive_unchanged(kind, machine, monke
             "SLURM_CPUS_ON_NODE": "8",
             "SLURM_JOB_ID": "7",
             "SKYPILOT_NUM_GPUS_PER_NODE": "8",
-            "LC_ALL": "C.UTF-8",
+            "LC_ALL": "C",
         }
         arrived = machine(script, **environ)
     assert value == arrived[arrived.index("--set") + 1]
@@ -264,6 +280,29 @@ def test_sizes_that_are_all_given_fit_one_number_of_processes(processes, fits):
         return
     with pytest.raises(ProjectError, match=f"cannot run in {processes} processes: its parallel sizes multiply to 4"):
         refuse_other_layout(project, processes)
+
+
+@pytest.mark.parametrize("value", ["a=$$b", "a=${{ secrets.b }}"])
+def test_a_command_that_dstack_would_change_is_refused(value, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ProjectError, match="which dstack replaces"):
+        file_of(FSDP, "dstack", words=("--set", value))
+
+
+@pytest.mark.parametrize("kind", YAML_KINDS)
+@pytest.mark.parametrize("name", ["a:b", "a\nb", "a\udc80"])
+def test_a_folder_that_no_container_can_have_is_refused(kind, name, monkeypatch):
+    job = launch_job_module.LaunchJob(name="a", folder="/", words=(), asked=request(FSDP), folders=(f"/{name}",))
+    with pytest.raises(ProjectError, match="no volume can be mounted"):
+        launch_file(kind, job)
+
+
+def test_a_variable_that_no_shell_can_set_is_refused(tmp_path):
+    config = "main: !partial:builtins:dict\n  a: !env 'A $(touch x)'\n"
+    folder = make_project(tmp_path / "odd", {"templates/configs/odd.yaml": config})
+    plan = plan_run(Project("odd.yaml", str(folder)))
+    with pytest.raises(ProjectError, match="which no shell can set"):
+        launch_job_module.launch_job(request(Cell("parallel", "fsdp2", 1)), ["train"], plan)
 
 
 def test_a_secret_on_the_command_line_is_refused(monkeypatch):

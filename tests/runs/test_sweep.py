@@ -3,9 +3,11 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -94,6 +96,25 @@ def test_the_plan_names_errors_and_duplicates_before_anything_runs(work, capsys)
     assert "[FG562]" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("metric", "goal"),
+    [
+        ("eval_loss", "minimize"), ("f1_loss", "minimize"), ("score_error", "minimize"), ("eval_ppl", "minimize"),
+        ("eval_precision", "maximize"), ("eval_recall_macro", "maximize"), ("eval_f1_macro", "maximize"),
+        ("tokens_per_second", "maximize"), ("eval_precision:minimize", "minimize"), ("grad_norm", "minimize"),
+    ],
+)  # fmt: skip
+def test_the_goal_follows_from_the_name_as_in_comparisons(work, capsys, metric, goal):
+    work()
+    assert goal == swept(capsys, "--grid", "main.x=1", "--metric", metric, "--dry-run")[1]["goal"]
+
+
+def test_the_check_of_many_trials_says_how_far_it_is(work, capsys, monkeypatch):
+    work()
+    monkeypatch.setattr("forgather.cli.commands.sweep._QUIET_SECONDS", 0.0)
+    assert "2 trials are checked" in swept(capsys, "--grid", "main.x=1,2,3", "--dry-run")[2]
+
+
 def test_a_trial_that_cannot_run_is_skipped_and_said(tmp_path, capsys, monkeypatch):
     files = {"rows.jsonl": '{"text": "abc"}\n' * 64, "templates/configs/work.yaml": TINY_TRAINING}
     monkeypatch.chdir(make_project(tmp_path / "tiny", files))
@@ -140,8 +161,9 @@ def test_a_sweep_file_of_another_tool_is_read(work, capsys):
         "program: train.py\nmethod: random\nrun_cap: 3\nmetric: {name: eval_loss, goal: minimize}\n"
         "parameters:\n  main:\n    parameters:\n      x: {distribution: q_uniform, min: 0, max: 4, q: 0.5}\n"
     )
-    status, plan, _ = swept(capsys, "--file", "wandb.yaml", "--dry-run")
+    status, plan, said = swept(capsys, "--file", "wandb.yaml", "--dry-run")
     assert (0, "random", 3) == (status, plan["method"], len(plan["trials"]))
+    assert "without effect in this sweep: program" in said
     assert all(one["values"]["main.x"] in [half / 2 for half in range(9)] for one in plan["trials"])
     assert plan == swept(capsys, "--file", "wandb.yaml", "--dry-run")[1]
 
@@ -156,6 +178,14 @@ def test_a_sweep_file_of_another_tool_is_read(work, capsys):
         (["--method", "random", "--grid", "main.x=1"], "FG560"),
         (["--grid", "main.x=1", "--trials", "0"], "FG560"),
         (["--grid", "main.x=1", "--slots", "0"], "FG565"),
+        (["--grid", "main.x=1", "--slots", "9999999"], "FG565"),
+        (["--grid", "main.x=1", "--slurm", '"'], "FG565"),
+        (["--grid", "main.x=1", "--grid", "main.x=2"], "FG560"),
+        (["--grid", "main.x=1", "--set", "main.x=2"], "FG560"),
+        (["--grid", "main.x=1", "--metric", ":maximize"], "FG560"),
+        (["--grid", "main.x=1", "--method", "random", "--trials", "99999999"], "FG560"),
+        (["--grid", "main.x=1", "--set", "meta.output_dir=work.py"], "FG563"),
+        (["--grid", "main.x=1", "--name", "x" * 300], "FG563"),
         (["--resume"], "FG563"),
         (["--resume", "nowhere"], "FG563"),
     ],
@@ -166,7 +196,7 @@ def test_what_has_no_meaning_is_refused_by_name(work, capsys, words, code):
     printed = capsys.readouterr()
     assert 1 == status
     assert f"[{code}]" in printed.err
-    assert not (folder / "out").exists()
+    assert not list(folder.glob("out/sweeps/*/trials.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -182,6 +212,8 @@ def test_what_has_no_meaning_is_refused_by_name(work, capsys, words, code):
         ("sweep: {parameters: {main.x: [1]}, early_terminate: {type: asha, min_steps: 2, eta: 1}}\n", "'eta'"),
         ("sweep: {parameters: {main.x: [1]}, early_terminate: {type: asha, rung: 2}}\n", "'rung'"),
         ("sweep: {parameters: {main.x: [1]}, run_cap: -1}\n", "'run_cap'"),
+        ("sweep: {parameters: {main.x: [1]}, method: random, run_cap: 99999999}\n", "from 1 to 100,000"),
+        ("sweep: {parameters: {main.x: [1]}, metric: {name: a, target: 1}}\n", "the key 'target'"),
     ],
 )
 def test_a_malformed_sweep_is_refused_at_its_line(work, capsys, text, said):
@@ -191,6 +223,70 @@ def test_a_malformed_sweep_is_refused_at_its_line(work, capsys, text, said):
     assert "[FG560]" in printed
     assert said in printed
     assert "templates/configs/work.yaml:" in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("3\n", 1, "is 3"),
+        ("method: grid\nparameters:\n  main.x: [1]\n  main.x: [2]\n", 4, "appears twice"),
+        ("method: grid\nparameters:\n  main.x: {min: 1, max: b}\n", 3, "is 'b'"),
+        ("method: grid\nparameters:\n  main.x: [1]\n3: 4\n", 4, "has the key 3"),
+        ("parameters:\n  main.x: [1]\nearly_terminate:\n  min_iter: 2\n  min_steps: 3\n", 3, "keep one"),
+        ("parameters:\n  main.x: [1]\nearly_terminate:\n  type: median\n  min_steps: 3\n  eta: 3\n", 6, "no effect"),
+    ],
+)
+def test_a_malformed_sweep_file_is_refused_at_its_own_line(work, capsys, text, line, said):
+    (work() / "s.yaml").write_text(text)
+    assert 1 == main(["-t", "work", "sweep", "--file", "s.yaml", "--dry-run"])
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert f"s.yaml:{line}" in printed
+
+
+def test_trials_have_output_folders_of_their_own(work, capsys):
+    work()
+    assert 1 == main(["-t", "work", "sweep", "--grid", "meta.output_dir=a,b", "--dry-run"])
+    assert "each trial has an output folder of its own" in capsys.readouterr().err
+
+
+def test_a_sweep_does_not_go_on_with_another_config(work, capsys):
+    folder = work()
+    swept(capsys, "--grid", "main.x=1", "--name", "a")
+    configs = folder / "templates/configs"
+    shutil.copy(configs / "work.yaml", configs / "other.yaml")
+    assert 1 == main(["-t", "other", "sweep", "--resume", "out/sweeps/a"])
+    assert "was started with --config work.yaml, not with --config other.yaml" in capsys.readouterr().err
+
+
+def test_a_sweep_whose_working_folder_is_gone_fails_no_trial(work, capsys, monkeypatch, tmp_path):
+    project = work()
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    isdir = os.path.isdir
+    monkeypatch.setattr(os.path, "isdir", lambda path: path != str(gone) and isdir(path))
+    assert 1 == main(["-p", str(project), "-t", "work", "sweep", "--grid", "main.x=1", "--name", "a"])
+    assert "error[FG563]: the working folder does not exist any more" in capsys.readouterr().err
+    (trial,) = read_history(str(next(tmp_path.rglob("sweeps/a")))).trials.values()
+    assert (0, None) == (trial.attempts, trial.outcome)
+
+
+def test_what_cannot_be_written_at_the_end_costs_no_result(work, capsys, monkeypatch):
+    def full():
+        raise OSError("full")
+
+    folder = work()
+    for name in ("best.yaml", "comparison.html"):
+        (folder / "out/sweeps/a" / name).mkdir(parents=True)
+    status, found, said = swept(capsys, "--grid", "main.x=1,2", "--name", "a")
+    assert (0, None) == (status, found["page"])
+    assert "comparison.html' cannot be written: Is a directory" in said
+    assert 2 == len(found["trials"])
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+    status, found, said = swept(capsys, "--resume")
+    assert (0, 2) == (status, len(found["trials"]))
+    assert "the best config cannot be written: full" in said
 
 
 def test_a_changed_config_is_not_continued(work, capsys):

@@ -61,6 +61,11 @@ def test_every_cut_loses_at_most_the_last_record(tmp_path):
         (lambda lines: [lines[0], b'{"event": "start", "trial": 9, "attempt": 1}', *lines[1:]], "damaged at line 2"),
         (lambda lines: [lines[0].replace(b'"form": 1', b'"form": 99'), *lines[1:]], "of a newer version"),
         (lambda lines: lines[1:], "damaged at line 1"),
+        (lambda lines: [lines[0].replace(b', "form": 1', b""), *lines[1:]], "damaged at line 1"),
+        (lambda lines: [lines[0], b"[" * 99_999, *lines[1:]], "damaged at line 2"),
+        (lambda lines: [lines[0], lines[1].replace(b'{"a": "1"}', b'["a"]'), *lines[2:]], "damaged at line 2"),
+        (lambda lines: [lines[0], lines[1].replace(b'"1"', b"1"), *lines[2:]], "damaged at line 2"),
+        (lambda lines: [*lines[:3], lines[3].replace(b'"attempt": 1', b'"attempt": "x"'), *lines[4:]], "at line 4"),
     ],
 )
 def test_damage_is_refused_by_line(tmp_path, change, said):
@@ -88,6 +93,11 @@ def test_a_disk_that_is_full_leaves_whole_lines(tmp_path, monkeypatch):
     with pytest.raises(ProjectError, match="no space left"):
         journal.announce(2, {})
     assert before == (tmp_path / JOURNAL).read_bytes()
+
+
+def test_a_journal_that_a_full_disk_left_empty_is_begun_again(tmp_path):
+    (tmp_path / JOURNAL).touch()
+    assert 2 == len(made(tmp_path).history.trials)
 
 
 def test_two_processes_never_run_one_sweep(tmp_path):

@@ -1,5 +1,6 @@
 """Where trials run: groups of devices, jobs of SLURM (stand-ins of its commands), and a queue of commands."""
 
+import errno
 import json
 import os
 import stat
@@ -11,7 +12,7 @@ import pytest
 
 from forgather.cli.main import main
 from forgather.errors import ProjectError
-from forgather.sweeps.journal import read_history
+from forgather.sweeps.journal import read_history, sweep_lock
 from forgather.sweeps.queue import Queue
 from forgather.sweeps.slots import Command, dealt_devices, visible_devices
 from forgather.sweeps.slurm import SlurmSlots, job_script
@@ -40,7 +41,8 @@ if "--version" in sys.argv: print("slurm 24.05"); sys.exit()
 if "--partition=none" in sys.argv: sys.exit("sbatch: error: invalid partition specified: none")
 number = len(os.listdir(jobs)) + 1
 script = sys.argv[-1]
-log = next(line.split("=", 1)[1].strip() for line in open(script) if line.startswith("#SBATCH --output="))
+words = [*sys.argv, *(line.strip().removeprefix("#SBATCH ") for line in open(script))]
+log = next(word.split("=", 1)[1].replace("%%", "%") for word in words if word.startswith("--output="))
 child = subprocess.Popen(["bash", script], stdout=open(log, "ab"), stderr=subprocess.STDOUT, start_new_session=True)
 open(os.path.join(jobs, str(number)), "w").write(str(child.pid))
 print(number)
@@ -116,8 +118,45 @@ def test_a_refused_job_is_an_error_of_slurm(slurm, tmp_path, monkeypatch):
         SlurmSlots(1, [], str(tmp_path))
 
 
+def test_a_log_may_have_any_name(slurm, tmp_path):
+    slots = SlurmSlots(1, [], str(tmp_path / "scripts"), ask_seconds=0.0)
+    slots.start(0, Command(["--version"], str(tmp_path)), str(tmp_path / "a b 50%j \udc80\n'x'"))
+    waited(slots)
+    assert "forgather" in (tmp_path / "a b 50%j \udc80\n'x'").read_text()
+
+
+@pytest.mark.parametrize(
+    "answer", ["echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", "echo {"]
+)
+def test_a_controller_that_does_not_answer_says_nothing_about_jobs(slurm, tmp_path, answer, monkeypatch):
+    slots = SlurmSlots(1, [], str(tmp_path / "scripts"), ask_seconds=0.0)
+    slots.start(0, Command(["--version"], str(tmp_path)), str(tmp_path / "log"))
+    down = tmp_path / "down"
+    down.mkdir()
+    (down / "squeue").write_text(f"#!/bin/sh\n{answer}\n")
+    (down / "squeue").chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{down}:{os.environ['PATH']}")
+        assert [[]] * 9 == [list(slots.ended()) for _ in range(9)]
+        # Started again, the trial would run twice.
+        with pytest.raises(ProjectError, match="squeue does not say whether job 1 of trial 0 goes on"):
+            slots.adopt(0, {"job": 1})
+        (down / "squeue").write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
+        assert not slots.adopt(0, {"job": 1})
+    waited(slots)
+
+
+def test_a_job_without_a_number_is_an_error(slurm, tmp_path, monkeypatch):
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd/sbatch").write_text("#!/bin/sh\necho welcome\n")
+    (tmp_path / "odd/sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/odd:{os.environ['PATH']}")
+    with pytest.raises(ProjectError, match="sbatch answered 'welcome'"):
+        SlurmSlots(1, [], str(tmp_path / "scripts")).start(0, Command([], str(tmp_path)), str(tmp_path / "log"))
+
+
 def test_a_script_of_a_job_is_valid_and_quotes_its_words(tmp_path):
-    text = job_script(Command(["-t", "a b", "train", "--set", "x=$(rm -rf /)"], "/a dir"), name="t", log="/l")
+    text = job_script(Command(["-t", "a b", "train", "--set", "x=$(rm -rf /)"], "/a dir"), name="t")
     assert "cd '/a dir'" in text
     assert "'x=$(rm -rf /)'" in text
     file = tmp_path / "job.sh"
@@ -168,6 +207,72 @@ def test_a_queue_runs_what_was_added_in_order(queue, capsys, tmp_path):
     assert "was started already" in capsys.readouterr().err
 
 
+class FullDisk:
+    """Places whose first trial runs until it is asked to end, while the second one finds no room on the disk."""
+
+    def __init__(self, *, is_full):
+        self.number, self.is_full, self.started, self.asked = 2, is_full, [], []
+        self._running = {}
+
+    def start(self, trial, command, log):
+        self.started.append(trial)
+        self._running[trial] = log
+        return trial
+
+    def adopt(self, trial, handle):
+        return False
+
+    def running(self):
+        return set(self._running)
+
+    def ended(self):
+        for trial in [one for one in self._running if one or not self.is_full]:
+            log = Path(self._running.pop(trial))
+            if self.is_full:
+                log.write_text(f"start\nerror: OSError: [Errno 28] {os.strerror(errno.ENOSPC)}\n")
+            yield trial, int(self.is_full)
+
+    def stop(self, trial):
+        self.asked.append(trial)
+
+    def wind_down(self):
+        self.asked += self._running
+
+    def close(self):
+        self._running.clear()
+
+
+def test_a_full_disk_ends_a_sweep_and_loses_no_trial(queue):
+    waiting = Queue(str(queue / "q"))
+    for _ in range(3):
+        waiting.add(["--version"], str(queue))
+    full = FullDisk(is_full=True)
+    with pytest.raises(
+        ProjectError, match="trial 1 ended because the disk is full: error: OSError: .* No space left"
+    ) as caught:
+        waiting.run(full, lambda sweep: None)
+    assert ("FG563", [0, 1], [0]) == (caught.value.code, full.started, full.asked)
+    # Trial 0 was running, trial 1 had no room, and trial 2 was not started: all of them are.
+    entries = waiting.run(FullDisk(is_full=False), lambda sweep: None)
+    assert ["finished"] * 3 == [str(one.outcome) for one in entries]
+
+
+def test_the_cause_of_a_failure_is_at_the_end_of_a_log_of_any_size(queue):
+    class Loud(FullDisk):
+        def ended(self):
+            for trial, log in [*self._running.items()]:
+                del self._running[trial]
+                with open(log, "wb") as stream:
+                    stream.seek(1 << 33)  # a file with a hole takes no room
+                    stream.write(b"\n\xff\nerror[FG100]: no such luck\n  help: none\n")
+                yield trial, 1
+
+    waiting = Queue(str(queue / "q"))
+    waiting.add(["--version"], str(queue))
+    (entry,) = waiting.run(Loud(is_full=False), lambda sweep: None)
+    assert "error[FG100]: no such luck" == entry.cause
+
+
 def test_what_is_added_while_a_queue_runs_is_run(queue):
     waiting = Queue(str(queue / "q"))
     waiting.add(["-t", "work", "train"], str(queue))
@@ -206,7 +311,74 @@ def test_what_is_added_while_a_queue_runs_is_run(queue):
     assert read_history(str(queue / "q")).trials.keys() == {0, 1}
 
 
-@pytest.mark.parametrize("words", [["add"], ["rm"], ["rn"], ["rm", "7"], ["run", "--slots", "0"]])
+def test_a_command_whose_folder_is_gone_fails_alone(queue, capsys, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    waiting = Queue(str(queue / "q"))
+    waiting.add(["--version"], str(gone))
+    waiting.add(["--version"], str(queue))
+    gone.rmdir()
+    assert 1 == main(["queue", "run", "--queue", "q"])
+    assert ["failed", "finished"] == [str(one.outcome) for one in waiting.entries()]
+    assert f"its working folder does not exist any more: {gone}" in capsys.readouterr().out
+
+
+def test_what_is_removed_is_removed_together_or_not_at_all(queue, capsys):
+    for _ in range(3):
+        main(["queue", "add", "--", "--version"])
+    assert 1 == main(["queue", "rm", "0", "7"])
+    assert 0 == main(["queue", "rm", "2", "1", "2"])
+    assert 1 == main(["queue", "rm", "1"])
+    assert "entry 1 is not in the queue" in capsys.readouterr().err
+    assert ["waiting", "removed", "removed"] == [one["state"] for one in listed(capsys, "ls")[1]["entries"]]
+
+
+def test_a_queue_is_run_by_one_process(queue, capsys):
+    with sweep_lock(str(queue)):
+        assert 1 == main(["queue", "run", "--queue", "."])
+    assert "error[FG564]: another process runs the queue in" in capsys.readouterr().err
+
+
+def test_a_queue_is_read_while_it_is_written(queue, capsys):
+    main(["queue", "add", "--", "--version"])
+    (file,) = Path(os.environ["XDG_STATE_HOME"]).rglob("trials.jsonl")
+    content = file.read_bytes() + b'{"event": "tri'
+    file.write_bytes(content)
+    capsys.readouterr()
+    assert 1 == len(listed(capsys, "ls")[1]["entries"])
+    assert content == file.read_bytes()
+
+
+@pytest.mark.parametrize("left", [b"", b'{"event": "swe'])
+def test_a_queue_that_a_full_disk_left_empty_is_begun_again(queue, capsys, left):
+    (queue / "q").mkdir()
+    (queue / "q/trials.jsonl").write_bytes(left)
+    assert [] == listed(capsys, "ls", "--queue", "q")[1]["entries"]
+    assert 0 == main(["queue", "add", "--queue", "q", "--", "--version"])
+    capsys.readouterr()
+    assert 1 == len(listed(capsys, "ls", "--queue", "q")[1]["entries"])
+
+
+def test_a_command_that_is_damaged_is_refused_by_its_number(queue, capsys):
+    main(["queue", "add", "--queue", "q", "--", "train"])
+    file = queue / "q/trials.jsonl"
+    file.write_text(file.read_text().replace('"train"', '"\'"'))
+    assert 1 == main(["queue", "run", "--queue", "q"])
+    assert "[FG563]: command 0 of the queue" in capsys.readouterr().err
+
+
+def test_the_folder_of_a_sweep_is_no_queue(queue, capsys):
+    assert 0 == main(["-t", "work", "sweep", "--grid", "main.x=1", "--name", "a"])
+    for action in ("ls", "run"):
+        assert 1 == main(["queue", action, "--queue", "out/sweeps/a"])
+        assert "[FG563]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["add"], ["rm"], ["rn"], ["rm", "7"], ["run", "--slots", "0"], ["run", "2"], ["run", "--", "train"],
+     ["ls", "--slots", "2"], ["run", "--queue", "/dev/null"], ["rm", "x"], ["add", "--queue", "/dev/null/a", "--", "ls"]],
+)  # fmt: skip
 def test_what_has_no_meaning_is_refused(queue, capsys, words):
     assert 1 == main(["queue", *words])
     assert "[FG56" in capsys.readouterr().err

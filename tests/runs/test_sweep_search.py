@@ -67,8 +67,33 @@ def test_the_goal_is_respected():
     assert sum(one for _, one in found[20:]) > sum(one for _, one in found[:10])
 
 
+def test_steps_are_counted_from_zero_as_by_every_other_method():
+    steps = Interval(0.3, 1.7, 0.5)
+    spec = SweepSpec(parameters=(Parameter("a", steps),), method=Method.OPTUNA, num_trials=9)
+    # A value that another version proposed is no error.
+    found = [({"a": 0.3}, 1.0)]
+    for trial in range(1, 9):
+        found.append((proposed(spec, trial, found), 1.0))
+    assert {values["a"] for values, _ in found[1:]} <= set(steps.grid())
+
+
+@pytest.mark.parametrize("one", [Interval(-1e300, 1e300), Interval(0, 2**32, is_whole=True), Interval(2.0, 2.0)])
+def test_the_widest_distributions_have_proposals(one):
+    spec = SweepSpec(parameters=(Parameter("a", one),), method=Method.OPTUNA, num_trials=15)
+    found = []
+    for trial in range(15):
+        found.append((proposed(spec, trial, found), float(trial)))
+    assert all(one.low <= values["a"] <= one.high for values, _ in found)
+
+
 def test_a_distribution_that_optuna_does_not_have_is_refused():
-    for one in (Bell(0, 1), Choice((1, 2), (0.1, 0.9)), Choice(([1], [2])), Interval(1, 2, 0.5, is_log=True)):
+    for one in (
+        Interval(0, 2**60, is_whole=True),
+        Bell(0, 1),
+        Choice((1, 2), (0.1, 0.9)),
+        Choice(([1], [2])),
+        Interval(1, 2, 0.5, is_log=True),
+    ):
         with pytest.raises(ProjectError, match="Optuna has no distribution for 'a'"):
             refuse_missing_optuna(SweepSpec(parameters=(Parameter("a", one),)))
 

@@ -70,6 +70,18 @@ def test_words_of_sweep_files_describe_distributions(words, expected):
         ({"sigma": -1, "distribution": "normal"}, "'sigma'"),
         ({"min": 0, "max": 9999, "distribution": "log_uniform"}, "exponents"),
         ({"distribution": "unifrom", "min": 0, "max": 1}, "did you mean 'uniform'"),
+        ({"values": [1, 2], "probabilities": [math.inf, 1]}, "how likely"),
+        ({"values": [1, 2], "probabilities": [10**400, 1]}, "how likely"),
+        ({"min": 0.5, "max": 10**5000}, "'max' of 'sweep.parameters.a' is larger"),
+        ({"min": math.nan, "max": 1.0}, "must be a number"),
+        ({"min": 0.2, "max": 0.8, "q": 1, "distribution": "q_uniform"}, "no multiple of 1 is between"),
+        ({"min": -9999, "max": 0, "distribution": "log_uniform"}, "exponents"),
+        ({"min": -1e299, "max": 1e299, "q": 1e-299, "distribution": "q_uniform"}, "'q' of"),
+        ({"mu": 699, "sigma": 1, "distribution": "log_normal"}, "exponents"),
+        ({"sigma": 1, "q": 1e-300, "distribution": "q_normal"}, "'q' of"),
+        ({"min": 0.0, "max": 1.0, "q": 0.1}, "the key 'q', which the distribution uniform does not have"),
+        ({"values": [1, 2], "min": 0}, "the key 'min'"),
+        ({"distribution": "constant"}, "has no 'value'"),
     ],
 )
 def test_what_is_no_distribution_is_refused_by_name(words, said):
@@ -86,7 +98,25 @@ def test_what_is_drawn_lies_between_the_bounds(seed, low, ratio):
         assert low <= one.draw(random.Random(seed)) <= high
     whole = Interval(1, 9, is_whole=True).draw(random.Random(seed))
     assert isinstance(whole, int) and 1 <= whole <= 9
-    assert Interval(0, 1, 0.1).draw(random.Random(seed)) in Interval(0, 1, 0.1).grid()
+    for stepped in (Interval(0, 1, 0.1), Interval(0.3, 1.7, 0.5), Interval(0.3, 1.7, 0.5, is_log=True)):
+        assert stepped.draw(random.Random(seed)) in stepped.grid()
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.1, 0.3), (1.1, 1.2), (0.6, 0.7)])
+def test_bounds_that_are_multiples_of_the_step_are_values(low, high):
+    grid = list(Interval(low, high, 0.1).grid())
+    assert (low, high) == (grid[0], grid[-1])
+
+
+@given(st.dictionaries(st.sampled_from(["min", "max", "mu", "sigma", "q"]), st.floats() | st.integers()), st.data())
+def test_each_distribution_that_is_read_can_be_drawn_from(numbers, data):
+    kind = data.draw(st.sampled_from(["uniform", "int_uniform", "log_uniform", "log_uniform_values", "normal",
+                                      "q_uniform", "q_log_uniform", "q_normal", "log_normal", "q_log_normal"]))  # fmt: skip
+    try:
+        found = read_distribution({"distribution": kind, **numbers}, "a")
+    except ProjectError:
+        return
+    assert all(math.isfinite(found.draw(random.Random(seed))) for seed in range(5))
 
 
 def test_a_logarithmic_interval_draws_each_decade_as_often():
@@ -116,7 +146,9 @@ def test_a_grid_has_every_combination_once():
     ("found", "said"),
     [
         ({"a": {"min": 0.0, "max": 1.0}}, "infinitely many"),
-        ({"a": list(range(400)), "b": list(range(400))}, "160,000 combinations"),
+        ({"a": list(range(400)), "b": list(range(400))}, "more than 100,000 combinations"),
+        ({"a": {"min": 0, "max": 10**18}}, "more than 100,000 combinations"),
+        ({"a": {"min": 0, "max": 1, "q": 1e-15, "distribution": "q_uniform"}}, "more than 100,000 combinations"),
     ],
 )
 def test_a_grid_that_never_ends_is_refused(found, said):
@@ -128,6 +160,11 @@ def test_a_grid_that_never_ends_is_refused(found, said):
 def test_a_sweep_without_parameters_is_refused(found):
     with pytest.raises(ProjectError, match="has no parameter"):
         read_parameters(found)
+
+
+def test_a_group_of_parameters_has_no_values_of_its_own():
+    with pytest.raises(ProjectError, match="the key 'values'"):
+        read_parameters({"a": {"parameters": {"b": [2]}, "values": [1]}})
 
 
 def test_one_value_has_one_parameter():

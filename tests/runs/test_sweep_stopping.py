@@ -53,6 +53,11 @@ def test_the_median_rule_compares_the_best_value_with_running_averages():
     assert ends_early(MEDIAN, Goal.MINIMIZE, few, 2) is None, "two others are too few"
 
 
+def test_averages_of_the_largest_floats_are_averages():
+    curves = {number: flat(1e308, 10) for number in range(3)} | {4: flat(1.7e308, 3)}
+    assert "worse than the median" in ends_early(MEDIAN, Goal.MINIMIZE, curves, 4)
+
+
 def simulated(losses, rungs, eta):
     """Runs trials one after the other, each until it ends; returns the trials that ended at which step.
 

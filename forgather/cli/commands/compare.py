@@ -59,7 +59,7 @@ def run(invocation: Invocation) -> int:
         from forgather.runs.comparison_page.page import page, page_data
 
         title = f"{len(runs)} runs: {', '.join(dict.fromkeys(run.config for run in runs))}"
-        write_text(page(page_data(comparison, is_full=options.full), title), options.output)
+        write_text(page(page_data(comparison, is_full=options.full), title), options.output, is_hidden=True)
     elif form == "data":
         write_json(comparison_facts(comparison), options.output)
     else:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import re
 
 from forgather.cli.invocation import Invocation
-from forgather.cli.options import add_json
+from forgather.cli.options import NUMBER, a_name, a_time, add_json
 from forgather.cli.output import print_note, write_json, write_text
 from forgather.errors import ControlError
 from forgather.launch.control_client import send_request
@@ -26,30 +25,24 @@ examples:
   fgcli control RUN set learning_rate=1e-4        the rate from now on; the rest of the schedule is scaled with it
   fgcli control RUN stop --timeout 60             saves and ends, as Ctrl-C does"""
 
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+REST_INTO = ("settings",)
 _FIRST_NOTE_SECONDS, _NOTE_SECONDS = 2.0, 30.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command-line arguments of this command to its parser."""
-    parser.add_argument("run_folder", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("run_folder", metavar="RUN", type=a_name, help=RUN_HELP)
     parser.add_argument("action", choices=[str(action) for action in Action], metavar="ACTION", help=", ".join(Action))
     parser.add_argument(
         "settings", nargs="*", metavar="NAME=VALUE", help="with 'set': the settings and their new values"
     )
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=a_time,
         metavar="SECONDS",
         help="how long to wait for the answer (default: while the run goes on)",
     )
     add_json(parser)
-
-
-def _seconds(text: str) -> float:
-    if _NUMBER.fullmatch(text) and 0 < float(text) < 1e9:
-        return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
 
 
 def run(invocation: Invocation) -> int:
@@ -90,7 +83,7 @@ def _settings(action: Action, words: list[str]) -> dict[str, float]:
         name, _, text = word.partition("=")
         if name in found:
             raise ControlError(f"{name} is set twice", code="FG513", hint="give one value")
-        found[name] = float(text) if _NUMBER.fullmatch(text) else text
+        found[name] = float(text) if NUMBER.fullmatch(text) else text
     return read_settings(found)
 
 

@@ -7,7 +7,7 @@ import os
 
 from forgather.cli.doctor_output import LOOK, as_data, conclusion, line_of
 from forgather.cli.invocation import Invocation
-from forgather.cli.options import add_json, add_set
+from forgather.cli.options import a_time, add_json, add_set
 from forgather.cli.output import write_json, write_text
 from forgather.doctor.meeting import Place
 from forgather.doctor.result import State
@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command-line arguments of this command to its parser."""
     parser.add_argument("--folder", metavar="DIR", help="folder of runs (default: that of the config, or this folder)")
     parser.add_argument(
-        "--timeout", type=float, default=60, metavar="SECONDS", help="maximum wait for other machines (default: 60)"
+        "--timeout", type=a_time, default=60, metavar="SECONDS", help="maximum wait for other machines (default: 60)"
     )
     parser.add_argument(
         "--only", type=_groups, metavar="GROUP,...", help=f"the checks that run (default: all): {', '.join(GROUPS)}"

@@ -29,7 +29,7 @@ from forgather.cli.options import a_name, add_json
 from forgather.cli.output import write_json, write_text
 
 EXECUTES = True
-REST_INTO = "prompts"
+REST_INTO = ("prompts",)
 DESCRIPTION = """Ask a model that a run has saved: a checkpoint, the model of the run's end, an adapter, or any folder
 in the layout of Hugging Face. A prompt is a message of the user if the tokenizer has a chat template, and is rendered
 as in training; otherwise the model continues the text. A model with an encoder, such as T5, reads the prompt as a

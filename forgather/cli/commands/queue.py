@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from collections.abc import Sequence
 
 from forgather.cli.invocation import Invocation
 from forgather.cli.options import add_json
@@ -15,9 +16,11 @@ from forgather.sweeps.driver import Sweep
 from forgather.sweeps.journal import Outcome, TrialHistory
 from forgather.sweeps.queue import COMMAND, FOLDER, Queue, default_queue
 from forgather.sweeps.slots import local_slots
+from forgather.sweeps.space import MOST_TRIALS
 
 EXECUTES = True
 HANDS_THROUGH = True
+REST_INTO = ("number",)
 _ACTIONS = ("add", "ls", "rm", "run")
 DESCRIPTION = """Let commands wait until a place is free. 'add' puts a command of fgcli into the queue, 'ls' lists it,
 'rm' removes what has not been started, and 'run' runs the commands in order, as many at once as there are slots, until
@@ -32,7 +35,7 @@ EXAMPLES = """examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command-line arguments of this command to its parser."""
     parser.add_argument("action", metavar="add|ls|rm|run", help="what to do; the command to add follows after --")
-    parser.add_argument("number", nargs="*", type=int, metavar="N", help="with rm: the number of a command")
+    parser.add_argument("number", nargs="*", metavar="N", help="with rm: the number of a command")
     parser.add_argument(
         "--slots", type=int, metavar="N", help="with run: commands at once (default: one for each device, or 1)"
     )
@@ -47,17 +50,18 @@ def run(invocation: Invocation) -> int:
     if options.action not in _ACTIONS:
         hint = nearest(options.action, _ACTIONS) or f"use one of {', '.join(_ACTIONS)}"
         raise ProjectError(f"'fgcli queue {options.action}' has no meaning", code="FG563", hint=hint)
+    _refuse_unused(options, invocation.handed)
     if options.action == "add":
         return _add(queue, invocation.handed, as_json=options.json)
     if options.action == "rm":
         if not options.number:
             raise ProjectError("'fgcli queue rm' names no command", code="FG563", hint="fgcli queue ls lists them")
-        for number in options.number:
-            queue.remove(number)
+        queue.remove([_number(word) for word in options.number])
         return 0
     if options.action == "run":
-        if options.slots is not None and options.slots < 1:
-            raise ProjectError(f"--slots is {options.slots}", code="FG565", hint="give a number of at least 1")
+        if options.slots is not None and not 1 <= options.slots <= MOST_TRIALS:
+            hint = f"give a number from 1 to {MOST_TRIALS:,}"
+            raise ProjectError(f"--slots is {options.slots}", code="FG565", hint=hint)
         entries = queue.run(local_slots(options.slots, 1), _Reporter().report)
     else:
         entries = queue.entries()
@@ -66,6 +70,22 @@ def run(invocation: Invocation) -> int:
     else:
         write_lines([_line(entry) for entry in entries] or [Line("the queue is empty")])
     return int(options.action == "run" and any(entry.outcome is Outcome.FAILED for entry in entries))
+
+
+def _refuse_unused(options: argparse.Namespace, handed: Sequence[str]) -> None:
+    """Raises an error if a word of the command line would have no effect."""
+    given = {"add": handed and "the command after --", "rm": options.number and "the number of a command"}
+    given["run"] = options.slots is not None and "--slots"
+    for action, what in given.items():
+        if what and action != options.action:
+            message = f"{what} belongs to 'fgcli queue {action}', not to 'fgcli queue {options.action}'"
+            raise ProjectError(message, code="FG563", hint="fgcli queue --help")
+
+
+def _number(word: str) -> int:
+    if word.isascii() and word.isdecimal() and len(word) < 19:
+        return int(word)
+    raise ProjectError(f"{word!r} is not the number of a command", code="FG563", hint="fgcli queue ls lists them")
 
 
 def _add(queue: Queue, words: tuple[str, ...], *, as_json: bool) -> int:

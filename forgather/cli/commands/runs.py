@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from forgather.interventions import Intervention, read_interventions
 from forgather.project.path_display import near_path
 from forgather.run_status import Status
 from forgather.runs.condition import parse_condition
-from forgather.runs.labels import Labels, read_labels, write_labels
+from forgather.runs.labels import Labels, change_labels, read_labels
 from forgather.runs.references import output_folder
 from forgather.runs.removal import Usage, archive_run, disk_usage, kept_checkpoints, refuse_needed, remove_run
 from forgather.runs.run_choice import choose_runs
@@ -40,6 +41,7 @@ EXAMPLES = """examples:
 
 RUN is the path of a run folder, a part of a name that only one run has, or 'last'.
 'fgcli runs ACTION --help' describes an action."""
+REST_INTO = ("runs", "folders")
 _ACTIONS = {
     "ls": "list runs; the action can be left out",
     "show": "print what is known about runs",
@@ -155,6 +157,8 @@ def _top(invocation: Invocation) -> str:
 
 def _ls(invocation: Invocation) -> int:
     options = invocation.options
+    if options.csv and options.json:
+        raise ProjectError("two formats are given: --json and --csv", code="FG450", hint="leave one of them out")
     conditions = [parse_condition(text) for text in options.where]
     table = read_table(options.folders or [_top(invocation)])
     if options.status:
@@ -224,9 +228,13 @@ def _label(invocation: Invocation) -> int:
         )
     runs = choose_runs(options.runs, _top(invocation))
     # All files are read before the first one is written.
-    changed = [(run, _labelled(read_labels(run.folder), options.action, options.label)) for run in runs]
-    for run, labels in changed:
-        write_labels(run.folder, labels)
+    for run in runs:
+        read_labels(run.folder)
+
+    def change(labels: Labels) -> Labels:
+        return _labelled(labels, options.action, options.label)
+
+    changed = [(run, change_labels(run.folder, change)) for run in runs]
     if options.json:
         write_json({"runs": [{"folder": run.folder, **_fields(labels)} for run, labels in changed]})
     else:
@@ -276,7 +284,8 @@ def _remove(invocation: Invocation) -> int:
         write_text(f"{plural(len(runs), 'run')} {word}")
         for file in archives:
             folder = os.path.dirname(os.path.dirname(file))
-            write_text(f"  {near_path(file)}  (to restore: tar -xzf {near_path(file)} -C {near_path(folder)})")
+            restore = shlex.join(["tar", "-xzf", near_path(file), "-C", near_path(folder)])
+            write_text(f"  {near_path(file)}  (to restore: {restore})")
     return 0
 
 

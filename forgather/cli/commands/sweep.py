@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any
@@ -23,21 +24,23 @@ from forgather.project.project import Project
 from forgather.project.targets import run_meta
 from forgather.sweeps.best_config import config_text
 from forgather.sweeps.driver import Sweep, trial_folder
-from forgather.sweeps.journal import Journal, TrialHistory, read_history, sweep_lock
+from forgather.sweeps.journal import Journal, TrialHistory, make_folder, read_history, sweep_lock
 from forgather.sweeps.plan import SweepPlan, plan_of, plan_of_rest, refusal_text
 from forgather.sweeps.request import SweepRequest, default_folder, newest_sweep, reopened, trial_words
 from forgather.sweeps.result import TrialResult, best_of, results_of
 from forgather.sweeps.search import proposed, refuse_missing_optuna
 from forgather.sweeps.slots import Command, Slots, local_slots
 from forgather.sweeps.slurm import SlurmSlots
-from forgather.sweeps.spec import Goal, Method
-from forgather.sweeps.trials import Trials
+from forgather.sweeps.space import MOST_TRIALS
+from forgather.sweeps.spec import Goal, Method, ignored_keys
+from forgather.sweeps.trials import Trial, Trials, refuse_set_parameters
 
 CONFIG_OPTIONS = True
 EXECUTES = True
 TRAINS = True
 BEST_CONFIG, PAGE = "best.yaml", "comparison.html"
 _JOBS, _NEWEST = 8, "newest"
+_QUIET_SECONDS = 10.0
 DESCRIPTION = """Run a config many times with other values: a grid, random values, or values that Optuna proposes. The
 values are those of the target 'sweep' of the config, of a sweep file of Weights & Biases (--file), or of --grid. All
 trials are checked before the first one starts. Each trial is a run in a folder of its own; the sweep can be killed at
@@ -95,8 +98,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(invocation: Invocation) -> int:
     """Runs the command: plans, runs or resumes a sweep, and returns the exit status: 0 if a trial has a result."""
     options = invocation.options
-    if options.slots is not None and options.slots < 1:
-        raise ProjectError(f"--slots is {options.slots}", code="FG565", hint="give a number of at least 1")
+    if options.slots is not None and not 1 <= options.slots <= MOST_TRIALS:
+        hint = f"give a number from 1 to {MOST_TRIALS:,}"
+        raise ProjectError(f"--slots is {options.slots}", code="FG565", hint=hint)
     project = invocation.open_project()
     output_dir = plan_run(project).output_dir
     if options.resume is not None:
@@ -112,20 +116,35 @@ def run(invocation: Invocation) -> int:
     if spec.method is Method.OPTUNA:
         refuse_missing_optuna(spec)
     trials = Trials(project, spec)
-    plan = plan_of(trials.spec, trials.planned())
+    refuse_set_parameters(project, trials.spec)
+    if ignored := ignored_keys(project, request.file):
+        print_note(f"without effect in this sweep: {', '.join(ignored)}")
+    plan = plan_of(trials.spec, _counted(trials.planned()))
     if options.dry_run:
         return _show_plan(options, plan)
     if not options.json:
         write_lines(plan_lines(plan))
     ask_trust(project)
     folder = default_folder(output_dir, options.name or f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
-    os.makedirs(folder, exist_ok=True)
+    places = {"slots": options.slots, "slurm": options.slurm}
+    # Before the folder is made: a sweep that cannot run is none that could go on.
+    slots = _slots(project, options, folder, places)
+    make_folder(folder)
     with sweep_lock(folder):
-        places = {"slots": options.slots, "slurm": options.slurm}
         journal = Journal.create(folder, {**request.as_record(project, spec), **places})
         for trial in plan.trials:
             journal.announce(trial.number, dict(trial.assignments), refusal_text(trial) or None)
-        return _run(invocation, journal, request, project, trials)
+        return _run(invocation, journal, request, project, trials, slots)
+
+
+def _counted(trials: Iterator[Trial]) -> Iterator[Trial]:
+    """Yields trials, and says now and then how many are checked: a large grid takes minutes."""
+    due = time.monotonic() + _QUIET_SECONDS
+    for count, trial in enumerate(trials, start=1):
+        yield trial
+        if time.monotonic() > due:
+            due = time.monotonic() + _QUIET_SECONDS
+            print_note(f"{plural(count, 'trial is', 'trials are')} checked")
 
 
 def _asked(options: argparse.Namespace, project: Project) -> dict[str, Any]:
@@ -156,6 +175,7 @@ def _go_on(invocation: Invocation, project: Project, folder: str) -> int:
     """Goes on with the sweep in a folder, or says what that would run."""
     options = invocation.options
     asked = {name: value for name, value in _asked(options, project).items() if value not in (None, ())}
+    asked |= {"config": project.config_name}
     if options.dry_run:
         history = read_history(folder)
         _, project, spec = reopened(history.sweep, asked, trials=options.trials)
@@ -165,7 +185,8 @@ def _go_on(invocation: Invocation, project: Project, folder: str) -> int:
         request, project, spec = reopened(journal.history.sweep, asked, trials=options.trials)
         trials = Trials(project, spec)
         _announce_added(journal, trials)
-        return _run(invocation, journal, request, project, trials)
+        slots = _slots(project, options, journal.folder, journal.history.sweep)
+        return _run(invocation, journal, request, project, trials, slots)
 
 
 def _show_plan(options: argparse.Namespace, plan: SweepPlan) -> int:
@@ -189,19 +210,25 @@ def _announce_added(journal: Journal, trials: Trials) -> None:
             journal.announce(trial.number, dict(trial.assignments), refusal_text(trial) or None)
 
 
-def _run(invocation: Invocation, journal: Journal, request: SweepRequest, project: Project, trials: Trials) -> int:
-    options, spec = invocation.options, trials.spec
-    resume = list(resume_words(project))
+def _run(
+    invocation: Invocation, journal: Journal, request: SweepRequest, project: Project, trials: Trials, slots: Slots
+) -> int:
+    spec = trials.spec
+    resume, here = list(resume_words(project)), os.getcwd()
 
     def command(trial: TrialHistory, is_again: bool) -> Command:
         folder = trial_folder(journal.folder, trial.number)
         words = trial_words(request, project, trial.values, folder, resume if is_again else ())
-        return Command(words, os.getcwd())
+        if not os.path.isdir(here):
+            # Each trial would fail for this reason, and none would be started again.
+            message = f"the working folder does not exist any more: {here}"
+            raise ProjectError(message, code="FG563", hint="make it again, and go on with --resume")
+        return Command(words, here)
 
     sweep = Sweep(
         journal=journal,
         spec=spec,
-        slots=_slots(project, options, journal),
+        slots=slots,
         next_trial=lambda: _proposed(sweep, trials),
         command=command,
     )
@@ -211,18 +238,24 @@ def _run(invocation: Invocation, journal: Journal, request: SweepRequest, projec
     try:
         sweep.run()
     except KeyboardInterrupt:
-        print_note(f"to go on:  fgcli -p {near_path(request.project_dir)} -t {request.config} sweep --resume")
+        words = ["fgcli", "-p", near_path(request.project_dir), "-t", request.config, "sweep", "--resume"]
+        print_note(f"to go on:  {shlex.join([*words, near_path(journal.folder)])}")
         raise
     return _finish(invocation, sweep, project)
 
 
-def _slots(project: Project, options: argparse.Namespace, journal: Journal) -> Slots:
+def _slots(project: Project, options: argparse.Namespace, folder: str, stored: Mapping[str, Any]) -> Slots:
     """Returns the places for trials: jobs of SLURM, or shares of this machine; by default those of the start."""
-    stored = journal.history.sweep
     number = stored.get("slots") if options.slots is None else options.slots
     slurm = stored.get("slurm") if options.slurm is None else options.slurm
     if slurm is not None:
-        return SlurmSlots(number or _JOBS, shlex.split(slurm), os.path.join(journal.folder, "jobs"))
+        try:
+            words = shlex.split(slurm)
+        except ValueError as error:
+            raise ProjectError(
+                f"--slurm is {slurm!r}: {error}", code="FG565", hint="close the quotation mark"
+            ) from None
+        return SlurmSlots(number or _JOBS, words, os.path.join(folder, "jobs"))
     each = run_meta(project.graph).nproc_per_node
     return local_slots(number, each if isinstance(each, int) else None)
 
@@ -279,8 +312,13 @@ def _write_page(sweep: Sweep, results: Sequence[TrialResult]) -> str | None:
     best = "min" if sweep.spec.goal is Goal.MINIMIZE else "max"
     comparison = Comparison(runs, metric=sweep.spec.metric, best=best)
     title = f"Sweep {os.path.basename(sweep.journal.folder)}: {plural(len(runs), 'trial')}"
-    with open(file, "w", encoding="utf-8") as stream:
-        stream.write(page(page_data(comparison), title))
+    try:
+        with open(file, "w", encoding="utf-8") as stream:
+            stream.write(page(page_data(comparison), title))
+    except OSError as error:
+        # The trials are done: their result is worth more than the page.
+        print_note(f"{file!r} cannot be written: {error.strerror or error}; 'fgcli compare' makes the page later")
+        return None
     return file
 
 
@@ -293,6 +331,9 @@ def _write_best(sweep: Sweep, project: Project, best: TrialResult, name: str | N
     except ProjectError as error:
         print_note(f"{error.message}; {error.hint}")
         return None
+    except OSError as error:
+        print_note(f"the best config cannot be written: {error.strerror or error}")
+        return None
     if name is not None:
         written_choice = import_module("forgather.launch.written_choice")
         file = written_choice.target_file(project, name, "config")
@@ -301,4 +342,7 @@ def _write_best(sweep: Sweep, project: Project, best: TrialResult, name: str | N
             stream.write(text)
     except FileExistsError:
         raise ProjectError(f"{file!r} exists already", code="FG567", hint="name a new config with --write") from None
+    except OSError as error:
+        print_note(f"{file!r} cannot be written: {error.strerror or error}")
+        return None
     return file

@@ -37,6 +37,7 @@ EXAMPLES = """examples:
   fgcli watch last --once                        one frame, and no more
   fgcli watch last --json | jq .runs[0].metrics.loss
   fgcli watch --serve                            the same in a browser, on this machine only"""
+REST_INTO = ("targets",)
 POLL_SECONDS = 1.0
 """Units: seconds. The time between two looks at the files."""
 _FATES = {Status.FINISHED: 0, Status.FAILED: 1, Status.INTERRUPTED: 4}

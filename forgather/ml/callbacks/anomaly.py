@@ -86,8 +86,9 @@ class AnomalyCallback(TrainerCallback, ExportableState):
         self._has_records = True
         if self._detector is not None:
             for found in self._detector.observe(record):
-                self._tell(found, args)
+                # The record comes first, whatever happens to the alert.
                 report(found.event())
+                self._tell(found, args)
 
     @report_only
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:

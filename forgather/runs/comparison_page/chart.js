@@ -1,6 +1,8 @@
 // The large chart of one metric.
 const view = { metric: METRICS[0], axis: "step", logX: false, logY: false, smoothing: 0, seeds: false, means: false, zoom: null };
 const AXES = { step: "Step", tokens: "Tokens", time: "Time" };
+// The distances between the ticks of an axis of time: parts of minutes, hours and days.
+const TIME_STEPS = [0.001, 0.01, 0.1, 1, 2, 5, 10, 15, 30, ...[1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720].map(minutes => 60 * minutes), ...[1, 2, 5, 10, 20, 50, 100].map(days => 86400 * days)];
 let chart = null, drawn = [];
 
 // What is drawn: a line for each run, or for each group of seeds.
@@ -162,7 +164,7 @@ function draw() {
     legend: { show: false }, cursor: { drag: { x: true, y: true, uni: 24, setScale: false }, points: { show: false } },
     scales: { x: { time: false, distr: view.logX ? 3 : 1, range: () => range.x }, y: { distr: view.logY ? 3 : 1, range: () => range.y } },
     series: [{}, ...layers.map(([line, isRaw]) => seriesOf(line, isRaw))],
-    axes: [{ ...axis, values: (_, values) => values.map(value => value === null ? "" : axisText(value)), space: 70 }, { ...axis, size: 64, values: (_, values) => values.map(value => value === null ? "" : numberText(Number(value.toPrecision(3)))) }],
+    axes: [{ ...axis, values: (_, values) => values.map(value => value === null ? "" : axisText(value)), space: 70, ...(view.axis === "time" ? { incrs: TIME_STEPS } : {}) }, { ...axis, size: 64, values: (_, values) => values.map(value => value === null ? "" : numberText(Number(value.toPrecision(3)))) }],
     hooks: { drawAxes: [drawBands], draw: [drawLit], setSelect: [select], setCursor: [point] },
   }, [null, ...layers.map(([line, isRaw]) => isRaw ? line.raw : [line.xs, line.ys])], place);
   byId("reset").disabled = !view.zoom;
@@ -181,6 +183,10 @@ function noteOf() {
   if (gaps) texts.push(`✕ at the top: ${plural(gaps, "value")} not finite.`);
   if (events) texts.push(`▲ at the bottom: ${plural(events, "event")}; point at one to read it.`);
   if (drawn.some(line => line.band)) texts.push("Lines of several seeds are means; bands reach from the lowest to the highest seed.");
+  if (view.axis === "time") {
+    const paused = shown.filter(run => run.paused);
+    texts.push(`Time counts from the first line of a run's metrics${paused.length ? `, without pauses: ${paused.slice(0, 4).map(run => `${timeText(run.paused)} of ${run.label}`).join(", ")}${paused.length > 4 ? ", …" : ""}` : ""}.`);
+  }
   if (view.axis === "tokens") texts.push("Tokens are as logged, or follow from the logged speeds.");
   byId("chart-notes").textContent = texts.join(" ");
 }

@@ -1,6 +1,7 @@
 // The data of the page, and the points of its curves.
 const DATA = JSON.parse(byId("data").textContent);
-const RUNS = DATA.runs.map((run, at) => ({ ...run, at, curves: DATA.curves[at], shown: true }));
+const CURVES = JSON.parse(byId("points").textContent).curves;
+const RUNS = DATA.runs.map((run, at) => ({ ...run, at, curves: CURVES[at], shown: true }));
 const METRICS = DATA.metrics.map((metric, at) => ({ ...metric, at }));
 const RANK = [];
 DATA.ranking.forEach((at, place) => { RANK[at] = place; });

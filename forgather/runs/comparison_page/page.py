@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import math
 import re
-import sys
-from array import array
 from base64 import b64encode
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forgather.codegen.page.page import embedded
-from forgather.redaction import known_hidden
+from forgather.redaction import hide, known_hidden
 from forgather.runs.compared_run import ComparedRun
 from forgather.runs.comparison import Comparison, distinct
-from forgather.runs.curve import MAX_BUCKETS, Curve
-from forgather.runs.curves import TIME
+from forgather.runs.curve import MAX_BUCKETS, Curve, Steps, Values
 from forgather.runs.differences import Differing, file_changes
+from forgather.runs.metric_choice import is_cost
 from forgather.runs.verdict import Verdict, verdict_of
 
 _SMALLEST, _LARGEST = 1e-37, 3e38
 """The range of numbers that 32 bits represent with seven digits."""
-_DELTA_TYPES = ((1, "B"), (2, "H"), (4, "I"), (8, "Q"))
+_DELTA_BYTES = (1, 2, 4, 8)
 
 
 def page_data(comparison: Comparison, *, is_full: bool = False) -> dict[str, Any]:
@@ -42,7 +41,9 @@ def page_data(comparison: Comparison, *, is_full: bool = False) -> dict[str, Any
     texts = {
         "verdict": _verdict_facts(verdict_of(comparison)),
         "metric": comparison.choice.name if comparison.choice else None,
-        "metrics": [{"name": name, "higher": comparison.direction(name)} for name in comparison.metrics],
+        "metrics": [
+            {"name": name, "higher": comparison.direction(name), "cost": is_cost(name)} for name in comparison.metrics
+        ],
         "runs": [_run_facts(comparison, at) for at in range(len(comparison.runs))],
         "groups": [
             {"label": group.label, "runs": group.runs, "mean": group.mean, "deviation": group.deviation}
@@ -78,6 +79,7 @@ def _run_facts(comparison: Comparison, at: int) -> dict[str, Any]:
         "parameters": run.table("model").get("num_parameters"),
         "events": [[event.step, event.kind, event.text] for event in run.curves.events],
         "num_events": run.curves.num_events,
+        "paused": run.curves.paused_seconds,
     }
 
 
@@ -109,12 +111,11 @@ def _row_facts(row: Differing) -> dict[str, Any]:
 
 def _curves(run: ComparedRun, metrics: Sequence[str], buckets: int | None) -> dict[str, Any]:
     reduced = [curve and curve.reduced(buckets) for curve in map(run.curve, metrics)]
-    times, tokens = run.curve(TIME), run.curves.num_tokens
+    seconds, tokens = run.curves.seconds(buckets), run.curves.num_tokens
     return {
         "metrics": [curve and _curve_facts(curve) for curve in reduced],
-        # In relation to the start: 32 bits cannot represent seconds since 1970.
-        "time": _axis(times.reduced(buckets), is_relative=True) if times is not None else None,
-        "tokens": _axis(tokens.reduced(buckets)) if tokens is not None else None,
+        "time": seconds and _points(*seconds),
+        "tokens": tokens and _points(*tokens.reduced(buckets).points()),
     }
 
 
@@ -127,28 +128,16 @@ def _curve_facts(curve: Curve) -> dict[str, Any]:
     return facts
 
 
-def _axis(curve: Curve, *, is_relative: bool = False) -> dict[str, Any]:
-    steps, values = curve.points()
-    start = values[0] if values and is_relative else 0.0
-    return _points(steps, [value - start for value in values])
-
-
-def _points(steps: Sequence[int], values: Sequence[float]) -> dict[str, Any]:
-    deltas = [after - before for before, after in pairwise([0, *steps])]
-    size, code = next((size, code) for size, code in _DELTA_TYPES if max(deltas, default=0) < 256**size)
-    is_small = all(value == 0 or _SMALLEST < abs(value) < _LARGEST for value in values)
+def _points(steps: Steps, values: Values) -> dict[str, Any]:
+    deltas, sizes = np.diff(steps, prepend=0), np.abs(values)
+    size = next(size for size in _DELTA_BYTES if deltas.max(initial=0) < 256**size)
+    is_small = ((sizes == 0) | ((_SMALLEST < sizes) & (sizes < _LARGEST))).all()
     return {
         "size": size,
-        "steps": _encoded(array(code, deltas)),
+        "steps": b64encode(deltas.astype(f"<u{size}").tobytes()).decode(),
         "bits": 32 if is_small else 64,
-        "values": _encoded(array("f" if is_small else "d", values)),
+        "values": b64encode(values.astype("<f4" if is_small else "<f8").tobytes()).decode(),
     }
-
-
-def _encoded(numbers: array[Any]) -> str:
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return b64encode(numbers.tobytes()).decode()
 
 
 _HERE = Path(__file__).parent
@@ -168,23 +157,27 @@ _LIBRARY = ("uPlot.iife.min.js", "uPlot.LICENSE")
 
 
 def page(data: dict[str, Any], title: str) -> str:
-    """Returns the HTML document for the data of `page_data`.
+    """Returns the HTML document for the data of `page_data`, without secrets.
 
     Args:
         data: the data.
         title: the title of the document.
     """
     script, licence = map(_read, _LIBRARY)
+    texts = {name: value for name, value in data.items() if name != "curves"}
     parts = {
-        "title": title.replace("&", "&amp;").replace("<", "&lt;").encode("utf-8", "replace").decode(),
+        "title": hide(title).replace("&", "&amp;").replace("<", "&lt;").encode("utf-8", "replace").decode(),
         "style": _read("uPlot.min.css") + _read("page.css"),
-        "data": embedded(_without_nan(data)),
+        "data": hide(embedded(_without_nan(texts))),
+        # Letters of a binary number can be a name that looks secret, and the end of the number its value.
+        "curves": embedded({"curves": data["curves"]}),
         "licence": licence.strip(),
         "library": script,
         "script": "\n".join(_read(name) for name in SCRIPTS),
     }
     # In one pass, so that placeholders inside the inserted texts are not replaced.
-    return re.sub(r"@(title|style|data|licence|library|script)@", lambda mark: parts[mark[1]], _read("page.html"))
+    names = "|".join(parts)
+    return re.sub(f"@({names})@", lambda mark: parts[mark[1]], _read("page.html"))
 
 
 def _without_nan(value: Any) -> Any:

@@ -2,6 +2,8 @@
 const WIDTH = 560, HEIGHT = 300, MARGIN = { left: 56, right: 16, top: 14, bottom: 44 };
 const choice = { row: null, isLog: null };
 const held = new Map();
+// A seed explains nothing, if there is anything else.
+const PLOTTED = LEADING.some(row => !row.seed) ? LEADING.filter(row => !row.seed) : LEADING;
 
 // The scale of a value: numbers on a line, texts at equal distances.
 function scaleOf(row, low, high) {
@@ -19,10 +21,17 @@ function scaleOf(row, low, high) {
   const shown = distinct.length <= 6 ? distinct : [least, isLog ? Math.sqrt(least * most) : (least + most) / 2, most];
   return { at: run => place(known[run]), ticks: shown.map(value => [place(value), numberText(value)]), isLog };
 }
+// Three to seven round numbers within a range.
+function roundNumbers(least, most) {
+  const unit = 10 ** Math.floor(Math.log10((most - least) / 3)), step = unit * [5, 2, 1].find(factor => unit * factor * 3 <= most - least);
+  const found = [];
+  for (let at = Math.ceil(least / step); at * step <= most; at++) found.push(Number((at * step).toPrecision(12)));
+  return found;
+}
 function metricScale(low, high) {
   const values = RUNS.map(run => bestOf(run, METRICS[0])).filter(value => value !== null), [least, most] = extent([values], false);
   const place = value => low + (high - low) * (value - least) / (most - least);
-  return { at: run => place(bestOf(RUNS[run], METRICS[0])), ticks: [0, 1, 2, 3, 4].map(part => least + (most - least) * part / 4).map(value => [place(value), String(Number(value.toPrecision(4)))]) };
+  return { at: run => place(bestOf(RUNS[run], METRICS[0])), ticks: roundNumbers(least, most).map(value => [place(value), numberText(value)]) };
 }
 const measured = () => RUNS.filter(run => bestOf(run, METRICS[0]) !== null);
 const cut = (text, most) => text.length > most ? `${text.slice(0, most - 1)}…` : text;
@@ -43,7 +52,7 @@ function scatter() {
 }
 const isHeld = run => [...held.values()].every(([low, high, at]) => at(run.at) >= low && at(run.at) <= high);
 function parallel() {
-  const rows = LEADING.slice(0, 8), wide = 780, tall = HEIGHT, low = tall - 46, high = 40;
+  const rows = PLOTTED.slice(0, 8), wide = 780, tall = HEIGHT, low = tall - 46, high = 40;
   const axes = [...rows.map(row => ({ name: row.short, title: row.name, ...scaleOf(row, low, high) })), { name: `best ${DATA.metric}`, title: `best ${DATA.metric}`, ...metricScale(low, high), isLast: true }];
   const left = 70, gap = (wide - left - 90) / Math.max(1, axes.length - 1), x = at => left + gap * at;
   const lines = [...measured()].sort((a, b) => RANK[b.at] - RANK[a.at]).map(run => shape("path", { class: `line${isHeld(run) ? "" : " faded"}`, stroke: colorOf(run), "stroke-width": WINNERS.has(run.at) ? 3 : null, d: `M${axes.map((axis, at) => `${x(at)},${axis.at(run.at)}`).join("L")}`, ...lights([run.at]) }, told(run)));
@@ -67,7 +76,8 @@ function parallel() {
     ];
   }).flat().filter(part => part);
   const paint = () => lines.forEach((line, at) => line.classList.toggle("faded", !isHeld(RUNS[Number(line.dataset.run)])));
-  const svg = shape("svg", { viewBox: `0 0 ${wide} ${tall}`, id: "parallel", role: "group", "aria-label": "the values that differ, and the result" }, parts.filter(part => !part.classList.contains("brush")), lines, parts.filter(part => part.classList.contains("brush")));
+  const isAbove = part => part.classList.contains("tick") || part.classList.contains("brush");
+  const svg = shape("svg", { viewBox: `0 0 ${wide} ${tall}`, id: "parallel", role: "group", "aria-label": "the values that differ, and the result" }, parts.filter(part => !isAbove(part)), lines, parts.filter(isAbove));
   return svg;
 }
 function plots() {
@@ -79,5 +89,5 @@ function plots() {
   choice.row = choice.row || SETTINGS.find(row => row.name === DATA.verdict.main_setting) || SETTINGS.find(row => !row.seed) || SETTINGS[0];
   const select = element("select", { id: "value", onchange: event => { choice.row = SETTINGS[Number(event.target.value)]; plots(); byId("value").focus(); } }, SETTINGS.map((row, at) => element("option", { value: at, selected: row === choice.row }, row.name)));
   replace(section, element("h2", { id: "values-title" }, "Values and results"),
-    element("div", { id: "pair" }, element("div", {}, element("label", {}, `best ${DATA.metric} by `, select), scatter()), element("div", {}, element("p", { class: "quiet" }, `Each line is a run. Drag along an axis to keep a range.${LEADING.length < SETTINGS.length || LEADING.length > 8 ? ` ${plural(Math.min(8, LEADING.length), "value")} of ${SETTINGS.length}: values that change together are one axis.` : ""}`), parallel())));
+    element("div", { id: "pair" }, element("div", {}, element("label", {}, `best ${DATA.metric} by `, select), scatter()), element("div", {}, element("p", { class: "quiet" }, `Each line is a run. Drag along an axis to keep a range.${PLOTTED.length < SETTINGS.length || PLOTTED.length > 8 ? ` ${plural(Math.min(8, PLOTTED.length), "value")} of ${SETTINGS.length}: values that change together are one axis, and seeds none.` : ""}`), parallel())));
 }

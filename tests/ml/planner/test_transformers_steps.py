@@ -110,11 +110,13 @@ def evaluating(output_dir, hook=lambda function: function, count=ROWS, sets=lamb
 
 
 def measured_evaluation(make, output_dir):
-    """Returns the peak of an evaluation."""
-    with exported_facts(process_facts()), profiled(["evaluation"]) as found:
+    """Returns the peak of an evaluation: the smallest of three, because a thread of gloo may free a message late."""
+    names = ("first evaluation", "second evaluation", "third evaluation")
+    with exported_facts(process_facts()), profiled(names) as found:
         made = make(output_dir)
-        with record_function("evaluation"):
-            metrics = made.evaluate()
+        for name in names:
+            with record_function(name):
+                metrics = made.evaluate()
     assert metrics["eval_rows"] in (ROWS, RANKS)
     return found.num_bytes
 

@@ -176,9 +176,20 @@ def test_what_is_known_goes_on_at_a_resume():
     [
         ({"spik": {}}, "there is no anomaly 'spik'"),
         ({"spike": {"rato": 2}}, "anomaly 'spike' has no setting 'rato'"),
-        ({"spike": {"ratio": -1}}, "ratio of anomaly 'spike' is -1, and must be a positive number"),
-        ({"spike": {"ratio": True}}, "must be a positive number"),
+        ({"spike": {"ratio": -1}}, "ratio of anomaly 'spike' is -1, and must be a number above 1"),
+        ({"spike": {"ratio": True}}, "must be a number above 1"),
+        # With this ratio, every step would be a spike.
+        ({"spike": {"ratio": 0.9}}, "must be a number above 1"),
+        ({"spike": {"window": 0.5}}, "must be a whole number above 0"),
+        ({"explosion": {"window": 10**400}}, "must be a whole number above 0"),
+        ({"throughput": {"seconds": math.inf}}, "must be a number above 0"),
+        ({"plateau": {"improvement": math.nan}}, "must be a number above 0"),
+        ({"spike": {"ratio": "2"}}, "must be a number above 1"),
+        ({"spike": {3: 2}}, "has no setting 3"),
         ({"spike": 3}, "anomaly 'spike' is set to 3"),
+        ({3: {}}, "there is no anomaly 3"),
+        (["spike"], "give a mapping"),
+        (True, "give a mapping"),
     ],
 )
 def test_settings_that_are_not_allowed_are_refused(settings, words):

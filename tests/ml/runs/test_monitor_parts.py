@@ -80,10 +80,11 @@ def test_a_command_gets_its_words_without_a_shell(tmp_path):
         (["no-such-program-anywhere"], "No such file"),
         (["sh", "-c", "echo broken; exit 3"], "it ended with status 3: broken"),
         (["sh", "-c", "sleep 60"], "it took longer than 0.2 s"),
+        (["sh", "-c", "truncate -s 99999999 /dev/fd/1; sleep 60"], "it printed more than 16,777,216 bytes"),
     ],
 )
 def test_a_command_that_fails_or_hangs_is_logged_once_and_delays_nothing(words, why, caplog):
-    command = AlertCommand(words, timeout=0.2)
+    command = AlertCommand(words, timeout=0.2 if "longer" in why else 9.0)
     began = time.monotonic()
     for _ in range(3):
         command.run(EVENT, "/runs/a")
@@ -94,6 +95,15 @@ def test_a_command_that_fails_or_hangs_is_logged_once_and_delays_nothing(words, 
     time.sleep(0.3)
     assert caplog.text.count("the command of on_alert") == 1
     assert why in caplog.text
+
+
+def test_a_disk_that_is_full_ends_no_run_by_an_alert(monkeypatch, caplog):
+    def full(*_, **__):
+        raise OSError("full")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    AlertCommand(["true"]).run(EVENT, "/runs/a")
+    assert "the command of on_alert, 'true', failed: full" in caplog.text
 
 
 @pytest.mark.parametrize("words", ["notify-send x", [], ["sh", 3], [""], {"a": 1}, ["a\0b"]])
