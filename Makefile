@@ -139,8 +139,13 @@ oracles: $(STAMP)
 	PYTHONPATH=build/oracles/ray $(BIN)/python scripts/oracles/ray_driver.py
 	$(BIN)/pip download -q --no-deps -d build/oracles/nccl nvidia-nccl-cu12
 	$(BIN)/python scripts/oracles/nccl_variables.py build/oracles/nccl
-	$(BIN)/pip install -q -t build/oracles/wandb -c constraints.txt wandb
+	$(BIN)/pip install -q -t build/oracles/wandb "$$(grep "^wandb==" constraints.txt)"
 	PYTHONPATH=build/oracles/wandb $(BIN)/python scripts/oracles/tracked_files.py
+# Without the other constraints: these libraries need older releases of what they share with Forgather.
+	for library in wandb mlflow trackio aim comet_ml; do \
+	  $(BIN)/pip install -q -t build/oracles/$$library "$$(grep "^$$library==" constraints.txt)" && \
+	  PYTHONPATH=build/oracles/$$library $(BIN)/python scripts/oracles/trackers.py $$library || exit 1; \
+	done
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

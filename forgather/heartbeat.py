@@ -29,7 +29,7 @@ class Heartbeat:
     """Context manager that keeps `status.json` of a run up to date, from the start of the run to its end.
 
     An exception that leaves the body is the cause of a failure; a `KeyboardInterrupt` is an interruption. Without an
-    exception the run has finished, unless `end` was called.
+    exception, or with a `SystemExit` of status 0, the run has finished, unless `end` was called.
 
     Args:
         run_dir: the run folder.
@@ -67,7 +67,8 @@ class Heartbeat:
         _current.remove(self)
         if isinstance(error, KeyboardInterrupt):
             self.end(Status.INTERRUPTED)
-        elif error is not None:
+        # `sys.exit()` and `sys.exit(0)` end a program that has done its work.
+        elif error is not None and not (isinstance(error, SystemExit) and not error.code):
             self.end(Status.FAILED, **_cause_of(error))
         self.end(Status.FINISHED)
         # The thread writes the end, because a disk that hangs must not keep the process.
@@ -89,7 +90,7 @@ class Heartbeat:
         self._beat()
 
     def end(self, status: Status, *, message: str | None = None, code: str | None = None) -> None:
-        """Decides how the run ended; the first call counts. It is written when the body of the heartbeat is left.
+        """Decides how the run ended; the first call counts. It is written with the next heartbeat.
 
         Args:
             status: the way in which the run ended.

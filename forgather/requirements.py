@@ -55,7 +55,7 @@ class Requirement(NamedTuple):
 
 
 def needed_distribution(name: str) -> Requirement:
-    """Returns the requirement of a distribution in the table.
+    """Returns the requirement of a distribution; any version of one that is not in the table will do.
 
     Args:
         name: the name of the distribution.
@@ -64,7 +64,7 @@ def needed_distribution(name: str) -> Requirement:
         >>> needed_distribution("peft")
         Requirement(distribution='peft', version='0.18', extra='finetune')
     """
-    facts = _table()["distributions"][name]
+    facts = _table()["distributions"].get(name, {})
     return Requirement(name, facts.get("version", ""), facts.get("extra", ""))
 
 

@@ -76,9 +76,9 @@ class Rules(NamedTuple):
         arguments: the requirements on arguments, by name: `called_with` (how many by `positional`, further `keywords`,
             and the text `as` for messages), `object` (an object is called, so that a class would only be instantiated),
             `items` (what a list must contain), `files` (the suffixes that count in a folder), `folder` (texts that are
-            not a folder), `installed` (packages by the values that need them), `keywords_of` (a mapping of keywords for
-            one of its `callees`, which the setting `chosen_by` selects; the keywords that are `given` anyway, and the
-            settings to use `instead` of some).
+            not a folder), `trackers` (the value names trackers, see `forgather.trackers`), `keywords_of` (a mapping of
+            keywords for one of its `callees`, which the setting `chosen_by` selects; the keywords that are `given`
+            anyway, and the settings to use `instead` of some).
     """
 
     about: tuple[str, ...]

@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,6 +21,7 @@ from typing import Any
 
 from forgather.bounded import read_bytes
 from forgather.folder_lock import folder_lock
+from forgather.replaced_file import replace_file
 
 STATUS_FILE = "status.json"
 FORM = 1
@@ -121,8 +121,9 @@ class RunStatus:
         return replace(self, status=Status.KILLED)
 
     def _is_alive(self, now: float, seen: Sighting | None) -> bool:
-        if self.is_here:
-            return process_start(self.pid) is not None and self.process_started in (None, process_start(self.pid))
+        start = process_start(self.pid) if self.is_here else None
+        if self.is_here and (start is not None or not _is_hidden(self.pid)):
+            return start is not None and self.process_started in (None, start)
         if seen is not None and now - seen.since > STALE_SECONDS:
             return False
         if seen is not None and seen.has_moved:
@@ -182,25 +183,11 @@ def change_status(run_dir: str, change: Callable[[RunStatus | None], RunStatus |
             return
         content = (json.dumps({"form": FORM, **asdict(new)}, indent=1) + "\n").encode()
         try:
-            _replace(file, content)
+            replace_file(file, content)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
             _overwrite(file, content)
-
-
-def _replace(file: str, content: bytes) -> None:
-    """Replaces a file in one step, so that a reader sees the whole old file or the whole new one."""
-    descriptor, draft = tempfile.mkstemp(dir=os.path.dirname(file), prefix=f".{STATUS_FILE}-")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-        os.chmod(draft, 0o644)
-        os.replace(draft, file)
-    except BaseException:
-        with suppress(OSError):
-            os.remove(draft)
-        raise
 
 
 def _overwrite(file: str, content: bytes) -> None:
@@ -373,6 +360,17 @@ def process_start(pid: int) -> int | None:
         return None  # the process ended while its file was read
     # A zombie has ended; its parent has not asked for its exit status yet.
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _is_hidden(pid: int) -> bool:
+    """Returns whether a number is that of a process which the system does not show to this user (`hidepid`)."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def _exists(pid: int) -> bool:

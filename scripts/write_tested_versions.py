@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "forgather/doctor/tested_versions.json"
 COMPARED = (
     "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "jinja2", "ruamel.yaml",
-    "deepspeed", "peft", "bitsandbytes", "torchao", "trl", "diffusers",
+    "deepspeed", "peft", "bitsandbytes", "torchao", "trl", "diffusers", "wandb", "mlflow",
+    "trackio", "aim", "comet_ml",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.patience import patience
 
@@ -65,11 +66,12 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # On a busy machine, drawing a value may take seconds.
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
 
 
 def pytest_collection_finish(session):
-    import hypothesis  # noqa: F401 - of what is frozen it takes each generator of random numbers for a temporary one
-
     gc.enable()
     gc.freeze()
 

@@ -12,7 +12,7 @@ from forgather.cli.options import a_name
 from forgather.cli.output import plural, print_note, write_json, write_text
 from forgather.errors import ProjectError
 from forgather.project.path_display import near_path
-from forgather.runs.foreign_run import DamagedFileError, ForeignRun, Outcome, write_imported
+from forgather.runs.foreign_run import DamagedFileError, ForeignRun, Outcome, plausible, write_imported
 
 TOOLS = {"tensorboard": "forgather.runs.tensorboard_files", "wandb": "forgather.runs.wandb_files"}
 OUTPUT = "imported"
@@ -50,7 +50,7 @@ def run_import(invocation: Invocation) -> int:
 
 
 def _line(found: ForeignRun, folder: str, outcome: Outcome) -> str:
-    left_out = f", {plural(found.left_out, 'value')} that are no numbers left out" if found.left_out else ""
+    left_out = f", {plural(found.left_out, 'value')} that are no numbers of a step left out" if found.left_out else ""
     return f"{outcome}  {near_path(folder)}  ({plural(len(found.lines), 'line')} of metrics{left_out})"
 
 
@@ -60,7 +60,7 @@ def _read(tool: str, paths: list[str], problems: list[str]) -> Iterator[ForeignR
     for path in paths:
         for name, files in reader.runs_of(path):
             try:
-                found = reader.read_run(name, files, path)
+                found = plausible(reader.read_run(name, files, path))
             except (DamagedFileError, OSError) as error:
                 problems.append(f"{near_path(name)} is not imported: {getattr(error, 'strerror', None) or error}")
                 continue

@@ -10,13 +10,14 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TextIO
 
 from forgather.doctor.result import CheckResult, not_checked, note, ok, wrong
 from forgather.doctor.traffic import PROBE, all_reduce
@@ -105,8 +106,11 @@ def between_machines(
                 yield not_checked(name, "the machines did not meet")
             else:
                 yield CHECKS[name](meeting, facts, folder)
-        except RuntimeError as error:
-            yield wrong(name, f"a machine left: {_first_line(error)}", "see what the doctor printed there")
+        except (RuntimeError, OSError) as error:
+            if isinstance(error, OSError):
+                yield wrong(name, f"this machine cannot do its part: {error}", "allow what the system refuses")
+            else:
+                yield wrong(name, f"a machine left: {_first_line(error)}", "see what the doctor printed there")
             yield from (not_checked(left, "a machine left") for left in names[number + 1 :])
             return
     if meeting is not None:
@@ -210,14 +214,13 @@ def _shared_folder(meeting: Meeting, facts: Mapping[str, Any], folder: str) -> C
         all_seen = lambda: all(_reads(os.path.join(inside, str(one))) for one in range(meeting.place.nodes))  # noqa: E731
         if not all(meeting.share("read", _until(all_seen))):
             return wrong(name, f"files that are renamed in {folder} are not seen by all machines", fix)
-        if not all(_locks(meeting, os.path.join(inside, "0"))):
-            return wrong(
-                name, f"{folder}: a lock of machine 0 does not keep others out", "mount it without nolock (NFS)"
-            )
+        if problem := _lock_problem(meeting, os.path.join(inside, "0")):
+            return wrong(name, f"{folder}: {problem}", "mount it without nolock, and start its lock service (NFS)")
         return ok(name, f"{folder}: all machines see each other's files, renames and locks")
     finally:
         if rank == 0:
-            _remove(inside)
+            # NFS keeps a file that another machine has open under another name.
+            shutil.rmtree(inside, ignore_errors=True)
 
 
 def _problem(action: Callable[[], Any]) -> str | None:
@@ -251,25 +254,29 @@ def _reads(file: str) -> bool:
         return False
 
 
-def _locks(meeting: Meeting, file: str) -> list[Any]:
-    """Returns for each machine whether it sees the lock of machine 0."""
+def _lock_problem(meeting: Meeting, file: str) -> str:
+    """Returns what is wrong with locks between machines; "" if nothing is."""
     with open(file, "r+", encoding="ascii") as stream:
-        if meeting.place.rank == 0:
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            meeting.share("locked", None)
-            return meeting.share("kept_out", True)
-        meeting.share("locked", None)
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return meeting.share("kept_out", True)
-        return meeting.share("kept_out", False)
+        first = _locked(stream) if meeting.place.rank == 0 else None
+        if isinstance(refused := meeting.share("lock", first)[0], str):
+            return f"machine 0 cannot lock a file: {refused}"
+        answers = meeting.share("second lock", None if meeting.place.rank == 0 else _locked(stream))
+    for rank, answer in enumerate(answers[1:], start=1):
+        if answer is not False:
+            how = "is not kept out by a lock of machine 0" if answer is True else f"cannot lock a file: {answer}"
+            return f"machine {rank} {how}"
+    return ""
 
 
-def _remove(folder: str) -> None:
-    for file in os.listdir(folder):
-        os.unlink(os.path.join(folder, file))
-    os.rmdir(folder)
+def _locked(stream: TextIO) -> bool | str:
+    """Locks a file; returns whether no other machine has locked it, or why it cannot be locked."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        return error.strerror or str(error)
+    return True
 
 
 def _all_reduce(meeting: Meeting, facts: Mapping[str, Any], folder: str) -> CheckResult:

@@ -40,7 +40,7 @@ def check_hostname(hostname: str, addresses: dict[str, str], *, is_alone: bool) 
     """
     name = "hostname"
     try:
-        own = socket.gethostbyname(hostname)
+        own = _address_of(hostname)
     except OSError as error:
         fix = f"add a line to /etc/hosts: {_outer(addresses) or '127.0.1.1'} {hostname}"
         if is_alone:
@@ -71,9 +71,21 @@ def own_address(hostname: str, addresses: dict[str, str], environ: Mapping[str, 
     if selected in addresses:
         return addresses[selected]
     try:
-        return socket.gethostbyname(hostname)
+        return _address_of(hostname)
     except OSError:
         return "127.0.0.1"
+
+
+def _address_of(host: str) -> str:
+    """Returns the IPv4 address of a machine.
+
+    Raises:
+        OSError: if the name does not resolve.
+    """
+    try:
+        return socket.gethostbyname(host)
+    except UnicodeError:
+        raise OSError("it is not the name of a machine") from None
 
 
 def _outer(addresses: dict[str, str]) -> str | None:
@@ -106,7 +118,7 @@ def check_rendezvous(host: str, addresses: dict[str, str], *, node_rank: int) ->
     """
     name = "rendezvous address"
     try:
-        address = socket.gethostbyname(host)
+        address = _address_of(host)
     except OSError as error:
         return wrong(name, f"{host} does not resolve: {error.strerror or error}", "give --master-addr a number")
     is_here = address in addresses.values() or address.startswith("127.")

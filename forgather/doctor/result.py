@@ -60,7 +60,7 @@ def not_checked(name: str, reason: str) -> CheckResult:
 
 
 def attempt(name: str, check: Callable[[], CheckResult]) -> CheckResult:
-    """Returns the result of a check; if the system refuses what the check needs, it is not checked, with the reason.
+    """Returns the result of a check; if the system lacks or refuses what it needs, it is not checked, with the reason.
 
     Args:
         name: the subject of the check.
@@ -68,6 +68,6 @@ def attempt(name: str, check: Callable[[], CheckResult]) -> CheckResult:
     """
     try:
         return check()
-    except (OSError, RuntimeError, ValueError, ImportError) as error:
+    except (OSError, RuntimeError, ValueError, LookupError, ImportError) as error:
         lines = str(error).strip().splitlines()
         return not_checked(name, f"{type(error).__name__}: {lines[0][:160] if lines else 'without a message'}")

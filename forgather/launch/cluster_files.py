@@ -184,8 +184,9 @@ def dstack(job: LaunchJob) -> str:
 
 
 def _quoted(text: str) -> str:
-    # Not the escapes of JSON: it has two for a character beyond U+FFFF, which YAML does not join.
-    return json.dumps(text, ensure_ascii=False)
+    """Returns a text in quotes, as YAML reads it. JSON alone would write a character beyond 16 bits as two."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in quoted)
 
 
 def _needed(job: LaunchJob, how: str) -> Iterator[str]:

@@ -32,9 +32,10 @@ from forgather.run_control import (
     noted_status,
     read_answer,
 )
-from forgather.run_status import RunStatus, Status, read_status
+from forgather.run_status import BEAT_SECONDS, RunStatus, Sighting, Status, read_status, stored_status
 
 _POLL_SECONDS, _STATUS_SECONDS = 0.1, 1.0
+_BEAT_SEEN_SECONDS = 1.5 * BEAT_SECONDS
 _MOST_ATTEMPTS = 10
 _MOST_BYTES = 16 * MAX_BYTES
 _NO_REQUESTS = (
@@ -106,10 +107,20 @@ def live_status(run_dir: str, folder: str) -> RunStatus:
 def _status_of(run_dir: str) -> RunStatus | None:
     """Returns the status of a run as it is now, with the address at which it takes requests."""
     if (status := read_status(run_dir)) is not None:
-        return status
+        return _seen_again(run_dir, status) if status.status is Status.KILLED and not status.is_here else status
     # A run that was started from Python has no heartbeat, so that its process alone says whether it goes on.
     noted = noted_status(run_dir)
     return noted.concluded(time.time()) if noted is not None and noted.is_here else noted
+
+
+def _seen_again(run_dir: str, killed: RunStatus) -> RunStatus:
+    """Returns the status of a run elsewhere whose heartbeat is old by this clock: the other one may be behind."""
+    since = time.time()
+    time.sleep(_BEAT_SEEN_SECONDS)
+    later = stored_status(run_dir)
+    if later is None or later.beat <= killed.beat:
+        return killed
+    return later.concluded(time.time(), Sighting(since, has_moved=True))
 
 
 def _words(status: RunStatus) -> str:
@@ -216,8 +227,8 @@ def _by_file(run_dir: str, status: RunStatus, request: Request, go_on: Callable[
                 return answer
             if time.monotonic() - looked > _STATUS_SECONDS:
                 looked = time.monotonic()
-                if (error := _gone(run_dir)) is not None and not os.path.exists(reply):
-                    raise error
+                if (ended := _gone(run_dir)) is not None and not os.path.exists(reply):
+                    raise ended
             time.sleep(_POLL_SECONDS)
     except _Late:
         if _withdrawn(asked):

@@ -44,10 +44,23 @@ def launch_file(kind: str, job: LaunchJob) -> str:
         ProjectError: FG530 if the program cannot start these processes, FG531 if the text would contain a secret.
     """
     text = _WRITERS[kind](job)
+    refuse_secret(text, "a launch file would show it")
+    return text
+
+
+def refuse_secret(text: str, why: str) -> None:
+    """Raises an error if a command that is written into a file contains a secret.
+
+    Args:
+        text: the command, or the content of the file.
+        why: what the file would do, such as "a launch file would show it".
+
+    Raises:
+        ProjectError: FG531 if there is a secret.
+    """
     if hide(text) != text:
         raise ProjectError(
-            "the command contains a secret, and a launch file would show it",
+            f"the command contains a secret, and {why}",
             code="FG531",
             hint="let the config read it: `!env NAME` in place of the value; the file then has the name alone",
         )
-    return text

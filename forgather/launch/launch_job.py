@@ -204,7 +204,11 @@ def outermost(folders: Sequence[str]) -> tuple[str, ...]:
 
 
 def _variables(project: Project, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the names of variables that the config reads, and of those that libraries read and that are set here."""
+    """Returns the names of variables that the config reads, and of those that libraries read and that are set here.
+
+    Raises:
+        ProjectError: FG530 if a name is not one that a shell takes: it would be a line of the file, or a part of one.
+    """
     read = {node.variable for _, node in walk_places(project.graph) if isinstance(node, Env)}
     read |= {name for name in {**project.meta.env_reads, **project.rendered.env_reads} if name in environ}
     strange = next((name for name in sorted(read) if not _NAME.fullmatch(name)), None)

@@ -1,6 +1,6 @@
 """A command that is run when something happens in a run, such as `["notify-send", "{kind}"]`.
 
-The input is the words of the command and the facts of an event. The command runs beside the training: no shell, no
+The input is the words of the command and the facts of an event. The command runs during the training: no shell, no
 input, no output on the terminal, and it is ended after some seconds. A command that fails is logged once, and neither
 ends nor delays the run.
 """

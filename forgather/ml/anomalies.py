@@ -181,20 +181,23 @@ class _High:
 class _NotFinite:
     """Finds losses and norms that are not finite, and steps that the guard of the trainer refused."""
 
+    def __init__(self) -> None:
+        self._told: str | None = None
+
     def observe(self, record: StepRecord) -> Anomaly | None:
-        if record.bad is not None:
-            kind = "explosion" if "standard deviation" in record.bad else "not_finite"
-            return Anomaly(kind, record.step, record.bad)
-        for title, value in (("the loss", record.loss), ("the norm of the gradients", record.grad_norm)):
-            if value is not None and not math.isfinite(value):
-                return Anomaly("not_finite", record.step, f"{title} is {value}")
-        return None
+        values = (("the loss", record.loss), ("the norm of the gradients", record.grad_norm))
+        wrong = [f"{title} is {value}" for title, value in values if value is not None and not math.isfinite(value)]
+        message = record.bad or next(iter(wrong), "")
+        kind = "explosion" if "standard deviation" in message else "not_finite"
+        told, self._told = self._told, kind if message else None
+        return Anomaly(kind, record.step, message) if message and kind != told else None
 
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        return {"told": self._told}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has no state."""
+        # Earlier releases stored nothing.
+        self._told = state.get("told")
 
 
 _PARTS = {
@@ -212,7 +215,9 @@ class _Slow:
         self._settings = settings
         self._seconds = _Recent(settings)
         self._per_token = _Recent(settings)
-        self._slow: list[StepRecord] = []
+        self._slow: deque[StepRecord] = deque(maxlen=self._seconds.values.maxlen)
+        self._num_slow = 0
+        self._lost = 0.0
         self._num_usual = 0
         self._is_told = False
 
@@ -223,17 +228,21 @@ class _Slow:
         if not self._is_slow(record.seconds, per_token):
             self._seconds.values.append(record.seconds)
             self._per_token.values.append(per_token)
-            self._slow = []
+            self._slow.clear()
+            self._num_slow, self._lost = 0, 0.0
             self._num_usual += 1
             # Not at the first usual step: a machine that is slow now and then is reported once.
             self._is_told = self._is_told and 2 * self._num_usual < self._settings["window"]
             return None
         # Slow steps stay out of what is usual, so that they are found once and until they end.
+        self._num_usual = 0
+        if self._is_told:
+            return None
         usual = self._seconds.median()
         self._slow.append(record)
-        self._num_usual = 0
-        lost = sum(slow.seconds - usual for slow in self._slow)
-        if self._is_told or len(self._slow) < self._settings["steps"] or lost < self._settings["seconds"]:
+        self._num_slow += 1
+        self._lost += record.seconds - usual
+        if self._num_slow < self._settings["steps"] or self._lost < self._settings["seconds"]:
             return None
         self._is_told = True
         return self._anomaly(record.step, usual)
@@ -248,7 +257,7 @@ class _Slow:
         sums = {name: sum(getattr(slow, name) for slow in self._slow) for name in _PARTS}
         part = _PARTS[max(sums, key=sums.__getitem__)]
         message = (
-            f"the last {len(self._slow)} steps took {now:.3g} s each, mostly {part}; the median before is {usual:.3g} s"
+            f"the last {self._num_slow} steps took {now:.3g} s each, mostly {part}; the median before is {usual:.3g} s"
         )
         return Anomaly("throughput", step, message, now, usual)
 

@@ -1,4 +1,4 @@
-"""Context managers in which Python, NumPy and torch draw random numbers from a given seed.
+"""Context managers in which Python, NumPy and torch draw random numbers, from a given seed or from where they are.
 
 At the end of the context, the random generators get back the states that they had before it, even after an exception.
 """
@@ -15,18 +15,25 @@ import torch
 
 
 @contextmanager
-def forked_random(seed: int) -> Iterator[None]:
-    """Context manager that seeds the CPU generators of Python, NumPy and torch; it restores their states at the end."""
+def kept_random() -> Iterator[None]:
+    """Context manager in which other code may draw numbers; it restores the states of the CPU generators at the end."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # NumPy accepts 32 bits only
-        torch.default_generator.manual_seed(seed)
         try:
             yield
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
+
+
+@contextmanager
+def forked_random(seed: int) -> Iterator[None]:
+    """Context manager that seeds the CPU generators of Python, NumPy and torch; it restores their states at the end."""
+    with kept_random():
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # NumPy accepts 32 bits only
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 @contextmanager

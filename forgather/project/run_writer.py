@@ -1,9 +1,9 @@
 """Writes the folder of a run: everything that is needed to repeat the run, before anything is constructed.
 
 The input is a project and the command line; the output is a new folder with `config.yaml` (the rendered text),
-`graph.yaml` (the graph as a config without templates), `templates/` with copies of templates and code,
-`overrides.yaml`, `signatures.json` (the default arguments of constructors) and `run.json`. The folder contains no
-secrets: neither values that `!env` reads nor values whose names suggest a secret.
+`graph.yaml` (the graph as a config without templates), `origins.txt` (the line that set each value), `templates/` with
+copies of templates and code, `overrides.yaml`, `signatures.json` (the default arguments of constructors), `run.json`.
+The folder contains no secrets: neither values that `!env` reads nor values whose names suggest a secret.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from forgather.project.dependencies import code_files, data_facts
 from forgather.project.dynamic_args import without_options
 from forgather.project.git_state import git_state
 from forgather.project.locations import library_dir
+from forgather.project.origin_labels import Labels, options_first
 from forgather.project.path_display import Display
 from forgather.project.project import Project
 from forgather.project.rendered_variable import with_rendered
@@ -48,7 +49,7 @@ from forgather.source import variable_of
 
 # These targets describe the run and its options, so a change of them changes no object.
 _NOT_BUILT = (Key("meta"), Key("dynamic_args"))
-OVERRIDES, SIGNATURES = "overrides.yaml", "signatures.json"
+OVERRIDES, SIGNATURES, ORIGINS = "overrides.yaml", "signatures.json", "origins.txt"
 # A run that has not begun writes these, too.
 _OF_THE_START = {PLAN_FILE, STATUS_FILE}
 _RUNTIME = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG")
@@ -115,6 +116,7 @@ def write_record(folder: str, project: Project, *, command: Sequence[str], start
     files = {
         "config.yaml": project.rendered.text,
         GRAPH: _graph_text(with_rendered(project.graph, project.rendered.text)),
+        ORIGINS: origins_text(project),
         OVERRIDES: overrides_text(project.variables, project.overrides),
         SIGNATURES: json.dumps(defaults, indent=1) + "\n",
         **_template_files(project),
@@ -238,6 +240,28 @@ def overrides_text(variables: Mapping[str, object], overrides: Sequence[tuple[st
     for path, text in overrides:
         lines += [f"- path: {json.dumps(path)}", f"  value: {json.dumps(text)}"]
     return "\n".join([*lines, ""])
+
+
+def origins_text(project: Project) -> str:
+    """Returns the content of `origins.txt`: for each value that is built from, the line that set it.
+
+    Args:
+        project: the config.
+    """
+    # Not relative to the working folder: the record is read elsewhere.
+    labels = Labels(
+        Display(project.meta.project_dir, project.meta.workspace_root, relative_to_cwd=False),
+        lambda: project.declared_graph,
+    )
+    lines: list[str] = []
+    for found in blame(project.graph, aliases=False):
+        if found.path[0] in _NOT_BUILT or (isinstance(found.node, (Mapped, Items)) and found.now.text.endswith(")")):
+            continue
+        name = str(getattr(found.path[-1], "name", ""))
+        sites = options_first(found.now.origin.sets) if found.now.origin is not None else ()
+        places = [labels.where(found.now), *(f"set at {labels.site(site)}" for site in sites)]
+        lines.append(f"{path_text(found.path)} = {hidden(found.now.text, name)}  # {', '.join(filter(None, places))}\n")
+    return "".join(lines)
 
 
 def _run_facts(project: Project, command: Sequence[str], started: datetime, output_dir: str) -> dict[str, object]:

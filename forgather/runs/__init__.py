@@ -1,7 +1,7 @@
 """Many runs: lists, filters, labels and removes run folders. `forgather.runs(folder)` returns them as a DataFrame.
 
 The modules of this package read run folders and write nothing into them but `labels.json`. What they keep is derived
-from the folders, lies in the user's cache folder and may be deleted at any time.
+from the folders, is in the user's cache folder and may be deleted at any time.
 """
 
 from __future__ import annotations

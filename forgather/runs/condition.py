@@ -57,7 +57,8 @@ class Condition:
         elif self.operator in _ORDERS and (_is_number(value) or _is_number(operand)):
             return False  # a number and a text have no order
         else:
-            left, right = as_text(value), as_text(operand) if operand is None else self.operand.strip("'\"")
+            # A number is compared with a text as it was written, such as a tag `01`.
+            left, right = as_text(value), self.operand if _is_number(operand) else as_text(operand)
         if self.operator in _ORDERS:
             return _ORDERS[self.operator](left, right)
         return (left == right) == (self.operator == "=")
@@ -92,7 +93,8 @@ class Condition:
     def _operand(self, *, is_duration: bool) -> Value:
         match = _DURATION.fullmatch(self.operand) if is_duration else None
         if match is None:
-            return plain_value(self.operand)
+            # As Python prints it, which YAML does not read.
+            return None if self.operand == "None" else plain_value(self.operand)
         try:
             return float(match[1]) * _UNITS[match[2]]
         except ValueError:

@@ -12,10 +12,9 @@ import math
 import os
 import re
 import shlex
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -26,6 +25,7 @@ from forgather.config.yaml.scalar_text import quoted, scalar_text
 from forgather.errors import ProjectError
 from forgather.project.run_facts import FACTS, FORM, GRAPH
 from forgather.redaction import hidden, known_hidden, note
+from forgather.replaced_file import replace_file
 from forgather.runs.labels import Labels, change_labels
 from forgather.runs.run_folders import LABELS, METRICS, SUMMARY
 
@@ -35,7 +35,7 @@ _GROUPS = {"train/": "", "eval/": "eval_", "test/": "test_"}
 _MARKS = ("{{", "{%", "{#", "##")
 """What has a meaning in a template."""
 _RESERVED = frozenset(("step", "time", "name", "event"))
-_DEEPEST = 50
+_DEEPEST, _MOST_STEPS = 50, 1 << 53
 _LATEST = 253_402_300_799
 """The last second of the year 9999."""
 
@@ -59,7 +59,7 @@ class ForeignRun:
         config: the config, as JSON data.
         lines: the lines of metrics, each with `step` and, if it is known, `time`.
         labels: the group, tags and note.
-        left_out: how many logged values are not numbers.
+        left_out: how many logged values are not numbers, or belong to no step.
     """
 
     tool: str
@@ -178,6 +178,27 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def plausible(run: ForeignRun) -> ForeignRun:
+    """Returns a run without times and steps that no run has, such as those of a damaged file.
+
+    Args:
+        run: the run as its files describe it.
+    """
+    lines: list[Mapping[str, Any]] = []
+    left_out = run.left_out
+    for line in run.lines:
+        if 0 <= line["step"] < _MOST_STEPS:
+            lines.append({name: value for name, value in line.items() if name != "time" or _is_instant(value)})
+        else:
+            left_out += sum(name not in _RESERVED for name in line)
+    started = run.started if _is_instant(run.started) else None
+    return replace(run, started=started, lines=lines, left_out=left_out)
+
+
+def _is_instant(value: float | None) -> bool:
+    return value is not None and 0 < value < _LATEST
+
+
 def write_imported(run: ForeignRun, output_dir: str) -> tuple[str, Outcome]:
     """Writes the run folder of a run that another program recorded, and returns it with what was done.
 
@@ -185,7 +206,7 @@ def write_imported(run: ForeignRun, output_dir: str) -> tuple[str, Outcome]:
 
     Args:
         run: the run.
-        output_dir: the folder in whose subfolder `runs` the run folder lies.
+        output_dir: the folder in whose subfolder `runs` the run folder is.
 
     Raises:
         ProjectError: FG582 if the folder cannot be written.
@@ -199,7 +220,7 @@ def write_imported(run: ForeignRun, output_dir: str) -> tuple[str, Outcome]:
         os.makedirs(folder, exist_ok=True)
         # The record comes last: an import that was interrupted is repeated.
         for name in (METRICS, SUMMARY, GRAPH, FACTS):
-            _replace(os.path.join(folder, name), files[name])
+            replace_file(os.path.join(folder, name), files[name].encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise ProjectError(
             f"{folder!r} cannot be written: {error.strerror or error}",
@@ -219,7 +240,7 @@ def _folder_name(run: ForeignRun) -> str:
 
 
 def _files(run: ForeignRun, output_dir: str) -> dict[str, str]:
-    # A secret that stands under its name must not appear in any other text either.
+    # A secret that is under its name must not appear in any other text either.
     for path, value in flattened(run.config).items():
         note(path, value)
     config = hidden(run.config)
@@ -299,19 +320,6 @@ def _imported_digest(folder: str) -> str | None:
         with open(os.path.join(folder, FACTS), encoding="utf-8") as stream:
             return str(json.load(stream)[IMPORTED]["digest"])
     return None
-
-
-def _replace(file: str, text: str) -> None:
-    with tempfile.NamedTemporaryFile(dir=os.path.dirname(file), prefix=".import-", delete=False) as stream:
-        try:
-            stream.write(text.encode("utf-8", "backslashreplace"))
-            stream.flush()
-            os.chmod(stream.name, 0o644)
-            os.replace(stream.name, file)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.remove(stream.name)
-            raise
 
 
 def grouped(values: Iterable[tuple[int, float, str, float]]) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from typing import Any
 from forgather.bounded import read_bytes
 from forgather.errors import ProjectError
 from forgather.folder_lock import folder_lock
+from forgather.replaced_file import replace_file
 from forgather.runs.run_folders import LABELS
 
 _MAX_BYTES = 1_000_000
@@ -116,12 +116,4 @@ def _replace(file: str, text: str) -> None:
     if len(content) > _MAX_BYTES:
         # Nobody would read it again.
         raise OSError(errno.EFBIG, f"they would take more than {_MAX_BYTES:,} bytes", file)
-    with tempfile.NamedTemporaryFile(dir=os.path.dirname(file), prefix=f".{LABELS}-", delete=False) as stream:
-        try:
-            stream.write(content)
-            stream.flush()
-            os.chmod(stream.name, 0o644)
-            os.replace(stream.name, file)
-        except BaseException:
-            os.remove(stream.name)
-            raise
+    replace_file(file, content)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forgather.redaction import hide
-from forgather.run_status import STATUS_FILE, Status
+from forgather.run_status import Status
 from forgather.runs.fact_store import sighting_of
 from forgather.runs.growing_curve import GrowingCurve
 from forgather.runs.growing_file import GrowingFile
@@ -139,11 +139,6 @@ class LiveRun:
         """The time of the last heartbeat in seconds since 1970, or None if there was none."""
         stored: Mapping[str, Any] | None = self._facts.get("status")
         return None if stored is None else stored["updated"]
-
-    @property
-    def has_heartbeat(self) -> bool:
-        """Whether the folder has a `status.json`, by which a run that ended is told from one that goes on."""
-        return self._states is not None and STATUS_FILE in self._states
 
     @property
     def seconds_per_step(self) -> float | None:

@@ -1,14 +1,14 @@
 """Which runs refer to another run: they repeat it, resumed after it, or use the model or a checkpoint of its folder.
 
-The input is runs, and the runs around them; the output is the references. Whoever removes a run first looks here, since
-the record of a run is what explains the runs that were made from it.
+The input is runs, and the runs around them; the output is the references. They are looked up before a run is removed,
+since the record of a run is what explains the runs that were made from it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from forgather.project.run_facts import GRAPH
@@ -44,16 +44,18 @@ def references_to(runs: Sequence[RunSummary], others: Sequence[RunSummary]) -> l
     """
     chosen = {run.folder for run in runs}
     siblings = [*runs, *(other for other in others if other.folder not in chosen)]
+    output_dirs = {folder for run in siblings if (folder := output_folder(run.folder)) is not None}
     found = []
     for other in siblings[len(runs) :]:
-        for folder, how in _referred(other, siblings).items():
+        for folder, how in _referred(other, siblings, output_dirs).items():
             if folder in chosen:
                 found.append(Reference(next(run for run in runs if run.folder == folder), other, how))
     return found
 
 
-def _referred(run: RunSummary, siblings: Sequence[RunSummary]) -> dict[str, str]:
+def _referred(run: RunSummary, siblings: Sequence[RunSummary], output_dirs: set[str]) -> dict[str, str]:
     """Returns the run folders that a run refers to, and how."""
+    others = output_dirs - {output_folder(run.folder)}
     found: dict[str, str] = {}
     graph = _graph(run)
     resumed = _RESUME.search(graph)
@@ -61,16 +63,21 @@ def _referred(run: RunSummary, siblings: Sequence[RunSummary]) -> dict[str, str]
     if value not in (None, False, "never", "~") and (parent := _latest(output_folder(run.folder), run, siblings)):
         found[parent] = "resumed after it"
     for path in _paths(graph, run):
-        for output_dir in {output_folder(other.folder) for other in siblings} - {output_folder(run.folder), None}:
-            is_inside = path == output_dir or path.startswith(f"{output_dir}{os.sep}")
-            if is_inside and (parent := _owner(path, str(output_dir), run, siblings)):
-                found[parent] = f"uses {os.path.relpath(path, os.path.dirname(str(output_dir)))}"
+        for output_dir in others.intersection(_with_parents(path)):
+            if parent := _owner(path, output_dir, run, siblings):
+                found[parent] = f"uses {os.path.relpath(path, os.path.dirname(output_dir))}"
     if run.rerun_of is not None:
         first = os.path.realpath(run.rerun_of)
         moved = [other.folder for other in siblings if other.name == os.path.basename(first)]
         parents = [first] if any(other.folder == first for other in siblings) else moved
         found |= dict.fromkeys(parents, "repeats it")
     return found
+
+
+def _with_parents(path: str) -> Iterator[str]:
+    while path != (parent := os.path.dirname(path)):
+        yield path
+        path = parent
 
 
 def output_folder(run_dir: str) -> str | None:

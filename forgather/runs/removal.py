@@ -1,8 +1,8 @@
 """Removes and archives run folders.
 
 The input is run folders; the output is the same folders gone, or packed into `<output folder>/runs/archive/`. Nothing
-outside a run folder is touched: checkpoints and models belong to the output folder. A run that goes on, or that another
-run refers to, is refused before anything is changed.
+outside a run folder is touched: checkpoints and models belong to the output folder. A folder without the record of a
+run, a run that goes on, and a run that another one refers to are refused before anything is changed.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forgather.errors import ProjectError
-from forgather.run_status import read_status
+from forgather.project.path_display import near_path
+from forgather.project.run_facts import FACTS, GRAPH, is_run_folder
+from forgather.run_status import Status, read_status
 from forgather.runs.references import output_folder, references_to
 from forgather.runs.summary import RunSummary
 
 ARCHIVE = "archive"
 _STILL_SECONDS = 600.0
-"""Units: seconds. A run that says nothing about its end may go on if one of its files is younger."""
+"""Units: seconds. A run that says nothing about its end may go on if one of its files is younger, and so may one of
+another machine, whose clock may differ, if its heartbeat is.
+"""
 _LISTED = 4
 
 
@@ -65,7 +69,7 @@ def kept_checkpoints(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
 
 
 def refuse_needed(runs: Sequence[RunSummary], others: Sequence[RunSummary], word: str) -> None:
-    """Raises an error if a run goes on, or if a run that stays refers to it.
+    """Raises an error if a folder is not that of a run alone, if a run goes on, or if a run that stays refers to it.
 
     Args:
         runs: the runs that are to go.
@@ -75,6 +79,14 @@ def refuse_needed(runs: Sequence[RunSummary], others: Sequence[RunSummary], word
     Raises:
         ProjectError: FG503 with the names of the runs that must stay.
     """
+    # A metrics file alone makes a folder one of the list, and it may be anything: an output folder, or a project.
+    other = next((run for run in runs if not is_run_folder(run.folder)), None)
+    if other is not None:
+        raise ProjectError(
+            f"{near_path(other.folder)} has metrics and no record of a run ({FACTS}, {GRAPH}), and cannot be {word}",
+            code="FG503",
+            hint="it may contain other files than those of a run: remove it by hand",
+        )
     live = [run for run in runs if _goes_on(run)]
     if live:
         names = _names([run.name for run in live])
@@ -96,6 +108,8 @@ def refuse_needed(runs: Sequence[RunSummary], others: Sequence[RunSummary], word
 
 def _goes_on(run: RunSummary) -> bool:
     status = read_status(run.folder)
+    if status is not None and status.status is Status.KILLED and not status.is_here:
+        return time.time() - status.updated < _STILL_SECONDS
     if status is not None:
         return status.status.is_live
     return run.status is None and time.time() - _last_change(run.folder) < _STILL_SECONDS

@@ -25,6 +25,9 @@ from forgather.runs.metrics_file import Best, best_value, last_values, read_cont
 from forgather.runs.run_folders import LABELS, METRICS, SUMMARY, FoundRun
 
 _MAX_BYTES = 50_000_000
+_MOST_STEPS = 2**53
+_LATEST = 1e11
+"""Units: seconds since 1970. A later time is damage."""
 _ENDED = {
     "finished": Status.FINISHED,
     "stopped early": Status.FINISHED,
@@ -202,7 +205,7 @@ def _ending_facts(summary: Mapping[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {name: summary.get(name) for name in ("status", "error")}
     facts = {name: value if isinstance(value, str) else None for name, value in facts.items()}
     for name in ("step", "max_steps"):
-        facts[name] = value if type(value := summary.get(name)) is int and 0 < value < 1 << 53 else None
+        facts[name] = value if type(value := summary.get(name)) is int and 0 < value < _MOST_STEPS else None
     for name in ("seconds", "tokens_per_second", "started"):
         number = number_of(summary.get(name))
         facts[name] = number if number is not None and math.isfinite(number) else None
@@ -256,11 +259,12 @@ def summary_of(folder: str, facts: Mapping[str, Any], now: float) -> RunSummary:
     )
     state = status.status if status is not None else _ENDED.get(ending["status"])
     is_over = state is not None and not state.is_live and state is not Status.KILLED
-    started = facts["started"] or (status.started if status is not None else ending["started"]) or _named_time(folder)
+    stated = (facts["started"], ending["started"] if status is None else status.started)
+    started = next((at for at in stated if at is not None and 0 < at < _LATEST), None) or _named_time(folder)
     seconds, notes = _duration(status, ending, started, now, is_over=is_over)
     cause = (status.cause or {}).get("message") if status is not None else ending["error"]
-    stated = None if status is None else status.step
-    steps: list[int] = [step for step in (stated, ending["step"], facts.get("last_step")) if step is not None]
+    last = None if status is None else status.step
+    steps: list[int] = [step for step in (last, ending["step"], facts.get("last_step")) if step is not None]
     metrics = {**ending["final"], **facts["metrics"]}
     return RunSummary(
         folder=folder,

@@ -89,7 +89,7 @@ def verdict_of(comparison: Comparison) -> Verdict:
     second = others[0]
     reasons = _reasons(comparison, first, second)
     cause = "" if reasons else _other_cause(comparison, first, second)
-    text = f"{_standing(comparison, first)}, {_distance(comparison, first, second)}."
+    text = f"{_standing(comparison, first)}, {_distance(first, second)}."
     if is_close(first, second):
         text += " The seeds spread by more than this, so it may be chance."
     main_setting, influence = _influence(comparison)
@@ -105,7 +105,7 @@ def _standing(comparison: Comparison, group: Group) -> str:
     return f"{metric} {number_text(found[0])} at step {found[1]:,}"
 
 
-def _distance(comparison: Comparison, first: Group, second: Group) -> str:
+def _distance(first: Group, second: Group) -> str:
     best, other = first.mean or 0.0, second.mean or 0.0
     if best == other:
         return f"the same as {second.label}"

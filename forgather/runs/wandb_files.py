@@ -182,7 +182,7 @@ def _is_step(value: Any) -> bool:
 
 
 def _plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a config; files that W&B writes beside it have each value under a key `value`."""
+    """Returns the values of a config; files that W&B writes next to it have each value under a key `value`."""
     return {
         name: value["value"] if isinstance(value, Mapping) and set(value) == {"value"} else value
         for name, value in config.items()

@@ -10,10 +10,13 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from forgather.errors import ProjectError
+from forgather.errors import ControlError, ProjectError
 from forgather.interrupt import current_handler
+from forgather.interventions import read_interventions
+from forgather.run_control import Action
 from forgather.run_status import RunStatus, Status
 from forgather.runs.run_folders import TRIALS
 from forgather.sweeps.journal import Journal, Outcome, TrialHistory
@@ -99,7 +102,7 @@ class Sweep:
         for number, trial in list(self.journal.history.trials.items()):
             progress = self._progress(number)
             if trial.attempts and trial.outcome is None and not self.slots.adopt(number, trial.handle):
-                _wait_for_end(progress)
+                _wait_for_end(trial, progress)
                 progress.update()
                 self._record_end(number, None, with_sweep=True)
             progress.update()
@@ -150,8 +153,11 @@ class Sweep:
         trial = self.journal.history.trials[number]
         folder = trial_folder(self.journal.folder, number)
         command = self.command(trial, trial.attempts > 0)
+        run_dir = self._progress(number).run_dir
+        earlier_run = None if run_dir is None else os.path.basename(run_dir)
         # The record comes first: a trial that runs is never unknown to the process that goes on.
-        self.journal.started(number, trial.attempts + 1, None)
+        if not self.journal.started(number, trial.attempts + 1, None, earlier_run=earlier_run):
+            return
         if (handler := current_handler()) is not None:
             # From now on, the first signal is only recorded: trials need their time to save.
             handler.begin()
@@ -170,14 +176,13 @@ class Sweep:
                 hint="free some space, or change the permissions of the folder; then go on, as after a kill",
             ) from None
         if handle is not None:
-            self.journal.started(number, trial.attempts + 1, handle)
-        self._progress(number)
+            self.journal.started(number, trial.attempts + 1, handle, earlier_run=earlier_run)
         self.changed()
 
     def _record_end(self, number: int, status: int | None, *, with_sweep: bool = False) -> None:
         """Records the end of an attempt. One that ended with its sweep was not killed for a reason of its own."""
         trial, progress = self.journal.history.trials[number], self._progress(number)
-        outcome, cause = self._outcome(number, status, progress.status())
+        outcome, cause = self._outcome(number, status, _status_of_attempt(trial, progress))
         is_full = outcome is Outcome.FAILED and _is_full(self.journal.folder, cause, now=not with_sweep)
         if is_full or (outcome is Outcome.KILLED and with_sweep):
             outcome = Outcome.INTERRUPTED
@@ -201,7 +206,7 @@ class Sweep:
         if said is Status.FINISHED or (said is None and status == 0):
             return Outcome.FINISHED, ""
         if said is Status.INTERRUPTED or status in _TERMINATED:
-            why = self.stopping.get(number)
+            why = self.stopping.get(number) or _stop_of_user(self._progress(number))
             return (Outcome.INTERRUPTED, "") if why is None else (Outcome.STOPPED, why)
         if said is Status.FAILED or (status is not None and status > 0):
             cause = (found.cause or {}).get("message") if found is not None else None
@@ -225,10 +230,26 @@ class Sweep:
         return self.progress[number]
 
 
-def _wait_for_end(progress: TrialProgress) -> None:
+def _status_of_attempt(trial: TrialHistory, progress: TrialProgress) -> RunStatus | None:
+    """Returns the status of the run of the last attempt; None if it ended before it had a run folder."""
+    run_dir = progress.run_dir
+    is_earlier = run_dir is None or os.path.basename(run_dir) == trial.earlier_run
+    return None if is_earlier else progress.status()
+
+
+def _stop_of_user(progress: TrialProgress) -> str | None:
+    """Returns why a trial ended, if a user has asked its newest run to stop; otherwise None."""
+    with suppress(ControlError):
+        run_dir = progress.run_dir
+        if run_dir is not None and any(one.action is Action.STOP for one in read_interventions(run_dir)):
+            return "stopped by 'fgcli control'"
+    return None
+
+
+def _wait_for_end(trial: TrialHistory, progress: TrialProgress) -> None:
     """Waits for a run of a killed sweep, which ends with it, but not at the same moment."""
     until = time.monotonic() + _ENDING_SECONDS
-    while (found := progress.status()) is not None and found.is_here and found.status.is_live:
+    while (found := _status_of_attempt(trial, progress)) is not None and found.is_here and found.status.is_live:
         if time.monotonic() > until:
             run_dir = progress.run_dir
             raise ProjectError(

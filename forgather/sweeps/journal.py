@@ -17,6 +17,7 @@ from typing import Any
 
 from forgather.bounded import MAX_RECORD_BYTES, read_bytes
 from forgather.errors import ProjectError
+from forgather.folder_lock import folder_lock
 from forgather.runs.run_folders import JOURNAL
 
 LOCK = ".lock"
@@ -50,8 +51,11 @@ class TrialHistory:
         number: the number of the trial.
         values: the value of each parameter as YAML text, by its path.
         skipped: why it is not run; None if it is.
+        same_as: the number of the earlier trial that builds the same objects, if that is why; else None.
         attempts: the number of times that it was started.
         handle: what identifies the running attempt for its slots, such as the number of a job; None if none runs.
+        earlier_run: the name of the newest run folder before the last attempt, or None. A run folder of this name says
+            nothing about the attempt.
         outcome: how the last attempt ended; None if it did not.
         ends: the number of attempts that ended.
         kills: the last step of each attempt whose process was killed while the sweep went on.
@@ -61,8 +65,10 @@ class TrialHistory:
     number: int
     values: Mapping[str, str]
     skipped: str | None = None
+    same_as: int | None = None
     attempts: int = 0
     handle: Any = None
+    earlier_run: str | None = None
     outcome: Outcome | None = None
     ends: int = 0
     kills: tuple[int, ...] = ()
@@ -98,13 +104,15 @@ class History:
             values = record["values"]
             if type(number) is not int or not isinstance(values, dict) or not all(map(_is_text, values.values())):
                 raise TypeError
-            self.trials[number] = TrialHistory(number=number, values=values, skipped=record.get("skipped"))
+            facts: dict[str, Any] = {name: record.get(name) for name in ("skipped", "same_as")}
+            self.trials[number] = TrialHistory(number=number, values=values, **facts)
             return
         known = self.trials[number]
         if event == "start":
             if type(record["attempt"]) is not int:
                 raise TypeError
-            self.trials[number] = replace(known, attempts=record["attempt"], handle=record.get("handle"), outcome=None)
+            facts = {name: record.get(name) for name in ("handle", "earlier_run")}
+            self.trials[number] = replace(known, attempts=record["attempt"], **facts, outcome=None)
         else:
             outcome = Outcome(record["outcome"])
             kills = (*known.kills, record.get("step") or 0) if outcome is Outcome.KILLED else known.kills
@@ -153,11 +161,13 @@ class Journal:
         Raises:
             ProjectError: FG563 if there is none, it is of a newer version, or a line is damaged.
         """
-        journal = cls(folder, read_history(folder))
-        content = read_bytes(journal.file, MAX_RECORD_BYTES)
-        journal._size = content.rfind(b"\n") + 1
-        if journal._size != len(content):
-            os.truncate(journal.file, journal._size)
+        # Another process may be writing a line at this moment.
+        with _locked(folder):
+            journal = cls(folder, read_history(folder))
+            content = read_bytes(journal.file, MAX_RECORD_BYTES)
+            journal._size = content.rfind(b"\n") + 1
+            if journal._size != len(content):
+                os.truncate(journal.file, journal._size)
         return journal
 
     def refresh(self) -> None:
@@ -175,25 +185,31 @@ class Journal:
         """The path of the journal."""
         return os.path.join(self.folder, JOURNAL)
 
-    def announce(self, number: int, values: Mapping[str, str], skipped: str | None = None) -> None:
-        """Records a trial, before it is started for the first time.
+    def announce(
+        self, number: int, values: Mapping[str, str], skipped: str | None = None, same_as: int | None = None
+    ) -> bool:
+        """Records a trial, before it is started for the first time; returns whether no process has started it yet.
 
         Args:
             number: its number.
             values: its values as YAML text, by path.
             skipped: why it is not run, or None.
+            same_as: the number of the earlier trial that builds the same objects, if that is why, or None.
         """
-        self._add({"event": "trial", "trial": number, "values": dict(values), "skipped": skipped})
+        facts = {"values": dict(values), "skipped": skipped, "same_as": same_as}
+        return self._add({"event": "trial", "trial": number, **facts})
 
-    def started(self, number: int, attempt: int, handle: Any) -> None:
-        """Records that an attempt at a trial is being started.
+    def started(self, number: int, attempt: int, handle: Any, *, earlier_run: str | None = None) -> bool:
+        """Records that an attempt at a trial is being started; returns whether it may be: it may have been removed.
 
         Args:
             number: the number of the trial.
             attempt: the number of the attempt, from 1.
             handle: what identifies the attempt, as plain data.
+            earlier_run: the name of the newest run folder of the trial before this attempt, or None.
         """
-        self._add({"event": "start", "trial": number, "attempt": attempt, "handle": handle})
+        facts = {"attempt": attempt, "handle": handle, "earlier_run": earlier_run}
+        return self._add({"event": "start", "trial": number, **facts})
 
     def ended(self, number: int, outcome: Outcome, *, step: int | None, cause: str = "") -> None:
         """Records how an attempt at a trial ended.
@@ -206,10 +222,21 @@ class Journal:
         """
         self._add({"event": "end", "trial": number, "outcome": str(outcome), "step": step, "cause": cause})
 
-    def _add(self, record: Mapping[str, Any]) -> None:
-        self.refresh()
-        self._append(record)
+    def _add(self, record: Mapping[str, Any]) -> bool:
+        # Between the look at the journal and the record, no other process may write one that contradicts it.
+        with _locked(self.folder):
+            self.refresh()
+            if self._is_too_late(record):
+                return False
+            self._append(record)
         self.history.take(record)
+        return True
+
+    def _is_too_late(self, record: Mapping[str, Any]) -> bool:
+        """Returns whether another process has removed the trial that is to start, or started one that is to go."""
+        known = self.history.trials.get(record["trial"])
+        contradicted = known and {"start": known.skipped is not None, "trial": known.attempts > 0}
+        return bool(contradicted and contradicted.get(record["event"]))
 
     def _append(self, record: Mapping[str, Any]) -> None:
         line = (json.dumps(record, ensure_ascii=True) + "\n").encode()
@@ -293,6 +320,15 @@ def make_folder(folder: str) -> None:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
+
+
+@contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    try:
+        with folder_lock(folder):
+            yield
+    except FileNotFoundError as error:
+        raise _unusable(folder, f"it holds no sweep ({error.strerror})", "name a folder with a sweep") from None
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from forgather.errors import ProjectError
+from forgather.launch.launch_files import refuse_secret
 from forgather.runs.run_folders import JOURNAL
 from forgather.sweeps.driver import Sweep
 from forgather.sweeps.journal import Journal, TrialHistory, is_begun, read_history, sweep_lock
@@ -36,7 +37,7 @@ class Queue:
         """Returns the entries, in the order in which they were added.
 
         Raises:
-            ProjectError: FG563 if the journal is damaged.
+            ProjectError: FG563 if the journal is damaged, or that of a sweep.
         """
         if not is_begun(self.folder):
             return []
@@ -51,11 +52,13 @@ class Queue:
             working_dir: the working folder of the command.
 
         Raises:
-            ProjectError: FG563 if the folder cannot be written.
+            ProjectError: FG531 if the command contains a secret; FG563 if the folder cannot be written.
         """
+        command = shlex.join(words)
+        refuse_secret(command, "the queue would store it")
         with self._changing() as journal:
             number = len(journal.history.trials)
-            journal.announce(number, {COMMAND: shlex.join(words), FOLDER: working_dir})
+            journal.announce(number, {COMMAND: command, FOLDER: working_dir})
             return number
 
     def remove(self, numbers: Sequence[int]) -> None:
@@ -68,11 +71,11 @@ class Queue:
             for number in numbers:
                 entry = journal.history.trials.get(number)
                 if entry is None or entry.attempts or entry.is_done:
-                    is_removed = entry is not None and entry.skipped is not None
-                    why = "is not in the queue" if entry is None or is_removed else "was started already"
-                    raise ProjectError(f"entry {number} {why}", code="FG563", hint="fgcli queue ls lists what waits")
+                    is_missing = entry is None or entry.skipped is not None
+                    raise _not_waiting(number, "is not in the queue" if is_missing else "was started already")
             for number in dict.fromkeys(numbers):
-                journal.announce(number, journal.history.trials[number].values, "removed")
+                if not journal.announce(number, journal.history.trials[number].values, "removed"):
+                    raise _not_waiting(number, "was started already")
 
     def run(self, slots: Slots, changed: Callable[[Sweep], None]) -> list[TrialHistory]:
         """Runs the entries until none is left, those included that are added meanwhile; returns all entries.
@@ -150,6 +153,10 @@ def _commands(folder: str, entries: Iterable[TrialHistory]) -> list[TrialHistory
                 hint=f"remove its line from {JOURNAL}",
             ) from None
     return found
+
+
+def _not_waiting(number: int, why: str) -> ProjectError:
+    return ProjectError(f"entry {number} {why}", code="FG563", hint="fgcli queue ls lists what waits")
 
 
 def default_queue() -> str:

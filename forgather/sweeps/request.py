@@ -14,6 +14,7 @@ from typing import Any
 from forgather.cache_file import digest_of
 from forgather.config.graph import Graph
 from forgather.errors import ProjectError
+from forgather.launch.launch_files import refuse_secret
 from forgather.planner.leaf import value_text
 from forgather.project.dynamic_args import Action, DeclaredOption, read_options
 from forgather.project.literal import string_entries
@@ -41,6 +42,8 @@ class SweepRequest:
         trials: the number of trials, or None for that of the sweep.
         metric: the metric, or None for that of the sweep.
         seed: the seed, or None for that of the sweep.
+        working_dir: the absolute working folder, to which paths among the values are relative; "" in the journal of an
+            earlier version.
     """
 
     project_dir: str
@@ -53,6 +56,7 @@ class SweepRequest:
     trials: int | None = None
     metric: str | None = None
     seed: int | None = None
+    working_dir: str = ""
 
     def open(self) -> tuple[Project, SweepSpec]:
         """Returns the project with the config and the overrides, and what the sweep is to do.
@@ -65,6 +69,15 @@ class SweepRequest:
         options: dict[str, Any] = {name: getattr(self, name) for name in ("grid", "method", "trials", "metric", "seed")}
         with project.located():
             return project, spec_of(project, file=self.file, **options)
+
+    def refuse_secrets(self) -> None:
+        """Raises an error if a value of the command line is a secret: the journal and the best config would have it.
+
+        Raises:
+            ProjectError: FG531 if there is one.
+        """
+        given = [f"{path}={text}" for path, text in [*self.variables.items(), *self.overrides]]
+        refuse_secret("\n".join([*given, *self.grid]), "the journal of the sweep would store it")
 
     def as_record(self, project: Project, spec: SweepSpec) -> dict[str, Any]:
         """Returns the request as the first record of a journal.

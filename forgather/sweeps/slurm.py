@@ -1,7 +1,8 @@
 """SLURM as the place where the trials of a sweep run: one job for each attempt.
 
 The input is the arguments of `fgcli`; the output is jobs. Jobs go on when the process of the sweep ends, and are found
-again by their numbers in the journal.
+again by their numbers in the journal, or by their names if the process ended before it could record the number. While
+SLURM gives no answer, each job counts as one that goes on: a second job for the same trial would write into its folder.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from forgather.cache_file import digest_of
 from forgather.errors import ProjectError
 from forgather.sweeps.slots import Command
 
@@ -24,6 +27,7 @@ _LIVE = frozenset(
     "SPECIAL_EXIT".split()
 )
 """The states of a job that has not ended, by the manual of squeue."""
+_FORGOTTEN = "Invalid job id"
 _FEW_ANSWERS = 3
 """The number of answers without a job after which it has ended: squeue forgets jobs, and may miss a new one."""
 
@@ -49,7 +53,8 @@ class SlurmSlots:
         self._jobs: dict[int, int] = {}
         self._missed: dict[int, int] = {}
         self._asked = 0.0
-        _answer(["sbatch", "--version"])
+        if (answer := _asked(["sbatch", "--version"])).returncode:
+            raise _refused("sbatch", answer)
 
     def start(self, trial: int, command: Command, log: str) -> dict[str, int]:
         """Submits a job, and returns its number.
@@ -65,40 +70,50 @@ class SlurmSlots:
         os.makedirs(self._folder, exist_ok=True)
         script = os.path.join(self._folder, f"{trial:04d}.sh")
         with open(script, "w", encoding="utf-8", errors="surrogateescape") as stream:
-            stream.write(job_script(command, name=f"trial-{trial:04d}"))
-        # Not a line of the script, which would end at a space; and a percent sign begins a pattern.
-        output = f"--output={log.replace('%', '%%')}"
-        answer = _answer(["sbatch", "--parsable", output, *self._options, script])
-        number = answer.partition(";")[0].strip()
+            stream.write(job_script(command))
+        # Here and not in the script, where blanks would end the path. A percent sign begins a placeholder.
+        own = [f"--job-name={self._name(trial)}", f"--output={log.replace('%', '%%')}", "--open-mode=append"]
+        try:
+            answer = _asked(["sbatch", "--parsable", *self._options, *own, script])
+        except subprocess.TimeoutExpired:
+            hint = "--resume finds the job if it was submitted nevertheless"
+            raise ProjectError("sbatch gave no answer in a minute", code="FG565", hint=hint) from None
+        if answer.returncode:
+            raise _refused("sbatch", answer)
+        number = answer.stdout.partition(";")[0].strip()
         if not number.isdecimal():
             raise ProjectError(
-                f"sbatch answered {answer.strip()[:200]!r}, which is no number of a job",
+                f"sbatch answered {answer.stdout.strip()[:200]!r}, which is no number of a job",
                 code="FG565",
                 hint="see with squeue whether there is a job, cancel it, and go on with --resume",
             )
         self._jobs[trial] = int(number)
         return {"job": int(number)}
 
+    def _name(self, trial: int) -> str:
+        """Returns the name of the jobs of a trial, which no other trial and no other sweep has."""
+        return f"trial-{trial:04d}-{digest_of(os.fsencode(self._folder))[:12]}"
+
     def adopt(self, trial: int, handle: Any) -> bool:
         """Returns whether a job of an earlier process of the sweep still waits or runs.
 
         Raises:
-            ProjectError: FG565 if SLURM does not say: a job that goes on must not be started again.
+            ProjectError: FG565 if SLURM does not say it.
         """
         job = handle.get("job") if isinstance(handle, Mapping) else None
-        if not isinstance(job, int):
-            return False
-        states = self._states([job])
+        # The process may have ended between the start of a job and the record of its number.
+        of_trial = f"--name={self._name(trial)}" if job is None else f"--jobs={job}"
+        states = self._states(of_trial)
         if states is None:
             raise ProjectError(
-                f"squeue does not say whether job {job} of trial {trial} goes on",
+                f"squeue does not say whether the job of trial {trial} still runs",
                 code="FG565",
-                hint="go on with --resume when SLURM answers again",
+                hint="try again when SLURM answers: a second job for this trial would write into its folder",
             )
-        if states.get(job, "") not in _LIVE:
-            return False
-        self._jobs[trial] = job
-        return True
+        live = [number for number, state in states.items() if state in _LIVE]
+        if live:
+            self._jobs[trial] = max(live)
+        return bool(live)
 
     def running(self) -> set[int]:
         """Returns the numbers of the trials whose jobs wait or run."""
@@ -109,9 +124,9 @@ class SlurmSlots:
         if not self._jobs or time.monotonic() - self._asked < self._ask_seconds:
             return
         self._asked = time.monotonic()
-        states = self._states(list(self._jobs.values()))
+        states = self._states(f"--jobs={','.join(map(str, self._jobs.values()))}")
         if states is None:
-            return  # SLURM may be down for hours, and jobs go on
+            return
         for trial, job in list(self._jobs.items()):
             is_known = job in states
             self._missed[job] = 0 if is_known else self._missed.get(job, 0) + 1
@@ -122,8 +137,10 @@ class SlurmSlots:
     def stop(self, trial: int) -> None:
         """Asks a trial to save its state and to end; a job that waits is removed."""
         if (job := self._jobs.get(trial)) is not None:
-            pending = (self._states([job]) or {}).get(job) == "PENDING"
-            _answer(["scancel", str(job)] if pending else ["scancel", "--signal=TERM", "--full", str(job)])
+            pending = (self._states(f"--jobs={job}") or {}).get(job) == "PENDING"
+            # A job that has just ended is no longer known, which is no error of the sweep.
+            with suppress(subprocess.TimeoutExpired):
+                _asked(["scancel", str(job)] if pending else ["scancel", "--signal=TERM", "--full", str(job)])
 
     def wind_down(self) -> None:
         """Does nothing, as `close`."""
@@ -131,36 +148,38 @@ class SlurmSlots:
     def close(self) -> None:
         """Does nothing: jobs go on, and the next process of the sweep finds them."""
 
-    def _states(self, jobs: Sequence[int]) -> dict[int, str] | None:
-        """Returns the state of each job that SLURM still knows; None if SLURM does not answer."""
+    def _states(self, which: str) -> dict[int, str] | None:
+        """Returns the state of each job that SLURM still knows; None if it gives no answer.
+
+        Args:
+            which: the option of squeue that names the jobs.
+        """
         try:
-            answer = _answer(["squeue", "--json", f"--jobs={','.join(map(str, jobs))}", "--states=all"])
-        except ProjectError as error:
-            # What squeue says about a single job that it has forgotten.
-            return {} if "invalid job id" in error.message.lower() else None
+            answer = _asked(["squeue", "--json", which, "--states=all"])
+        except subprocess.TimeoutExpired:
+            return None
+        if answer.returncode:
+            # It says so of a single job that it has forgotten, and fails for other reasons if it is not reached.
+            return {} if _FORGOTTEN in answer.stderr else None
         try:
-            found = json.loads(answer)["jobs"] if answer.strip() else []
             # Since SLURM 23.11, the state is a list.
             return {
                 int(job["job_id"]): state[0] if isinstance(state := job["job_state"], list) else str(state)
-                for job in found
+                for job in json.loads(answer.stdout)["jobs"]
             }
         except (ValueError, LookupError, TypeError):
             return None
 
 
-def job_script(command: Command, *, name: str) -> str:
+def job_script(command: Command) -> str:
     """Returns the script of a job.
 
     Args:
         command: what it runs.
-        name: the name of the job.
     """
     return "\n".join(
         [
             "#!/usr/bin/env bash",
-            f"#SBATCH --job-name={name}",
-            "#SBATCH --open-mode=append",
             "#SBATCH --ntasks-per-node=1",
             "# Before the time limit, the run saves its state; the sweep submits it again.",
             "#SBATCH --signal=B:TERM@120",
@@ -172,25 +191,27 @@ def job_script(command: Command, *, name: str) -> str:
     )
 
 
-def _answer(words: Sequence[str]) -> str:
-    """Returns what a command of SLURM prints.
+def _asked(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Calls a command of SLURM, and returns what it printed.
 
     Raises:
-        ProjectError: FG565 if the command does not exist, or fails.
+        ProjectError: FG565 if the command does not exist.
+        TimeoutExpired: if it does not end in a minute.
     """
     try:
-        done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False, timeout=60)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.run(words, capture_output=True, text=True, errors="replace", check=False, timeout=60)
+    except OSError as error:
         raise ProjectError(
-            f"{words[0]} cannot be called: {error.strerror if isinstance(error, OSError) else 'no answer in 60 s'}",
+            f"{words[0]} cannot be called: {error.strerror}",
             code="FG565",
             hint="run the sweep on a machine of the cluster, or without --slurm",
         ) from None
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise ProjectError(
-            f"{shlex.join(words[:2])} failed: {said[-1] if said else f'exit status {done.returncode}'}",
-            code="FG565",
-            hint="correct the options of --slurm",
-        )
-    return done.stdout
+
+
+def _refused(program: str, answer: subprocess.CompletedProcess[str]) -> ProjectError:
+    said = (answer.stderr or answer.stdout).strip().splitlines()
+    return ProjectError(
+        f"{program} failed: {said[-1] if said else f'exit status {answer.returncode}'}",
+        code="FG565",
+        hint="correct the options of --slurm",
+    )

@@ -116,6 +116,15 @@ class Trials:
         first = self._known.setdefault(built, number)
         return trial if first == number else replace(trial, same_as=first)
 
+    def remember(self, number: int, texts: Mapping[str, str]) -> None:
+        """Notes a trial of an earlier process of the sweep, so that a later one that builds the same is a duplicate.
+
+        Args:
+            number: the number of the trial.
+            texts: its values as YAML text, by path.
+        """
+        self._known.setdefault(built_digest(opened_with(self._project, [*texts.items()]).graph), number)
+
 
 def opened_with(project: Project, assignments: Sequence[tuple[str, str]]) -> Project:
     """Returns a copy of a project with further overrides, which shares the rendered text.

@@ -7,13 +7,13 @@ relative to `forgather` in the first table and to `forgather.ml` in the second o
 
 CONFIGURATION = """
 foundation:
-    accumulation bounded folder_lock json_text pipeline_schedules rule_conditions secret_names source spelling trainer_hooks
+    accumulation bounded folder_lock json_text pipeline_schedules replaced_file rule_conditions secret_names source spelling trainer_hooks
     whole_rows cache_file errors parallel_sizes shown_secrets
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
     heartbeat interrupt requirements rules
     run_control
     control_socket
-    control_listener interventions
+    control_listener interventions trackers
     stored_model
     quantized
     planner planner.zero_settings
@@ -173,7 +173,7 @@ entry point:
 TRAINING = """
 ml foundation:
     argument_values hub library_progress memory metrics model_class number_format random_state run_dir train_mode types
-    anomalies memory_note
+    anomalies memory_note tracking
 processes:
     distributed.group distributed.layout distributed.phase
     distributed.collectives distributed.env distributed.mesh distributed.probe distributed.root_cause distributed.stack_dump
@@ -228,10 +228,13 @@ report:
     report.plan_page
     report
 callbacks:
-    callbacks.effective_settings callbacks.output_target
+    callbacks.effective_settings callbacks.output_target callbacks.run_record
     callbacks.anomaly callbacks.memory_profiler callbacks.metrics callbacks.monitor callbacks.profile callbacks.progress
     callbacks.rank_monitor callbacks.speed callbacks.tensorboard callbacks.text_sample
     callbacks.summary json_logger tb_logger
+    callbacks.tracker
+    callbacks.tracker_libraries
+    callbacks.trackers
 strategies:
     strategy.base strategy.ddp_buckets strategy.deepspeed_settings strategy.fsdp_config strategy.gradients strategy.meta_model
     strategy.pipeline strategy.pipeline.bubble_simulation strategy.pipeline.microbatch_split

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import time
 from dataclasses import replace
 
 import pytest
@@ -161,7 +162,7 @@ def test_runs_that_lack_a_value_are_counted(bench, capsys):
         (["show", "20260101T000400Z-tiny"], 1, "error[FG500]: there is no run '20260101T000400Z-tiny'"),
         (["show", "output_models/tiny"], 1, "error[FG500]: 'output_models/tiny' is not the folder of a run"),
         (["rm", "last"], 1, "error[FG503]: there is no terminal to ask whether 1 run folder may be removed"),
-        (["tag", "output_models", "last"], 1, "error[FG504]: 'output_models' is a folder"),
+        (["tag", "output_models/tiny", "last"], 1, "error[FG504]: 'output_models/tiny' is a folder"),
     ],
 )
 def test_wrong_words_are_refused_in_one_message(bench, capsys, words, status, message):
@@ -199,6 +200,7 @@ def test_show_prints_what_is_known_about_a_run(bench, capsys):
 def test_labels_are_given_taken_listed_and_found(bench, capsys):
     assert 0 == main(["runs", "tag", "good,paper", "000000", "000100"])
     assert 0 == main(["runs", "untag", "paper", "000000"])
+    (bench / "sweep").mkdir()
     assert 0 == main(["runs", "group", "sweep", "000100", "last"])
     assert 0 == main(["runs", "note", "rate too high", "000200"])
     capsys.readouterr()
@@ -286,6 +288,14 @@ def test_an_archive_has_every_byte_of_the_run_folder_and_restores_it(bench, caps
     assert run.exists()
 
 
+def test_the_command_that_restores_an_archive_can_be_pasted(bench, capsys):
+    run = make_run(bench / "my models", 9)
+    assert 0 == main(["runs", "archive", "000900", "--yes"])
+    command = capsys.readouterr().out.partition("(to restore: ")[2].strip().removesuffix(")")
+    assert 0 == subprocess.run(command, shell=True, check=False).returncode
+    assert (run / "run.json").exists()
+
+
 def test_an_archive_that_cannot_be_written_leaves_the_run(bench, capsys):
     run = run_of(bench, 1)
     (run.parent / "archive").write_text("a file in place of the folder")
@@ -310,6 +320,26 @@ def test_a_run_of_an_older_version_that_may_go_on_is_not_touched_while_its_files
     for name in os.listdir(folder):
         os.utime(folder / name, (STARTED, STARTED))
     assert 0 == main(["runs", "rm", "000900", "--yes"])
+
+
+def test_a_run_of_a_machine_whose_clock_is_behind_is_not_touched_while_its_heartbeat_is_young(bench, capsys):
+    elsewhere = {"hostname": "another", "boot_id": "another"}
+    for number, age, expected in ((8, 300, 1), (9, 700, 0)):
+        make_run(bench / "other", number, status=Status.RUNNING, updated=time.time() - age, **elsewhere)
+        assert expected == main(["runs", "rm", f"000{number}00", "--yes"])
+    assert "20260101T000800Z-tiny goes on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("action", ["rm", "archive"])
+def test_a_folder_with_metrics_and_other_files_is_no_run_to_remove(bench, capsys, action):
+    mine = bench / "mine"
+    (mine / "thesis").mkdir(parents=True)
+    (mine / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+    (mine / "thesis" / "chapter.tex").write_text("years of work")
+    assert 1 == main(["runs", action, "mine", "000000", "--yes"])
+    assert "mine has metrics and no record of a run" in capsys.readouterr().err
+    assert "years of work" == (mine / "thesis" / "chapter.tex").read_text()
+    assert run_of(bench, 0).exists()
 
 
 def repeats(bench, other):

@@ -3,12 +3,14 @@ import math
 import re
 from collections import Counter
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forgather import redaction
+from forgather.ml.callbacks import JsonLogger
 from forgather.ml.report import write_report
 from forgather.ml.report.chart import Look, Scale, axis, chart, smoothed, thinned
 from forgather.ml.report.run_data import ReportError, Series, read_facts
@@ -164,6 +166,45 @@ def test_values_that_are_not_finite_are_counted_and_leave_the_curve_whole(tmp_pa
     page = write_report(tmp_path).read_text()
     assert "2 values were not finite" in parsed(page)
     assert not re.search(r'(?:d|cx|cy|x1|y1)="[^"]*(?:nan|inf)', page)
+
+
+HUGE = "9" * 400
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("metrics_jsonl", f'{{"step": {HUGE}, "loss": 1}}'),
+        ("metrics_jsonl", '{"step": "nan", "loss": 1}'),
+        ("metrics_jsonl", f'{{"step": 3, "loss": {HUGE}}}'),
+        ("metrics_jsonl", f'{{"step": 3, "time": {HUGE}, "loss": 1}}'),
+        ("metrics_jsonl", '{"step": 3, "time": "nan", "loss": 1}'),
+        ("metrics_jsonl", f'{{"event": "anomaly", "kind": "spike", "step": {HUGE}, "message": "x"}}'),
+        ("metrics_jsonl", f'{{"event": "anomaly", "kind": "spike", "step": {"9" * 200}, "message": "x"}}'),
+        ("metrics_jsonl", "[" * 100_000),
+        ("ranks_jsonl", f'{{"ranks": [{{"rank": 1, "data_seconds": {HUGE}, "memory_bytes": {HUGE}}}]}}'),
+        ("memory_json", f'{{"phases": {{"a": {HUGE}}}}}'),
+        ("memory_json", "[" * 100_000),
+        ("metrics_jsonl", '{"step": 3, "loss": 1e308}'),
+        ("metrics_jsonl", '{"step": {"a": 1}, "eval_loss": {"b": 2}}'),
+        ("summary_json", '{"model": [1], "seconds": 1e400, "places": "x", "machine": "x", "tokens_per_second": {}}'),
+        ("summary_json", '{"model": {"class": "A", "num_parameters": "x"}, "optimizer": 3, "arguments": [1]}'),
+    ],
+)
+def test_numbers_that_no_run_has_are_left_out_and_the_rest_is_shown(tmp_path, name, line):
+    more = {"metrics_jsonl": "\n".join(map(json.dumps, METRICS)) + "\n"}
+    more[name] = more.get(name, "") + line + "\n"
+    page = write_report(run_folder(tmp_path, **more)).read_text()
+    assert "step 95" in parsed(page)
+    assert not re.search(r'(?:d|cx|cy|x1|y1)="[^"]*(?:nan|inf)', page)
+
+
+def test_what_a_user_asked_of_a_run_is_among_its_events_in_words(tmp_path):
+    logger, state = JsonLogger(run_dir=tmp_path), SimpleNamespace(global_step=7, log_history=[])
+    facts = {"action": "set", "name": "learning_rate", "value": 1e-4, "who": "ann", "host": "here"}
+    done = "learning_rate 0.001 -> 0.0001 (the rest of the schedule times 0.1)"
+    logger.on_control(SimpleNamespace(process_index=0), state, None, facts=facts, done=done)
+    assert f"<td>7</td><td>control</td><td>{done.replace('>', '&gt;')}</td>" in write_report(tmp_path).read_text()
 
 
 def test_of_several_values_of_a_step_the_last_counts(tmp_path):

@@ -102,12 +102,6 @@ def test_tensorboard_and_printer_callbacks_work_unchanged(hear, tmp_path, capsys
     assert "'loss': " in capsys.readouterr().out
 
 
-def test_report_to_adds_the_trackers_of_transformers(settings, tmp_path, monkeypatch):
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
-    trainer = Trainer(tiny_llama(), settings(report_to="tensorboard"), train_dataset=rows())
-    assert ["TensorBoardCallback"] == [type(callback).__name__ for callback in trainer.callbacks]
-
-
 def test_early_stopping_stops_where_it_stops_in_transformers(hear, capsys):
     job = {
         "num_train_epochs": 6,

@@ -95,6 +95,10 @@ OTHERS = {
         SINGLE + "\n[trainer_args]\n    == super()\n    report_to: [tensorboard, neptune]\n",
         [("FG881", "main.yaml", 5)],
     ),
+    "a tracker with a wrong name": (
+        SINGLE + "\n[trainer_args]\n    == super()\n    report_to: [tensorboard, wandbb]\n",
+        [("FG583", "main.yaml", 5)],
+    ),
     "a tokenizer of a folder that is not there": (
         SINGLE + "\n[tokenizer]\n    !singleton:transformers:AutoTokenizer.from_pretrained [../nowhere/at/all]\n",
         [("FG456", "main.yaml", 4)],

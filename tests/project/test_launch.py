@@ -212,6 +212,7 @@ def test_the_run_folder_holds_what_repeats_the_run(tmp_path, monkeypatch):
     assert [
         "config.yaml",
         "graph.yaml",
+        "origins.txt",
         "overrides.yaml",
         "run.json",
         "signatures.json",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 
@@ -19,7 +20,7 @@ from forgather.control_listener import ControlListener
 from forgather.errors import ControlError
 from forgather.launch import control_client
 from forgather.run_control import BY_FILE, NOTE, Action, Answer, note_pause, noted_status, refusal
-from forgather.run_status import of_this_process
+from forgather.run_status import of_this_process, write_status
 from tests.runs.corpus import make_run
 
 REFUSED = ControlError("eval_steps has no effect: eval_strategy is 'no'", code="FG516", hint="set it in the config")
@@ -182,6 +183,35 @@ def test_a_run_on_another_machine_is_asked_by_file(tmp_path, capsys):
     assert "step 7: saved" in capsys.readouterr().out
 
 
+def test_a_request_is_written_although_another_client_removes_the_folder_at_that_moment(tmp_path, capsys, monkeypatch):
+    mkdir, made = os.mkdir, []
+
+    def made_and_removed(path, mode=0o777):
+        mkdir(path, mode)
+        made.append(path)
+        if len(made) == 1:
+            os.rmdir(path)
+
+    with going_on(tmp_path, done):
+        write_note(tmp_path, control="file")
+        monkeypatch.setattr(os, "mkdir", made_and_removed)
+        assert 0 == main(["control", str(tmp_path), "save", "--timeout", "30"])
+    assert 2 == len(made)
+
+
+def test_a_disk_without_room_for_a_request_is_named(tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with going_on(tmp_path, done):
+        write_note(tmp_path, control="file")
+        monkeypatch.setattr(os, "rename", full)
+        assert 1 == main(["control", str(tmp_path), "save", "--timeout", "30"])
+    assert "error[FG515]: the request cannot be written into" in (printed := capsys.readouterr().err)
+    assert "No space left on device" in printed
+    assert not (tmp_path / "control").exists()
+
+
 @pytest.mark.parametrize(
     "answer",
     [b"\n", b"[]\n", b'{"step": 1}\n', b'{"step": "1", "done": "", "facts": {}, "error": null}\n', b"[" * 99_999 + b"\n",
@@ -240,6 +270,21 @@ def test_a_run_that_is_killed_while_a_file_waits_is_said_to_be_killed(tmp_path, 
     dying.join()
     assert "error[FG515]: the run was killed before it answered" in capsys.readouterr().err
     assert [NOTE] == os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_a_run_of_a_machine_whose_clock_is_behind_is_asked_while_its_heart_beats(tmp_path, capsys, monkeypatch, beats):
+    monkeypatch.setattr(control_client, "_BEAT_SEEN_SECONDS", 0.3)
+    behind = replace(of_this_process(0.0), hostname="elsewhere", updated=time.time() - 3600, control="file")
+    with going_on(tmp_path, done):
+        write_status(str(tmp_path), replace(behind, beat=7))
+        later = threading.Timer(0.1, write_status, (str(tmp_path), replace(behind, beat=8)))
+        if beats:
+            later.start()
+        assert int(not beats) == main(["control", str(tmp_path), "save", "--timeout", "30"])
+    printed = capsys.readouterr()
+    assert ("step 7: saved" in printed.out) is beats
+    assert ("was killed" in printed.err) is not beats
 
 
 def test_a_killed_run_is_said_to_be_killed(tmp_path, capsys):

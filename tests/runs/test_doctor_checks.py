@@ -251,6 +251,14 @@ def test_a_hostname_of_another_machine_is_found():
     assert is_wrong(network.check_hostname("192.0.2.77", LO, is_alone=False), "no interface has this address")
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 70, "."])
+def test_a_text_that_is_no_name_of_a_machine_is_found(host):
+    assert State.WRONG is network.check_hostname(host, {}, is_alone=False).state
+    found = network.check_rendezvous(host, {}, node_rank=1)
+    assert State.WRONG is found.state and "does not resolve" in found.found
+    assert "127.0.0.1" == network.own_address(host, {}, {})
+
+
 def test_interfaces_have_addresses():
     assert "127.0.0.1" == network.interfaces()["lo"]
     assert "10.0.0.5" == network.own_address("localhost", LO, {"GLOO_SOCKET_IFNAME": "eth0"})
@@ -357,10 +365,13 @@ def test_a_package_that_a_config_needs_is_found_missing(tmp_path):
     assert is_wrong(next(check_config(project, ProcessRequest(), devices=0)), "no_such_library")
 
 
-def test_a_check_that_cannot_run_says_why():
+def test_a_check_that_cannot_run_says_why(tmp_path):
     def fail():
         raise PermissionError(13, "Permission denied")
 
     assert is_not_checked(attempt("memory", fail), "PermissionError: [Errno 13] Permission denied")
     missing = attempt("memory", lambda: system.check_memory("/no/such/file"))
     assert is_not_checked(missing, "No such file")
+    # A sandbox may show less than Linux does.
+    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\n")
+    assert is_not_checked(attempt("memory", lambda: system.check_memory(str(tmp_path / "meminfo"))), "MemAvailable")

@@ -50,6 +50,13 @@ def test_machines_that_cannot_meet_are_refused(words, said, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-5", "0", "1e400", "x"])
+def test_a_time_that_is_no_number_above_0_is_refused(seconds, capsys):
+    with pytest.raises(SystemExit):
+        main(["doctor", "--only", "variables", f"--timeout={seconds}"])
+    assert f"'{seconds}' is not a number of seconds above 0" in capsys.readouterr().err
+
+
 def test_a_group_that_does_not_exist_is_refused_with_the_near_one(capsys):
     with pytest.raises(SystemExit):
         main(["doctor", "--only", "netwrk"])

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from forgather.cli.main import main
+from forgather.heartbeat import Heartbeat
 from forgather.run_status import Status, read_status
 from forgather.runs.run_table import read_table
 from tests.matrix import thinned
@@ -46,6 +47,8 @@ def act(how):
         time.sleep(60)
     if how == "die":
         os._exit(3)
+    if how.startswith("exit"):
+        raise SystemExit(int(how[-1]))
     return 5 if how == "status" else None
 
 
@@ -75,6 +78,8 @@ def trained(bench, text):
         code = 99
         try:
             code = main(["-t", "a.yaml", "train"])
+        except SystemExit as ended:
+            code = ended.code
         finally:
             os._exit(code)
     _, status = os.waitpid(child, 0)
@@ -99,6 +104,9 @@ CALL = "!partial:toy.py:call [{}]"
             (CALL.format("raise"), 1, (Status.FAILED, "ValueError: bad row, api_key=")),
             (CALL.format("stop"), 143, (Status.INTERRUPTED, None)),
             (CALL.format("die"), 3, (Status.KILLED, None)),
+            (CALL.format("exit 0"), 0, (Status.FINISHED, None)),
+            (CALL.format("exit 4"), 4, (Status.FAILED, "'main' ended with status 4")),
+            (TRAINER.format("exit 0"), 0, (Status.FINISHED, None)),
         ],
         # A trainer imports torch, which is most of the time of such a run.
         lambda text, code, expected: text.startswith("!partial") or code == 143,
@@ -115,6 +123,17 @@ def test_the_status_says_how_a_run_ended(bench, capfd, text, code, expected):
         assert (3, 8) == (found.step, found.max_steps)
     (run,) = read_table(["."]).runs
     assert (status, found.cause and found.cause["message"]) == (run.status, run.cause)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(0, "finished"), (None, "finished"), (4, "SystemExit: 4"), ("no disk", "SystemExit: no disk")],
+)
+def test_an_exit_of_the_program_is_a_failure_only_with_a_status(tmp_path, code, expected):
+    with pytest.raises(SystemExit), Heartbeat(str(tmp_path), started=1.0):
+        raise SystemExit(code)
+    found = read_status(str(tmp_path))
+    assert expected == (found.cause["message"] if found.cause else found.status)
 
 
 def test_a_run_that_fails_in_its_construction_leaves_no_folder_and_no_status(bench):

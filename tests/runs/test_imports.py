@@ -76,7 +76,7 @@ def test_a_file_of_wandb_gives_the_numbers_that_were_logged_and_none_of_its_secr
     assert RECORD["config"]["api_key"] in RECORD["file"] or RECORD["config"]["api_key"].encode() in WANDB
     assert not any(RECORD["config"]["api_key"].encode() in text for text in content("imported").values())
     # The notes of five lines and the long text of one.
-    assert "6 values that are no numbers left out" in capsys.readouterr().out
+    assert "6 values that are no numbers of a step left out" in capsys.readouterr().out
 
 
 AWKWARD = {
@@ -308,6 +308,28 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(wandb_file, capsys):
     Path("taken").write_text("")
     assert 1 == main(["runs", "import", "wandb", "wandb", "-o", "taken"])
     assert "error[FG582]: 'taken/runs/" in capsys.readouterr().err
+
+
+def test_times_and_steps_that_no_run_has_are_left_out(here, capsys):
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    for number, wall_time in enumerate([1e300, math.inf, math.nan, -1e18]):
+        writer = EventFileWriter(str(here / f"logs/{number}"))
+        for step in (-(2**62), 1, 2**62):
+            summary = Summary(value=[Summary.Value(tag="loss", simple_value=0.5)])
+            writer.add_event(Event(wall_time=wall_time, step=step, summary=summary))
+        writer.close()
+    assert 0 == main(["runs", "import", "tensorboard", "logs"])
+    assert 4 == capsys.readouterr().out.count("(1 line of metrics, 2 values that are no numbers of a step left out)")
+    assert [1] * 4 == [run.step for run in read_table(["imported"]).runs]
+
+
+@pytest.mark.parametrize("step", [math.nan, math.inf, 10**400, None, "x"])
+def test_a_line_of_wandb_without_a_usable_step_has_that_of_the_line_before(step):
+    history = [{"_step": 4, "loss": 1.0}, {"_step": step, "loss": 0.5}]
+    assert ([{"step": 4, "loss": 1.0}, {"step": 4, "loss": 0.5}], 0) == wandb_files._lines(history)
 
 
 def test_names_of_trackers_become_ours_unless_two_would_become_one():

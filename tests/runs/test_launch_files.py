@@ -21,12 +21,12 @@ from forgather.launch import launch_job as launch_job_module
 from forgather.launch import plan_run
 from forgather.launch.dry_run import dry_run_layout
 from forgather.launch.launch_files import KINDS, launch_file
-from forgather.launch.launch_job import shell_text
+from forgather.launch.launch_job import LaunchJob, launch_job, shell_text
 from forgather.launch.layout_check import refuse_other_layout
-from forgather.launch.process_request import asked_processes
+from forgather.launch.process_request import ProcessRequest, asked_processes
 from forgather.launcher_env import NodeFacts, node_facts
 from tests.matrix import thinned
-from tests.project.workbench import make_project
+from tests.project.workbench import TINY_TRAINING, make_project
 from tests.runs.launch_cells import CELLS, ROOT, Cell, file_of, plan_of, printed, request
 
 RECORDED = ROOT / "tests/runs/recorded"
@@ -312,6 +312,26 @@ def test_a_secret_on_the_command_line_is_refused(monkeypatch):
         file_of(FSDP, "slurm", words=("--set", "trainer_args.api_key=s3cr3tvalue99"))
     assert "FG531" == refused.value.code
     assert "s3cr3tvalue99" not in str(refused.value)
+
+
+def test_a_name_of_a_variable_that_would_be_a_line_of_the_script_is_refused(tmp_path):
+    config = '[optimizer]\n    == super()\n    eps: !env "A\\ntouch pwned"\n'
+    rows = "".join(json.dumps({"text": f"row {number}"}) + "\n" for number in range(8))
+    files = {"templates/configs/plain.yaml": TINY_TRAINING + config, "rows.jsonl": rows}
+    plan = plan_run(Project("plain.yaml", str(make_project(tmp_path, files))))
+    with pytest.raises(ProjectError, match=r"variable 'A\\ntouch pwned', which no shell can set") as refused:
+        launch_job(ProcessRequest(per_node=1), ["train"], plan, environ={})
+    assert "FG530" == refused.value.code
+
+
+@pytest.mark.parametrize("kind", YAML_KINDS)
+def test_a_folder_may_have_any_character(kind):
+    folder = "/data/\U0001f600 \xfc 'quoted' \"twice\" # {no comment}"
+    request = ProcessRequest(per_node=1, num_nodes=2)
+    data = valid(
+        kind, launch_file(kind, LaunchJob(name="job", folder=folder, words=(), asked=request, folders=(folder,)))
+    )
+    assert json.dumps(folder, ensure_ascii=False)[1:-1] in json.dumps(data, ensure_ascii=False)
 
 
 def test_the_examples_of_the_module_hold():

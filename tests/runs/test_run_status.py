@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import signal
+import tempfile
 import time
 
 import pytest
@@ -316,7 +317,7 @@ def test_on_a_full_disk_the_end_is_written_into_the_blocks_of_the_old_file(tmp_p
     def full(**_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_status.tempfile, "mkstemp", full)
+    monkeypatch.setattr(tempfile, "mkstemp", full)
     write_status(str(tmp_path), dataclasses.replace(HERE, status=Status.FINISHED))
     assert Status.FINISHED is load_status(str(tmp_path)).status
 
@@ -343,3 +344,19 @@ def test_every_field_of_a_status_survives_the_file(tmp_path):
     )  # fmt: skip
     write_status(str(tmp_path), every)
     assert every == load_status(str(tmp_path))
+
+
+def test_a_process_that_the_system_hides_from_other_users_is_judged_by_its_heartbeat(monkeypatch):
+    ended = os.fork() or os._exit(0)
+    os.waitpid(ended, 0)
+    now = time.time()
+    # A process that this user cannot see looks like one that is gone, except to a signal.
+    run = dataclasses.replace(of_this_process(now), pid=ended, updated=now)
+    assert Status.KILLED is run.concluded(now).status
+
+    def refused(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refused)
+    assert Status.RUNNING is run.concluded(now).status
+    assert Status.KILLED is run.concluded(now + 60).status

@@ -9,9 +9,11 @@ import time
 
 import pytest
 
+from forgather.cli.runs_output import details_lines, table_lines
 from forgather.errors import ProjectError
 from forgather.run_status import Status
 from forgather.runs.condition import parse_condition
+from forgather.runs.live_run import LiveRun
 from forgather.runs.metrics_file import best_value, last_values
 from forgather.runs.run_folders import find_runs
 from forgather.runs.run_table import Column, read_table
@@ -219,6 +221,40 @@ def test_conditions_find_the_runs_that_fulfill_them_all(three, conditions, expec
     table = read_table([str(three[0].parent)])
     table.where([parse_condition(text) for text in conditions])
     assert [three[number].name for number in expected] == names(table)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "expected"),
+    [
+        ("bf16=True", True, True),
+        ("bf16=true", True, True),
+        ("bf16!=False", False, False),
+        ("path=None", None, True),
+        ("path=~", None, True),
+        ("tag=01", "01", True),
+        ("tag='true'", "true", True),
+        ("name='x y'", "x y", True),
+        ("name=y'", "y'", True),
+        ("bf16=1", True, False),
+    ],
+)
+def test_a_value_is_written_as_yaml_or_as_python_shows_it(text, value, expected):
+    assert expected is parse_condition(text).fits(value)
+
+
+@pytest.mark.parametrize("name", ["status.json", "summary.json"])
+@pytest.mark.parametrize("key", ["started", "updated", "step", "max_steps", "beat", "seconds"])
+def test_numbers_that_no_run_has_cost_only_the_run_that_has_them(tmp_path, three, name, key):
+    facts = json.loads((three[0] / name).read_text())
+    for value in (10**400, 10**17, 1e300):
+        (three[0] / name).write_text(json.dumps({**facts, key: value, "status": "running"}))
+        table = read_table([str(three[0].parent)])
+        assert 3 == len(table)
+        assert table_lines(table, str(tmp_path), width=None, most=None, now=0.0)
+        assert details_lines(table.runs[-1], "1 B", [])
+        live = LiveRun(str(three[0]))
+        live.update(now=0.0, version=1)
+        assert live.seconds_left is None or 0 <= live.seconds_left < math.inf
 
 
 def test_a_run_without_the_value_is_left_out_and_counted(tmp_path, three):

@@ -21,6 +21,9 @@ from forgather.project.trainer_arguments import trainer_arguments
 from forgather.sweeps.best_config import config_text
 from forgather.sweeps.journal import Outcome, read_history
 from forgather.sweeps.progress import TrialProgress
+from forgather.sweeps.space import Choice, Parameter
+from forgather.sweeps.spec import SweepSpec
+from forgather.sweeps.trials import Trials
 from tests.patience import patience
 from tests.project.workbench import TINY_TRAINING, make_project
 
@@ -208,6 +211,9 @@ def test_a_sweep_file_of_another_tool_is_read(work, capsys):
         (["--method", "random", "--grid", "main.x=1"], "FG560"),
         (["--grid", "main.x=1", "--trials", "0"], "FG560"),
         (["--grid", "main.x=1", "--slots", "0"], "FG565"),
+        (["--grid", "main.x=1", "--set", "+main.api_key=s3cr3tvalue99"], "FG531"),
+        (["--grid", "+main.api_key=s3cr3tvalue99,s3cr3tvalue98"], "FG531"),
+        (["--grid", "main.x=1", "--slurm=--export=MY_API_KEY=s3cr3tvalue99"], "FG531"),
         (["--grid", "main.x=1", "--slots", "9999999"], "FG565"),
         (["--grid", "main.x=1", "--slurm", '"'], "FG565"),
         (["--grid", "main.x=1", "--grid", "main.x=2"], "FG560"),
@@ -230,6 +236,7 @@ def test_what_has_no_meaning_is_refused_by_name(work, capsys, words, code):
     printed = capsys.readouterr()
     assert 1 == status
     assert f"[{code}]" in printed.err
+    assert "s3cr3t" not in printed.err
     assert not list(folder.glob("out/sweeps/*/trials.jsonl"))
 
 
@@ -257,6 +264,25 @@ def test_a_malformed_sweep_is_refused_at_its_line(work, capsys, text, said):
     assert "[FG560]" in printed
     assert said in printed
     assert "templates/configs/work.yaml:" in printed
+
+
+def test_a_trial_of_an_earlier_process_is_known(work):
+    work()
+    trials = Trials(Project("work", "."), SweepSpec(parameters=(Parameter("main.x", Choice((1, 2))),)))
+    trials.remember(4, {"main.x": "2"})
+    assert [None, 4] == [trials.judged(7 + x, {"main.x": x}).same_as for x in (1, 2)]
+
+
+@pytest.mark.matrix
+def test_what_optuna_proposes_again_is_run_once_also_after_the_sweep_went_on(work, capsys):
+    work(steps=1, more="sweep:\n    method: optuna\n    run_cap: 3\n    parameters:\n        main.x: [0, 2]\n")
+    swept(capsys, "--name", "a")
+    status, found, _ = swept(capsys, "--resume", "--trials", "6")
+    assert (0, 6) == (status, len(found["trials"]))
+    values = [one["values"]["main.x"] for one in found["trials"] if one["outcome"] == "finished"]
+    assert len(set(values)) == len(values) <= 2
+    same = [one for one in read_history("out/sweeps/a").trials.values() if one.skipped is not None]
+    assert all(one.skipped == f"builds the same as trial {one.same_as}" for one in same) and len(same) >= 4
 
 
 @pytest.mark.parametrize(
@@ -364,10 +390,16 @@ def test_a_dry_run_of_a_sweep_that_goes_on_says_what_is_left_and_runs_nothing(wo
     assert ["trial 2 starts", "trial 3 starts"] == [line.split(":")[0] for line in said.splitlines()[1:3]], said
 
 
-def test_more_trials_continue_the_total(work, capsys):
-    work()
+def test_more_trials_continue_the_total(work, capsys, monkeypatch):
+    folder = work()
     first = swept(capsys, "--method", "random", "--trials", "2", "--grid", "main.x=1,2,3,4,5,6,7", "--name", "a")[1]
-    _, second, said = swept(capsys, "--resume", "--trials", "4")
+    # Values that are paths mean the same from any folder.
+    monkeypatch.chdir(folder.parent)
+    assert 0 == main(["-p", "work", "-t", "work", "sweep", "--resume", "work/out/sweeps/a", "--trials", "4", "--json"])
+    printed = capsys.readouterr()
+    second, said = json.loads(printed.out), printed.err
+    records = [json.loads(Path(one["run_dir"], "run.json").read_text()) for one in second["trials"]]
+    assert {str(folder)} == {one["working_dir"] for one in records}
     assert (2, 4) == (len(first["trials"]), len(second["trials"]))
     assert "trial 1 starts" not in said
     values = {one["number"]: one["values"] for one in second["trials"]}

@@ -1,13 +1,21 @@
-"""The journal of a sweep: every cut of its file gives a sweep that goes on, and damage is refused by line."""
+"""The journal of a sweep: every cut of its file gives a sweep that goes on, and attempts are judged by what they did."""
 
 import json
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from forgather.errors import ProjectError
+from forgather.interventions import Intervention, record
+from forgather.run_control import Action
+from forgather.run_status import Status, of_this_process, write_status
 from forgather.runs.run_folders import JOURNAL
+from forgather.sweeps.driver import Sweep, trial_folder
 from forgather.sweeps.journal import Journal, Outcome, read_history, sweep_lock
+from forgather.sweeps.slots import Command
+from forgather.sweeps.spec import SweepSpec
 
 
 def made(folder):
@@ -62,6 +70,9 @@ def test_every_cut_loses_at_most_the_last_record(tmp_path):
         (lambda lines: [lines[0], b'{"event": "start", "trial": 9, "attempt": 1}', *lines[1:]], "damaged at line 2"),
         (lambda lines: [lines[0].replace(b'"form": 1', b'"form": 99'), *lines[1:]], "of a newer version"),
         (lambda lines: lines[1:], "damaged at line 1"),
+        (lambda lines: [lines[0], b'{"event": "trial", "trial": 2, "values": 5}', b""], "damaged at line 2"),
+        (lambda lines: [lines[0], b'{"event": "trial", "trial": 2, "values": {"a": 1}}', b""], "damaged at line 2"),
+        (lambda lines: [lines[0], b'{"event": "trial", "trial": "2", "values": {}}', b""], "damaged at line 2"),
         (lambda lines: [lines[0].replace(b', "form": 1', b""), *lines[1:]], "damaged at line 1"),
         (lambda lines: [lines[0], b"[" * 99_999, *lines[1:]], "damaged at line 2"),
         (lambda lines: [lines[0], lines[1].replace(b'{"a": "1"}', b'["a"]'), *lines[2:]], "damaged at line 2"),
@@ -113,3 +124,84 @@ def test_two_processes_never_run_one_sweep(tmp_path):
         assert 0 == os.waitpid(child, 0)[1]
     with sweep_lock(str(tmp_path)):
         pass
+
+
+class InstantSlots:
+    """One place, in which each attempt ends at once; `act` is what it does before."""
+
+    def __init__(self, status, act=lambda trial: None):
+        self.number, self.status, self.act, self.trials = 1, status, act, set()
+
+    def start(self, trial, command, log):
+        self.act(trial)
+        self.trials.add(trial)
+
+    def adopt(self, trial, handle):
+        return False
+
+    def running(self):
+        return set(self.trials)
+
+    def ended(self):
+        while self.trials:
+            yield self.trials.pop(), self.status
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("before", [Status.INTERRUPTED, Status.FINISHED])
+@pytest.mark.parametrize(("status", "attempts"), [(1, 2), (-9, 4), (None, 4)])
+def test_an_attempt_without_a_run_folder_is_not_judged_by_an_earlier_run(tmp_path, before, status, attempts):
+    journal = Journal.create(str(tmp_path), {})
+    journal.announce(0, {})
+    journal.started(0, 1, None)
+    journal.ended(0, Outcome.INTERRUPTED, step=None)
+    earlier = Path(trial_folder(str(tmp_path), 0)) / "runs" / "20260101T000000Z-work"
+    earlier.mkdir(parents=True)
+    write_status(str(earlier), replace(of_this_process(0.0), status=before))
+
+    def refuse_to_go_on_forever():
+        assert journal.history.trials[0].attempts <= attempts
+
+    sweep = Sweep(
+        journal=journal,
+        spec=SweepSpec(parameters=()),
+        slots=InstantSlots(status),
+        next_trial=lambda: None,
+        command=lambda trial, is_again: Command([], str(tmp_path)),
+        changed=refuse_to_go_on_forever,
+    )
+    sweep.run()
+    trial = read_history(str(tmp_path)).trials[0]
+    assert (Outcome.FAILED, attempts) == (trial.outcome, trial.attempts)
+    assert "20260101T000000Z-work" == trial.earlier_run
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_trial_that_a_user_stops_is_not_started_again(tmp_path, is_asked):
+    journal = Journal.create(str(tmp_path), {})
+    journal.announce(0, {})
+
+    def interrupted(trial):
+        attempt = journal.history.trials[0].attempts
+        run_dir = Path(trial_folder(str(tmp_path), 0)) / "runs" / f"20260101T00000{attempt}Z-work"
+        run_dir.mkdir(parents=True)
+        is_over = attempt == 2
+        write_status(
+            str(run_dir), replace(of_this_process(0.0), status=Status.FINISHED if is_over else Status.INTERRUPTED)
+        )
+        if is_asked:
+            record(str(run_dir), [Intervention(step=3, action=Action.STOP, who="ann")])
+
+    sweep = Sweep(
+        journal=journal,
+        spec=SweepSpec(parameters=()),
+        slots=InstantSlots(None, interrupted),
+        next_trial=lambda: None,
+        command=lambda trial, is_again: Command([], str(tmp_path)),
+    )
+    sweep.run()
+    trial = read_history(str(tmp_path)).trials[0]
+    expected = (Outcome.STOPPED, 1, "stopped by 'fgcli control'") if is_asked else (Outcome.FINISHED, 2, "")
+    assert expected == (trial.outcome, trial.attempts, trial.cause)

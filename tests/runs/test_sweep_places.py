@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from forgather.cli.main import main
 from forgather.errors import ProjectError
-from forgather.sweeps.journal import read_history, sweep_lock
+from forgather.sweeps.journal import Journal, read_history, sweep_lock
 from forgather.sweeps.queue import Queue
 from forgather.sweeps.slots import Command, dealt_devices, visible_devices
 from forgather.sweeps.slurm import SlurmSlots, job_script
@@ -41,29 +42,34 @@ if "--version" in sys.argv: print("slurm 24.05"); sys.exit()
 if "--partition=none" in sys.argv: sys.exit("sbatch: error: invalid partition specified: none")
 number = len(os.listdir(jobs)) + 1
 script = sys.argv[-1]
-words = [*sys.argv, *(line.strip().removeprefix("#SBATCH ") for line in open(script))]
-log = next(word.split("=", 1)[1].replace("%%", "%") for word in words if word.startswith("--output="))
-child = subprocess.Popen(["bash", script], stdout=open(log, "ab"), stderr=subprocess.STDOUT, start_new_session=True)
-open(os.path.join(jobs, str(number)), "w").write(str(child.pid))
+log, name = (next(word.split("=", 1)[1] for word in sys.argv if word.startswith(option))
+             for option in ("--output=", "--job-name="))
+stdout = open(log.replace("%%", "%"), "ab")
+child = subprocess.Popen(["bash", script], stdout=stdout, stderr=subprocess.STDOUT, start_new_session=True)
+open(os.path.join(jobs, str(number)), "w").write(f"{{child.pid}} {{name}}")
 print(number)
 """
 SQUEUE = """#!{python}
 import json, os, sys
 jobs = os.environ["STAND_IN_JOBS"]
-asked = next(word.split("=")[1] for word in sys.argv if word.startswith("--jobs=")).split(",")
+if os.path.exists(f"{{jobs}}.down"): sys.exit("slurm_load_jobs error: Unable to contact slurm controller")
+kind, asked = next(word.split("=") for word in sys.argv if word.startswith(("--jobs=", "--name=")))
+def facts(number):
+    return open(os.path.join(jobs, number)).read().split()
 def state(number):
-    pid = open(os.path.join(jobs, number)).read()
+    pid = facts(number)[0]
     try:
         line = open(f"/proc/{{pid}}/stat").read()
     except OSError:
         return "COMPLETED"
     return "COMPLETED" if line.rsplit(")", 1)[1].split()[0] == "Z" else "RUNNING"
-known = [one for one in asked if os.path.exists(os.path.join(jobs, one))]
+known = [one for one in os.listdir(jobs) if (one in asked.split(",") if kind == "--jobs" else facts(one)[1] == asked)]
+if kind == "--jobs" and not known: sys.exit("slurm_load_jobs error: Invalid job id specified")
 print(json.dumps({{"jobs": [{{"job_id": int(one), "job_state": [state(one)]}} for one in known]}}))
 """
 SCANCEL = """#!{python}
 import os, signal, sys
-pid = int(open(os.path.join(os.environ["STAND_IN_JOBS"], sys.argv[-1])).read())
+pid = int(open(os.path.join(os.environ["STAND_IN_JOBS"], sys.argv[-1])).read().split()[0])
 os.killpg(pid, signal.SIGTERM)
 """
 
@@ -97,16 +103,57 @@ def test_a_job_is_submitted_watched_found_again_and_stopped(slurm, tmp_path):
     assert [(3, None)] == waited(slots)
     assert "forgather" in (tmp_path / "log").read_text()
     assert not slots.adopt(3, handle), "it has ended"
-    script = tmp_path / "long.sh"
-    script.write_text(f"#!/bin/bash\n#SBATCH --output={tmp_path}/log\nexec sleep 60\n")
-    slots._options = [str(script), "--"]  # sbatch takes the last word as the script
-    os.system(f"sbatch --parsable {script} > /dev/null")
     again = SlurmSlots(2, [], str(tmp_path / "scripts"), ask_seconds=0.0)
-    assert again.adopt(5, {"job": 2})
+    assert again.adopt(5, {"job": long_job(tmp_path, "any")})
     again.stop(5)
     assert [(5, None)] == waited(again)
+    again.stop(5)
     assert not again.adopt(6, {"job": 99})
     assert not again.adopt(6, None)
+
+
+def long_job(folder, name):
+    """Submits a job that runs for a minute, and returns its number."""
+    script = folder / "long.sh"
+    script.write_text("#!/bin/bash\nexec sleep 60\n")
+    words = ["sbatch", "--parsable", f"--output={folder}/log", f"--job-name={name}", str(script)]
+    return int(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+
+
+def test_a_job_goes_on_while_slurm_does_not_answer(slurm, tmp_path):
+    slots = SlurmSlots(2, [], str(tmp_path / "scripts"), ask_seconds=0.0)
+    job = long_job(tmp_path, "any")
+    assert slots.adopt(5, {"job": job})
+    down = Path(f"{slurm}.down")
+    down.touch()
+    # More often than a job that squeue has forgotten may be missing.
+    assert [] == [one for _ in range(5) for one in slots.ended()]
+    again = SlurmSlots(2, [], str(tmp_path / "scripts"))
+    with pytest.raises(ProjectError, match="does not say whether the job of trial 5 still runs") as caught:
+        again.adopt(5, {"job": job})
+    assert "FG565" == caught.value.code
+    down.unlink()
+    slots.stop(5)
+    assert [(5, None)] == waited(slots)
+
+
+def test_a_job_whose_number_was_not_recorded_is_found_by_its_name(slurm, tmp_path):
+    first, other = (SlurmSlots(2, [], str(tmp_path / name), ask_seconds=0.0) for name in ("scripts", "other sweep"))
+    long_job(tmp_path, first._name(5))
+    assert not other.adopt(5, None)
+    assert not first.adopt(4, None)
+    assert first.adopt(5, None)
+    first.stop(5)
+    assert [(5, None)] == waited(first)
+
+
+def test_the_log_of_a_job_may_have_any_path(slurm, tmp_path):
+    log = tmp_path / "a b %j" / "log"
+    log.parent.mkdir()
+    slots = SlurmSlots(2, ["--job-name=mine"], str(tmp_path / "scripts"), ask_seconds=0.0)
+    slots.start(0, Command(["--version"], str(tmp_path)), str(log))
+    waited(slots)
+    assert "forgather" in log.read_text()
 
 
 def test_a_refused_job_is_an_error_of_slurm(slurm, tmp_path, monkeypatch):
@@ -139,7 +186,7 @@ def test_a_controller_that_does_not_answer_says_nothing_about_jobs(slurm, tmp_pa
         patch.setenv("PATH", f"{down}:{os.environ['PATH']}")
         assert [[]] * 9 == [list(slots.ended()) for _ in range(9)]
         # Started again, the trial would run twice.
-        with pytest.raises(ProjectError, match="squeue does not say whether job 1 of trial 0 goes on"):
+        with pytest.raises(ProjectError, match="squeue does not say whether the job of trial 0 still runs"):
             slots.adopt(0, {"job": 1})
         (down / "squeue").write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
         assert not slots.adopt(0, {"job": 1})
@@ -156,7 +203,7 @@ def test_a_job_without_a_number_is_an_error(slurm, tmp_path, monkeypatch):
 
 
 def test_a_script_of_a_job_is_valid_and_quotes_its_words(tmp_path):
-    text = job_script(Command(["-t", "a b", "train", "--set", "x=$(rm -rf /)"], "/a dir"), name="t")
+    text = job_script(Command(["-t", "a b", "train", "--set", "x=$(rm -rf /)"], "/a dir"))
     assert "cd '/a dir'" in text
     assert "'x=$(rm -rf /)'" in text
     file = tmp_path / "job.sh"
@@ -311,6 +358,21 @@ def test_what_is_added_while_a_queue_runs_is_run(queue):
     assert read_history(str(queue / "q")).trials.keys() == {0, 1}
 
 
+def test_a_command_is_either_started_or_removed_whoever_comes_first(tmp_path):
+    waiting = Queue(str(tmp_path))
+    for word in "ab":
+        waiting.add([word], str(tmp_path))
+    runner = Journal.open(str(tmp_path))
+    assert runner.started(0, 1, None)
+    with pytest.raises(ProjectError, match="entry 0 was started already"):
+        waiting.remove([0])
+    # The runner has looked at the queue, and has not recorded the start yet.
+    assert {0, 1} == runner.history.trials.keys()
+    waiting.remove([1])
+    assert not runner.started(1, 1, None)
+    assert ["removed" if one.skipped else "started" for one in waiting.entries()] == ["started", "removed"]
+
+
 def test_a_command_whose_folder_is_gone_fails_alone(queue, capsys, tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -382,6 +444,8 @@ def test_the_folder_of_a_sweep_is_no_queue(queue, capsys):
 def test_what_has_no_meaning_is_refused(queue, capsys, words):
     assert 1 == main(["queue", *words])
     assert "[FG56" in capsys.readouterr().err
+    assert 1 == main(["queue", "add", "--", "-t", "work", "train", "--set", "+main.api_key=s3cr3tvalue99"])
+    assert "error[FG531]: the command contains a secret, and the queue would store it" in capsys.readouterr().err
     assert (0, {"folder": str(Path(os.environ["XDG_STATE_HOME"]) / "forgather/queue"), "entries": []}) == listed(
         capsys, "ls"
     )

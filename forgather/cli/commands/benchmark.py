@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from forgather.cli.invocation import Invocation
-from forgather.cli.options import add_json, add_output
+from forgather.cli.options import add_json, add_output, number_of_seconds
 from forgather.cli.output import print_note, write_json, write_text
 from forgather.cli.selection_output import benchmark_lines, result_csv, result_lines
 from forgather.errors import ProjectError
@@ -51,7 +51,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=int, default=5, metavar="N", help="with run: steps to measure (default: 5)")
     parser.add_argument(
-        "--timeout", type=float, default=600, metavar="S", help="with run: seconds for one cell (default: 600)"
+        "--timeout",
+        type=number_of_seconds,
+        default=600,
+        metavar="S",
+        help="with run: seconds for one cell (default: 600)",
     )
     parser.add_argument("--csv", action="store_true", help="with run: print the table as CSV")
     add_json(parser)

@@ -20,6 +20,7 @@ from forgather.control_socket import remove_dead_sockets
 from forgather.errors import ControlError, ProjectError
 from forgather.interventions import Intervention, read_interventions
 from forgather.project.path_display import near_path
+from forgather.project.run_facts import is_run_folder
 from forgather.run_status import Status
 from forgather.runs.condition import parse_condition
 from forgather.runs.labels import Labels, change_labels, read_labels
@@ -227,7 +228,9 @@ def _facts(run: RunSummary, changes: Sequence[Intervention]) -> object:
 
 def _label(invocation: Invocation) -> int:
     options = invocation.options
-    if os.path.isdir(options.label) and options.action != "note":
+    is_path = os.path.isdir(options.label) and (os.sep in options.label or is_run_folder(options.label))
+    # A plain word may be the name of a folder here, too.
+    if is_path and options.action != "note":
         raise ProjectError(
             f"{options.label!r} is a folder, and the first word after {options.action!r} is a label",
             code="FG504",

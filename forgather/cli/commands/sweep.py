@@ -19,6 +19,7 @@ from forgather.cli.sweep_output import SweepReporter, plan_lines, result_lines
 from forgather.cli.trusting import ask_trust
 from forgather.errors import PlanError, ProjectError
 from forgather.launch import plan_run
+from forgather.launch.launch_files import refuse_secret
 from forgather.project.path_display import near_path
 from forgather.project.project import Project
 from forgather.project.targets import run_meta
@@ -112,8 +113,11 @@ def run(invocation: Invocation) -> int:
         config=project.config_name,
         variables=dict(invocation.variables),
         trials=options.trials,
+        working_dir=os.getcwd(),
         **_asked(options, project),
     )
+    request.refuse_secrets()
+    refuse_secret(options.slurm or "", "the journal of the sweep would store it")
     project, spec = request.open()
     if spec.method is Method.OPTUNA:
         refuse_missing_optuna(spec)
@@ -136,7 +140,7 @@ def run(invocation: Invocation) -> int:
     with sweep_lock(folder):
         journal = Journal.create(folder, {**request.as_record(project, spec), **places})
         for trial in plan.trials:
-            journal.announce(trial.number, dict(trial.assignments), refusal_text(trial) or None)
+            _announce(journal, trial)
         return _run(invocation, journal, request, project, trials, slots)
 
 
@@ -234,14 +238,22 @@ def _announce_added(journal: Journal, trials: Trials) -> None:
     """Announces the trials that a larger number of trials adds, and those that the first process did not reach."""
     for trial in trials.planned():
         if trial.number not in journal.history.trials:
-            journal.announce(trial.number, dict(trial.assignments), refusal_text(trial) or None)
+            _announce(journal, trial)
+    if trials.spec.method is Method.OPTUNA:
+        for known in journal.history.trials.values():
+            if known.skipped is None:
+                trials.remember(known.number, known.values)
+
+
+def _announce(journal: Journal, trial: Trial) -> None:
+    journal.announce(trial.number, dict(trial.assignments), refusal_text(trial) or None, trial.same_as)
 
 
 def _run(
     invocation: Invocation, journal: Journal, request: SweepRequest, project: Project, trials: Trials, slots: Slots
 ) -> int:
     spec = trials.spec
-    resume, here = list(resume_words(project)), os.getcwd()
+    resume, here = list(resume_words(project)), request.working_dir or os.getcwd()
 
     def command(trial: TrialHistory, is_again: bool) -> Command:
         folder = trial_folder(journal.folder, trial.number)
@@ -293,9 +305,13 @@ def _proposed(sweep: Sweep, trials: Trials) -> int | None:
     while spec.method is Method.OPTUNA and len(history.trials) < (spec.num_trials or 0):
         number = len(history.trials)
         results = {one.number: one for one in results_of(history, spec, sweep.progress)}
-        known = [(trials.values_of(history.trials[at].values), results[at].value) for at in range(number)]
+        # A duplicate of a good trial is as good, and not one without a result.
+        known = [
+            (trials.values_of(one.values), results[at if one.same_as is None else one.same_as].value)
+            for at, one in sorted(history.trials.items())
+        ]
         trial = trials.judged(number, proposed(spec, number, known))
-        sweep.journal.announce(number, dict(trial.assignments), refusal_text(trial) or None)
+        _announce(sweep.journal, trial)
         if trial.runs:
             return number
     return None

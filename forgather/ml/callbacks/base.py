@@ -9,6 +9,7 @@ the callbacks that have a method of that name:
   accelerator this is up to a few steps later. What a callback passes to `report`, a mapping with `event` and `step`,
   is sent to all callbacks as `on_run_event`.
 * `on_run_event`, with `run_event`, such a mapping: something happened at a step of the run. `JsonLogger` records it.
+* `on_logged`, with `logged` (a `Logged`): the user's code has logged something with `forgather.ml.tracking`.
 * `on_control`, with `facts` and `done`: the run has done what the user asked of it while it goes on.
 """
 

@@ -19,6 +19,7 @@ from forgather.ml.callbacks.output_target import report_only, run_folder
 from forgather.ml.log import get_logger
 from forgather.ml.memory import local_tensor, memory_facts, peak_since_last
 from forgather.ml.number_format import format_bytes
+from forgather.replaced_file import replace_file
 
 _log = get_logger(__name__)
 
@@ -195,7 +196,7 @@ class MemoryProfiler(TrainerCallback):
             torch.cuda.memory._record_memory_history(enabled=None)
             self._records = False
         text = json.dumps(self.get_memory_report(), indent=1)
-        _with_suffix(folder / MEMORY_FILE, suffix).write_text(text + "\n", encoding="utf-8")
+        replace_file(_with_suffix(folder / MEMORY_FILE, suffix), f"{text}\n".encode())
 
 
 def _with_suffix(file: Path, suffix: str) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 from forgather.ml.callbacks.base import ExportableState, TrainerCallback
 from forgather.ml.callbacks.output_target import is_selected_rank, report_only, run_folder
 from forgather.ml.metrics import METRICS_FILE, LineWriter, end_of_lines, repeatable_metrics, resume_lines
+from forgather.ml.tracking import Logged
 
 
 class JsonLogger(TrainerCallback, ExportableState):
@@ -45,7 +46,7 @@ class JsonLogger(TrainerCallback, ExportableState):
         self._repeatable: LineWriter | None = None
         self._times: list[float] = []
         self._begins: dict[str, int] = {}
-        # What happened at steps: for each event, the number of log lines before it, and its line.
+        # What happened at steps, and the user's numbers: the number of log lines before each, and its line.
         self._events: list[list[Any]] = []
 
     @report_only
@@ -107,8 +108,15 @@ class JsonLogger(TrainerCallback, ExportableState):
             self._write_event(args, state, run_event["step"], facts)
 
     @report_only
+    def on_logged(self, args: Any, state: Any, control: Any, logged: Logged, **kwargs: Any) -> None:
+        """Appends numbers of the user's code as one line to the metrics file; `loss.jsonl` gets no such line."""
+        if logged.kind == "numbers":
+            self._write_event(args, state, logged.step, logged.content)
+
+    @report_only
     def on_control(self, args: Any, state: Any, control: Any, facts: dict[str, Any], done: str, **kwargs: Any) -> None:
         """Appends a line with `event: control` for an action of the user; `loss.jsonl` gets no such line."""
+        # Readers show the message of an event, of whatever kind it is.
         self._write_event(args, state, state.global_step, {"event": "control", "message": done, **facts})
 
     def _write_event(self, args: Any, state: Any, step: int, facts: Mapping[str, Any]) -> None:

@@ -161,6 +161,21 @@ class TrainingMonitor(TrainerCallback):
         self.close()
 
 
+def _memory_here(model: Any) -> tuple[float | None, float] | None:
+    """Returns the share of the GPU's memory that is in use, and the memory of this rank; None without an answer.
+
+    An error is an answer, too: the other ranks wait for one.
+
+    Units:
+        bytes, of the memory of this rank.
+    """
+    try:
+        facts = memory_facts(next(model.parameters()).device)
+        return memory_share(), facts.get("memory_peak_bytes", facts["memory_bytes"])
+    except Exception:  # noqa: BLE001  border: a report must not end a run
+        return None
+
+
 class ResourceMonitorCallback(TrainerCallback):
     """A callback that warns if the memory of a GPU is nearly full, or if ranks use very different amounts of memory.
 
@@ -198,11 +213,14 @@ class ResourceMonitorCallback(TrainerCallback):
         """Compares the memory of all ranks. Collective: every rank logs at the same steps."""
         if not logs or "loss" not in logs:
             return
-        facts = memory_facts(next(model.parameters()).device)
-        used = facts.get("memory_peak_bytes", facts["memory_bytes"])
-        ranks = collectives.all_gather((memory_share(), used))
-        if state.is_world_process_zero:
-            self._look(state.global_step, [share for share, _ in ranks], [used for _, used in ranks])
+        ranks = collectives.all_gather(_memory_here(model))
+        if not state.is_world_process_zero:
+            return
+        known = [one for one in ranks if one is not None]
+        if len(known) == len(ranks):
+            self._look(state.global_step, [share for share, _ in known], [used for _, used in known])
+        else:
+            _log.warning_once("the memory of rank %d cannot be measured, so that none is compared", ranks.index(None))
 
     def _look(self, step: int, shares: list[float | None], used: list[float]) -> None:
         full = {rank: share for rank, share in enumerate(shares) if share is not None}

@@ -15,6 +15,7 @@ from forgather.ml.argument_values import refuse_wrong_values
 from forgather.ml.callbacks.base import TrainerCallback
 from forgather.ml.callbacks.output_target import report_only, run_folder
 from forgather.ml.log import get_logger
+from forgather.replaced_file import replace_file
 
 _log = get_logger(__name__)
 
@@ -134,7 +135,8 @@ class ProfileCallback(TrainerCallback):
         profiled.export_chrome_trace(str(trace))
         facts = {"steps": recorded, "trace": f"{FOLDER}/{trace.name}", "operators": operator_table(profiled)}
         stem, suffix = os.path.splitext(OPERATORS_FILE)
-        (self._place / f"{stem}{self._suffix}{suffix}").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(facts, indent=1) + "\n"
+        replace_file(self._place / f"{stem}{self._suffix}{suffix}", text.encode())
         _log.warning("profile: %d steps are in %s, which https://ui.perfetto.dev opens", recorded, trace)
 
 

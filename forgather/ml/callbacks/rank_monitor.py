@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from statistics import median
@@ -24,6 +25,8 @@ from forgather.ml.types import StepRecord
 _log = get_logger(__name__)
 
 RANKS_FILE = "ranks.jsonl"
+_MOST_RECORDS = 1000
+"""The number of steps whose median is taken."""
 PARTS = {
     "data_seconds": "waiting for data",
     "forward_backward_seconds": "forward and backward",
@@ -66,7 +69,9 @@ class DistributedMonitorCallback(TrainerCallback):
         self._open = ExitStack()
         self._stats: CommunicationStats | None = None
         self._seconds_before = 0.0
-        self._records: list[StepRecord] = []
+        # Bounded, for a run that logs rarely or never.
+        self._records: deque[StepRecord] = deque(maxlen=_MOST_RECORDS)
+        self._num_steps = 0
         self._system: SystemStats | None = None
         self._writer: LineWriter | None = None
         self._report: Callable[[Mapping[str, Any]], None] | None = None
@@ -77,7 +82,8 @@ class DistributedMonitorCallback(TrainerCallback):
         """Begins to count."""
         folder = run_folder(args, self.run_dir)
         self._open.close()
-        self._records, self._slow, self._seconds_before = [], None, 0.0
+        self._records.clear()
+        self._num_steps, self._slow, self._seconds_before = 0, None, 0.0
         if self.communication and collectives.is_multi_process():
             self._stats = self._open.enter_context(recorded_communication())
         existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
@@ -97,6 +103,7 @@ class DistributedMonitorCallback(TrainerCallback):
     ) -> None:
         """Keeps the record of a step until the next log line."""
         self._records.append(record)
+        self._num_steps += 1
         self._report = report
 
     @report_only
@@ -104,7 +111,7 @@ class DistributedMonitorCallback(TrainerCallback):
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, model: Any = None, **kwargs: Any
     ) -> None:
         """Exchanges the numbers of all ranks. Collective: every rank logs at the same steps."""
-        if not logs or "loss" not in logs or self._system is None:
+        if not logs or "loss" not in logs:
             return
         ranks = collectives.all_gather(self._figures(args, model))
         if self._writer is not None:
@@ -121,16 +128,17 @@ class DistributedMonitorCallback(TrainerCallback):
 
     def _figures(self, args: Any, model: Any) -> dict[str, Any]:
         """Returns the numbers of this rank; an error is a part of them, so that no other rank waits for them."""
-        facts: dict[str, Any] = {"rank": int(args.process_index), "host": platform.node(), "steps": len(self._records)}
+        num_steps, self._num_steps = self._num_steps, 0
+        facts: dict[str, Any] = {"rank": int(args.process_index), "host": platform.node(), "steps": num_steps}
         try:
-            records, self._records = self._records, []
-            names = [*PARTS, "sync_seconds"] if records else []
-            facts |= {name: median(getattr(record, name) for record in records) for name in names}
+            names = [*PARTS, "sync_seconds"] if self._records else []
+            facts |= {name: median(getattr(record, name) for record in self._records) for name in names}
+            self._records.clear()
             if self._stats is not None:
-                facts |= self._communication(len(records))
+                facts |= self._communication(num_steps)
             facts |= memory_facts(next(model.parameters()).device)
-            assert self._system is not None, "made at the start"  # noqa: S101
-            facts |= {name: value for name, value in self._system.read().items() if value is not None}
+            read = self._system.read() if self._system is not None else {}
+            facts |= {name: value for name, value in read.items() if value is not None}
         except Exception as error:  # noqa: BLE001  border: a report must not end a run
             facts["problem"] = f"{type(error).__name__}: {error}"
         return facts

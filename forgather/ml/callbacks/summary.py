@@ -33,6 +33,7 @@ from forgather.ml.number_format import (
 from forgather.ml.report import REPORT_FILE, write_report
 from forgather.ml.report.run_data import SAMPLES_FILE, SUMMARY_FILE
 from forgather.redaction import hidden
+from forgather.replaced_file import replace_file
 
 _UNITS = ("tokens", "samples")
 """The units of speed, of which the first one that a run has measured is shown."""
@@ -210,12 +211,9 @@ class RunSummaryCallback(TrainerCallback):
     def _write(self, args: Any) -> None:
         folder = run_folder(args, self.run_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f".{SUMMARY_FILE}.{os.getpid()}"
-        aside.write_text(
-            json.dumps(hidden(as_json(self._summary)), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
-        # Renamed when it is complete: `write_report` may read the file of a running run.
-        os.replace(aside, folder / SUMMARY_FILE)
+        text = json.dumps(hidden(as_json(self._summary)), indent=2, ensure_ascii=False) + "\n"
+        # In one step: `write_report` may read the file of a running run.
+        replace_file(folder / SUMMARY_FILE, text.encode())
 
     def _print(self) -> None:
         console = self.console or shared_console()

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback
 
 from forgather.ml.callbacks.effective_settings import effective_settings
 from forgather.ml.callbacks.output_target import is_selected_rank, report_only, run_folder
+from forgather.ml.callbacks.run_record import read_record
 from forgather.ml.metrics import as_json
+from forgather.ml.tracking import Logged
 from forgather.redaction import hidden, hide
 
 
 class TBLogger(TrainerCallback):
     """A callback that writes each log to TensorBoard as scalars (`train/loss`, `eval/loss`, ...).
 
-    The settings of the run and of the model are written as text. After a resume, TensorBoard shows each step once, even
-    if the resumed run writes to a new folder.
+    The settings of the run and of the model are written as text, and so are its config and the line that set each
+    value. After a resume, TensorBoard shows each step once, even if the resumed run writes to a new folder.
 
     Args:
         summary_writer: a `torch.utils.tensorboard.SummaryWriter`, or a function that returns one, such as a partial.
@@ -61,6 +65,8 @@ class TBLogger(TrainerCallback):
         config: Any = getattr(model, "config", None)
         if hasattr(config, "to_dict"):
             texts["model_config"] = config.to_dict()
+        for name, text in read_record(run_folder(args, self.run_dir)).texts.items():
+            texts[name] = f"```\n{text}\n```"
         for name, text in texts.items():
             if text:
                 writer.add_text(name, hide(text if isinstance(text, str) else _code_block(text)), state.global_step)
@@ -73,6 +79,21 @@ class TBLogger(TrainerCallback):
         writer = self._open(args)
         self._write(writer, logs, state.global_step)
         # TensorBoard otherwise shows a slow run up to two minutes late, and a killed run loses its last logs.
+        writer.flush()
+
+    @report_only
+    def on_logged(self, args: Any, state: Any, control: Any, logged: Logged, **kwargs: Any) -> None:
+        """Writes what the user's code logs: numbers, an image, or a text; a table is a text in Markdown."""
+        if not is_selected_rank(self.rank_filter, args):
+            return
+        writer = self._open(args)
+        if logged.kind == "numbers":
+            self._write(writer, logged.content, logged.step)
+        elif logged.kind == "image":
+            writer.add_image(logged.name, _pixels(logged.file), logged.step, dataformats="HWC")
+        else:
+            text = logged.content if logged.kind == "text" else _markdown(*logged.content)
+            writer.add_text(logged.name, text, logged.step)
         writer.flush()
 
     @report_only
@@ -122,6 +143,22 @@ def _scalar_tag(name: str) -> str:
         if name.startswith(f"{group}_"):
             return f"{group}/{name.removeprefix(f'{group}_')}"
     return f"train/{name}"
+
+
+def _pixels(file: Any) -> np.ndarray:
+    """Returns the pixels of an image file.
+
+    Shapes:
+        Returns (H, W, 4): height, width; red, green, blue and opacity.
+    """
+    with Image.open(file) as image:
+        return np.asarray(image.convert("RGBA"))
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Returns a table as Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(str(value).replace("|", "\\|") for value in line) + " |" for line in lines)
 
 
 def _code_block(facts: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from forgather.ml.report.page import page
 from forgather.ml.report.run_data import read_facts
+from forgather.replaced_file import replace_file
 
 REPORT_FILE = "report.html"
 
@@ -32,9 +33,6 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     """
     folder = Path(run_dir)
     text = page(read_facts(folder))
-    # Renamed when it is complete, so that a browser never shows a part of the page.
-    aside = folder / f".{REPORT_FILE}.{os.getpid()}"
-    # JSON can contain lone surrogates, which UTF-8 cannot encode.
-    aside.write_text(text, encoding="utf-8", errors="replace")
-    os.replace(aside, folder / REPORT_FILE)
+    # In one step, so that a browser never shows a part of the page. JSON can contain lone surrogates, UTF-8 cannot.
+    replace_file(folder / REPORT_FILE, text.encode("utf-8", "replace"))
     return folder / REPORT_FILE

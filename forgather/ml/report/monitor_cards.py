@@ -41,7 +41,7 @@ def marks_on(title: str, events: Sequence[Mapping[str, Any]]) -> list[tuple[floa
     return [
         (event["step"], f"{event['kind']}: {event.get('message', '')}")
         for event in events
-        if event.get("kind") in _MARKED.get(title, ()) and type(event.get("step")) is int
+        if event.get("kind") in _MARKED.get(title, ()) and type(step := event.get("step")) is int and 0 <= step < 2**53
     ]
 
 

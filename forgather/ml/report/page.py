@@ -325,19 +325,17 @@ def _charts(facts: RunFacts) -> str:
 
 
 def _evaluations(facts: RunFacts) -> str:
-    rows: dict[Any, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for record in facts.records:
         names = [name for name in record if name.startswith("eval_") and not name.endswith(_UNCHARTED)]
         found = {name: record[name] for name in names}
         if found:
-            rows.setdefault(record.get("step"), {}).update(found)
+            rows.setdefault(str(record.get("step")), {}).update(found)
     if not rows:
         return ""
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     head = "".join(f"<th>{html_text(_words(name.removeprefix('eval_')))}</th>" for name in names)
-    body = "".join(
-        _row([str(step), *(format_number(row.get(name, "")) for name in names)]) for step, row in rows.items()
-    )
+    body = "".join(_row([step, *(format_number(row.get(name, "")) for name in names)]) for step, row in rows.items())
     table = f'<table class="numbers"><thead><tr><th>step</th>{head}</tr></thead><tbody>{body}</tbody></table>'
     return f'<div class="scroll">{table}</div>'
 

@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from forgather.errors import TrainingError
-from forgather.ml.metrics import METRICS_FILE, read_records
+from forgather.ml.metrics import METRICS_FILE, read_records, whole_number
 from forgather.planner.memory_plan import PLAN_FILE
 from forgather.run_status import STATUS_FILE, RunStatus, read_status
 
 RANKS_FILE, OPERATORS_FILE, MEMORY_FILE = "ranks.jsonl", "profile/operators.json", "memory.json"
 SAMPLES_FILE, SUMMARY_FILE, RUN_FILE, CONFIG_FILE = "samples.jsonl", "summary.json", "run.json", "config.yaml"
 _LONGEST_CONFIG_BYTES = 500_000  # the whole text becomes a part of the page
+_MOST_STEPS = 2**53
+_MOST_VALUE = 1e300
+"""The value from which on one counts as infinite: charts have powers of ten above their values."""
+_TABLES = ("model", "arguments", "optimizer", "schedule", "machine", "versions", "places")
+_NUMBERS = ("seconds", "tokens_per_second", "samples_per_second")
 _LATEST = 1e11
 """Units: seconds since 1970. A later time is damage."""
 _NO_METRIC = frozenset({"step", "time", "epoch"})  # they say when a line was logged
@@ -95,9 +100,8 @@ class RunFacts:
         """
         found: dict[str, dict[float, float]] = {}
         for record in self.records:
-            step = record.get("step")
-            # `bool` is a subclass of `int`, and a damaged file may contain anything.
-            if not isinstance(step, int | float) or isinstance(step, bool) or "event" in record:
+            step: Any = record.get("step")
+            if not (_is_number(step) and abs(step) < _MOST_STEPS) or "event" in record:
                 continue
             for name, value in record.items():
                 if name not in _NO_METRIC and _is_number(value):
@@ -112,7 +116,7 @@ class RunFacts:
     @property
     def elapsed_seconds(self) -> float:
         """The time from the first log line to the last one, in seconds."""
-        times = [record["time"] for record in self.records if isinstance(record.get("time"), int | float)]
+        times = [at for record in self.records if (at := _instant(record.get("time"))) is not None]
         return times[-1] - times[0] if len(times) > 1 else 0.0
 
     @property
@@ -192,7 +196,7 @@ def read_facts(folder: Path) -> RunFacts:
         operators=_document(folder / OPERATORS_FILE, problems),
         memory=_document(folder / MEMORY_FILE, problems),
         samples=_lines(folder / SAMPLES_FILE, problems),
-        summary=_document(folder / SUMMARY_FILE, problems),
+        summary=_usable(_document(folder / SUMMARY_FILE, problems)),
         run=_document(folder / RUN_FILE, problems),
         config=_text(folder / CONFIG_FILE, problems),
         files=tuple(sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))),
@@ -220,16 +224,25 @@ def _lines(file: Path, problems: list[str]) -> list[dict[str, Any]]:
 
 def _document(file: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"), parse_int=whole_number)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problems.append(f"{file.name} cannot be read: {error}")
         return {}
     if not isinstance(document, dict):
         problems.append(f"{file.name} holds no object")
         return {}
     return document
+
+
+def _usable(summary: dict[str, Any]) -> dict[str, Any]:
+    """Returns a summary without the values of another kind than that of a run: anybody may have written the file."""
+    found = {name: value for name, value in summary.items() if name not in _TABLES or isinstance(value, Mapping)}
+    found = {name: value for name, value in found.items() if name not in _NUMBERS or _is_finite(value)}
+    if (model := found.get("model")) is not None and not _is_finite(model.get("num_parameters", 0)):
+        del found["model"]
+    return found
 
 
 def _text(file: Path, problems: list[str]) -> str:
@@ -243,7 +256,7 @@ def _text(file: Path, problems: list[str]) -> str:
 
 
 def _series(name: str, points: dict[float, float]) -> Series:
-    ordered = sorted((step, value) for step, value in points.items() if math.isfinite(value))
+    ordered = sorted((step, value) for step, value in points.items() if abs(value) < _MOST_VALUE)
     return Series(
         name=name,
         steps=[step for step, _ in ordered],
@@ -260,5 +273,10 @@ def _instant(value: Any) -> float | None:
     return float(value) if _is_number(value) and 0 < value < _LATEST else None
 
 
+def _is_finite(value: Any) -> bool:
+    return _is_number(value) and abs(value) < _MOST_VALUE
+
+
 def _is_number(value: Any) -> bool:
+    # `bool` is a subclass of `int`, and a damaged file may contain anything.
     return isinstance(value, int | float) and not isinstance(value, bool)

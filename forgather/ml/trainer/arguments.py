@@ -36,7 +36,7 @@ class TrainingArguments:
         output_dir: the folder for the final model and the `checkpoint-<step>` folders.
         logging_dir: the folder to which callbacks write metrics; by default a new `<output_dir>/runs/<utc time>-<n>`
             for each run.
-        run_name: the name of the run in trackers; `output_dir` by default.
+        run_name: the name of the run in trackers; that of the run's folder by default.
         per_device_train_batch_size: the number of rows of one micro-batch on one data-parallel rank; None takes what
             follows from `global_batch_size`, or 8. In a config, `auto` is the largest number that fits, which
             `fgcli train` finds.
@@ -138,7 +138,8 @@ class TrainingArguments:
         allow_changed: what may have changed since the checkpoint was written: "data" (rows), "tokenizer", "labels"
             (names of classes), "model" (settings that the weights depend on). Any other such change is an error.
         control: whether the run takes requests of `fgcli control`, "on" or "off".
-        report_to: the trackers of transformers to report to ("tensorboard", "wandb", "mlflow", ...).
+        report_to: the trackers to report to ("tensorboard", "wandb", "mlflow", "trackio", "aim", "comet_ml"), one name
+            or a list; "all" for those that are installed.
         profile: the steps that torch.profiler records, as {wait: 5, warmup: 1, active: 3}: the first `wait` steps run
             as usual, `warmup` steps are thrown away, `active` steps are recorded. A trace and a table of operators are
             written into the run folder, see `forgather.ml.callbacks:ProfileCallback`, whose other arguments may be

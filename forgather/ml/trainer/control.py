@@ -7,11 +7,14 @@ after each epoch, and for the actions that a resumed run still has to do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from forgather.ml.callbacks.base import TrainerControl, TrainerState
 from forgather.ml.callbacks.dispatch import CallbackDispatcher
+from forgather.ml.callbacks.output_target import run_folder
+from forgather.ml.tracking import Logged, receiving
 from forgather.ml.trainer.arguments import TrainingArguments
 
 
@@ -52,6 +55,15 @@ class Session:
         # Cleared before the event, as transformers does: a callback may set it again.
         self.control.should_log = False
         self.send("on_log", logs=line)
+
+    def receiving(self) -> AbstractContextManager[None]:
+        """Returns a context manager in which the user's code can log to the callbacks, see `forgather.ml.tracking`."""
+
+        def send(logged: Logged) -> None:
+            self.send("on_logged", logged=logged)
+
+        is_main = int(self.args.process_index) == 0
+        return receiving(lambda: self.state.global_step, run_folder(self.args), send if is_main else None)
 
     def report(self, event: Mapping[str, Any]) -> None:
         """Sends something that happened at a step, such as an anomaly, to the callbacks as `on_run_event`.

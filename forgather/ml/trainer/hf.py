@@ -208,7 +208,7 @@ class HFTrainer(TransformersRun):
         self.data_collator = protecting_rows(self.data_collator, made)
         for rows in (self.train_dataset, self.eval_dataset):
             warn_mixed_rows(made, rows)
-        self._replace_printers(callbacks)
+        self._finish_preparation(callbacks)
 
     def _task(self) -> Task:
         """Returns the task, which determines how metrics are named.

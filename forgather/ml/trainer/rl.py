@@ -83,7 +83,7 @@ class RewardedRun(TransformersRun):
             trained: Any = super()  # the next class is the trainer of TRL
             trained.__init__(model=model, reward_funcs=rewards, args=args, callbacks=events, **others)
         args.task = Task()  # the loss is not a cross-entropy, and the number of tokens is not known before a step
-        self._replace_printers(callbacks)
+        self._finish_preparation(callbacks)
 
     def _seed_run(self) -> None:
         # As TRL seeds at the end of its constructor: processes with equal seeds would write equal answers.

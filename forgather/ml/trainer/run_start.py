@@ -2,8 +2,8 @@
 
 The config takes precedence over the launcher. It is an error if `accelerate launch` or its config file requests another
 engine (such as DeepSpeed) than the config, because everything about the run would differ. Other settings of the
-launcher are ignored, and `launch/process_request.py` reports them. `checkpoint_to_resume`, `num_steps_and_epochs` and
-`trackers` return the checkpoint, the length and the tracker callbacks of the run.
+launcher are ignored, and `launch/process_request.py` reports them. `checkpoint_to_resume` and `num_steps_and_epochs`
+return the checkpoint and the length of the run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -216,15 +215,6 @@ def _rows_per_step(data: TrainBatches) -> Iterator[str]:
         shown = " x ".join(f"{count} {name}".strip() for name, count in parts.items() if not name or count > 1)
         since = f" from {data.accumulation.unit.removesuffix('s')} {start} on" if start else " per step"
         yield f"{math.prod(parts.values()):,}{since}{f' ({shown})' if ' x ' in shown else ''}"
-
-
-def trackers(args: TrainingArguments) -> list[Any]:
-    """Returns the callbacks of the trackers that the training argument `report_to` names."""
-    if not args.report_to:
-        return []
-    # Imported only here: the module imports every tracker that is installed.
-    integrations = import_module("transformers.integrations")
-    return [tracker() for tracker in integrations.get_reporting_integration_callbacks(args.report_to)]
 
 
 def profilers(args: TrainingArguments) -> list[ProfileCallback]:

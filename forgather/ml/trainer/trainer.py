@@ -24,6 +24,7 @@ from forgather.ml.adapters import Adapter, as_adapter
 from forgather.ml.batch_dependence import warn_of_micro_batches
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, TrainerState
 from forgather.ml.callbacks.dispatch import CallbackDispatcher
+from forgather.ml.callbacks.trackers import tracker_callbacks
 from forgather.ml.checkpoint.manifest import verify
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.checkpoint.rng import seed_process
@@ -210,7 +211,8 @@ class Trainer(WithOwnLoss):
             "train_dataloader": None,
             "eval_dataloader": None,
         }
-        dispatcher = CallbackDispatcher([*run_start.trackers(self.args), *run_start.profilers(self.args)], scene)
+        trackers = tracker_callbacks(self.args.report_to, callbacks or ())
+        dispatcher = CallbackDispatcher([*trackers, *run_start.profilers(self.args)], scene)
         for position, callback in enumerate(callbacks or ()):
             try:
                 dispatcher.add(callback)
@@ -286,7 +288,7 @@ class Trainer(WithOwnLoss):
         # Seeded again: numbers that were drawn since the model was built must not change the run.
         seed_process(args.seed, topology)
         same = SAME_OF_SEVERAL_SECONDS if topology.world_size > 1 else SAME_SECONDS
-        with signal_handler(same_within=same, speaks=topology.rank == 0) as interrupt:
+        with signal_handler(same_within=same, speaks=topology.rank == 0) as interrupt, session.receiving():
             run = self._make_run(interrupt)
             # Once more: modules that are imported there for the first time may draw numbers, as `rich` does.
             seed_process(args.seed, topology)
@@ -485,7 +487,8 @@ class Trainer(WithOwnLoss):
         datasets = self.eval_dataset if eval_dataset is None else eval_dataset
         if datasets is None:
             raise TrainingError("there is no eval_dataset", code="FG824", hint="give the trainer an eval_dataset")
-        metrics = self._evaluate(datasets, metric_key_prefix, None)
+        with self._session.receiving():
+            metrics = self._evaluate(datasets, metric_key_prefix, None)
         assert metrics is not None, "nothing interrupts it"  # noqa: S101
         return metrics
 
@@ -529,23 +532,24 @@ class Trainer(WithOwnLoss):
             TrainingError: FG803 if there are no rows; FG871 or FG872 if metrics cannot be computed; FG964 if answers
                 are generated and the rows are no prompts.
         """
-        if self.answer_generator is not None:
-            answered = self.answered(test_dataset)
-            metrics = metrics_of_answers(answered, self.metric_functions, metric_key_prefix)
-            metrics = collectives.run_on_main(lambda: metrics)
-            self._session.send("on_predict", metrics=metrics)
-            arrays = answered.as_rows().as_arrays()
+        with self._session.receiving():
+            if self.answer_generator is not None:
+                answered = self.answered(test_dataset)
+                metrics = metrics_of_answers(answered, self.metric_functions, metric_key_prefix)
+                metrics = collectives.run_on_main(lambda: metrics)
+                self._session.send("on_predict", metrics=metrics)
+                arrays = answered.as_rows().as_arrays()
+                return PredictionOutput(arrays.predictions, arrays.label_ids, metrics)
+            rows, metrics = predict(
+                self._session,
+                self.strategy,
+                self._eval_batches(test_dataset),
+                functions=self.metric_functions,
+                prefix=metric_key_prefix,
+                ignore_keys=ignore_keys,
+            )
+            arrays = rows.as_arrays()
             return PredictionOutput(arrays.predictions, arrays.label_ids, metrics)
-        rows, metrics = predict(
-            self._session,
-            self.strategy,
-            self._eval_batches(test_dataset),
-            functions=self.metric_functions,
-            prefix=metric_key_prefix,
-            ignore_keys=ignore_keys,
-        )
-        arrays = rows.as_arrays()
-        return PredictionOutput(arrays.predictions, arrays.label_ids, metrics)
 
     def answered(self, dataset: Any) -> AnsweredSet:
         """Returns the prompts of a data set, the expected answers, and the answers that the model generates.

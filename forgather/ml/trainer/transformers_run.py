@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +25,9 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from forgather.errors import CheckpointError
 from forgather.interrupt import SAME_OF_SEVERAL_SECONDS, SAME_SECONDS, Interrupt, signal_handler
 from forgather.ml.batch_dependence import warn_of_micro_batches
+from forgather.ml.callbacks.output_target import run_folder
 from forgather.ml.callbacks.speed import SpeedCallback
+from forgather.ml.callbacks.trackers import tracker_callbacks
 from forgather.ml.checkpoint.files import TRAINER_STATE
 from forgather.ml.data.row_epoch import TrainingRows
 from forgather.ml.distributed import collectives
@@ -33,6 +36,7 @@ from forgather.ml.library_progress import without_progress_bars
 from forgather.ml.log import get_logger
 from forgather.ml.run_dir import own_run_folder
 from forgather.ml.strategy.ddp_buckets import fixed_buckets, note_unused_weights
+from forgather.ml.tracking import Logged, receiving
 from forgather.ml.trainer.data_loader import is_iterable
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule
 from forgather.ml.trainer.run_start import RunStart
@@ -43,7 +47,7 @@ _log = get_logger(__name__)
 class TransformersRun(Trainer):
     """A `transformers.Trainer` that starts, stops, resumes and reports as the trainers of Forgather do.
 
-    A subclass calls `_prepare_run` before the constructor of transformers, and `_replace_printers` after it.
+    A subclass calls `_prepare_run` before the constructor of transformers, and `_finish_preparation` after it.
     """
 
     def _prepare_run(
@@ -52,7 +56,7 @@ class TransformersRun(Trainer):
         optimizer_factory: Callable[..., Optimizer] | None,
         lr_scheduler_factory: Callable[..., Any] | None,
         callbacks: Sequence[TrainerCallback],
-    ) -> list[TrainerCallback] | None:
+    ) -> list[TrainerCallback]:
         """Keeps what the run needs, and returns the callbacks for the constructor of transformers."""
         if getattr(args, "logging_dir", None) is None:  # callbacks write there; transformers has no such setting now
             args.logging_dir = str(own_run_folder(str(args.output_dir)))  # type: ignore[attr-defined]
@@ -64,10 +68,16 @@ class TransformersRun(Trainer):
         self._scheduler_factory = lr_scheduler_factory
         self._num_rows = 0
         speed = SpeedCallback(rows=lambda: self._num_rows * self.args.world_size)
-        return [speed, *callbacks] if callbacks else None
+        self._report_to = args.report_to
+        trackers = tracker_callbacks(args.report_to, callbacks)
+        # transformers would add its own callbacks for the same trackers.
+        args.report_to = []
+        # The speeds are added to the log line before any other callback gets it.
+        return [speed, *trackers, *callbacks] if callbacks or trackers else []
 
-    def _replace_printers(self, callbacks: Sequence[TrainerCallback]) -> None:
+    def _finish_preparation(self, callbacks: Sequence[TrainerCallback]) -> None:
         """Removes the progress bar and the printer of transformers if other callbacks are given."""
+        self.args.report_to = self._report_to
         if callbacks:
             self.remove_callback(PrinterCallback)
             self.remove_callback(ProgressCallback)
@@ -128,7 +138,7 @@ class TransformersRun(Trainer):
             self.add_callback(stop)
             self.add_callback(epoch)
             try:
-                with device_for_deepspeed_imports(), fixed_buckets():
+                with device_for_deepspeed_imports(), fixed_buckets(), self._receiving():
                     result = super().train(folder, *others, **named)
             except BaseException as error:
                 note_unused_weights(error, self.model_wrapped)
@@ -141,6 +151,18 @@ class TransformersRun(Trainer):
         if (asked := stop.asked()) is not None:
             raise asked
         return result
+
+    def _receiving(self) -> AbstractContextManager[None]:
+        """Returns a context manager in which the user's code can log to the callbacks, see `forgather.ml.tracking`."""
+
+        def send(logged: Logged) -> None:
+            for callback in self.callback_handler.callbacks:
+                # The handler of transformers sends the events of transformers alone.
+                if (handler := getattr(callback, "on_logged", None)) is not None:
+                    handler(self.args, self.state, self.control, logged=logged, model=self.model)
+
+        is_main = self.args.process_index == 0
+        return receiving(lambda: self.state.global_step, run_folder(self.args), send if is_main else None)
 
     def _close(self, error: BaseException) -> None:
         """Sends `on_train_end` after training has failed, so that callbacks can close files and trackers."""

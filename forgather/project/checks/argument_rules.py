@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -25,6 +24,7 @@ from forgather.project.checks.setting_rules import arguments_of, place_to_fix, r
 from forgather.project.checks.subject import Subject
 from forgather.rules import is_path
 from forgather.stored_model import missing_model, other_kind
+from forgather.trackers import tracker_faults
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _KINDS = {
@@ -63,8 +63,8 @@ def _check_call(called: Called, calls: Mapping[int, Called]) -> Iterator[Diagnos
                 yield from _check_folder(place, use)
             if "model" in use:
                 yield from _check_model(place, use["model"])
-            if "installed" in use:
-                yield from _check_installed(place, use)
+            if "trackers" in use:
+                yield from _check_trackers(place)
 
 
 class _Place:
@@ -247,14 +247,12 @@ def _check_model(place: _Place, kind: str) -> Iterator[Diagnostic]:
         yield place.finding("FG974", wrong, _KINDS[kind])
 
 
-def _check_installed(place: _Place, use: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def _check_trackers(place: _Place) -> Iterator[Diagnostic]:
     node = place.node
-    for item in node.items if isinstance(node, Sequence) else (node,):
-        word = item.value if isinstance(item, Scalar) else None
-        packages = use["installed"].get(word, [])
-        if packages and all(find_spec(package) is None for package in packages):
-            message = f"{place.name} names {word!r}, which is not installed"
-            yield place.finding("FG881", message, f"pip install {packages[0]}, or leave it out")
+    items = node.items if isinstance(node, Sequence) else (node,)
+    names = [item.value for item in items if isinstance(item, Scalar) and isinstance(item.value, str)]
+    for fault in tracker_faults(names, os.environ):
+        yield place.finding(fault.code, fault.message, fault.hint)
 
 
 def _path_hint(written: str) -> str:

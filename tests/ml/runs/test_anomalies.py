@@ -157,6 +157,19 @@ def test_a_machine_that_is_slow_now_and_then_is_reported_once_until_it_was_usual
     assert [(one.kind, one.step) for one in found] == [("throughput", 103), ("throughput", 303)]
 
 
+def test_steps_that_stay_bad_are_reported_once_and_again_after_a_good_one():
+    losses = [1.0, math.nan, math.nan, math.inf, 1.0, math.nan]
+    records = [StepRecord(step=step, loss=loss) for step, loss in enumerate(losses, start=1)]
+    assert [(one.kind, one.step) for one in found_in(records)] == [("not_finite", 2), ("not_finite", 6)]
+    skipped = [StepRecord(step=step, loss=None, bad="the norm is 9; a standard deviation of 1") for step in range(1, 9)]
+    assert [(one.kind, one.step) for one in found_in(skipped)] == [("explosion", 1)]
+    # A run that resumes between bad steps knows that they are reported.
+    first, second = (AnomalyDetector(anomaly_settings(None), STEPS) for _ in range(2))
+    assert [one.step for one in first.observe(records[1])] == [2]
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.observe(records[2]) == []
+
+
 def test_what_is_known_goes_on_at_a_resume():
     plant = spike(290, 3)
     records = list(stream(5, plant=plant))
@@ -313,6 +326,21 @@ def wait_for(file, seconds=10):
     while not (file.exists() and file.stat().st_size) and time.monotonic() < until:
         time.sleep(0.02)
     return file.read_text()
+
+
+def test_a_step_of_a_run_that_stays_slow_costs_as_much_as_the_first_slow_one():
+    detector = AnomalyDetector(anomaly_settings({"plateau": False, "divergence": False}), 10**6)
+
+    def cost(steps, seconds):
+        began = time.process_time()
+        for step in steps:
+            detector.observe(StepRecord(step=step, loss=1.0, num_tokens=9, update_seconds=seconds))
+        return time.process_time() - began
+
+    cost(range(100), 0.2)
+    early = cost(range(100, 600), 0.5)
+    cost(range(600, 3000), 0.5)
+    assert cost(range(3000, 3500), 0.5) < 3 * early + 0.01
 
 
 def test_a_step_of_a_detector_costs_little(record_property):

@@ -1,5 +1,6 @@
 """The checks between machines: each fault is found on all of them, and a missing machine is a fault, not a hang."""
 
+import errno
 import fcntl
 import multiprocessing
 import os
@@ -80,6 +81,13 @@ def no_lock():
     fcntl.flock = lambda *_: None
 
 
+def no_lock_service():
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    fcntl.flock = flock
+
+
 FAULTS = {
     "versions": ("versions", ({"versions": {"torch": "2.12.0"}}, None, None), "torch: 2.13.0, 2.12.0"),
     "missing library": ("versions", ({"versions": {}}, None, None), "torch: 2.13.0, None"),
@@ -93,7 +101,8 @@ FAULTS = {
     ),
     "other folder": ("shared folder", ({}, "other", None), "machine 1 does not see what machine 0 writes"),
     "rename": ("shared folder", ({}, None, no_rename), "are not seen by all machines"),
-    "lock": ("shared folder", ({}, None, no_lock), "a lock of machine 0 does not keep others out"),
+    "lock": ("shared folder", ({}, None, no_lock), "machine 1 is not kept out by a lock of machine 0"),
+    "lock service": ("shared folder", ({}, None, no_lock_service), "machine 1 cannot lock a file: No locks available"),
 }
 
 
@@ -112,6 +121,11 @@ def test_a_fault_is_found_on_all_machines(fault, tmp_path):
         assert said in results[name].found, results[name]
         assert State.OK is results["machines"].state
     assert [] == list(shared.iterdir())
+
+
+def test_a_file_system_without_locks_is_found_on_all_machines(tmp_path):
+    for results in meet(tmp_path, ({}, None, no_lock_service), names=["shared folder"]):
+        assert "machine 0 cannot lock a file: No locks available" in results["shared folder"].found
 
 
 def test_nccl_is_not_measured_unless_every_machine_has_a_gpu(tmp_path):

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from forgather.ml.memory_note import note_largest_tensors
 from forgather.ml.metrics import read_records
 from forgather.ml.report import write_report
 from forgather.ml.report.run_data import read_facts
+from forgather.ml.types import StepRecord
 from forgather.project.check import check_project
 from forgather.project.project import Project
 from tests.ml.fixtures import rows, tiny_llama
@@ -216,6 +218,28 @@ def test_unequal_memory_and_a_full_gpu_are_reported_once(caplog):
     ]
     assert "95% of the memory of the GPU of rank 1 is in use" in caplog.text
     assert "rank 1 uses 8.0 GiB, and rank 0 4.0 GiB" in caplog.text
+
+
+def test_a_rank_that_cannot_measure_its_memory_answers_the_others_nevertheless(caplog):
+    state = SimpleNamespace(is_world_process_zero=True, global_step=3)
+    # A stage of a pipeline may have no parameter.
+    ResourceMonitorCallback().on_log(None, state, None, logs={"loss": 1.0}, model=nn.Identity())
+    assert "the memory of rank 0 cannot be measured, so that none is compared" in caplog.text
+    assert "failed" not in caplog.text
+
+
+def test_a_rank_whose_monitor_could_not_begin_answers_the_others_nevertheless(tmp_path, caplog):
+    callback = DistributedMonitorCallback(run_dir=tmp_path)
+    state = SimpleNamespace(is_world_process_zero=True, global_step=3)
+    # `on_train_begin` failed: nothing was made.
+    for step in range(2500):
+        callback.on_step_record(None, state, None, record=StepRecord(step=step, loss=1.0), report=None)
+    assert (1000, 2500) == (len(callback._records), callback._num_steps)
+    args = SimpleNamespace(process_index=0)
+    callback.on_log(args, state, None, logs={"loss": 1.0}, model=nn.Linear(1, 1))
+    # The figures were taken for the exchange.
+    assert (0, 0) == (len(callback._records), callback._num_steps)
+    assert "failed" not in caplog.text
 
 
 # -- profile -----------------------------------------------------------------------------------------------------------
