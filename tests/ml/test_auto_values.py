@@ -161,7 +161,7 @@ def test_meta_names_devices_and_an_option_replaces_them(bench):
     (left,) = room_of(Project("unlimited", "."), gpus=1, nodes=1, hardware="t4").limits_of(
         trainer_arguments(Project("unlimited", ".").graph)
     )
-    assert 0.8 < left / one.devices[0].hardware.memory_bytes < 0.95
+    assert 0.65 < left / one.devices[0].hardware.memory_bytes < 0.95
 
 
 def test_mixed_precision_is_the_type_of_all_devices(bench):

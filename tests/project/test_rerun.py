@@ -133,7 +133,7 @@ def test_links_and_pipes_in_the_folder_are_not_followed(first):
 def test_nothing_changed(first, capsys):
     assert (0, []) == rows(first, capsys)
     assert 0 == main(["rerun", str(first), "--dry-run"])
-    assert "unchanged: 7 files of the record, 2 templates, " in capsys.readouterr().out
+    assert "unchanged: 8 files of the record, 2 templates, " in capsys.readouterr().out
 
 
 def test_the_code_of_then_is_used_where_the_project_has_another(first, capsys):

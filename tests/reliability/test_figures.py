@@ -4,6 +4,8 @@ import importlib.util
 import re
 from pathlib import Path
 
+from scripts.reports import BEGIN, replaced
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -37,9 +39,9 @@ def test_each_guarantee_that_a_test_notes_has_a_row():
 def test_the_page_has_a_place_for_the_table():
     script = load_script()
     page = script.PAGE.read_text(encoding="utf-8")
-    changed = script.replaced(page, "| R1 |")
+    changed = replaced(page, "| R1 |")
     assert "| R1 |\n<!-- figures: end -->" in changed
-    assert page.split(script.BEGIN)[0] == changed.split(script.BEGIN)[0]
+    assert page.split(BEGIN)[0] == changed.split(BEGIN)[0]
 
 
 def test_the_quick_set_notes_nothing(figure, full, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,12 +16,12 @@ from tests.runs.test_control_listener import listening
 
 
 @pytest.fixture
-def sockets(tmp_path, monkeypatch):
-    parent = tmp_path / "run"
-    parent.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(parent))
-    monkeypatch.setattr("tempfile.tempdir", str(parent))
-    return parent
+def sockets(monkeypatch):
+    # The path of a socket ends at 107 bytes, and that of a test may be longer.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        yield Path(folder)
 
 
 def age(path):

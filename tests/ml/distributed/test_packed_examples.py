@@ -227,8 +227,9 @@ def test_packed_conversations_are_those_of_rows_alone(layout, kind, attention, l
         import_engine()
     layers = own.get("pipeline_parallel_size", 1) * own.get("stages_per_rank", 1)
     expected = alone(kind, attention, loss, layers, dtype_of(own))
-    # The teacher is in float32.
-    limit = LIMITS[torch.float32 if loss == "distilled" else dtype_of(own)]
+    # The teacher is in float32, and so is the softmax of eager attention, which some processors add up otherwise for
+    # longer rows.
+    limit = LIMITS[torch.float32 if loss == "distilled" or attention == "eager" else dtype_of(own)]
     every = run_ranks(ranks, ours, layout, kind, attention, loss, packed(), timeout=180)
     worst = max(distance(found, expected) for found in every)
     record_property("difference", worst)

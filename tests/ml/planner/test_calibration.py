@@ -66,7 +66,7 @@ MIXED = [
 
 
 def test_runs_that_differ_give_the_true_efficiencies():
-    found = calibrate(measured(*MIXED), DEVICE, Efficiency())
+    found = calibrate(measured(*MIXED), DEVICE, Efficiency(call_seconds=Range(2e-6, 8e-6)))
     assert {"compute", "memory", "communication", "call_seconds"} >= set(found.fitted)
     assert len(found.fitted) == 3
     for name in ("compute", "memory", "communication", "call_seconds"):
