@@ -381,11 +381,12 @@ def test_a_ranking_of_a_large_model_shares_its_traces(bench, record_property):
     record_property("figure: traced steps", found["steps"])
     assert found["cells"] >= 100
     verified = [title for title, is_verified in found["ranking"] if is_verified]
-    # Two depths for each way, which ways with and without recomputation share, except for those of ZeRO 3; one for each
-    # way among the first five; and the first and the last rank of each of the two families of pipelines.
-    assert found["trainers"] == 2 * (found["traced"] // 2 + 1) + len(set(verified)) + 2
+    # Two families of pipelines, of each of which two ranks are traced once. Two depths for each other way, which ways with
+    # and without recomputation share, except for those of ZeRO 3; and one for each way among the first five.
+    ways, of_pipelines = found["traced"] - 2, 4
+    assert found["trainers"] == 2 * (ways // 2 + 1) + len(set(verified)) + of_pipelines
     # Three sizes for each way and depth.
-    assert found["steps"] == 3 * 2 * found["traced"] + len(verified)
+    assert found["steps"] == 3 * 2 * ways + len(verified) + of_pipelines
     # Not one trace for each cell, and those of the first five in full.
     assert found["traced"] <= found["cells"] / 5
     assert [True] * VERIFIED == [is_verified for _, is_verified in found["ranking"][:VERIFIED]]
