@@ -36,10 +36,6 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-_NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-_MOST_SECONDS = 1e9
-
-
 def a_name(text: str) -> str:
     """Converts a command-line argument to a name; an empty text, as from an unset shell variable, is an error."""
     if text:
@@ -162,13 +158,6 @@ def memory_size(text: str) -> int:
         units = ", ".join(SIZE_UNITS)
         raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0 with a unit ({units}), as in 24GB")
     return size
-
-
-def number_of_seconds(text: str) -> float:
-    """Converts a command-line argument to a number of seconds above 0, as an argparse type."""
-    if _NUMBER.fullmatch(text) and 0 < float(text) < _MOST_SECONDS:
-        return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
 
 
 def comma_separated(text: str) -> tuple[str, ...]:

@@ -214,8 +214,6 @@ def make_trainer(
         "use_cpu": device == "cpu",
         **cell.args,
     }
-    if cell.args == FP16 and device == "cpu":
-        settings["use_cpu"] = True
     arguments = getattr(ml, cell.kind.replace("Trainer", "TrainingArguments"))
     return getattr(ml, cell.kind)(
         model_init=functools.partial(hook(build), cell, device),
@@ -228,7 +226,7 @@ def make_trainer(
 
 
 def planned(cell: Cell) -> dict[str, Any]:
-    """Returns what a plan says of a cell: the peak of a training step, its rows, and its work."""
+    """Returns what a plan says of a cell: the peak of a training step, its rows, and the range of its seconds."""
     # Other pieces run where torch is older, and the planner needs the tested one.
     from forgather.launch.time_planning import step_of
     from forgather.ml.planner.memory import plan_run
@@ -303,8 +301,10 @@ def runs_within(cell: Cell, figures: Figures) -> dict[str, Any]:
     Only torch's allocator is limited, so the context of the device does not count.
     """
     plan, peak = figures.data["planned"][cell.name], figures.data[f"{MEASURED}{device_name()}"][cell.name]["peak_bytes"]
-    most = sum(one.most for one in overheads("cuda", plan["peak_bytes"], {}) if one.name != "device context")
+    found = {one.name: one.most for one in overheads("cuda", plan["peak_bytes"], {})}
+    most = sum(value for name, value in found.items() if name != "device context")
     return {
+        "fragmentation": round(found["fragmentation"] / plan["peak_bytes"], 3),
         "within the plan": _survives(cell, plan["peak_bytes"] + most),
         "below the peak": _survives(cell, peak * 0.97),
     }

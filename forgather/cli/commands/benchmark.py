@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from forgather.cli.invocation import Invocation
-from forgather.cli.options import add_json, add_output, number_of_seconds
+from forgather.cli.options import a_time, add_json, add_output
 from forgather.cli.output import print_note, write_json, write_text
 from forgather.cli.selection_output import benchmark_lines, result_csv, result_lines
 from forgather.errors import ProjectError
@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=5, metavar="N", help="with run: steps to measure (default: 5)")
     parser.add_argument(
         "--timeout",
-        type=number_of_seconds,
+        type=a_time,
         default=600,
         metavar="S",
         help="with run: seconds for one cell (default: 600)",

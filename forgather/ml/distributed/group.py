@@ -99,12 +99,7 @@ def start(settings: GroupSettings, device: torch.device) -> None:
     _set_pg_timeout(_training_timeout)
     if settings.world_size == 1:
         # NCCL warns of a group that still is there at the end. One process cannot wait for others by closing it.
-        atexit.register(_close)
-
-
-def _close() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+        atexit.register(shutdown)
 
 
 def training_timeout() -> datetime.timedelta | None:
