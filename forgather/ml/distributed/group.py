@@ -11,6 +11,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import operator
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -93,6 +95,7 @@ def start(settings: GroupSettings, device: torch.device) -> None:
         master = settings.facts.master
         where = settings.init_method if master is None else "{}:{}".format(*master)
         raise rendezvous_error(settings.rank, settings.world_size, where, error) from error
+    _forget_earlier_meshes()
     # torch has one timeout per group. It is the short one while processes meet, so that a missing one is reported
     # early.
     _training_timeout = datetime.timedelta(seconds=settings.timeout_seconds)
@@ -208,6 +211,7 @@ def start_fake_group(rank: int, world_size: int) -> None:
     # By name: the module belongs to torch's tests, and only a dry run needs it.
     store = import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size)
+    _forget_earlier_meshes()
 
 
 @contextlib.contextmanager
@@ -226,4 +230,28 @@ def shutdown() -> None:
     global _training_timeout
     if dist.is_initialized():
         dist.destroy_process_group()
+        _forget_earlier_meshes()
         _training_timeout = None
+
+
+# The module and the attribute of each function of torch that empties a cache of DTensor.
+_MESH_CACHES = (
+    ("torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
+    ("torch.distributed.tensor._redistribute", "clear_redistribute_planner_cache"),
+    ("torch.distributed.tensor._redistribute", "_gen_transform_infos.cache_clear"),
+)
+
+
+def _forget_earlier_meshes() -> None:
+    """Empties the caches in which DTensor keeps device meshes of an earlier process group.
+
+    torch compares meshes by their ranks, not by the rank of this process. After a plan or a dry run as another rank,
+    and in a process forked after one, operators would return tensors with the earlier mesh: their shards would be
+    taken for those of the other rank, with other rows in a save and in a redistribution.
+    """
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    for module, name in _MESH_CACHES:
+        # Private to torch, so a later version may not have it; `test_no_operator_returns_an_earlier_mesh` would fail.
+        with contextlib.suppress(ImportError, AttributeError):
+            operator.attrgetter(name)(import_module(module))()

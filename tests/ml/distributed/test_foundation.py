@@ -8,6 +8,7 @@ from forgather.errors import DistributedError
 from forgather.ml.distributed import stack_dump
 from forgather.ml.distributed.collectives import require_equal_weights
 from forgather.ml.distributed.env import DistributedEnvironment
+from forgather.ml.distributed.group import shutdown, start_fake_group
 from forgather.ml.distributed.layout import Layout, Position
 from forgather.ml.distributed.mesh import Mesh
 from tests.ml.distributed.gang import RankFailed, run_ranks
@@ -69,6 +70,56 @@ def _timeouts_of_groups():
 
 def test_groups_of_some_processes_wait_as_long_as_that_of_all():
     assert run_ranks(4, _timeouts_of_groups) == [[21.0] * 5] * 4
+
+
+def _rows_of_shards():
+    """Returns (offset of a shard in a save, first row of a shard that an operator cut) of the process's own rank."""
+    from torch.distributed.checkpoint.planner_helpers import _create_write_items
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh, rows = init_device_mesh("cpu", (2,)), torch.arange(64.0).reshape(8, 8)
+    shard = distribute_tensor(rows, mesh, [Shard(0)], src_data_rank=None).detach()
+    whole = distribute_tensor(rows, mesh, [Replicate()], src_data_rank=None).detach()
+    (item,) = _create_write_items("weight", shard)
+    return tuple(item.index.offset), whole.redistribute(placements=[Shard(0)]).to_local()[0, 0].item()
+
+
+OF_RANKS = [((0, 0), 0.0), ((4, 0), 32.0)]
+
+
+def _rows_of_a_rank():
+    environment = DistributedEnvironment(timeout_seconds=20, start_timeout_seconds=20)
+    environment.start(use_cpu=True)
+    return _rows_of_shards()
+
+
+@pytest.mark.parametrize("planned", [0, 1])
+def test_no_operator_returns_an_earlier_mesh(planned):
+    start_fake_group(planned, 2)
+    try:
+        assert OF_RANKS[planned] == _rows_of_shards()
+    finally:
+        shutdown()
+    # Ranks that are forked after a plan, as those of a notebook, and then a plan as the other rank.
+    assert OF_RANKS == run_ranks(2, _rows_of_a_rank)
+    start_fake_group(1 - planned, 2)
+    try:
+        assert OF_RANKS[1 - planned] == _rows_of_shards()
+    finally:
+        shutdown()
+
+
+def test_no_operator_returns_a_mesh_of_a_group_that_others_ended():
+    start_fake_group(0, 2)
+    assert OF_RANKS[0] == _rows_of_shards()
+    dist.destroy_process_group()
+    assert OF_RANKS == run_ranks(2, _rows_of_a_rank)
+    start_fake_group(1, 2)
+    try:
+        assert OF_RANKS[1] == _rows_of_shards()
+    finally:
+        shutdown()
 
 
 def _fails_on_rank_one():
