@@ -7,6 +7,10 @@ similar spelling, and a deprecated name is never suggested.
 Each record has one of four verdicts. "same": only the name differs. "near": a different setting has this effect, or the
 value is written in another form. "elsewhere": a block, a template or an option takes the place of the setting. "none":
 Forgather has no counterpart, and the reason says what to do.
+
+A record may have further entries. `accepted`: a trainer's arguments take the name, with a note; only the name differs.
+`values`: our settings for each value of the other tool, or the reason why a value has no counterpart. `by_tool`: the
+entries that replace those of the record where one tool uses the name differently.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from forgather.errors import nearest
@@ -38,6 +43,9 @@ class Alias(NamedTuple):
         to: our name with its kind, as in "setting:learning_rate"; empty if there is no counterpart.
         why: an explanation of what to write instead, or of why there is no counterpart.
         tools: the tools that use the name.
+        is_accepted: True if the arguments of a trainer take the name.
+        values: our settings for each value of the other tool, or a text with the reason why the value has no
+            counterpart; keys are values as JSON writes them, and texts without quotes.
     """
 
     word: str
@@ -46,6 +54,8 @@ class Alias(NamedTuple):
     to: str = ""
     why: str = ""
     tools: tuple[str, ...] = ()
+    is_accepted: bool = False
+    values: Mapping[str, Mapping[str, Any] | str] = MappingProxyType({})
 
     @property
     def name(self) -> str:
@@ -66,17 +76,20 @@ def read_aliases() -> Mapping[str, Any]:
     return found
 
 
-def alias_of(kind: str, word: str) -> Alias | None:
+def alias_of(kind: str, word: str, tool: str | None = None) -> Alias | None:
     """Returns the record of a name under one kind, or None if the table has no such record.
 
     Args:
         kind: the kind of the name, one of `KINDS`.
         word: the name. Leading dashes are ignored, and other dashes are read as underscores.
+        tool: the tool whose meaning counts where tools differ; None for what holds for all of them.
     """
     # Options are written with dashes, settings with underscores; the table has one form.
     plain = word.lstrip("-").replace("-", "_")
     table = read_aliases()[kind]
     record = table.get(plain) or table.get(plain.lower())
+    if record is not None and tool is not None:
+        record = {**record, **record.get("by_tool", {}).get(tool, {})}
     return None if record is None else _alias(kind, plain, record)
 
 
@@ -222,7 +235,16 @@ def suggest_module(module: str, symbol: str = "") -> str | None:
 
 
 def _alias(kind: str, word: str, record: Mapping[str, Any]) -> Alias:
-    return Alias(word, kind, record["verdict"], record.get("to", ""), record.get("why", ""), tuple(record["tools"]))
+    return Alias(
+        word,
+        kind,
+        record["verdict"],
+        record.get("to", ""),
+        record.get("why", ""),
+        tuple(record["tools"]),
+        record.get("accepted", False),
+        record.get("values", {}),
+    )
 
 
 def _groups(word: str) -> Iterator[Mapping[str, Any]]:

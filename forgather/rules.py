@@ -116,26 +116,30 @@ class Rules(NamedTuple):
         found: list[Violation] = []
         others = {**self.former, **(elsewhere or {})}
         for name, value in given.items():
-            present = name if name in self.settings else self.renamed.get(name)
+            present = name if name in self.settings else self.renamed.get(name) or self._accepted(name)
             if present is None:
                 found += self._without_place(name, value, others, is_known=elsewhere is not None)
                 continue
             if name in self.old_values:
                 found += _values(name, value, self.old_values[name])
+            advice = f"write {present!r} in place of {name!r}"
             if name != present and name not in self.quietly:
-                message = f"{self.name}: {name!r} is now {present!r}; {value!r} is used for it"
-                advice = f"write {present!r} in place of {name!r}"
-                found.append(
-                    Violation(code="FG825", message=message, argument=name, hint=advice, severity=Severity.WARNING)
-                )
+                called = "is now" if name in self.renamed else "is called"
+                message = f"{self.name}: {name!r} {called} {present!r}; {value!r} is used for it"
+                found.append(Violation("FG825", message, name, advice, Severity.WARNING))
             # None under an old name meant "not given", so it must not replace a default.
             elif name != present and value is None:
                 continue
             if present in settings:
                 message = f"{present!r} is given twice, once as {name!r}"
-                found.append(Violation(code="FG812", message=message, argument=name, hint="keep one of them"))
+                found.append(Violation(code="FG812", message=message, argument=name, hint=advice))
             settings[present] = value
         return settings, found
+
+    def _accepted(self, name: str) -> str | None:
+        """Returns the setting that other tools call `name`, if the two differ in nothing but the name."""
+        alias = alias_of("setting", name) if self.closed else None
+        return alias.name if alias is not None and alias.is_accepted and alias.name in self.settings else None
 
     def _without_place(
         self, name: str, value: Any, others: Mapping[str, Any], *, is_known: bool

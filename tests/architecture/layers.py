@@ -11,7 +11,7 @@ foundation:
     whole_rows cache_file errors parallel_sizes shown_secrets
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
     heartbeat interrupt requirements rules
-    run_control
+    run_control translation
     control_socket
     control_listener interventions trackers
     stored_model

@@ -15,6 +15,7 @@ PAGES = {
     "architecture_of_planning.md": 40,
     "architecture_of_choices.md": 7,
     "architecture_of_runs.md": 7,
+    "architecture_of_words.md": 1,
 }
 """The number of modules that each page names at least."""
 

@@ -34,6 +34,7 @@ LONG_MODULES = {
     "forgather/project/project.py": "one class: a config, and each of its stages",
     "forgather/redaction.py": "the known secrets, and each form of a text or of data that hides them",
     "forgather/ml/trainer/trainer.py": "one class, whose keywords and documentation are its interface",
+    "forgather/rules.py": "one class: the rules about the settings of a call, and each kind of violation",
     "forgather/signatures/name_resolution.py": "one class that resolves names, and its scopes",
 }
 LONG_FUNCTIONS: dict[str, str] = {}

@@ -1,0 +1,92 @@
+"""Translation of another tool's words into our settings.
+
+The inputs are the words that a user wrote and the name of the tool that they come from; the output is our settings,
+with a violation for each word that has no counterpart and a note for each word that was translated. The records are
+those of `forgather.aliases`; there is no second table. A word that is one of our own settings keeps its value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from forgather.aliases import Alias, alias_of, suggest
+from forgather.rules import Violation
+
+
+class Translation(NamedTuple):
+    """What the words of another tool are in ours.
+
+    Args:
+        settings: our settings by name.
+        notes: one line for each word that was translated, as "gradient_clip_val=0.5 is max_grad_norm: 0.5".
+        violations: one error for each word that is unknown, that has no counterpart, or that sets what another word
+            has set.
+        origins: the word from which each setting comes, by the name of the setting.
+    """
+
+    settings: dict[str, Any]
+    notes: list[str]
+    violations: list[Violation]
+    origins: dict[str, str]
+
+
+def translate(words: Mapping[str, Any], *, tool: str, known: Collection[str]) -> Translation:
+    """Returns our settings for the words of another tool.
+
+    None means "not given", as it does in all tools whose words are translated.
+
+    Args:
+        words: the words as the user wrote them, with their values.
+        tool: the tool whose words they are, as in the records: "lightning", "deepspeed", "accelerate", "transformers"
+            or "seeds".
+        known: the names of our settings.
+
+    Example:
+        >>> translate({"max_epochs": 3}, tool="lightning", known=["num_train_epochs"]).settings
+        {'num_train_epochs': 3}
+    """
+    found = Translation({}, [], [], {})
+    for word, value in words.items():
+        if value is None:
+            continue
+        alias = alias_of("setting", word, tool)
+        if alias is not None and (tool in alias.tools or word not in known):
+            meant = _settings_of(alias, word, value, tool)
+        elif word in known:
+            meant = {word: value}
+        else:
+            hint = suggest("setting", word, sorted(known))
+            meant = Violation("FG810", f"{tool} has no word {word!r}, and neither has Forgather", word, hint)
+        if isinstance(meant, Violation):
+            found.violations.append(meant)
+            continue
+        if meant != {word: value}:
+            shown = ", ".join(f"{name}: {json.dumps(of, default=str)}" for name, of in meant.items())
+            found.notes.append(f"{word}={value!r} is {shown or 'the default'}")
+        for name, of in meant.items():
+            if name in found.settings and found.settings[name] != of:
+                message = f"{word!r} and {found.origins[name]!r} both set {name!r}"
+                found.violations.append(Violation("FG812", message, word, "keep one of them"))
+            found.settings[name] = of
+            found.origins[name] = word
+    return found
+
+
+def _settings_of(alias: Alias, word: str, value: Any, tool: str) -> dict[str, Any] | Violation:
+    """Returns the settings that a word and its value mean, or the violation if they mean none."""
+    if alias.values:
+        meant = alias.values.get(value if isinstance(value, str) else json.dumps(value, default=str))
+        if isinstance(meant, str):
+            return Violation("FG811", f"{word}={value!r} of {tool} is not available", word, meant, found=value)
+        if meant is not None:
+            return dict(meant)
+        expected = ", ".join(alias.values)
+        if alias.verdict != "same":
+            return Violation(
+                "FG811", f"{word}={value!r} is no value of {tool}'s {word!r}", word, f"expected {expected}"
+            )
+    if alias.verdict == "same":
+        return {alias.name: value}
+    return Violation("FG811", f"{word!r} of {tool} is not available", word, alias.why, found=value)
