@@ -19,6 +19,7 @@ from forgather.cli.source_excerpt import clean, excerpt, visible
 from forgather.errors import BuildNote, Diagnostic, ForgatherError, ProjectError, Severity
 from forgather.project.path_display import Display
 from forgather.redaction import hide
+from forgather.replaced_file import write_whole
 from forgather.source import Span
 
 MAX_LINES = 18  # a report has to fit on one screen, together with the command
@@ -195,8 +196,7 @@ def write_text(text: str, file: str | None = None, *, look: Look | None = None, 
         flush_output()
         return
     try:
-        with open(file, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as stream:
-            stream.write(text)
+        write_whole(file, text.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise ProjectError(
             f"{file!r} cannot be written: {error.strerror or error}",
