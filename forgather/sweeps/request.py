@@ -122,8 +122,12 @@ def reopened(
         raise ProjectError(
             "the first line of the journal does not say what was asked for", code="FG563", hint="start a new sweep"
         ) from None
-    for name, value in asked.items():
-        if (known := getattr(request, name)) != value:
+    # The options that the config declares are compared one by one: those that are not given again are kept.
+    options = {**asked, **asked.get("variables", {})}
+    options.pop("variables", None)
+    for name, value in options.items():
+        known = getattr(request, name) if name in asked else request.variables.get(name)
+        if known != value:
             raise ProjectError(
                 f"this sweep was started with {_asked_text(name, known)}, not with {_asked_text(name, value)}",
                 code="FG569",

@@ -373,6 +373,21 @@ def test_a_sweep_goes_on_as_it_was_started(work, capsys):
         assert f"error[FG569]: this sweep was started with {said}\n" in capsys.readouterr().err
 
 
+def test_an_option_that_the_config_declares_is_not_dropped_when_a_sweep_goes_on(work, capsys):
+    declared = "dynamic_args:\n    --tag: {type: int, default: 1}\n    --other: {type: int, default: 1}\n"
+    work(more=declared)
+    swept(capsys, "--grid", "main.x=1", "--name", "a", "--tag", "2")
+    assert 0 == main(["-t", "work", "sweep", "--resume"])
+    assert 0 == main(["-t", "work", "sweep", "--resume", "--tag", "2"])
+    capsys.readouterr()
+    for words, said in [
+        (["--tag", "3"], "--tag 2, not with --tag 3"),
+        (["--tag", "2", "--other", "1"], "no --other, not with --other 1"),
+    ]:
+        assert 1 == main(["-t", "work", "sweep", "--resume", *words])
+        assert f"error[FG569]: this sweep was started with {said}\n" in capsys.readouterr().err
+
+
 def test_a_dry_run_of_a_sweep_that_goes_on_says_what_is_left_and_runs_nothing(work, capsys):
     folder = work()
     random = ["--method", "random", "--grid", "main.x=1,2,3,4,5,6,7", "--trials", "2"]

@@ -204,7 +204,7 @@ def _go_on(invocation: Invocation, project: Project, folder: str) -> int:
     """Goes on with the sweep in a folder, or says what that would run."""
     options = invocation.options
     asked = {name: value for name, value in _asked(options, project).items() if value not in (None, ())}
-    asked |= {"config": project.config_name}
+    asked |= {"config": project.config_name, "variables": dict(invocation.variables)}
     if options.dry_run:
         history = read_history(folder)
         _, project, spec = reopened(history.sweep, asked, trials=options.trials)
