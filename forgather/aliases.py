@@ -68,7 +68,8 @@ class Alias(NamedTuple):
     @property
     def hint(self) -> str:
         """The hint that a message gives for this name."""
-        return f"did you mean {self.name!r}?" if self.verdict == "same" else self.why
+        # Of a name that tools use differently, the reason says what each of them means.
+        return f"did you mean {self.name!r}?" if self.verdict == "same" and not self.tools_that_differ else self.why
 
 
 @cache

@@ -187,7 +187,7 @@ def test_a_setting_without_a_counterpart_is_explained_at_functions_of_data_alone
 
 def test_the_table_speaks_before_the_spelling_and_the_spelling_where_it_is_silent():
     known = ["per_gpu_eval_batch_size", "per_device_train_batch_size", "gradient_checkpointing", "max_grad_norm"]
-    assert "did you mean 'per_device_train_batch_size'?" == suggest("setting", "batch_size", known)
+    assert "did you mean 'per_device_train_batch_size'?" == suggest("setting", "micro_batch_size", known)
     assert "did you mean 'max_grad_norm'?" == suggest("setting", "gradient_clipping", known)
     assert "did you mean 'gradient_checkpointing'?" == suggest("setting", "gradient_checkpointin", known)
 
