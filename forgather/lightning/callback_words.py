@@ -58,7 +58,7 @@ def read_callback(reading: Reading, name: str, options: Mapping[str, Any]) -> bo
 
 
 def _refuse(reading: Reading, name: str, option: str, value: Any, hint: str = "") -> None:
-    alias = alias_of("argument", f"{name}.{option}")
+    alias = alias_of("inner", f"{name}.{option}")
     hint = hint or (alias.why if alias is not None else suggest("keyword", option, list(_OPTIONS.get(name, ())))) or ""
     message = f"{name}({option}={repr(value)[:80]}) is not available"
     reading.refuse("callbacks", hint, value=value, message=message)
@@ -67,7 +67,7 @@ def _refuse(reading: Reading, name: str, option: str, value: Any, hint: str = ""
 def _note_or_refuse(reading: Reading, name: str, options: Mapping[str, Any]) -> None:
     """Answers the options that no reader has used, by their records."""
     for option, value in options.items():
-        alias = alias_of("argument", f"{name}.{option}")
+        alias = alias_of("inner", f"{name}.{option}")
         if alias is not None and alias.verdict == "elsewhere":
             reading.notes.append(f"{name}({option}={value!r}): {alias.why}")
         else:

@@ -516,6 +516,7 @@ _READERS: Mapping[str, Callable[[Reading, str, Any], None]] = {
     "max_time": _read_max_time,
     **dict.fromkeys(("deterministic", "benchmark", "detect_anomaly"), _read_switch),
     "enable_progress_bar": _read_progress,
+    "inference_mode": _accept,
     "use_distributed_sampler": _accept,
     "sync_batchnorm": _accept,
     "logger": _read_logger,

@@ -2,7 +2,7 @@
 
 The input is the name of a strategy class and the options that differ from Lightning's defaults, as plain values; the
 output is our settings, the process group's, and the options that mean nothing here or are refused. The reason of each
-refusal is that of the record of kind "argument" (`forgather.aliases`).
+refusal is that of the record of kind "inner" (`forgather.aliases`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def meaning_of_strategy(name: str, options: Mapping[str, Any]) -> StrategyMeanin
     known = STRATEGIES[name].__dataclass_fields__
     rest = dict(options)
     for option in list(rest):
-        if option not in known and alias_of("argument", f"{name}.{option}") is None:
+        if option not in known and alias_of("inner", f"{name}.{option}") is None:
             hint = suggest("keyword", option, list(known))
             found.violations.append(Violation("FG810", f"{name} has no option {option!r}", f"strategy.{option}", hint))
             del rest[option]
@@ -64,7 +64,7 @@ def meaning_of_strategy(name: str, options: Mapping[str, Any]) -> StrategyMeanin
 
 def _answer(found: StrategyMeaning, name: str, option: str, value: Any) -> None:
     """Answers an option by its record: as a setting of ours, as one without effect, or as one that is refused."""
-    alias = alias_of("argument", f"{name}.{option}")
+    alias = alias_of("inner", f"{name}.{option}")
     if alias is not None and alias.verdict == "same":
         found.settings[alias.name] = value
     elif alias is not None and alias.verdict == "elsewhere":
@@ -74,7 +74,7 @@ def _answer(found: StrategyMeaning, name: str, option: str, value: Any) -> None:
 
 
 def _refuse(found: StrategyMeaning, name: str, option: str, value: Any, hint: str = "") -> None:
-    alias = alias_of("argument", f"{name}.{option}")
+    alias = alias_of("inner", f"{name}.{option}")
     hint = hint or (alias.why if alias is not None else "")
     message = f"{name}({option}={repr(value)[:80]}) is not available"
     found.violations.append(Violation("FG811", message, f"strategy.{option}", hint or None, found=value))
