@@ -84,9 +84,8 @@ def _settings_of(alias: Alias, word: str, value: Any, tool: str) -> dict[str, An
             return dict(meant)
         expected = ", ".join(alias.values)
         if alias.verdict != "same":
-            return Violation(
-                "FG811", f"{word}={value!r} is no value of {tool}'s {word!r}", word, f"expected {expected}"
-            )
+            hint = f"expected {expected}" + (f": {alias.why}" if alias.why else "")
+            return Violation("FG811", f"{word}={value!r} is no value of {tool}'s {word!r}", word, hint)
     if alias.verdict == "same":
         return {alias.name: value}
     return Violation("FG811", f"{word!r} of {tool} is not available", word, alias.why, found=value)
