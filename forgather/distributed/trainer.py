@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 import tempfile
+import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -84,7 +86,7 @@ class DistributedTrainer:
         self._initial: dict[str, Any] | None = None
         self._trainer: Any = None
         self._built: tuple[str, dict[str, Any]] | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="forgather-script-")
+        self._folder = ""
         self._run_dir: str | None = None
         given = self._words.objects.get("train_dataset")
         if given is not None:
@@ -394,7 +396,10 @@ class DistributedTrainer:
                 code="FG811",
                 hint="give the model as a class or functools.partial, which makes it again",
             ).about("engine")
-        project = config.open(self._folder.name)
+        if not self._folder:
+            self._folder = tempfile.mkdtemp(prefix="forgather-script-")
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        project = config.open(self._folder)
         project.refuse_errors()
         started = datetime.now(UTC)
         self._run_dir = None
@@ -464,7 +469,7 @@ def _world_size() -> int:
 
 def _script_name() -> str:
     stem = Path(sys.argv[0]).stem if sys.argv and sys.argv[0].endswith(".py") else ""
-    return stem if stem.isidentifier() else "script"
+    return stem if stem.isidentifier() and stem != "__main__" else "script"
 
 
 def _start(resume: str | None) -> str:
