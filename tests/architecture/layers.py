@@ -150,6 +150,10 @@ sweeps:
     sweeps.journal sweeps.progress sweeps.slots sweeps.stopping sweeps.trials
     sweeps.best_config sweeps.driver sweeps.plan sweeps.result sweeps.search sweeps.slurm
     sweeps.queue sweeps.request
+scripts:
+    distributed.notebook distributed.script_config
+    distributed.checkpoint distributed.data_loader distributed.engine distributed.optimizer distributed.words
+    distributed.parallel distributed.trainer
 doctor:
     doctor doctor.result
     doctor.config_needs doctor.devices doctor.folders doctor.libraries doctor.network doctor.system doctor.traffic
@@ -270,6 +274,7 @@ trainers:
     trainer.transformers_run
     trainer.hf trainer.rl trainer.trainer
     trainer.accel trainer.pipeline trainer.saved_evaluation
+    layer_placement loader_facts loop_checkpoint rank_loader rebuilt_optimizer
 text-to-image models:
     diffusion diffusion.denoising_loss diffusion.images diffusion.noising
     diffusion.rows
@@ -321,6 +326,8 @@ FACADES = {
     "forgather.project": "`forgather.project:from_project` in configs",
     "forgather.signatures": "`from forgather.signatures import Reader` without loading the engine",
     "forgather.lightning": "`import forgather.lightning as L` in scripts, and `fgcli check`, without torch",
+    "forgather.distributed": "`from forgather.distributed import DistributedTrainer` without torch and the stages",
+    "forgather.distributed.monitor": "`from forgather.distributed.monitor import TrainingMonitor` in scripts",
     "forgather.ml": "`forgather.ml:Trainer` in configs, without torch at import",
     "forgather.ml.callbacks": "`forgather.ml.callbacks:ProgressCallback` in configs; rich and tensorboard only when named",
     "forgather.ml.checkpoint": "`forgather.ml.checkpoint:Storage` in configs, and verification without torch",
