@@ -212,8 +212,9 @@ class DeepSpeedZero:
         _refuse_whole_tensor_optimizer(ours)
         refuse_differences(self.config, list(optimizer_settings(type(ours).__name__, ours.defaults)), "the trainer")
         self.config = self.config.filled_for_model(_hidden_size(self.model))
-        # The engine gets the trainer's optimizer; DeepSpeed would make another one from this section.
-        settings = {name: value for name, value in self.config.config.items() if name != "optimizer"}
+        # The engine gets the trainer's optimizer, and the trainer steps the schedule; DeepSpeed would make others.
+        ours_alone = ("optimizer", "scheduler")
+        settings = {name: value for name, value in self.config.config.items() if name not in ours_alone}
         self._check_schema(settings)
         self._record(settings)
         names = names_of(self.model)
