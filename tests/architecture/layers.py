@@ -215,7 +215,7 @@ checkpoints:
     checkpoint.checkpoint_dir
     checkpoint.lineage checkpoint.model_folder checkpoint.state
     checkpoint.export_folder checkpoint.hf_layout checkpoint.inspect checkpoint.reader checkpoint.save_plan
-    checkpoint.export checkpoint.retention checkpoint.saved_model
+    checkpoint.export checkpoint.retention checkpoint.saved_model checkpoint.transformers_folder
 adapters:
     adapter_base adapter_names gguf_layout gguf_tokenizer output_comparison
     adapters gguf_export
@@ -261,6 +261,7 @@ trainers:
     trainer.snapshot
     trainer.adapter_export trainer.checkpoint_writer trainer.model_export
     trainer.control_requests trainer.resume trainer.save_policy
+    trainer.transformers_resume
     trainer.run trainer.run_start
     trainer.answers
     trainer.evaluation trainer.loop
