@@ -8,7 +8,8 @@ Each record has one of four verdicts. "same": only the name differs. "near": a d
 value is written in another form. "elsewhere": a block, a template or an option takes the place of the setting. "none":
 Forgather has no counterpart, and the reason says what to do.
 
-A record may have further entries. `accepted`: a trainer's arguments take the name, with a note; only the name differs.
+A record may have further entries. `accepted`: a trainer's arguments take the name, with a note; only the name differs,
+or `values` says what each value sets.
 `values`: our settings for each value of the other tool, or the reason why a value has no counterpart. `by_tool`: the
 entries that replace those of the record where one tool uses the name differently.
 """
