@@ -248,7 +248,7 @@ strategies:
     strategy.pipeline.strategy
     strategy.pipeline.idle
 trainers:
-    trainer trainer.argument_checks trainer.checkpoint_parts trainer.collation trainer.data_rng trainer.meter trainer.rate_scale trainer.utilization
+    trainer trainer.argument_checks trainer.checkpoint_parts trainer.collation trainer.data_rng trainer.meter trainer.rate_change trainer.rate_scale trainer.utilization
     trainer.step_clock
     trainer.rewind trainer.save_function
     trainer.length_groups

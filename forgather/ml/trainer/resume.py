@@ -58,6 +58,7 @@ from forgather.ml.trainer.checkpoint_parts import (
 )
 from forgather.ml.trainer.data_loader import TrainBatches
 from forgather.ml.trainer.meter import Meter
+from forgather.ml.trainer.rate_change import LEARNING_RATE, change_rates
 from forgather.ml.trainer.resume_checks import Meanings, refuse_impossible
 from forgather.ml.trainer.rewind import SkippedStep
 
@@ -159,8 +160,11 @@ def warn_of_overridden(configured: dict[str, list[Any]], restored: dict[str, lis
     if lost:
         _log.warning(
             "resuming with the settings of the checkpoint: %s; to change them, begin a new run from its model "
-            "('fgcli ckpt export' writes it)",
+            "('fgcli ckpt export' writes it)%s",
             ", ".join(lost),
+            "; a learning rate is changed by allow_changed: [learning_rate]"
+            if any(one.startswith("lr ") for one in lost)
+            else "",
         )
 
 
@@ -390,6 +394,9 @@ def _restore_parts(
     if SCHEDULE in parts:
         with restoring(SCHEDULE, folder):
             restore_schedule(schedule, schedule_state(schedule, parts[SCHEDULE]))
+    if LEARNING_RATE in (args.allow_changed or ()):
+        factor = parts.get("control", {}).get("schedule", {}).get("factor", 1.0)
+        change_rates(schedule, configured["lr"], step=step, run_dir=str(args.logging_dir), factor=factor)
     warn_of_overridden(configured, restored_settings(strategy.optimizer, schedule))
     if DATA in parts:
         with restoring(DATA, folder):

@@ -36,6 +36,7 @@ from forgather.ml.strategy.state import LAYOUT_KEYS
 from forgather.ml.trainer.arguments import TrainingArguments
 from forgather.ml.trainer.checkpoint_parts import EFFECTS_OF_MISSING, missing_parts_error, restoring, schedule_state
 from forgather.ml.trainer.data_loader import TrainBatches
+from forgather.ml.trainer.rate_change import LEARNING_RATE, change_rates
 from forgather.ml.trainer.resume import (
     RestoredState,
     advance_schedule,
@@ -243,6 +244,8 @@ def restore_transformers(
     say.line("weights", f"taken over from {', '.join(theirs.weight_files[:2])}")
     _say_optimizer(say, tree)
     _restore_schedule(say, schedule, rates, folder)
+    if LEARNING_RATE in (args.allow_changed or ()):
+        change_rates(schedule, configured["lr"], step=theirs.step, run_dir=str(args.logging_dir))
     warn_of_overridden(configured, restored_settings(strategy.optimizer, schedule))
     rng = _rng(say, theirs, strategy, folder)
     seed = collectives.run_on_main(lambda: _seed_of_order(args, theirs))
