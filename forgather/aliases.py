@@ -9,7 +9,8 @@ value is written in another form. "elsewhere": a block, a template or an option 
 Forgather has no counterpart, and the reason says what to do.
 
 A record may have further entries. `accepted`: a trainer's arguments take the name, with a note; only the name differs,
-or the place, where `to` is the path of a setting inside a mapping (`inner:deepspeed.zero_optimization.stage`).
+or the place, where `to` is the path of a setting inside a mapping (`inner:deepspeed.zero_optimization.stage`), or
+`values` says what each value sets.
 `values`: our settings for each value of the other tool, or the reason why a value has no counterpart. `by_tool`: the
 entries that replace those of the record where one tool uses the name differently.
 """

@@ -116,7 +116,7 @@ class Rules(NamedTuple):
         found: list[Violation] = []
         nested: dict[str, tuple[str, Any]] = {}
         others = {**self.former, **(elsewhere or {})}
-        for name, value in given.items():
+        for name, value in self._in_own_words(given, found):
             present = name if name in self.settings else self.renamed.get(name) or self._accepted(name)
             if present is None and (inside := self._accepted_inside(name)) is not None:
                 nested[name] = inside, value
@@ -205,6 +205,21 @@ class Rules(NamedTuple):
         if alias is None or not alias.is_accepted or not alias.to.startswith("inner:"):
             return None
         return alias.name if alias.name.partition(".")[0] in self.settings else None
+
+    def _in_own_words(self, given: Mapping[str, Any], found: list[Violation]) -> Iterator[tuple[str, Any]]:
+        """Yields the settings, in which an accepted value of another tool's word is replaced by what it sets here."""
+        for name, value in given.items():
+            alias = alias_of("setting", name) if self.closed and name not in self.settings else None
+            word = value if isinstance(value, str) else json.dumps(value, default=str)
+            meant = alias.values.get(word) if alias is not None and alias.is_accepted else None
+            if not isinstance(meant, Mapping) or not meant.keys() <= self.settings.keys():
+                yield name, value
+                continue
+            yield from meant.items()
+            shown = ", ".join(f"{setting}: {json.dumps(of)}" for setting, of in meant.items())
+            message = f"{self.name}: {name}={value!r} is {shown or 'the default'}"
+            hint = f"write {shown}" if shown else "leave it out"
+            found.append(Violation("FG825", message, name, hint, Severity.WARNING))
 
     def _accepted(self, name: str) -> str | None:
         """Returns the setting that other tools call `name`, if the two differ in nothing but the name."""
@@ -393,6 +408,8 @@ def _owner(constructor: str | None) -> str:
 
 def _wrong_value(name: str, value: Any, expected: str, rule: Mapping[str, Any]) -> Violation:
     hint = f"expected {expected}"
+    if isinstance(value, str) and (why := rule.get("unavailable", {}).get(value)):
+        hint = f"{why}; {hint}"
     # Only a close word is worth a suggestion; `expected` lists all words anyway.
     if isinstance(value, str):
         close = nearest(value, rule.get("choices", ()))

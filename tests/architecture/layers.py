@@ -222,7 +222,7 @@ checkpoints:
     checkpoint.checkpoint_dir
     checkpoint.lineage checkpoint.model_folder checkpoint.state
     checkpoint.export_folder checkpoint.hf_layout checkpoint.inspect checkpoint.reader checkpoint.save_plan
-    checkpoint.export checkpoint.retention checkpoint.saved_model
+    checkpoint.export checkpoint.retention checkpoint.saved_model checkpoint.transformers_folder
 adapters:
     adapter_base adapter_names gguf_layout gguf_tokenizer output_comparison
     adapters gguf_export
@@ -255,7 +255,7 @@ strategies:
     strategy.pipeline.strategy
     strategy.pipeline.idle
 trainers:
-    trainer trainer.argument_checks trainer.checkpoint_parts trainer.deepspeed_schedules trainer.collation trainer.data_rng trainer.meter trainer.rate_scale trainer.utilization
+    trainer trainer.argument_checks trainer.checkpoint_parts trainer.deepspeed_schedules trainer.collation trainer.data_rng trainer.meter trainer.rate_change trainer.rate_scale trainer.utilization
     trainer.accelerate_words trainer.deepspeed_words trainer.step_clock
     trainer.rewind trainer.save_function
     trainer.length_groups
@@ -268,6 +268,7 @@ trainers:
     trainer.snapshot
     trainer.adapter_export trainer.checkpoint_writer trainer.model_export
     trainer.control_requests trainer.resume trainer.save_policy
+    trainer.transformers_resume
     trainer.run trainer.run_start
     trainer.answers
     trainer.evaluation trainer.loop

@@ -137,6 +137,8 @@ class TrainingArguments:
             run: "optimizer", "schedule", "data", "rng", "meter", "progress". Any other missing part is an error.
         allow_changed: what may have changed since the checkpoint was written: "data" (rows), "tokenizer", "labels"
             (names of classes), "model" (settings that the weights depend on). Any other such change is an error.
+            "learning_rate" lets the resumed run take the learning rate of its config, from the step of the checkpoint
+            on; otherwise that of the checkpoint is kept, with a warning.
         control: whether the run takes requests of `fgcli control`, "on" or "off".
         report_to: the trackers to report to ("tensorboard", "wandb", "mlflow", "trackio", "aim", "comet_ml"), one name
             or a list; "all" for those that are installed.

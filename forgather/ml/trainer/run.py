@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from forgather.errors import TrainingError
 from forgather.interrupt import Interrupt
 from forgather.ml.checkpoint.checkpoint_dir import checkpoint_folder
+from forgather.ml.checkpoint.files import is_of_transformers
 from forgather.ml.checkpoint.lineage import origin_of
 from forgather.ml.checkpoint.rng import capture_rng, gathered_rng, restore_rng, seed_process
 from forgather.ml.checkpoint.storage import Storage
@@ -47,6 +48,7 @@ from forgather.ml.trainer.snapshot import import_states, origin_facts
 from forgather.ml.trainer.step_clock import StepClock
 from forgather.ml.trainer.step_guard import BadSteps, choose_guard
 from forgather.ml.trainer.synchronization import RunSync
+from forgather.ml.trainer.transformers_resume import restore_transformers
 from forgather.ml.trainer.utilization import Utilization
 from forgather.ml.types import StepRecord, Update, Window
 
@@ -484,9 +486,12 @@ class Run:
         import_states(self.session, loaded.progress.stateful_callbacks, settings=settings)  # type: ignore[arg-type]
 
     def _restore(self, folder: Path, meanings: Meanings | None = None) -> RestoredState:
-        loaded = restore_checkpoint(
-            folder, self.args, self.strategy, self.schedule, self.data, self.meter, meanings=meanings
-        )
+        is_theirs = is_of_transformers(folder)
+        parts = (folder, self.args, self.strategy, self.schedule, self.data)
+        if is_theirs:
+            loaded = restore_transformers(*parts, meanings=meanings or Meanings())
+        else:
+            loaded = restore_checkpoint(*parts, self.meter, meanings=meanings)
         saved, step = loaded.progress, loaded.progress.global_step
         self.guard.load_state_dict(loaded.guard)
         with restoring("control", folder):
@@ -498,7 +503,7 @@ class Run:
             seed_process(self.args.seed, self.strategy.topology, step=step)
         self.saver.stored_step = step
         is_own = folder.resolve() == checkpoint_folder(self.saver.output_dir, step).resolve()
-        self.saver.written_step = step if is_own else -1
+        self.saver.written_step = step if is_own and not is_theirs else -1
         state = self.session.state
         for name in _CARRIED:
             setattr(state, name, getattr(saved, name))
