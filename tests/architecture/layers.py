@@ -1,8 +1,9 @@
 """The layers of the package: which module may import which.
 
 Each line is a layer. A module may import modules of the lines above it alone, function-level and type-only imports
-included. The training tower may also import the foundation of the configuration tower, and nothing else of it. Names are
-relative to `forgather` in the first table and to `forgather.ml` in the second one.
+included. The training tower may also import the foundation of the configuration tower, and nothing else of it; what
+scripts of another tool import is above both of these. Names are relative to `forgather` in the first and third table,
+and to `forgather.ml` in the second one.
 """
 
 CONFIGURATION = """
@@ -11,7 +12,9 @@ foundation:
     whole_rows cache_file errors parallel_sizes shown_secrets
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
     heartbeat interrupt requirements rules
-    run_control translation
+    lightning.durations lightning.strategies run_control translation
+    lightning.callback_words lightning.strategy_words
+    lightning.meaning
     control_socket
     control_listener interventions trackers
     stored_model
@@ -304,12 +307,20 @@ benchmark:
     benchmark_cell
 """
 
+SCRIPTS = """
+Lightning:
+    lightning.callbacks lightning.seeds
+    lightning.foreign
+    lightning.words
+"""
+
 # Packages that look up the names in their `__all__` when they are asked for: they point upward by design, and import
 # nothing when they are imported. No module of the package imports a name from one of them.
 FACADES = {
     "forgather": "`from forgather import Project` without loading the stages",
     "forgather.project": "`forgather.project:from_project` in configs",
     "forgather.signatures": "`from forgather.signatures import Reader` without loading the engine",
+    "forgather.lightning": "`import forgather.lightning as L` in scripts, and `fgcli check`, without torch",
     "forgather.ml": "`forgather.ml:Trainer` in configs, without torch at import",
     "forgather.ml.callbacks": "`forgather.ml.callbacks:ProgressCallback` in configs; rich and tensorboard only when named",
     "forgather.ml.checkpoint": "`forgather.ml.checkpoint:Storage` in configs, and verification without torch",
