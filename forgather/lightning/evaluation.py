@@ -15,7 +15,7 @@ import torch
 from forgather.lightning import loaders
 from forgather.lightning.hooks import overridden, takes
 from forgather.lightning.redirection import call_through
-from forgather.lightning.scene import Scene
+from forgather.lightning.scene import Scene, limit_of
 from forgather.ml.strategy.model_strategy import to_device
 from forgather.ml.train_mode import restored_train_modes
 
@@ -30,7 +30,7 @@ def num_batches(scene: Scene, given: Sequence[Any], stage: str) -> list[int | No
         given: the loaders.
         stage: "validate", "test" or "predict".
     """
-    limit, word = scene.limits.of(stage)
+    limit, word = limit_of(scene.limits, stage)
     return [loaders.limited(loaders.length(one), limit, word) for one in given]
 
 

@@ -19,7 +19,7 @@ from forgather.interrupt import Interrupt
 from forgather.lightning.evaluation import evaluate_module
 from forgather.lightning.hooks import takes, unsupported
 from forgather.lightning.redirection import call_through
-from forgather.lightning.scene import Scene
+from forgather.lightning.scene import Scene, limit_of
 from forgather.lightning.schedules import ModuleSchedules, read_optimizers
 from forgather.lightning.train_data import LoaderBatches
 from forgather.ml.callbacks.base import TrainerState
@@ -178,8 +178,8 @@ class ModuleSteps:
             run.strategy.discard()
             return None, Update(skipped=True)
         self.scene.hooks.call("on_before_optimizer_step", self.optimizer)
-        if self.scene.limits.gradient_clip_value is not None:
-            torch.nn.utils.clip_grad_value_(self.scene.module.parameters(), self.scene.limits.gradient_clip_value)
+        if self.scene.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(self.scene.module.parameters(), self.scene.clip_value)
         update = run.strategy.update(
             max_norm=run.args.max_grad_norm,
             want_norm=run.want_norm,
@@ -197,7 +197,7 @@ class ModuleSteps:
         if self.data.has_last:
             schedules.advance("epoch", scene.epoch + 1)
         self.end_batch()
-        every = scene.limits.log_every_n_steps
+        every = scene.log_every_n_steps
         if scene.limits.fast_dev_run or (every and scene.steps % every == 0) or scene.should_stop:
             scene.trainer.log_metrics({name: float(value) for name, value in scene.values.metrics().log.items()})
         self._due = self._validation_is_due()
@@ -365,7 +365,7 @@ class ModuleLoop(OneProcessTrainer):
     def prepare_data(self) -> LoaderBatches:
         """Returns the training batches, which are opened once: this draws random numbers, as in Lightning."""
         if self.steps.data is None:
-            limit, _ = self.steps.scene.limits.of("train")
+            limit, _ = limit_of(self.steps.scene.limits, "train")
             loader = self.steps.train_loader()
             self.steps.data = LoaderBatches(loader, limit, self.args, topology=self.strategy.topology)
             self.steps.check_interval()
@@ -378,8 +378,6 @@ class ModuleLoop(OneProcessTrainer):
         """The number of optimizer steps and of epochs of the run."""
         data, limits = self.prepare_data(), self.steps.scene.limits
         steps, epochs = run_start.num_steps_and_epochs(self.args, data)  # type: ignore[arg-type]
-        if limits.fast_dev_run:
-            steps = min(steps, int(limits.fast_dev_run))
         if limits.max_epochs is not None and data.num_batches is not None:
             most = data.accumulation.num_steps(data.num_batches, limits.max_epochs)
             steps, epochs = min(steps, most), min(epochs, limits.max_epochs)
@@ -440,6 +438,14 @@ class ModuleLoop(OneProcessTrainer):
         if not self._is_resumed:
             self.steps.sanity_check()
 
+    def log_values(self, values: dict[str, float]) -> None:
+        """Gives metrics of the module to the log and the trackers of the run.
+
+        Args:
+            values: the metrics, by name.
+        """
+        self._session.log(values)
+
     def rows_line(self, run: Run) -> str:
         """Returns the line about the batches of a run, which is logged at its beginning."""
         batches = run.data.num_batches
@@ -458,7 +464,7 @@ class ModuleLoop(OneProcessTrainer):
         if data.at_end_of_epoch:
             # The checkpoint was written at the last step of an epoch, before its hooks.
             steps.batches, data.has_last = data.batch, True
-            self._end_epoch()
+            self._end_epoch(run)
         run.end_resumed_step()
         while not run.finished:
             complete = True
@@ -469,16 +475,22 @@ class ModuleLoop(OneProcessTrainer):
                 if run.guard.bad is not None:
                     raise _no_skips()
                 run.finish_step(loss, update, window)
+                scene.trainer.write_requested()
                 if run.step_ends_epoch:
                     complete = data.at_end_of_epoch or run.session.control.should_epoch_stop
                     break
-            self._end_epoch()
+            self._end_epoch(run)
             run.finish_epoch(complete=complete)
+            scene.trainer.write_requested()
         scene.hooks.call("on_train_end")
 
-    def _end_epoch(self) -> None:
-        data = self.prepare_data()
-        self.steps.end_epoch(is_whole=data.has_last)
+    def _end_epoch(self, run: Run) -> None:
+        self.steps.end_epoch(is_whole=self.prepare_data().has_last)
+        # Without validation, the metrics of the epoch are those that checkpoints and callbacks compare.
+        if not self.steps.validates and (
+            self.args.metric_for_best_model is not None or self._session.dispatcher.listeners("on_evaluate")
+        ):
+            run.session.control.should_evaluate = True
 
 
 def _no_skips() -> TrainingError:
