@@ -283,6 +283,7 @@ class ModuleSteps:
         if followed in run_metrics:
             line[f"eval_{followed.removeprefix('eval_')}"] = run_metrics[followed]
         run.session.log(line)
+        run.session.control.should_evaluate = False
         run.session.send("on_evaluate", metrics=run_metrics | line)
         if self._due:
             self._due = False
