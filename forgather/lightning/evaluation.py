@@ -72,7 +72,8 @@ def evaluate_module(
                     scene.take_metrics()
                     values.end_batch()
                 values.end_batches()
-                found.append(_floats(scene.take_metrics().log))
+                # As in Lightning: what a trial of the validation data logs is not kept.
+                found.append(_floats((values.metrics() if stage == "sanity" else scene.take_metrics()).log))
             values.loader = None
             hooks.call(f"on_{name}_epoch_end")
             whole = _floats(scene.take_metrics().log)

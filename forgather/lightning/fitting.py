@@ -299,7 +299,7 @@ class ModuleSteps:
         scene.hooks.call_callbacks("on_sanity_check_start")
         evaluate_module(scene, self.val_loaders(), "sanity", most=None if most == -1 else most)
         scene.hooks.call_callbacks("on_sanity_check_end")
-        scene.metrics = type(scene.metrics)()
+        scene.forget_metrics()
         restore_rng(state)
 
     # -- epochs --------------------------------------------------------------------------------------------------------
@@ -436,7 +436,8 @@ class ModuleLoop(OneProcessTrainer):
 
     def _begin(self) -> None:
         self.steps.scene.hooks.call("on_fit_start")
-        if not self._is_resumed:
+        # Lightning tries the validation data before a run that goes on at the end of an epoch, too.
+        if not self._is_resumed or (self.steps.data is not None and self.steps.data.batch == 0):
             self.steps.sanity_check()
 
     def log_values(self, values: dict[str, float]) -> None:
@@ -467,7 +468,9 @@ class ModuleLoop(OneProcessTrainer):
             steps.batches, data.has_last = data.batch, True
             self._end_epoch(run)
         run.end_resumed_step()
-        while not run.finished:
+        most = scene.limits.max_epochs
+        # The number of steps does not end a run after epochs of unknown length.
+        while not run.finished and (most is None or data.epoch < most):
             complete = True
             steps.begin_epoch(data.epoch, data.batch)
             for window in run.begin_epoch():

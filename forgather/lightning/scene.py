@@ -91,6 +91,11 @@ class Scene:
         self.metrics.update(found)
         return found
 
+    def forget_metrics(self) -> None:
+        """Forgets all metrics, at the beginning of a stage."""
+        self.metrics = Metrics()
+        self._values.clear()
+
     @torch.no_grad()
     def reduced(self, value: Tensor, how: str) -> Tensor:
         """Returns the sum, the maximum or the minimum of a tensor over all data-parallel ranks. Collective.

@@ -254,7 +254,7 @@ class Trainer:
         scene = self._scene
         if scene is None:
             raise unsupported("metrics are read before fit", "read them in a hook of the run, or after it")
-        if scene.stage and scene.stage != "sanity":
+        if scene.stage:
             scene.take_metrics()
         return scene.metrics
 
@@ -429,7 +429,6 @@ class Trainer:
         self._attach(model, datamodule)
         self._held = {}
         self._call_setup(datamodule, stage)
-        scene.hooks.call_module("configure_model")
         self._steps = ModuleSteps(scene, lambda: self._loaders("validate"), self._train_loader)
         of_ours = [one for one in self._given if isinstance(one, TrainerCallback)]
         kind = ModuleAccelLoop if self.words.trainer.endswith("AccelTrainer") else ModuleLoop
@@ -478,6 +477,8 @@ class Trainer:
         if datamodule is not None and overridden(datamodule, "setup"):
             datamodule.setup(stage)
         scene.hooks.call("setup", stage)
+        scene.hooks.call_module("configure_model")
+        scene.forget_metrics()
 
     def _teardown(self, stage: str) -> None:
         assert self._scene is not None  # noqa: S101

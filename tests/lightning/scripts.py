@@ -105,7 +105,7 @@ def outcome(made, model):
         "logged": {name: float(value) for name, value in sorted(made.logged_metrics.items())},
         "epoch": made.current_epoch,
         "step": made.global_step,
-        "weights": [float(weight.double().sum()) for weight in model.parameters()],
+        "weights": [float(weight.detach().double().sum()) for weight in model.parameters()],
     }
 
 
@@ -298,7 +298,7 @@ def data_module(L, folder):
             stages.append("prepare_data")
 
         def setup(self, stage):
-            stages.append(f"setup {stage}")
+            stages.append(f"setup {getattr(stage, 'value', stage)}")
             self.rows = rows()
 
         def train_dataloader(self):
@@ -314,7 +314,7 @@ def data_module(L, folder):
             return DataLoader(rows(5, seed=3).tensors[0], batch_size=2)
 
         def teardown(self, stage):
-            stages.append(f"teardown {stage}")
+            stages.append(f"teardown {getattr(stage, 'value', stage)}")
 
     def test_step(self, batch, batch_idx):
         self.log("test_loss", self.loss(batch))
@@ -344,7 +344,7 @@ def resumed(L, folder):
     made = trainer(L, folder, max_epochs=3)
     made.fit(second, *loaders(shuffle=False), ckpt_path=path)
     third = kind.load_from_checkpoint(path)
-    return {**outcome(made, second), "loaded": [float(weight.double().sum()) for weight in third.parameters()]}
+    return {**outcome(made, second), "loaded": [float(weight.detach().double().sum()) for weight in third.parameters()]}
 
 
 def _with_schedule(self):
