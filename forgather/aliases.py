@@ -46,6 +46,8 @@ class Alias(NamedTuple):
         is_accepted: True if the arguments of a trainer take the name.
         values: our settings for each value of the other tool, or a text with the reason why the value has no
             counterpart; keys are values as JSON writes them, and texts without quotes.
+        tools_that_differ: the tools that use the name differently, each with a meaning of its own; empty if the meaning
+            is that of one tool.
     """
 
     word: str
@@ -56,6 +58,7 @@ class Alias(NamedTuple):
     tools: tuple[str, ...] = ()
     is_accepted: bool = False
     values: Mapping[str, Mapping[str, Any] | str] = MappingProxyType({})
+    tools_that_differ: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -89,13 +92,21 @@ def alias_of(kind: str, word: str, tool: str | None = None) -> Alias | None:
     table = read_aliases()[kind]
     record = table.get(plain) or table.get(plain.lower())
     if record is not None and tool is not None:
-        record = {**record, **record.get("by_tool", {}).get(tool, {})}
+        own = record.get("by_tool", {}).get(tool, {})
+        record = {**{key: entry for key, entry in record.items() if key != "by_tool"}, **own}
     return None if record is None else _alias(kind, plain, record)
 
 
-def aliases_of(word: str) -> list[Alias]:
-    """Returns the records of a name under every kind, and as a keyword argument."""
-    found = [alias for kind in KINDS if (alias := alias_of(kind, word))]
+def aliases_of(word: str, tool: str | None = None) -> list[Alias]:
+    """Returns the records of a name under every kind, in every mapping, and as a keyword argument.
+
+    Args:
+        word: the name.
+        tool: the tool whose meaning counts where tools differ; None for what holds for all of them.
+    """
+    found = [alias for kind in KINDS if (alias := alias_of(kind, word, tool))]
+    inside = (path for path in read_aliases()["inner"] if path.partition(".")[2] == word)
+    found += [alias for path in inside if (alias := alias_of("inner", path, tool))]
     for group in _groups(word):
         # The first name of a group is the one that our constructors use.
         name, owner = str(group["names"][0]), group["of"]
@@ -244,6 +255,7 @@ def _alias(kind: str, word: str, record: Mapping[str, Any]) -> Alias:
         tuple(record["tools"]),
         record.get("accepted", False),
         record.get("values", {}),
+        tuple(record.get("by_tool", ())),
     )
 
 

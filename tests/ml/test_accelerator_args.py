@@ -165,8 +165,9 @@ def test_handlers_go_where_they_belong(tmp_path):
     with pytest.raises(SettingError, match="ddp_bucket_cap_mb is 6, and bucket_cap_mb .* is 5") as caught:
         ddp_settings(args.replace(ddp_bucket_cap_mb=6), told.ddp)
     assert caught.value.code == "FG723"
-    with pytest.raises(SettingError, match="has a AutocastKwargs"):
+    with pytest.raises(SettingError, match="has a AutocastKwargs") as caught:
         accelerator_settings({"kwargs_handlers": [AutocastKwargs()]})
+    assert caught.value.hint.startswith("write bf16: true")
 
 
 def test_the_backend_is_that_of_the_process_group(caplog):

@@ -212,6 +212,8 @@ def _offload(zero: dict[str, Any], notes: list[str]) -> None:
             zero.pop(name, None)
         else:
             zero[name] = value
+    if pin is not None and not zero.keys() & {"offload_optimizer", "offload_param"}:
+        notes.append("cpu_offload_use_pin_memory has no effect: nothing is offloaded")
 
 
 def offloads(config: Mapping[str, Any], what: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from accelerate.utils import DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs
 
-from forgather.errors import nearest
+from forgather.aliases import suggest
 from forgather.ml.log import get_logger
 from forgather.ml.trainer import argument_checks
 from forgather.ml.trainer.argument_checks import SettingError
@@ -249,7 +249,7 @@ def accelerator_settings(given: Mapping[str, Any] | None) -> AcceleratorSettings
         raise SettingError(
             f"accelerator_args.kwargs_handlers has a {kind.__name__}, which is not supported here",
             code="FG723",
-            hint=nearest(kind.__name__, [known.__name__ for known in _HANDLERS]),
+            hint=suggest("setting", kind.__name__, [known.__name__ for known in _HANDLERS]),
         ).about("accelerator_args")
     timeout = getattr(group, "timeout", None)
     return AcceleratorSettings(
