@@ -23,8 +23,10 @@ from forgather.lightning.fitting import ModuleAccelLoop, ModuleLoop, ModuleSteps
 from forgather.lightning.hooks import Hooks, overridden, refuse_unsupported, unsupported
 from forgather.lightning.scene import Scene, effective
 from forgather.lightning.schedules import ScheduleConfig
+from forgather.lightning.seeds import given_seed
 from forgather.lightning.words import read_words
 from forgather.ml.callbacks.base import TrainerCallback
+from forgather.ml.checkpoint.rng import seed_everything
 from forgather.ml.distributed import collectives
 from forgather.ml.distributed.env import process_facts
 from forgather.ml.log import get_logger
@@ -48,6 +50,8 @@ class Trainer:
     def __init__(self, **words: Any) -> None:
         clip = _value_clipping(words)
         self.words = read_words(**words)
+        names_strategy = words.get("strategy") not in (None, "auto")
+        self._seeds_again = process_facts().world_size > 1 or (names_strategy and self.words.strategy != "single")
         limits = effective(self.words.limits)
         if words.get("check_val_every_n_epoch", 1) is None:
             limits = dataclasses.replace(limits, check_val_every_n_epoch=None)
@@ -428,6 +432,9 @@ class Trainer:
         )
         self._attach(model, datamodule)
         self._held = {}
+        if self._seeds_again and (seed := given_seed()) is not None:
+            # As Lightning's strategies for several processes do, before they call `prepare_data`.
+            seed_everything(seed)
         self._call_setup(datamodule, stage)
         self._steps = ModuleSteps(scene, lambda: self._loaders("validate"), self._train_loader)
         of_ours = [one for one in self._given if isinstance(one, TrainerCallback)]

@@ -105,8 +105,12 @@ def outcome(made, model):
         "logged": {name: float(value) for name, value in sorted(made.logged_metrics.items())},
         "epoch": made.current_epoch,
         "step": made.global_step,
-        "weights": [float(weight.detach().double().sum()) for weight in model.parameters()],
+        "weights": [float(whole(weight).double().sum()) for weight in model.parameters()],
     }
+
+
+def whole(weight):
+    return weight.detach().full_tensor() if hasattr(weight, "full_tensor") else weight.detach()
 
 
 def fitted(L, folder, *, words=None, changes=None, data=None, **hparams):
