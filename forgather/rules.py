@@ -22,6 +22,7 @@ from forgather.batch_triangle import batch_facts
 from forgather.compatibility import combination_facts, read_matrix
 from forgather.errors import Severity, nearest
 from forgather.parallel_sizes import layout_facts
+from forgather.parameter_settings import parameter_facts
 from forgather.pipeline_schedules import with_schedules
 from forgather.rule_conditions import AUTO, SOMETHING, UNKNOWN, holds, misfit, names_of
 
@@ -72,7 +73,8 @@ class Rules(NamedTuple):
         elsewhere: another constructor, whose further settings are accepted with their default values only.
         instead: the hints on what to do in place of a setting that is not accepted, by name; its value may be None.
         facts: further names that conditions may read, with their values.
-        computed: the functions whose results conditions may also read: "batch", "layout" or "combination".
+        computed: the functions whose results conditions may also read: "batch", "parameters", "layout" or
+            "combination".
         arguments: the requirements on arguments, by name: `called_with` (how many by `positional`, further `keywords`,
             and the text `as` for messages), `object` (an object is called, so that a class would only be instantiated),
             `items` (what a list must contain), `files` (the suffixes that count in a folder), `folder` (texts that are
@@ -490,7 +492,12 @@ def _inside(name: str, value: Any, outer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _COMPUTED: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]
-_COMPUTED = {"batch": batch_facts, "layout": layout_facts, "combination": combination_facts}
+_COMPUTED = {
+    "parameters": parameter_facts,
+    "batch": batch_facts,
+    "layout": layout_facts,
+    "combination": combination_facts,
+}
 
 
 def _pointed_at(argument: str | Collection[str], facts: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ foundation:
     accumulation bounded folder_lock json_text pipeline_schedules replaced_file rule_conditions secret_names source spelling trainer_hooks
     whole_rows cache_file errors parallel_sizes shown_secrets
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
-    heartbeat interrupt requirements rules
+    heartbeat interrupt parameter_settings requirements rules
     lightning.durations lightning.strategies run_control translation
     lightning.callback_words lightning.strategy_words
     lightning.meaning
@@ -206,7 +206,7 @@ data:
     generation.batch
 losses and models:
     vocabulary
-    activation_checkpointing batch_dependence bitsandbytes_optim documents label_kind loss_reduction models optim
+    activation_checkpointing batch_dependence bitsandbytes_optim documents label_kind loss_reduction models name_patterns optim
     classifiers model_inputs reward_function rewards
     losses preference_metrics
     entity_metrics label_metrics preference_rules task text_metrics
@@ -256,7 +256,7 @@ strategies:
     strategy.pipeline.idle
 trainers:
     trainer trainer.argument_checks trainer.checkpoint_parts trainer.deepspeed_schedules trainer.collation trainer.data_rng trainer.meter trainer.rate_change trainer.rate_scale trainer.utilization
-    trainer.accelerate_words trainer.deepspeed_words trainer.step_clock
+    trainer.freezing trainer.parameter_groups trainer.accelerate_words trainer.deepspeed_words trainer.step_clock
     trainer.rewind trainer.save_function
     trainer.length_groups
     trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks

@@ -207,6 +207,21 @@ class DeepSpeedZero:
         assert self.optimizer is not None  # noqa: S101 - the engine has one
         return self.optimizer
 
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Raises an error: the engine keeps its own copies of the weights.
+
+        Raises:
+            TrainingError: FG814, always.
+        """
+        raise TrainingError(
+            "the weights of a DeepSpeed engine cannot be frozen or averaged during a run",
+            code="FG814",
+            hint="leave deepspeed out, or freeze without until and average no weights",
+        )
+
+    def trained_parameters_changed(self) -> None:
+        """Does nothing: `trained_parameters` refuses all changes."""
+
     def _start_engine(self) -> None:
         ours = self._recipe.make_optimizer(self.model)
         _refuse_whole_tensor_optimizer(ours)
