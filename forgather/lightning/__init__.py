@@ -18,7 +18,7 @@ _LAZY = {
     "LearningRateMonitor": "callbacks",
     "ModelCheckpoint": "callbacks",
     "Timer": "callbacks",
-    "TrainerWords": "meaning",
+    "TrainerWords": "trainer_words",
     "read_words": "words",
     "seed_everything": "seeds",
 }
