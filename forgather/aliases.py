@@ -136,7 +136,7 @@ def suggest(kind: str, word: str, candidates: Sequence[str], *, owner: str = "")
         owner: the constructor that has the candidates as parameters; "" if there is no constructor.
 
     Example:
-        >>> suggest("setting", "batch_size", ["per_device_train_batch_size", "eval_batch"])
+        >>> suggest("setting", "micro_batch_size", ["per_device_train_batch_size", "eval_batch"])
         "did you mean 'per_device_train_batch_size'?"
         >>> suggest("setting", "learnign_rate", ["learning_rate"])
         "did you mean 'learning_rate'?"

@@ -22,7 +22,7 @@ _LAZY = {
     "ModelCheckpoint": "callbacks",
     "Timer": "callbacks",
     "Trainer": "trainer",
-    "TrainerWords": "meaning",
+    "TrainerWords": "trainer_words",
     "read_words": "words",
     "seed_everything": "seeds",
 }

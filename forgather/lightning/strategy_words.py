@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forgather.aliases import alias_of, suggest
+from forgather.lightning.durations import seconds_of
 from forgather.lightning.strategies import STRATEGIES
 from forgather.rules import Violation
 
@@ -47,6 +48,8 @@ def meaning_of_strategy(name: str, options: Mapping[str, Any]) -> StrategyMeanin
         >>> meaning_of_strategy("DDPStrategy", {"static_graph": True}).settings
         {'ddp_static_graph': True}
     """
+    if name == "SingleDeviceStrategy":
+        return StrategyMeaning("single")
     found = StrategyMeaning(name.removesuffix("Strategy").lower())
     known = STRATEGIES[name].__dataclass_fields__
     rest = dict(options)
@@ -86,7 +89,10 @@ def _read_group(found: StrategyMeaning, options: dict[str, Any]) -> None:
         found.group["backend"] = backend
     if timeout is not None:
         # Lightning takes a timedelta; a config writes seconds.
-        found.group["timeout_seconds"] = timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout
+        seconds = timeout if isinstance(timeout, int | float) else seconds_of(timeout)
+        if seconds is None:
+            _refuse(found, "DDPStrategy", "timeout", timeout, "expected a timedelta, or a number of seconds")
+        found.group["timeout_seconds"] = seconds
 
 
 def _read_ddp(found: StrategyMeaning, options: dict[str, Any]) -> None:
@@ -145,6 +151,8 @@ def _read_units(found: StrategyMeaning, policy: Any, config: dict[str, Any]) -> 
         layers = layer_names(keywords.get("transformer_layer_cls"))
     if layers is not None:
         config |= {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls_to_wrap": layers}
+    elif isinstance(policy, Mapping) and set(policy) == {"min_num_params"}:
+        config |= {"auto_wrap_policy": "SIZE_BASED_WRAP", **policy}
     elif function == "size_based_auto_wrap_policy" and set(keywords) <= {"min_num_params"}:
         # torch's own default.
         size = keywords.get("min_num_params", 100_000_000)

@@ -13,7 +13,8 @@ foundation:
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
     heartbeat interrupt parameter_settings requirements rules
     lightning.durations lightning.strategies run_control translation
-    lightning.callback_words lightning.strategy_words
+    lightning.strategy_words lightning.trainer_words
+    lightning.callback_words
     lightning.meaning
     control_socket
     control_listener interventions trackers
@@ -315,8 +316,8 @@ benchmark:
 
 SCRIPTS = """
 Lightning:
-    lightning.callbacks lightning.seeds
-    lightning.foreign
+    lightning.callbacks lightning.run_limits lightning.seeds
+    lightning.checkpoint_names lightning.foreign
     lightning.words
 """
 
