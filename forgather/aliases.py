@@ -73,7 +73,8 @@ class Alias(NamedTuple):
         # Where a word means a setting inside a mapping, the reason says what else the mapping needs; of a name that tools
         # use differently, it says what each of them means.
         is_plain = self.verdict == "same" and not (self.to.startswith("inner:") and self.why)
-        return f"did you mean {self.name!r}?" if is_plain and not self.tools_that_differ else self.why
+        is_plain &= not (self.tools_that_differ and self.why)
+        return f"did you mean {self.name!r}?" if is_plain else self.why
 
 
 @cache
@@ -110,7 +111,7 @@ def aliases_of(word: str, tool: str | None = None) -> list[Alias]:
         tool: the tool whose meaning counts where tools differ; None for what holds for all of them.
     """
     found = [alias for kind in KINDS if (alias := alias_of(kind, word, tool))]
-    inside = (path for path in read_aliases()["inner"] if path.partition(".")[2] == word)
+    inside = (path for path in read_aliases()["inner"] if path.rpartition(".")[2] == word)
     found += [alias for path in inside if (alias := alias_of("inner", path, tool))]
     for group in _groups(word):
         # The first name of a group is the one that our constructors use.

@@ -194,7 +194,9 @@ def _of_record(alias: Alias) -> Answer:
         return Answer("by value", alias.name, _of_values(alias))
     if alias.verdict == "same":
         text = alias.why or f"write {alias.name}"
-        return Answer("renamed" if alias.is_accepted else "refused", alias.name, "" if alias.is_accepted else text)
+        # The words of an object are translated where the object is.
+        is_taken = alias.is_accepted or alias.word[0].isupper()
+        return Answer("renamed" if is_taken else "refused", alias.name, "" if is_taken else text)
     return Answer("refused", "" if alias.verdict == "none" else alias.name, alias.why)
 
 

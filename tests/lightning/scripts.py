@@ -278,9 +278,7 @@ def hooks(L, folder):
         setattr(Noting, name, noting(name, "callback"))
     del Noting.configure_model
     changes = {name: noting(name, "module") for name in HOOKS}
-    changes |= {
-        name: noting(name, "module") for name in ("on_validation_model_zero_grad", "on_validation_model_eval")
-    }
+    changes |= {name: noting(name, "module") for name in ("on_validation_model_zero_grad", "on_validation_model_eval")}
     L.seed_everything(7)
     kind = regression(L, **changes)
     step = kind.validation_step

@@ -55,7 +55,11 @@ CALLS = {
     "fsdp_for_zero_3": {"config": {**FINE, "zero_stage": 3, "save_interval": 3}, "ranks": 2, "deepspeed": False},
     "zero_2": {"config": {**FINE, "zero_stage": 2, "allgather_base_size": 1000}, "ranks": 2, "deepspeed": True},
     "tensor": {"config": FINE, "ranks": 2, "split": functools.partial(TensorParallel, devices=[0, 1])},
-    "pipeline": {"config": {**FINE, "batch_size": 4}, "ranks": 2, "split": functools.partial(PipelineParallel, devices=[0, 1], stages=2)},
+    "pipeline": {
+        "config": {**FINE, "batch_size": 4},
+        "ranks": 2,
+        "split": functools.partial(PipelineParallel, devices=[0, 1], stages=2),
+    },
 }
 QUICK = ("accumulated", "resumed", "optimizer", "fsdp_for_zero_2")
 

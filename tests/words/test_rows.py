@@ -84,7 +84,17 @@ def test_a_test_that_runs_a_row_exists(name, test):
 @pytest.mark.matrix
 def test_pytest_collects_each_test_that_runs_a_row():
     files = sorted({f"tests/{test.partition('::')[0]}" for _, test in TESTS})
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-o", "addopts=--import-mode=importlib", "--full", *files]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "-o",
+        "addopts=--import-mode=importlib",
+        "--full",
+        *files,
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ}, check=False)
     found = {line.partition("[")[0] for line in done.stdout.splitlines() if "::" in line}
     missing = [test for _, test in TESTS if not any(one.startswith(f"tests/{test}") for one in found)]

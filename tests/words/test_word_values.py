@@ -12,6 +12,7 @@ from forgather.ml import AccelTrainingArguments, PipelineTrainingArguments, Trai
 from forgather.ml.strategy.deepspeed_config import zero_config
 from forgather.ml.strategy.deepspeed_settings import ABSENT, value_of
 from forgather.ml.strategy.fsdp_config import Sharding
+from forgather.ml.trainer.accelerate_words import PLUGINS
 from forgather.ml.trainer.argument_checks import TRANSFORMERS_DEFAULTS
 from forgather.ml.trainer.parallel_arguments import accelerator_settings
 from tests.matrix import thinned
@@ -101,7 +102,7 @@ def keys_inside(rule, before=()):
     for key, inner in rule["keys"].items():
         if "keys" in inner:
             yield from keys_inside(inner, (*before, key))
-        elif inner["type"] != "list":
+        elif inner["type"] != "list" and key not in PLUGINS:
             choices = inner.get("choices") or ([True, False] if inner["type"] == "flag" else [other(inner, None)])
             yield from (((*before, key), choice) for choice in choices)
 
@@ -125,6 +126,30 @@ def test_an_argument_of_accelerate_is_not_dropped(keys, value, outcome, tmp_path
     expected = "silent" if name in ANYWAY and ANYWAY[name] == value else {"changed", "noted", "refused"}
     found = outcome(made, asked)
     assert found == expected if isinstance(expected, str) else found in expected
+
+
+OF_PLUGINS = {
+    **{"zero_stage": 2, "gradient_accumulation_steps": 4, "gradient_clipping": 0.5, "zero3_init_flag": True},
+    **{"offload_optimizer_device": "cpu", "offload_param_device": "cpu", "zero3_save_16bit_model": True},
+    **{"sharding_strategy": "SHARD_GRAD_OP", "reshard_after_forward": False, "cpu_offload": True},
+    **{"activation_checkpointing": True, "min_num_params": 100, "backend": "inductor", "mode": "max-autotune"},
+    **{"use_regional_compilation": True, "total_limit": 3, "dp_shard_size": 2, "dp_replicate_size": 2, "tp_size": 2},
+    **{"project_dir": "elsewhere", "logging_dir": "elsewhere"},
+}
+"""Values of fields of Accelerate's plugins; of others, a text."""
+FIELDS = [(plugin, word) for plugin, owner in PLUGINS.items() for word in WORDS["accelerate"]["words"].get(owner, ())]
+
+
+@pytest.mark.parametrize(("plugin", "word"), thinned(FIELDS, lambda plugin, word: plugin == "deepspeed_plugin"))
+def test_a_field_of_a_plugin_of_accelerate_is_not_dropped(plugin, word, outcome, tmp_path):
+    first = {"deepspeed_plugin": {"zero_stage": 1}, "fsdp_plugin": {"min_num_params": 5}}.get(plugin, {})
+
+    def made(asked):
+        given = {plugin: {**first, **asked}} if asked or first else {}
+        args = AccelTrainingArguments(str(tmp_path), logging_dir=str(tmp_path), accelerator_args=given)
+        return {name: of for name, of in args.to_dict().items() if name != "accelerator_args"}
+
+    assert outcome(made, {word: OF_PLUGINS.get(word, "x")}) != "silent"
 
 
 def nested(keys, value):

@@ -7,6 +7,7 @@ instance starts no process group. The rules about forbidden combinations are sto
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -15,6 +16,7 @@ from accelerate.utils import DistributedDataParallelKwargs, GradScalerKwargs, In
 
 from forgather.aliases import suggest
 from forgather.ml.log import get_logger
+from forgather.ml.strategy.fsdp_config import without_objects
 from forgather.ml.trainer import argument_checks
 from forgather.ml.trainer.accelerate_words import with_accelerate_words
 from forgather.ml.trainer.argument_checks import SettingError
@@ -68,6 +70,13 @@ class ParallelArguments(TrainingArguments):
     ddp_broadcast_buffers: bool | None = None
     ddp_static_graph: bool | None = None
     ddp_gradient_as_bucket_view: bool | None = None
+
+    def __init__(self, output_dir: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+        config = settings.get("fsdp_config")
+        if isinstance(config, Mapping):
+            # A script gives torch's objects, whose words the rules, checkpoints and records know.
+            settings["fsdp_config"] = without_objects(config)
+        super().__init__(output_dir, **settings)
 
 
 @dataclass(kw_only=True, frozen=True, init=False)
