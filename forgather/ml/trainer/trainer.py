@@ -62,6 +62,7 @@ from forgather.ml.trainer.run import Run
 from forgather.ml.trainer.run_start import RunStart, refuse_another_engine, refuse_combination
 from forgather.ml.trainer.save_function import SaveFunction, check_storage
 from forgather.ml.trainer.transformers_hooks import WithOwnLoss, refuse_unused_hooks
+from forgather.ml.trainer.unknown_keywords import answers_unknown_keywords
 from forgather.ml.types import TrainOutput
 from forgather.rules import Rules
 
@@ -117,6 +118,7 @@ class Trainer(WithOwnLoss):
     ARGUMENTS: ClassVar[type[TrainingArguments]] = TrainingArguments
     RULES: ClassVar[Rules] = argument_checks.rules("trainer", "forgather.ml:Trainer")
 
+    @answers_unknown_keywords
     def __init__(
         self,
         model: nn.Module | Callable[[], nn.Module] | None = None,
