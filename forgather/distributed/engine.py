@@ -147,7 +147,7 @@ def launch_line(count: int, *options: str) -> str:
         count: the number of processes.
         *options: further options of torchrun.
     """
-    script = sys.argv[0] if sys.argv and sys.argv[0].endswith(".py") else "script.py"
+    script = os.path.relpath(sys.argv[0]) if sys.argv and sys.argv[0].endswith(".py") else "script.py"
     return " ".join(["start it with: torchrun", *options, "--nproc-per-node", str(count), script])
 
 
