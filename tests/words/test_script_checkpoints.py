@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from accelerate import PartialState  # noqa: E402
+from accelerate.state import AcceleratorState, PartialState  # noqa: E402
 
 from forgather.distributed import CheckpointManager, ModelParallel, launch_in_notebook  # noqa: E402
 from forgather.distributed.notebook import refusal  # noqa: E402
@@ -136,7 +136,13 @@ def test_a_manager_names_a_wrong_argument(name):
 
 def test_a_manager_is_a_config():
     text = CheckpointManager("saved", 5, 2, True, print).to_config()
-    for line in ('output_dir: "saved"', "save_steps: 5", "save_total_limit: 2", "async_save: true", "!var save_function"):
+    for line in (
+        'output_dir: "saved"',
+        "save_steps: 5",
+        "save_total_limit: 2",
+        "async_save: true",
+        "!var save_function",
+    ):
         assert line in text
 
 
@@ -178,7 +184,8 @@ def test_another_strategy_has_another_class():
 
 
 def test_a_notebook_that_has_set_up_too_much_is_told(monkeypatch):
-    monkeypatch.setattr(PartialState, "_shared_state", {})
+    for kind in (PartialState, AcceleratorState):
+        monkeypatch.setattr(kind, "_shared_state", {})
     assert refusal() is None
     monkeypatch.setattr(PartialState, "_shared_state", {"device": "cpu"})
     with pytest.raises(DistributedError, match=r"this process has an Accelerator.*torchrun --nproc-per-node 2"):
@@ -188,8 +195,6 @@ def test_a_notebook_that_has_set_up_too_much_is_told(monkeypatch):
 
 
 def in_a_notebook(folder):
-    from accelerate.state import AcceleratorState
-
     AcceleratorState._reset_state(reset_partial_state=True)
 
     def cell(text):

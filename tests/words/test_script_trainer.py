@@ -67,8 +67,9 @@ def test_a_run_that_recovers_ends_as_one_that_does_not_fail(uninterrupted):
         trainer.train(2, parts.numbers())
     with pytest.raises(TrainingError, match=r"last run has failed.*restore_from_checkpoint"):
         trainer.train(2)
-    with pytest.raises(TrainingError, match=r"reset\(\) would lose 3 checkpoints"):
+    with pytest.raises(TrainingError, match=r"reset\(\) would lose 3 checkpoints") as raised:
         trainer.reset()
+    assert "FG859" == raised.value.code
     assert trainer.has_checkpoint()
     assert trainer.restore_from_checkpoint().endswith("checkpoint-6")
     trainer.train(2)
@@ -136,10 +137,12 @@ def test_a_loader_becomes_settings():
     given = {"sampler": sampler, "drop_last": True, "collate_fn": torch.utils.data.default_collate}
     trainer.train(1, DataLoader(rows, batch_size=5, **given))
     text = trainer.to_config()
-    for line in ("per_device_train_batch_size: 5", "train_sampling_strategy: \"sequential\"", "drop_last: true"):
+    for line in ("per_device_train_batch_size: 5", 'train_sampling_strategy: "sequential"', "drop_last: true"):
         assert line in text
     assert 4 == trainer.trainer.state.global_step
-    with pytest.raises(TrainingError, match="batch_size: 4 contradicts per_device_train_batch_size: 5 of the DataLoader"):
+    with pytest.raises(
+        TrainingError, match="batch_size: 4 contradicts per_device_train_batch_size: 5 of the DataLoader"
+    ):
         setup_distributed_training(parts.Classifier, CONFIG).train(1, DataLoader(rows, batch_size=5))
 
 
@@ -221,7 +224,9 @@ def test_zero_without_deepspeed_is_said():
     settings, notes = zero_settings(ZERO, strict=False, processes=4, installed=False)
     assert {"fsdp": "full_shard"} == settings
     assert ["full_shard of torch shards" in notes[0], "offload_param is left out" in notes[1]] == [True, True]
-    assert ({}, []) == zero_settings({"deepspeed": {"zero_optimization": {"stage": 0}}}, strict=True, processes=1, installed=True)
+    assert ({}, []) == zero_settings(
+        {"deepspeed": {"zero_optimization": {"stage": 0}}}, strict=True, processes=1, installed=True
+    )
     with pytest.raises(DistributedError, match="stage 3, and deepspeed is not installed"):
         zero_settings(ZERO, strict=True, processes=4, installed=False)
     scaled = {"deepspeed": {"zero_optimization": {"stage": 2}, "fp16": {"loss_scale": 8}}}
