@@ -27,6 +27,11 @@ _LIFTED = {
 }
 
 
+# What an engine without ZeRO may have in its config, and what changes nothing here.
+_OF_STAGE_0 = {"zero_optimization", "fp16", "bf16", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"}
+_OF_STAGE_0 |= {"steps_per_print", "wall_clock_breakdown"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """What a script trains.
@@ -147,7 +152,7 @@ def launch_line(count: int, *options: str) -> str:
         count: the number of processes.
         *options: further options of torchrun.
     """
-    script = sys.argv[0] if sys.argv and sys.argv[0].endswith(".py") else "script.py"
+    script = os.path.relpath(sys.argv[0]) if sys.argv and sys.argv[0].endswith(".py") else "script.py"
     return " ".join(["start it with: torchrun", *options, "--nproc-per-node", str(count), script])
 
 
@@ -166,8 +171,10 @@ def _of_deepspeed(engine: Any) -> Engine:
         raise _not_taken(
             f"a DeepSpeed engine that has done {engine.global_steps} steps", "give a new one, or its model"
         )
-    if stage == 3 or engine.fp16_enabled() or engine.bfloat16_enabled():
-        what = "stage 3, which has split the weights" if stage == 3 else "fp16 or bf16, which has cast the weights"
+    if stage or engine.fp16_enabled() or engine.bfloat16_enabled():
+        what = (
+            f"ZeRO stage {stage}, which has taken the weights apart" if stage else "half precision, with cast weights"
+        )
         raise _not_taken(
             f"a DeepSpeed engine of {what}",
             "give the model itself, and DeepSpeed's mapping as config: setup_distributed_training(model, "
@@ -183,9 +190,12 @@ def _of_deepspeed(engine: Any) -> Engine:
                 f"a DeepSpeed engine whose config makes the {name}",
                 f"leave {name} out of it, and give the model, the optimizer and the mapping to DistributedTrainer",
             )
-    for section in ("fp16", "bf16"):
-        config.pop(section, None)
-    words |= {"fp16": False, "deepspeed": config if stage else {"zero_optimization": {"stage": 0}}}
+    left = {name: value for name, value in config.items() if name not in _OF_STAGE_0 and value is not False}
+    if left:
+        raise _not_taken(
+            f"{', '.join(sorted(left))} of a DeepSpeed engine", "give the model itself, and the words of a script"
+        )
+    words |= {"fp16": False, "zero_stage": 0}
     return Engine(
         model=engine.module,
         variables={MODEL_VARIABLE: engine.module},

@@ -15,16 +15,17 @@ import tempfile
 import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from forgather.distributed.data_loader import ScriptData, read_data
+from forgather.distributed.data_loader import read_data
 from forgather.distributed.engine import Engine, launch_line, read_engine
-from forgather.distributed.optimizer import has_deepspeed, optimizer_parts, zero_settings
 from forgather.distributed.script_config import ScriptConfig
-from forgather.distributed.words import ScriptWords, read_words, with_defaults
+from forgather.distributed.script_parts import ScriptParts
+from forgather.distributed.words import read_words
 from forgather.errors import CheckpointError, TrainingError
 from forgather.heartbeat import Heartbeat
 from forgather.launch.restart import resumes_after_restart
@@ -33,8 +34,6 @@ from forgather.project.fault_tolerance import FaultTolerance
 from forgather.project.run_writer import make_run_folder, remove_unused_record, write_record
 
 _log = logging.getLogger(__name__)
-_MONITOR = "forgather.ml.callbacks:TrainingMonitor"
-_CALLBACKS, _SAVE_FUNCTION = "callbacks", "save_function"
 
 
 def setup_distributed_training(model: Any, config: Mapping[str, Any] | None = None) -> DistributedTrainer:
@@ -74,13 +73,16 @@ class DistributedTrainer:
     def __init__(
         self, engine: Any, optimizer: Any = None, monitor: Any = None, config: Mapping[str, Any] | None = None
     ) -> None:
-        self._engine: Engine = read_engine(engine)
-        self._words: ScriptWords = read_words(_merged(self._engine.words, config))
-        self._optimizer = self._engine.optimizer if optimizer is None else optimizer
-        self._monitor = monitor
-        self._tolerance: FaultTolerance | None = None
-        self._epochs: float | None = None
-        self._data: ScriptData | None = None
+        found = read_engine(engine)
+        words = read_words(_merged(found.words, config))
+        given = words.objects.get("train_dataset")
+        self._parts = ScriptParts(
+            engine=found,
+            words=words,
+            optimizer=found.optimizer if optimizer is None else optimizer,
+            monitor=monitor,
+            data=None if given is None else read_data(given),
+        )
         self._resume: str | None = None
         self._ended: str = ""
         self._initial: dict[str, Any] | None = None
@@ -88,15 +90,11 @@ class DistributedTrainer:
         self._built: tuple[str, dict[str, Any]] | None = None
         self._folder = ""
         self._run_dir: str | None = None
-        given = self._words.objects.get("train_dataset")
-        if given is not None:
-            self._data = read_data(given)
-        self._config()
         self._refuse_fp16()
 
     def as_engine(self) -> Engine:
         """Returns what this trainer trains, for another one."""
-        return self._engine
+        return self._parts.engine
 
     def to_config(self) -> str:
         """Returns the text of the config that does what `train` does.
@@ -118,7 +116,7 @@ class DistributedTrainer:
     @property
     def model(self) -> Any:
         """The model: that of the trainer once it is built, and before that what the script gave."""
-        return self._engine.model if self._trainer is None else self._trainer.model
+        return self._parts.engine.model if self._trainer is None else self._trainer.model
 
     def train(self, epochs: float | None = None, data_loader: Any = None) -> Any:
         """Trains to the end of the run, saves the model into `save_dir`, and returns the `TrainOutput`.
@@ -135,9 +133,10 @@ class DistributedTrainer:
                 object has trained already, and neither `restore_from_checkpoint` nor `reset` was called.
         """
         if data_loader is not None:
-            self._data = read_data(data_loader)
-        self._epochs = self._epochs if epochs is None else epochs
-        if self._data is None:
+            self._parts = replace(self._parts, data=read_data(data_loader))
+        if epochs is not None:
+            self._parts = replace(self._parts, epochs=epochs)
+        if self._parts.data is None:
             raise TrainingError(
                 "there is no training data",
                 code="FG802",
@@ -151,7 +150,8 @@ class DistributedTrainer:
                 hint="call restore_from_checkpoint() to go on, or reset() to start from the beginning",
             )
         resume = self._resume or ("auto" if self._resumes_after_restart() else None)
-        attempts = 0 if self._tolerance is None or _world_size() > 1 else self._tolerance.max_retry_attempts
+        tolerance = self._parts.tolerance
+        attempts = 0 if tolerance is None or _world_size() > 1 else tolerance.max_retry_attempts
         for left in range(attempts, -1, -1):
             try:
                 return self._train(resume)
@@ -159,7 +159,7 @@ class DistributedTrainer:
                 # Not of the training: a wrong config, for example, ends every attempt.
                 if self._ended != "failed" or left == 0 or self._would_fail_again(error):
                     raise
-                resume = self._newest() if self._tolerance is not None and self._tolerance.auto_resume else None
+                resume = self._newest() if tolerance is not None and tolerance.auto_resume else None
                 _log.warning("%s: %s; trying again, %s", type(error).__name__, error, _start(resume))
                 if resume is None:
                     self._restore_initial()
@@ -190,17 +190,18 @@ class DistributedTrainer:
                 code="FG811",
                 hint=launch_line(facts.local_world_size, f"--max-restarts {max_retry_attempts}"),
             ).about("max_retry_attempts")
-        given = self._words.settings.get("save_steps")
+        words = self._parts.words
+        given = words.settings.get("save_steps")
         if checkpoint_interval is not None and given not in (None, checkpoint_interval):
             raise TrainingError(
-                f"checkpoint_interval is {checkpoint_interval}, and {self._words.origins['save_steps']} is {given}",
+                f"checkpoint_interval is {checkpoint_interval}, and {words.origins['save_steps']} is {given}",
                 code="FG812",
                 hint="keep one of them",
             ).about("checkpoint_interval")
-        self._tolerance = FaultTolerance(
+        tolerance = FaultTolerance(
             auto_resume=auto_resume, max_retry_attempts=max_retry_attempts, checkpoint_interval=checkpoint_interval
         )
-        self._config()
+        self._parts = replace(self._parts, tolerance=tolerance)
 
     def has_checkpoint(self) -> bool:
         """Returns whether `save_dir` has an intact checkpoint."""
@@ -275,7 +276,7 @@ class DistributedTrainer:
         return found
 
     def _resumes_after_restart(self) -> bool:
-        return self._tolerance is not None and resumes_after_restart(self._tolerance, os.environ)
+        return self._parts.tolerance is not None and resumes_after_restart(self._parts.tolerance, os.environ)
 
     def _would_fail_again(self, error: Exception) -> bool:
         cause = import_module("forgather.ml.distributed.root_cause")
@@ -284,85 +285,14 @@ class DistributedTrainer:
 
     def _config(self) -> tuple[ScriptConfig, dict[str, Any]]:
         """Returns the config of the run as far as it is known, and the values of its variables."""
-        words, engine, data = self._words, self._engine, self._data
-        settings = _without_contradiction(words, {**engine.settings}, type(self).__name__)
-        if data is not None:
-            settings = _without_contradiction(words, data.settings, data.loader) | settings
-        settings |= words.settings
-        if self._epochs is not None:
-            settings["num_train_epochs"] = self._epochs
-        if self._tolerance is not None and self._tolerance.checkpoint_interval is not None:
-            settings["save_steps"] = self._tolerance.checkpoint_interval
-        settings, notes = zero_settings(
-            with_defaults(settings), strict=words.strict, processes=_world_size(), installed=has_deepspeed()
-        )
-        meta: dict[str, Any] = {"notes": notes} if notes else {}
-        if self._tolerance is not None:
-            meta["fault_tolerance"] = {
-                "auto_resume": self._tolerance.auto_resume,
-                "max_retry_attempts": self._tolerance.max_retry_attempts,
-            }
-        blocks, variables = self._blocks()
-        callbacks = self._callback_texts(variables)
-        arguments: dict[str, str] = {}
-        if _SAVE_FUNCTION in words.objects:
-            arguments[_SAVE_FUNCTION] = f"!var {_SAVE_FUNCTION}"
-            variables[_SAVE_FUNCTION] = words.objects[_SAVE_FUNCTION]
-        config = ScriptConfig(
-            name=_script_name(),
-            template=engine.template,
-            processes=process_facts(os.environ).local_world_size,
-            meta=meta,
-            settings=settings,
-            blocks=blocks,
-            callbacks=callbacks,
-            arguments=arguments,
-            notes=notes,
-        )
-        return config, variables
-
-    def _blocks(self) -> tuple[dict[str, str], dict[str, Any]]:
-        words, data = self._words, self._data
-        blocks = {"model": self._engine.text, "train_dataset": "!var train_dataset"}
-        variables = dict(self._engine.variables)
-        if data is not None:
-            variables["train_dataset"] = data.dataset
-            if data.collate_fn is not None:
-                if "data_collator" in words.objects:
-                    raise _twice("data_collator", f"collate_fn of the {data.loader}")
-                blocks["data_collator"] = "!var data_collator"
-                variables["data_collator"] = data.collate_fn
-        for block, value in words.objects.items():
-            if block not in (_CALLBACKS, _SAVE_FUNCTION, "train_dataset"):
-                blocks[block] = f"!var {block}"
-                variables[block] = value
-        if self._optimizer is not None:
-            if "optimizer" in words.objects:
-                raise _twice("optimizer", "config['optimizer_factory']")
-            blocks["optimizer"], more = optimizer_parts(self._optimizer, words.settings, self._engine.model)
-            variables |= more
-        return blocks, variables
-
-    def _callback_texts(self, variables: dict[str, Any]) -> dict[str, str]:
-        texts = {}
-        words = self._words
-        if self._monitor is not None:
-            texts["monitor"], variables["monitor"] = "!var monitor", self._monitor
-        elif words.save_logs:
-            log_dir = "./logs" if words.log_dir is None else os.fspath(words.log_dir)
-            interval = words.settings.get("logging_steps", 10)
-            texts["monitor"] = f"!singleton:{_MONITOR} {{log_interval: {interval}, log_dir: {log_dir!r}}}"
-        for position, callback in enumerate(words.objects.get(_CALLBACKS, ())):
-            name = f"callback_{position}"
-            texts[name], variables[name] = f"!var {name}", callback
-        return texts
+        return self._parts.config()
 
     def _refuse_fp16(self) -> None:
         settings = self._config()[0].settings
         if not settings.get("fp16"):
             return
         if settings.get("use_cpu") or not import_module("torch").accelerator.is_available():
-            is_default = "fp16" not in self._words.settings
+            is_default = "fp16" not in self._parts.words.settings
             raise TrainingError(
                 f"fp16 is True{' by default' if is_default else ''}, and this run is on the CPU",
                 code="FG811",
@@ -390,7 +320,7 @@ class DistributedTrainer:
         is_same = self._built is not None and self._built[0] == config.text
         if is_same and self._built is not None and _are_same(self._built[1], variables):
             return self._trainer
-        if self._trainer is not None and not self._engine.is_constructor and not _is_replicated(config):
+        if self._trainer is not None and not self._parts.engine.is_constructor and not _is_replicated(config):
             raise TrainingError(
                 "the model is split for the last run, and cannot be trained by another config in this process",
                 code="FG811",
@@ -416,19 +346,19 @@ class DistributedTrainer:
                 remove_unused_record(self._run_dir)
             raise
         self._trainer, self._built = trainer, (config.text, variables)
-        if self._initial is None and not self._engine.is_constructor and _is_replicated(config):
+        if self._initial is None and not self._parts.engine.is_constructor and _is_replicated(config):
             # On the host: the weights of the module change from here on, and `reset` puts these back.
-            weights = self._engine.model.state_dict()
+            weights = self._parts.engine.model.state_dict()
             self._initial = {name: weight.detach().to("cpu", copy=True) for name, weight in weights.items()}
         return trainer
 
     def _restore_initial(self) -> None:
         if self._trainer is None:
             return
-        if self._engine.is_constructor:
+        if self._parts.engine.is_constructor:
             self._trainer, self._built = None, None
         elif self._initial is not None:
-            self._engine.model.load_state_dict(self._initial)
+            self._parts.engine.model.load_state_dict(self._initial)
         else:
             raise TrainingError(
                 "the model is split for the last run, and its initial weights are gone",
@@ -449,27 +379,8 @@ def _merged(own: Mapping[str, Any], config: Mapping[str, Any] | None) -> dict[st
     return {**own, **given}
 
 
-def _without_contradiction(words: ScriptWords, settings: Mapping[str, Any], by: str) -> dict[str, Any]:
-    """Returns settings of an engine or a loader, after a comparison with those that the script gives itself."""
-    for name, value in settings.items():
-        if name in words.settings and words.settings[name] != value:
-            raise _twice(
-                f"{words.origins[name]}: {words.settings[name]!r:.60}", f"{name}: {value!r:.60} of the {by or 'engine'}"
-            )
-    return dict(settings)
-
-
-def _twice(one: str, other: str) -> TrainingError:
-    return TrainingError(f"{one} contradicts {other}", code="FG812", hint="keep one of them").about(one.split(":")[0])
-
-
 def _world_size() -> int:
     return process_facts(os.environ).world_size
-
-
-def _script_name() -> str:
-    stem = Path(sys.argv[0]).stem if sys.argv and sys.argv[0].endswith(".py") else ""
-    return stem if stem.isidentifier() and stem != "__main__" else "script"
 
 
 def _start(resume: str | None) -> str:

@@ -57,9 +57,9 @@ def loader_facts(loader: DataLoader[Any]) -> LoaderFacts:
     Raises:
         TrainingError: FG811 if the loader has an argument that a trainer cannot take over.
     """
-    if loader.batch_size is None:
+    if loader.batch_sampler is None:
         raise _not_taken("batch_size=None", "batches that the data set itself makes", "let the data set return rows")
-    if type(loader.batch_sampler) is not BatchSampler:
+    if type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None:
         raise _not_taken("batch_sampler", type(loader.batch_sampler).__name__, f"give {_SUPPORTED}")
     unusual = {
         "timeout": loader.timeout != 0,

@@ -154,7 +154,8 @@ sweeps:
 scripts:
     distributed.notebook distributed.script_config
     distributed.checkpoint distributed.data_loader distributed.engine distributed.optimizer distributed.words
-    distributed.parallel distributed.trainer
+    distributed.parallel distributed.script_parts
+    distributed.trainer
 doctor:
     doctor doctor.result
     doctor.config_needs doctor.devices doctor.folders doctor.libraries doctor.network doctor.system doctor.traffic

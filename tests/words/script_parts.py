@@ -24,11 +24,11 @@ class Classifier(torch.nn.Module):
 
     def __init__(self, width=6, classes=3):
         super().__init__()
-        self.hidden = torch.nn.Linear(width, 8)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(width, 8), torch.nn.Tanh())
         self.head = torch.nn.Linear(8, classes)
 
     def forward(self, x):
-        return self.head(torch.tanh(self.hidden(x)))
+        return self.head(self.layers(x))
 
 
 def numbers(count=24, width=6, classes=3):

@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from forgather.distributed import DistributedTrainer, PipelineParallel, TensorParallel  # noqa: E402
+from forgather.errors import ForgatherError  # noqa: E402
 from forgather.project.project import Project  # noqa: E402
 from tests.matrix import thinned  # noqa: E402
 from tests.ml.distributed.gang import import_engine, run_ranks  # noqa: E402
@@ -148,3 +149,51 @@ def test_a_call_and_its_config_train_to_the_same_bits(name, tmp_path):
     assert by_call == other
     assert len(by_call["losses"]) >= 2
     assert len(set(by_call["losses"])) > 1
+
+
+def by_engine(stage, config):
+    from forgather.ml.strategy.deepspeed import import_deepspeed
+
+    deepspeed = import_deepspeed("cpu")
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    torch.manual_seed(11)
+    module = parts.Classifier()
+    settings = {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.5, "zero_allow_untested_optimizer": True}
+    settings |= {"zero_optimization": {"stage": stage}, **config}
+    engine, *_ = deepspeed.initialize(model=module, optimizer=adamw(module), config=settings)
+    words = {"use_cpu": True, "save_dir": "out", "loss_fn": torch.nn.CrossEntropyLoss(), "log_interval": 1}
+    try:
+        trainer = DistributedTrainer(engine, config=words)
+    except ForgatherError as error:
+        return str(error)
+    trainer.train(1, parts.numbers())
+    return parts.result_of(trainer.trainer, "out")
+
+
+def of_module():
+    torch.manual_seed(11)
+    module = parts.Classifier()
+    words = {**BASE, "loss_fn": torch.nn.CrossEntropyLoss(), "batch_size": 4, "gradient_clipping": 0.5}
+    trainer = DistributedTrainer(module, adamw(module), config=words)
+    trainer.train(1, parts.numbers())
+    return parts.result_of(trainer.trainer, "out")
+
+
+@pytest.mark.matrix
+def test_an_engine_of_deepspeed_is_its_module(tmp_path, monkeypatch):
+    pytest.importorskip("deepspeed")
+    import_engine()
+    monkeypatch.chdir(tmp_path)
+    (found,) = run_ranks(1, by_engine, 0, {})
+    assert found == run_ranks(1, of_module)[0]
+    for stage, config, said in ((1, {}, "a DeepSpeed engine of ZeRO stage 1"), (0, {"dump_state": True}, "dump_state")):
+        assert said in run_ranks(1, by_engine, stage, config)[0]
+
+
+def test_another_text_gives_other_bits(tmp_path):
+    case = CALLS["optimizer"]
+    by_call, text = called(str(tmp_path / "call"), case)
+    changed = text.replace("lr: 0.003", "lr: 0.0031")
+    assert text != changed
+    assert by_call["weights"] != by_config(str(tmp_path / "config"), case, changed)["weights"]
