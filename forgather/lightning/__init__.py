@@ -10,14 +10,18 @@ from importlib import import_module
 from typing import Any
 
 _LAZY = {
+    "Callback": "module",
     "DDPStrategy": "strategies",
     "DeepSpeedStrategy": "strategies",
     "EarlyStopping": "callbacks",
     "FSDPStrategy": "strategies",
     "GradientAccumulationScheduler": "callbacks",
     "LearningRateMonitor": "callbacks",
+    "LightningDataModule": "module",
+    "LightningModule": "module",
     "ModelCheckpoint": "callbacks",
     "Timer": "callbacks",
+    "Trainer": "trainer",
     "TrainerWords": "trainer_words",
     "read_words": "words",
     "seed_everything": "seeds",

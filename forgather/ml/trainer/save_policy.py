@@ -18,6 +18,7 @@ from typing import Any
 from forgather.errors import TrainingError, nearest
 from forgather.ml.checkpoint.checkpoint_dir import checkpoint_folder, step_of
 from forgather.ml.checkpoint.lineage import checkpoints_in_order
+from forgather.ml.checkpoint.retention import Retention
 from forgather.ml.checkpoint.storage import Storage
 from forgather.ml.distributed import collectives, phase
 from forgather.ml.strategy.base import Strategy
@@ -195,6 +196,7 @@ class CheckpointSaver:
         self._session = session
         self._strategy = strategy
         self._save_function = save_function
+        self._origin = origin
         self._sync = sync
         self._training = training
         self._snapshots = SnapshotBuilder(session, strategy)
@@ -300,6 +302,31 @@ class CheckpointSaver:
         if self._background is None:
             self._send_on_save(state)
         return folder
+
+    def save_into(self, folder: Path) -> Path:
+        """Writes a checkpoint of the current step into a folder of its own, and returns that of the checkpoint.
+
+        Collective: every process must call it. Checkpoints of other steps in the folder are removed.
+
+        Args:
+            folder: the folder that gets the checkpoint; the run's own checkpoints do not change.
+
+        Raises:
+            CheckpointError: if the checkpoint could not be written.
+        """
+        own = CheckpointWriter(
+            folder, self.writer.storage, retention=Retention(last=1), max_steps=self._session.state.max_steps, facts=self._origin
+        )
+        snapshot, scratch = self._snapshots.take(self._training), None
+        if self._save_function is not None:
+            step = self._session.state.global_step
+            scratch = run_save_function(self._save_function, self._strategy.model, step)
+            snapshot = dataclasses.replace(snapshot, files=scratch.files)
+        try:
+            return own.write(snapshot)
+        finally:
+            if scratch is not None:
+                scratch.remove()
 
     def _write(self, folder: Path) -> None:
         state = self._session.state

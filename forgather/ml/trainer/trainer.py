@@ -292,7 +292,7 @@ class Trainer(WithOwnLoss):
             run = self._make_run(interrupt)
             # Once more: modules that are imported there for the first time may draw numbers, as `rich` does.
             seed_process(args.seed, topology)
-            _log.warning("%s", run_start.rows_line(run.data, self.eval_dataset))
+            _log.warning("%s", self.rows_line(run))
             self.score_with_reference(self.eval_dataset)
             if folder is not None:
                 resume.announce(folder, self.state.max_steps)
@@ -301,6 +301,14 @@ class Trainer(WithOwnLoss):
             session.control.should_training_stop = False
             run.saver.refuse_too_little_space(run.data.epoch_ends())
             return self._train(run)
+
+    def rows_line(self, run: Run) -> str:
+        """Returns the line about the rows of a run, which is logged at its beginning."""
+        return run_start.rows_line(run.data, self.eval_dataset)
+
+    def loop(self, run: Run) -> None:
+        """Does the optimizer steps of a run. A subclass may do further things between them."""
+        train_loop(run)
 
     def _train(self, run: Run) -> TrainOutput:
         ended: BaseException | None = None
@@ -311,7 +319,7 @@ class Trainer(WithOwnLoss):
                 self.evaluate()
             run.meter.start()
             run.saver.begin()
-            train_loop(run)
+            self.loop(run)
             return self._finish(run)
         except BaseException as error:
             ended = error
