@@ -123,9 +123,7 @@ def _counts(scene: Scene, given: Sequence[Any], stage: str, most: int | None) ->
     return counts if most is None else [most if count is None else min(count, most) for count in counts]
 
 
-def _batches(
-    scene: Scene, loader: Any, count: int | None, number: int | None
-) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+def _batches(scene: Scene, loader: Any, count: int | None, number: int | None) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     """Yields each batch, and the arguments of the hooks of a batch."""
     assert scene.strategy is not None  # noqa: S101
     loaders.set_epoch(loader, scene.epoch)

@@ -263,7 +263,12 @@ class ModuleSteps:
                     "give fewer batches, or check_val_every_n_epoch=None to count those of all epochs",
                 )
         several = data.accumulation.largest
-        if batches is not None and batches != total and several > 1 and (batches % several or data.accumulation.changes):
+        if (
+            batches is not None
+            and batches != total
+            and several > 1
+            and (batches % several or data.accumulation.changes)
+        ):
             raise unsupported(
                 f"validation would run after {batches} batches, within an optimizer step of {several}",
                 "give a val_check_interval that is a multiple of accumulate_grad_batches",

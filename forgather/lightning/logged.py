@@ -283,7 +283,9 @@ def _as_tensor(value: Any, name: str) -> Tensor:
     try:
         found = torch.as_tensor(value).detach()
     except (TypeError, ValueError, RuntimeError):
-        raise unsupported(f"self.log({name!r}) is given a {type(value).__name__}", "give a number or a tensor") from None
+        raise unsupported(
+            f"self.log({name!r}) is given a {type(value).__name__}", "give a number or a tensor"
+        ) from None
     if found.numel() != 1:
         raise unsupported(f"self.log({name!r}) is given {found.numel()} values", "give one, such as their mean")
     whole = torch.get_default_dtype()

@@ -106,7 +106,12 @@ class Trainer:
         self._teardown("fit")
 
     def validate(
-        self, model: Any = None, dataloaders: Any = None, ckpt_path: Any = None, verbose: bool = True, datamodule: Any = None
+        self,
+        model: Any = None,
+        dataloaders: Any = None,
+        ckpt_path: Any = None,
+        verbose: bool = True,
+        datamodule: Any = None,
     ) -> list[dict[str, float]]:
         """Returns the metrics of the validation data, of each loader. Collective.
 
@@ -120,7 +125,12 @@ class Trainer:
         return self._evaluated("validate", model, dataloaders, ckpt_path, verbose, datamodule)
 
     def test(
-        self, model: Any = None, dataloaders: Any = None, ckpt_path: Any = None, verbose: bool = True, datamodule: Any = None
+        self,
+        model: Any = None,
+        dataloaders: Any = None,
+        ckpt_path: Any = None,
+        verbose: bool = True,
+        datamodule: Any = None,
     ) -> list[dict[str, float]]:
         """Returns the metrics of the test data, of each loader; the arguments are those of `validate`."""
         return self._evaluated("test", model, dataloaders, ckpt_path, verbose, datamodule)
@@ -335,7 +345,9 @@ class Trainer:
         """Returns the tensors of all processes, stacked; in a single process, the tensor. Collective."""
         if not collectives.is_multi_process():
             return data
-        return torch.stack([torch.as_tensor(one).to(data.device) for one in collectives.all_gather(data.detach().cpu())])
+        return torch.stack(
+            [torch.as_tensor(one).to(data.device) for one in collectives.all_gather(data.detach().cpu())]
+        )
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Prints on the main process."""
@@ -441,11 +453,18 @@ class Trainer:
         kind = ModuleAccelLoop if self.words.trainer.endswith("AccelTrainer") else ModuleLoop
         self._loop = kind(
             self._steps,
-            args=kind.ARGUMENTS(**self.words.settings),
+            args=kind.ARGUMENTS(**self._settings()),
             callbacks=of_ours,
             save_function=write_hyperparameters,
         )
         return self._loop
+
+    def _settings(self) -> dict[str, Any]:
+        settings = dict(self.words.settings)
+        if "metric_for_best_model" in settings:
+            # The loop of the module decides when it validates; our settings only have to say that it does.
+            settings |= {"eval_strategy": "epoch", "eval_delay": 2**31}
+        return settings
 
     def _refuse_processes(self) -> None:
         found, asked = process_facts().world_size, self.words.num_processes
@@ -466,7 +485,9 @@ class Trainer:
         model._trainer = self
         if not model.__class__.log.__module__.startswith("forgather."):
             model.log = self.log_value
-            model.log_dict = lambda values, **options: [self.log_value(name, of, **options) for name, of in values.items()]
+            model.log_dict = lambda values, **options: [
+                self.log_value(name, of, **options) for name, of in values.items()
+            ]
         if datamodule is not None:
             datamodule.trainer = self
 

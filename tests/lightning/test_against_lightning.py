@@ -26,7 +26,11 @@ def differences(expected, found, place=""):
         pairs = enumerate(zip(expected, found, strict=False))
         return sizes + [one for number, (a, b) in pairs for one in differences(a, b, f"{place}[{number}]")]
     if isinstance(expected, float) and isinstance(found, int | float):
-        return [] if abs(expected - found) <= TOLERANCE * max(1.0, abs(expected)) else [f"{place}: {expected!r}, found {found!r}"]
+        return (
+            []
+            if abs(expected - found) <= TOLERANCE * max(1.0, abs(expected))
+            else [f"{place}: {expected!r}, found {found!r}"]
+        )
     return [] if expected == found else [f"{place}: {expected!r}, found {found!r}"]
 
 
