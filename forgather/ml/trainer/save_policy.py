@@ -315,7 +315,11 @@ class CheckpointSaver:
             CheckpointError: if the checkpoint could not be written.
         """
         own = CheckpointWriter(
-            folder, self.writer.storage, retention=Retention(last=1), max_steps=self._session.state.max_steps, facts=self._origin
+            folder,
+            self.writer.storage,
+            retention=Retention(last=1),
+            max_steps=self._session.state.max_steps,
+            facts=self._origin,
         )
         snapshot, scratch = self._snapshots.take(self._training), None
         if self._save_function is not None:
