@@ -110,7 +110,7 @@ def aliases_of(word: str, tool: str | None = None) -> list[Alias]:
         tool: the tool whose meaning counts where tools differ; None for what holds for all of them.
     """
     found = [alias for kind in KINDS if (alias := alias_of(kind, word, tool))]
-    inside = (path for path in read_aliases()["inner"] if path.partition(".")[2] == word)
+    inside = (path for path in read_aliases()["inner"] if path.rpartition(".")[2] == word)
     found += [alias for path in inside if (alias := alias_of("inner", path, tool))]
     for group in _groups(word):
         # The first name of a group is the one that our constructors use.

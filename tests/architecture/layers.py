@@ -316,9 +316,15 @@ benchmark:
 
 SCRIPTS = """
 Lightning:
-    lightning.callbacks lightning.run_limits lightning.seeds
-    lightning.checkpoint_names lightning.foreign
-    lightning.words
+    lightning.callbacks lightning.hooks lightning.run_limits lightning.seeds
+    lightning.checkpoint_names lightning.checkpoints lightning.foreign lightning.hyperparameters lightning.loaders
+    lightning.logged lightning.schedules
+    lightning.module lightning.scene lightning.train_data lightning.words
+    lightning.redirection
+    lightning.evaluation
+    lightning.fitting
+    lightning.trainer
+    lightning.module_run
 """
 
 # Packages that look up the names in their `__all__` when they are asked for: they point upward by design, and import
