@@ -58,7 +58,7 @@ def translate(words: Mapping[str, Any], *, tool: str, known: Collection[str]) ->
         elif word in known:
             meant = {word: value}
         else:
-            hint = suggest("setting", word, sorted(known))
+            hint = suggest("setting", word, sorted({*known, *_words_of(tool)}))
             meant = Violation("FG810", f"{tool} has no word {word!r}, and neither has Forgather", word, hint)
         if isinstance(meant, Violation):
             found.violations.append(meant)
@@ -113,6 +113,10 @@ def translate_inside(owner: str, words: Mapping[str, Any], *, tool: str) -> Tran
             found.origins.update(dict.fromkeys(meant, word))
     found.notes.extend(f"{', '.join(named)}: {why}" for why, named in of_launch.items())
     return found
+
+
+def _words_of(tool: str) -> list[str]:
+    return [word for word, record in read_aliases()["setting"].items() if tool in record["tools"]]
 
 
 def _settings_of(alias: Alias, word: str, value: Any, tool: str) -> dict[str, Any] | Violation:

@@ -19,6 +19,7 @@ _LAZY = {
     "LearningRateMonitor": "callbacks",
     "LightningDataModule": "module",
     "LightningModule": "module",
+    "ModuleRun": "module_run",
     "ModelCheckpoint": "callbacks",
     "Timer": "callbacks",
     "Trainer": "trainer",

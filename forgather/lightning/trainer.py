@@ -453,11 +453,18 @@ class Trainer:
         kind = ModuleAccelLoop if self.words.trainer.endswith("AccelTrainer") else ModuleLoop
         self._loop = kind(
             self._steps,
-            args=kind.ARGUMENTS(**self.words.settings),
+            args=kind.ARGUMENTS(**self._settings()),
             callbacks=of_ours,
             save_function=write_hyperparameters,
         )
         return self._loop
+
+    def _settings(self) -> dict[str, Any]:
+        settings = dict(self.words.settings)
+        if "metric_for_best_model" in settings:
+            # The loop of the module decides when it validates; our settings only have to say that it does.
+            settings |= {"eval_strategy": "epoch", "eval_delay": 2**31}
+        return settings
 
     def _refuse_processes(self) -> None:
         found, asked = process_facts().world_size, self.words.num_processes

@@ -100,7 +100,7 @@ project:
     project.checks.subject
     project.checks.adapted_modules project.checks.argument_rules project.checks.chosen_keywords
     project.checks.import_check
-    project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
+    project.checks.lightning_words project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
     project.checks.streamed_rows
     project.checks.run_requirements project.checks.template_notes project.checks.trainer_hooks
     project.checks.unused_blocks
@@ -317,9 +317,15 @@ benchmark:
 
 SCRIPTS = """
 Lightning:
-    lightning.callbacks lightning.run_limits lightning.seeds
-    lightning.checkpoint_names lightning.foreign
-    lightning.words
+    lightning.callbacks lightning.hooks lightning.run_limits lightning.seeds
+    lightning.checkpoint_names lightning.checkpoints lightning.foreign lightning.hyperparameters lightning.loaders
+    lightning.logged lightning.schedules
+    lightning.module lightning.scene lightning.train_data lightning.words
+    lightning.redirection
+    lightning.evaluation
+    lightning.fitting
+    lightning.trainer
+    lightning.module_run
 """
 
 # Packages that look up the names in their `__all__` when they are asked for: they point upward by design, and import

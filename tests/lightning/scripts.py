@@ -385,7 +385,7 @@ def quiet():
         yield
 
 
-def on_two_ranks(L, folder, **words):
+def on_two_ranks(L, folder, ckpt_path=None, **words):
     """What each rank of two comes to; it is written to a file, since Lightning starts the ranks itself."""
 
     def training_step(self, batch, batch_idx):
@@ -411,4 +411,4 @@ def on_two_ranks(L, folder, **words):
     train = DataLoader(TensorDataset(*rows()[:29]), batch_size=4, shuffle=True)
     model = regression(L, **changes)()
     made = trainer(L, folder, **{"max_epochs": 2, "accumulate_grad_batches": 2, "gradient_clip_val": 0.5, **words})
-    made.fit(model, train, DataLoader(rows(18, seed=1), batch_size=8))
+    made.fit(model, train, DataLoader(rows(18, seed=1), batch_size=8), ckpt_path=ckpt_path)
