@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from forgather.aliases import Alias, alias_of, suggest
+from forgather.aliases import Alias, alias_of, read_aliases, suggest
 from forgather.rules import Violation
 
 
@@ -57,7 +57,7 @@ def translate(words: Mapping[str, Any], *, tool: str, known: Collection[str]) ->
         elif word in known:
             meant = {word: value}
         else:
-            hint = suggest("setting", word, sorted(known))
+            hint = suggest("setting", word, sorted({*known, *_words_of(tool)}))
             meant = Violation("FG810", f"{tool} has no word {word!r}, and neither has Forgather", word, hint)
         if isinstance(meant, Violation):
             found.violations.append(meant)
@@ -74,6 +74,10 @@ def translate(words: Mapping[str, Any], *, tool: str, known: Collection[str]) ->
     return found
 
 
+def _words_of(tool: str) -> list[str]:
+    return [word for word, record in read_aliases()["setting"].items() if tool in record["tools"]]
+
+
 def _settings_of(alias: Alias, word: str, value: Any, tool: str) -> dict[str, Any] | Violation:
     """Returns the settings that a word and its value mean, or the violation if they mean none."""
     if alias.values:
@@ -84,9 +88,8 @@ def _settings_of(alias: Alias, word: str, value: Any, tool: str) -> dict[str, An
             return dict(meant)
         expected = ", ".join(alias.values)
         if alias.verdict != "same":
-            return Violation(
-                "FG811", f"{word}={value!r} is no value of {tool}'s {word!r}", word, f"expected {expected}"
-            )
+            hint = f"expected {expected}" + (f": {alias.why}" if alias.why else "")
+            return Violation("FG811", f"{word}={value!r} is no value of {tool}'s {word!r}", word, hint)
     if alias.verdict == "same":
         return {alias.name: value}
     return Violation("FG811", f"{word!r} of {tool} is not available", word, alias.why, found=value)

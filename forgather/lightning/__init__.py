@@ -19,10 +19,11 @@ _LAZY = {
     "LearningRateMonitor": "callbacks",
     "LightningDataModule": "module",
     "LightningModule": "module",
+    "ModuleRun": "module_run",
     "ModelCheckpoint": "callbacks",
     "Timer": "callbacks",
     "Trainer": "trainer",
-    "TrainerWords": "meaning",
+    "TrainerWords": "trainer_words",
     "read_words": "words",
     "seed_everything": "seeds",
 }

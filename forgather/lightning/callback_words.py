@@ -6,32 +6,12 @@ added to the words that are being read: our settings, a limit, or a violation. N
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from forgather.aliases import alias_of, suggest
 from forgather.lightning.durations import seconds_of
-from forgather.rules import Violation
-
-
-class Reading(Protocol):
-    """The words that have been read so far, see `forgather.lightning.meaning`."""
-
-    words: dict[str, Any]
-    settings: dict[str, Any]
-    notes: list[str]
-    violations: list[Violation]
-    limits: dict[str, Any]
-    rest: dict[str, Any]
-
-    def set(self, word: str, settings: Mapping[str, Any], *, note: str | None = None) -> None:
-        """Adds the settings that a word means."""
-
-    def refuse(
-        self, word: str, hint: str, *, value: Any = None, code: str = "FG811", message: str | None = None
-    ) -> None:
-        """Adds the violation for a word that is refused."""
+from forgather.lightning.trainer_words import Reading
 
 
 def read_callback(reading: Reading, name: str, options: Mapping[str, Any]) -> bool:
@@ -58,7 +38,7 @@ def read_callback(reading: Reading, name: str, options: Mapping[str, Any]) -> bo
 
 
 def _refuse(reading: Reading, name: str, option: str, value: Any, hint: str = "") -> None:
-    alias = alias_of("argument", f"{name}.{option}")
+    alias = alias_of("inner", f"{name}.{option}")
     hint = hint or (alias.why if alias is not None else suggest("keyword", option, list(_OPTIONS.get(name, ())))) or ""
     message = f"{name}({option}={repr(value)[:80]}) is not available"
     reading.refuse("callbacks", hint, value=value, message=message)
@@ -67,7 +47,7 @@ def _refuse(reading: Reading, name: str, option: str, value: Any, hint: str = ""
 def _note_or_refuse(reading: Reading, name: str, options: Mapping[str, Any]) -> None:
     """Answers the options that no reader has used, by their records."""
     for option, value in options.items():
-        alias = alias_of("argument", f"{name}.{option}")
+        alias = alias_of("inner", f"{name}.{option}")
         if alias is not None and alias.verdict == "elsewhere":
             reading.notes.append(f"{name}({option}={value!r}): {alias.why}")
         else:
@@ -105,7 +85,7 @@ def _read_model_checkpoint(reading: Reading, options: dict[str, Any]) -> bool:
         settings["save_only_model"] = True
     if monitor is None and top > 1:
         reading.notes.append(
-            f"ModelCheckpoint(save_top_k={top}) without monitor keeps the {top} newest checkpoints; Lightning refuses it"
+            f"ModelCheckpoint(save_top_k={top}) without monitor, which Lightning refuses, keeps the {top} newest ones"
         )
     shown = ", ".join(f"{name}: {value!r}" for name, value in settings.items())
     reading.set("callbacks", settings, note=f"ModelCheckpoint is {shown}")
@@ -141,7 +121,10 @@ def _interval(reading: Reading, options: dict[str, Any], *, has_monitor: bool) -
     if steps:
         return {"save_strategy": "steps", "save_steps": steps}
     if minutes:
-        seconds = minutes.total_seconds() if isinstance(minutes, datetime.timedelta) else float(minutes)
+        seconds = seconds_of(minutes)
+        if seconds is None:
+            _wrong(reading, "ModelCheckpoint", "train_time_interval", minutes, "a timedelta")
+            seconds = 60.0
         # The interval in steps never passes, so that only the clock counts.
         return {"save_strategy": "steps", "save_steps": 2**31, "save_minutes": seconds / 60}
     if steps == 0 and epochs in (None, 0) or epochs == 0:

@@ -7,22 +7,17 @@ settings. The others are callbacks of our trainers, which a config may also use 
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from forgather.errors import TrainingError, nearest
 from forgather.lightning.durations import seconds_of
 from forgather.ml.callbacks.base import ExportableState, TrainerCallback, TrainerControl, TrainerState
-from forgather.ml.checkpoint.checkpoint_dir import checkpoint_folder
 from forgather.ml.log import get_logger
 from forgather.ml.trainer.argument_checks import SettingError
-from forgather.ml.trainer.arguments import TrainingArguments
 
 _log = get_logger(__name__)
 
@@ -75,90 +70,6 @@ class GradientAccumulationScheduler:
     """
 
     scheduling: Mapping[int, int]
-
-
-class CheckpointNames(TrainerCallback):
-    """Gives checkpoints the names of Lightning's files, as links, and skips epochs between checkpoints.
-
-    Args:
-        options: the `ModelCheckpoint`.
-    """
-
-    def __init__(self, options: ModelCheckpoint) -> None:
-        self._options = options
-
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **details: Any
-    ) -> None:
-        """Cancels the checkpoint of an epoch that `every_n_epochs` skips."""
-        every = self._options.every_n_epochs or 1
-        if args.save_strategy == "epoch" and round(state.epoch or 0) % every:
-            control.should_save = False
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **details: Any) -> None:
-        """Makes the links of a checkpoint, and removes those of checkpoints that are no longer kept."""
-        if not state.is_world_process_zero:
-            return
-        folder = checkpoint_folder(Path(args.output_dir), state.global_step)
-        for link in folder.parent.glob("*.ckpt"):
-            if link.is_symlink() and not link.exists():
-                link.unlink(missing_ok=True)
-        if self._options.filename is not None:
-            values = {
-                **_last_values(state),
-                "epoch": max(math.ceil(state.epoch or 0) - 1, 0),
-                "step": state.global_step,
-            }
-            name = checkpoint_name(
-                self._options.filename, values, auto_insert_metric_name=self._options.auto_insert_metric_name
-            )
-            self._link(folder, name, replaces=not self._options.enable_version_counter)
-        if self._options.save_last:
-            self._link(folder, "last", replaces=True)
-
-    @staticmethod
-    def _link(folder: Path, name: str, *, replaces: bool) -> None:
-        link, version = folder.parent / f"{name}.ckpt", 0
-        while link.is_symlink() and not replaces:
-            if link.readlink() == Path(folder.name):
-                return
-            version += 1
-            link = folder.parent / f"{name}-v{version}.ckpt"
-        link.unlink(missing_ok=True)
-        link.symlink_to(folder.name, target_is_directory=True)
-
-
-def checkpoint_name(pattern: str, values: Mapping[str, Any], *, auto_insert_metric_name: bool = True) -> str:
-    """Returns the name of a checkpoint, without its ending. A value that is not known is 0, as in Lightning.
-
-    Args:
-        pattern: the pattern, as "model-{epoch:02d}-{val_loss:.2f}".
-        values: the values by name.
-        auto_insert_metric_name: whether each value is preceded by its name and "=".
-
-    Source:
-        `ModelCheckpoint._format_checkpoint_name` of Lightning 2.6.
-
-    Example:
-        >>> checkpoint_name("model-{epoch:02d}", {"epoch": 3})
-        'model-epoch=03'
-    """
-
-    def filled(found: re.Match[str]) -> str:
-        name, form = found["name"], found["form"] or ""
-        value = format(values.get(name, 0), form)
-        return f"{name}={value}" if auto_insert_metric_name else value
-
-    return re.sub(r"\{(?P<name>[^:{}]+)(:(?P<form>[^{}]*))?\}", filled, pattern)
-
-
-def _last_values(state: TrainerState) -> dict[str, Any]:
-    """Returns the newest value of each metric; an evaluation's also without its "eval_"."""
-    found: dict[str, Any] = {}
-    for line in state.log_history:
-        found |= line
-        found |= {name.removeprefix("eval_"): value for name, value in line.items() if name.startswith("eval_")}
-    return found
 
 
 class EarlyStopping(TrainerCallback, ExportableState):
@@ -226,7 +137,7 @@ class EarlyStopping(TrainerCallback, ExportableState):
 
     def on_evaluate(
         self,
-        args: TrainingArguments,
+        args: Any,
         state: TrainerState,
         control: TrainerControl,
         metrics: Mapping[str, float] | None = None,
@@ -341,22 +252,16 @@ class Timer(TrainerCallback, ExportableState):
         """Returns the time that is left, in seconds; None if there is no limit."""
         return None if self._seconds is None else self._seconds - self.time_elapsed()
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **details: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **details: Any) -> None:
         """Starts the clock."""
         self._since = self._now()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **details: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **details: Any) -> None:
         """Ends the run if the time has passed."""
         if self._interval == "step":
             self._compare(state, control)
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **details: Any
-    ) -> None:
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **details: Any) -> None:
         """Ends the run if the time has passed."""
         if self._interval == "epoch":
             self._compare(state, control)
@@ -367,99 +272,3 @@ class Timer(TrainerCallback, ExportableState):
             control.should_training_stop = True
             if self._verbose and state.is_world_process_zero:
                 _log.warning("Timer: the run ends after %.0f seconds", self.time_elapsed())
-
-
-class RunLimits(TrainerCallback):
-    """Lightning's limits of the length of a run, where two of them apply at once.
-
-    Args:
-        max_epochs: the number of epochs after which the run ends, also if `max_steps` has not been reached; None for
-            no such limit.
-        min_epochs, min_steps: the epochs and optimizer steps before which no callback ends the run; None for none.
-    """
-
-    def __init__(
-        self, *, max_epochs: int | None = None, min_epochs: int | None = None, min_steps: int | None = None
-    ) -> None:
-        self._max_epochs, self._min_epochs, self._min_steps = max_epochs, min_epochs or 0, min_steps or 0
-        self._was_asked = False
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **details: Any
-    ) -> None:
-        """Delays a stop that comes too early."""
-        self._hold_back(state, control)
-
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **details: Any
-    ) -> None:
-        """Delays a stop that comes too early."""
-        self._hold_back(state, control)
-
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **details: Any
-    ) -> None:
-        """Delays a stop that comes too early; ends the run after `max_epochs`."""
-        self._hold_back(state, control)
-        if self._max_epochs is not None and round(state.epoch or 0, 6) >= self._max_epochs:
-            control.should_training_stop = True
-
-    def _hold_back(self, state: TrainerState, control: TrainerControl) -> None:
-        # The end of `max_steps` is no request of a callback.
-        if state.global_step >= state.max_steps > 0:
-            return
-        self._was_asked |= control.should_training_stop
-        is_early = state.global_step < self._min_steps or round(state.epoch or 0, 6) < self._min_epochs
-        if is_early:
-            control.should_training_stop = False
-        elif self._was_asked:
-            control.should_training_stop = True
-
-
-class TorchSwitches(TrainerCallback):
-    """torch's switches for the time of a run; they are restored at its end.
-
-    Args:
-        deterministic: whether torch uses deterministic algorithms only; "warn" reports operations without one.
-        benchmark: whether cuDNN measures which algorithm is fastest.
-        detect_anomaly: whether backward passes report the operation that gave NaN.
-    """
-
-    def __init__(
-        self,
-        *,
-        deterministic: bool | str | None = None,
-        benchmark: bool | None = None,
-        detect_anomaly: bool | None = None,
-    ) -> None:
-        self._deterministic, self._benchmark, self._detect_anomaly = deterministic, benchmark, detect_anomaly
-        self._before: tuple[bool, bool, bool, bool] | None = None
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **details: Any
-    ) -> None:
-        """Sets the switches."""
-        self._before = (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.backends.cudnn.benchmark,
-            torch.is_anomaly_enabled(),
-        )
-        if self._deterministic is not None:
-            torch.use_deterministic_algorithms(bool(self._deterministic), warn_only=self._deterministic == "warn")
-        if self._benchmark is not None:
-            torch.backends.cudnn.benchmark = self._benchmark
-        elif self._deterministic:
-            # Lightning's rule: the fastest algorithm may differ from run to run.
-            torch.backends.cudnn.benchmark = False
-        if self._detect_anomaly is not None:
-            torch.autograd.set_detect_anomaly(self._detect_anomaly)
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **details: Any
-    ) -> None:
-        """Restores the switches."""
-        if self._before is not None:
-            deterministic, warns, torch.backends.cudnn.benchmark, anomaly = self._before
-            torch.use_deterministic_algorithms(deterministic, warn_only=warns)
-            torch.autograd.set_detect_anomaly(anomaly)

@@ -19,8 +19,8 @@ from forgather.lightning.callbacks import (
     ModelCheckpoint,
     Timer,
 )
-from forgather.lightning.meaning import Given
 from forgather.lightning.strategies import STRATEGIES, changed_options
+from forgather.lightning.trainer_words import Given
 
 _PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric")
 _RECORDS = (*STRATEGIES.values(), ModelCheckpoint, GradientAccumulationScheduler)
@@ -65,11 +65,9 @@ def _callback_options(value: EarlyStopping | LearningRateMonitor | Timer) -> dic
 def _options(value: Any) -> dict[str, Any]:
     """Returns the options in which an object differs from one that was made without them."""
     kind = type(value)
-    parameters = inspect.signature(kind).parameters
-    required = {
-        name for name, one in parameters.items() if one.default is one.empty and one.kind is not one.VAR_KEYWORD
-    }
-    required -= {name for name in required if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL}
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    parameters = {name: one for name, one in inspect.signature(kind).parameters.items() if one.kind not in variadic}
+    required = {name for name, one in parameters.items() if one.default is one.empty}
     found = {name: _attribute(value, name) for name in required}
     plain = kind(**found)
     for name in parameters.keys() - required:
@@ -115,13 +113,15 @@ def _read_fsdp(value: Any) -> dict[str, Any]:
     # Their normal forms, into which Lightning has put the options.
     if value.cpu_offload is not None and value.cpu_offload.offload_params:
         found["cpu_offload"] = True
-    found["sharding_strategy"] = value.sharding_strategy.name
+    if value.sharding_strategy.name != "FULL_SHARD":
+        found["sharding_strategy"] = value.sharding_strategy.name
+    recomputed = value._activation_checkpointing_kwargs
+    if recomputed:
+        # A list of classes is kept inside of a function that compares with them.
+        cells = getattr(recomputed.get("check_fn"), "__closure__", None) or ()
+        classes = [cell.cell_contents for cell in cells]
+        found["activation_checkpointing_policy"] = recomputed.get("auto_wrap_policy", *classes)
     kwargs = {name: given for name, given in value.kwargs.items() if (name, given) != ("use_orig_params", True)}
-    policy = value._activation_checkpointing_kwargs.get("auto_wrap_policy")
-    if policy is not None:
-        found["activation_checkpointing_policy"] = policy
-    elif layers := value._activation_checkpointing_kwargs.get("check_fn"):
-        found["activation_checkpointing_policy"] = layers
     return {**found, **kwargs}
 
 

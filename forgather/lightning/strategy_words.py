@@ -2,7 +2,7 @@
 
 The input is the name of a strategy class and the options that differ from Lightning's defaults, as plain values; the
 output is our settings, the process group's, and the options that mean nothing here or are refused. The reason of each
-refusal is that of the record of kind "argument" (`forgather.aliases`).
+refusal is that of the record of kind "inner" (`forgather.aliases`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forgather.aliases import alias_of, suggest
+from forgather.lightning.durations import seconds_of
 from forgather.lightning.strategies import STRATEGIES
 from forgather.rules import Violation
 
@@ -47,11 +48,13 @@ def meaning_of_strategy(name: str, options: Mapping[str, Any]) -> StrategyMeanin
         >>> meaning_of_strategy("DDPStrategy", {"static_graph": True}).settings
         {'ddp_static_graph': True}
     """
+    if name == "SingleDeviceStrategy":
+        return StrategyMeaning("single")
     found = StrategyMeaning(name.removesuffix("Strategy").lower())
     known = STRATEGIES[name].__dataclass_fields__
     rest = dict(options)
     for option in list(rest):
-        if option not in known and alias_of("argument", f"{name}.{option}") is None:
+        if option not in known and alias_of("inner", f"{name}.{option}") is None:
             hint = suggest("keyword", option, list(known))
             found.violations.append(Violation("FG810", f"{name} has no option {option!r}", f"strategy.{option}", hint))
             del rest[option]
@@ -64,7 +67,7 @@ def meaning_of_strategy(name: str, options: Mapping[str, Any]) -> StrategyMeanin
 
 def _answer(found: StrategyMeaning, name: str, option: str, value: Any) -> None:
     """Answers an option by its record: as a setting of ours, as one without effect, or as one that is refused."""
-    alias = alias_of("argument", f"{name}.{option}")
+    alias = alias_of("inner", f"{name}.{option}")
     if alias is not None and alias.verdict == "same":
         found.settings[alias.name] = value
     elif alias is not None and alias.verdict == "elsewhere":
@@ -74,7 +77,7 @@ def _answer(found: StrategyMeaning, name: str, option: str, value: Any) -> None:
 
 
 def _refuse(found: StrategyMeaning, name: str, option: str, value: Any, hint: str = "") -> None:
-    alias = alias_of("argument", f"{name}.{option}")
+    alias = alias_of("inner", f"{name}.{option}")
     hint = hint or (alias.why if alias is not None else "")
     message = f"{name}({option}={repr(value)[:80]}) is not available"
     found.violations.append(Violation("FG811", message, f"strategy.{option}", hint or None, found=value))
@@ -86,7 +89,10 @@ def _read_group(found: StrategyMeaning, options: dict[str, Any]) -> None:
         found.group["backend"] = backend
     if timeout is not None:
         # Lightning takes a timedelta; a config writes seconds.
-        found.group["timeout_seconds"] = timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout
+        seconds = timeout if isinstance(timeout, int | float) else seconds_of(timeout)
+        if seconds is None:
+            _refuse(found, "DDPStrategy", "timeout", timeout, "expected a timedelta, or a number of seconds")
+        found.group["timeout_seconds"] = seconds
 
 
 def _read_ddp(found: StrategyMeaning, options: dict[str, Any]) -> None:
@@ -145,6 +151,8 @@ def _read_units(found: StrategyMeaning, policy: Any, config: dict[str, Any]) -> 
         layers = layer_names(keywords.get("transformer_layer_cls"))
     if layers is not None:
         config |= {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls_to_wrap": layers}
+    elif isinstance(policy, Mapping) and set(policy) == {"min_num_params"}:
+        config |= {"auto_wrap_policy": "SIZE_BASED_WRAP", **policy}
     elif function == "size_based_auto_wrap_policy" and set(keywords) <= {"min_num_params"}:
         # torch's own default.
         size = keywords.get("min_num_params", 100_000_000)

@@ -16,17 +16,13 @@ import torch
 from accelerate.utils import InitProcessGroupKwargs
 
 from forgather.errors import ForgatherError
-from forgather.lightning.callbacks import (
-    CheckpointNames,
-    EarlyStopping,
-    ModelCheckpoint,
-    RunLimits,
-    Timer,
-    TorchSwitches,
-)
+from forgather.lightning.callbacks import EarlyStopping, ModelCheckpoint, Timer
+from forgather.lightning.checkpoint_names import CheckpointNames
 from forgather.lightning.foreign import given_of
-from forgather.lightning.meaning import Given, TrainerWords, meaning_of
+from forgather.lightning.meaning import meaning_of
+from forgather.lightning.run_limits import RunLimits, TorchSwitches
 from forgather.lightning.seeds import given_seed
+from forgather.lightning.trainer_words import Given, TrainerWords
 from forgather.ml.callbacks.progress import ProgressCallback
 from forgather.ml.distributed.env import process_facts
 from forgather.ml.log import get_logger

@@ -13,7 +13,8 @@ foundation:
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
     heartbeat interrupt requirements rules
     lightning.durations lightning.strategies run_control translation
-    lightning.callback_words lightning.strategy_words
+    lightning.strategy_words lightning.trainer_words
+    lightning.callback_words
     lightning.meaning
     control_socket
     control_listener interventions trackers
@@ -99,7 +100,7 @@ project:
     project.checks.subject
     project.checks.adapted_modules project.checks.argument_rules project.checks.chosen_keywords
     project.checks.import_check
-    project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
+    project.checks.lightning_words project.checks.missing_packages project.checks.packed_rows project.checks.quantized_model
     project.checks.streamed_rows
     project.checks.run_requirements project.checks.template_notes project.checks.trainer_hooks
     project.checks.unused_blocks
@@ -309,8 +310,8 @@ benchmark:
 
 SCRIPTS = """
 Lightning:
-    lightning.callbacks lightning.seeds
-    lightning.foreign
+    lightning.callbacks lightning.run_limits lightning.seeds
+    lightning.checkpoint_names lightning.foreign
     lightning.words
 """
 

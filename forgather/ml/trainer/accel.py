@@ -112,6 +112,7 @@ def ddp_settings(
         "bucket_cap_mb": args.ddp_bucket_cap_mb,
         "broadcast_buffers": args.ddp_broadcast_buffers,
         "static_graph": args.ddp_static_graph,
+        "gradient_as_bucket_view": args.ddp_gradient_as_bucket_view,
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     if handler is None:

@@ -45,6 +45,8 @@ class ParallelArguments(TrainingArguments):
             pass.
         ddp_static_graph: whether `DistributedDataParallel` may assume that every step has the autograd graph of the
             first step.
+        ddp_gradient_as_bucket_view: whether gradients are views of the buckets of `DistributedDataParallel`, which then
+            take no further memory.
 
     The allowed values, and the rules between settings, are stored in `forgather/ml/rules/parallel.json`.
     """
@@ -63,6 +65,7 @@ class ParallelArguments(TrainingArguments):
     ddp_bucket_cap_mb: int | None = None
     ddp_broadcast_buffers: bool | None = None
     ddp_static_graph: bool | None = None
+    ddp_gradient_as_bucket_view: bool | None = None
 
 
 @dataclass(kw_only=True, frozen=True, init=False)
