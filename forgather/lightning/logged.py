@@ -19,6 +19,11 @@ from forgather.errors import nearest
 from forgather.lightning.hooks import LOGGED, unsupported
 
 _REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min": "min"}
+_COMBINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
 Reduce = Callable[[Tensor, str], Tensor]
 """A function of a tensor and "sum", "max" or "min", which returns that of all ranks."""
 
@@ -193,9 +198,7 @@ class LoggedValues:
         elif known.total is None:
             known.total = value.clone()
         else:
-            known.total = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}[known.reduction](
-                known.total, value
-            )
+            known.total = _COMBINED[known.reduction](known.total, value)
 
     def _rows_of_batch(self) -> int:
         if self._rows is None:
@@ -272,7 +275,8 @@ def _reduction(given: Any, name: str) -> str:
     found = given.lower() if isinstance(given, str) else getattr(given, "__name__", "")
     if found not in _REDUCTIONS:
         raise unsupported(
-            f"self.log({name!r}, reduce_fx={given!r})", f"one of mean, sum, max, min; {nearest(found, _REDUCTIONS)}"
+            f"self.log({name!r}, reduce_fx={given!r})",
+            f"one of mean, sum, max, min; {nearest(found, list(_REDUCTIONS))}",
         )
     return _REDUCTIONS[found]
 

@@ -1,7 +1,7 @@
 """What the loops of a module share: the module, its hooks, its logged values, the limits, and where the run is.
 
-`Scene` is made for each call of `fit`, `validate`, `test` or `predict`. `Limits` say how many batches are read, and when
-validation runs; they have no counterpart among our settings.
+`Scene` is made for each module. `Limits` say how many batches are read, and when validation runs; they have no
+counterpart among our settings.
 """
 
 from __future__ import annotations
