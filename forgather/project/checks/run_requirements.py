@@ -100,11 +100,15 @@ def _settings(arguments: TrainerArguments, calls: Mapping[int, Called], processe
     except ProjectError:
         return None
     given = {rules[0].renamed.get(name, name): value for name, value in values.items()}
+    explicit = {name for name, value in given.items() if value is not None}
+    judge: Any = import_module(_DEEPSPEED)
+    given |= {name: value for _, name, value in judge.implied_settings(given)}
     whole = rules[0].complete({**given, "nproc_per_node": processes}, given)
     numbers = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm")
     if not all(isinstance(whole.get(name), int | float) for name in numbers):
         return None
-    return SimpleNamespace(**{name.replace(".", "_"): value for name, value in whole.items()})
+    plain = {name.replace(".", "_"): value for name, value in whole.items()}
+    return SimpleNamespace(**plain, explicit=explicit)
 
 
 def _place_in(entry: Entry, message: str) -> Any:
