@@ -240,6 +240,9 @@ def _with_current_names(found: ZeroConfig) -> ZeroConfig:
         if isinstance(config[ZERO], dict):
             config[ZERO].setdefault("stage", stage)
         notes.append(f"zero_stage is read as zero_optimization.stage: {stage!r}")
+    if "bfloat16" in config and "bf16" not in config:
+        config["bf16"] = config.pop("bfloat16")
+        notes.append("bfloat16 is read as bf16")
     zero = config.get(ZERO, {})
     if isinstance(zero, bool) or zero == AUTO:
         # Old configs switch ZeRO on and off by a boolean.
