@@ -197,6 +197,29 @@ def test_without_deepspeed_fsdp2_gives_the_same_losses(tmp_path, stage, ranks):
     assert expected == json.loads(summary.read_text())["deepspeed_replaced"]
 
 
+def run_in_words(folder, rows, words):
+    return ours(folder, rows, learning_rate=2e-3, **words)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (4, {"fsdp": "hybrid_shard_zero2 auto_wrap", "fsdp_config": {"shard_size": 2}}),
+        (4, {"accelerator_args": {"parallelism_config": {"dp_replicate_size": 2, "dp_shard_size": 2}}}),
+        (2, {"fsdp": "full_shard auto_wrap offload"}),
+        (2, {"accelerator_args": {"fsdp_plugin": {"sharding_strategy": "SHARD_GRAD_OP"}}}),
+    ],
+)
+def test_the_words_of_fsdp_give_the_losses_of_one_process(tmp_path, ranks, words):
+    rows = even_rows(4 * STEPS)
+    one = {"per_device_train_batch_size": 4}
+    (expected,) = run_ranks(1, run_in_words, str(tmp_path / "one"), rows, one)
+    words |= {"per_device_train_batch_size": 4 // ranks}
+    for found in run_ranks(ranks, run_in_words, str(tmp_path / "out"), rows, words):
+        assert_same_run(expected, found)
+
+
 SCHEDULES = [
     ("WarmupLR", {"warmup_max_lr": 1e-3, "warmup_num_steps": 4}),
     ("WarmupLR", {"warmup_type": "linear", "warmup_num_steps": 4, "warmup_min_lr": 1e-5}),
