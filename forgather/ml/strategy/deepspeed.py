@@ -78,7 +78,7 @@ def import_deepspeed(device_type: str) -> Any:
         raise DistributedError(
             "the training arguments ask for deepspeed, and it is not installed",
             code="FG740",
-            hint="pip install 'forgather[deepspeed]'",
+            hint="pip install 'forgather[deepspeed]', or set strict: false, with which FSDP2 takes its place",
         ) from None
     # On a CPU DeepSpeed compiles a shared-memory operation at the first start, in every process at once. If that start
     # is killed, it leaves a lock that all later ones wait for forever. gloo does not need the operation.

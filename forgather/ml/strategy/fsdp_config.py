@@ -422,5 +422,5 @@ def _warn_of_ignored(config: Mapping[str, Any]) -> None:
     elif config.get("limit_all_gathers") is not None:
         _flag(config, name="limit_all_gathers")
     for name, instead in _IGNORED.items():
-        if name in config:
+        if name in config and (name, config[name]) != ("version", 2):
             _log.warning("fsdp_config.%s has no effect: %s", name, instead)

@@ -17,7 +17,7 @@ from forgather.ml.log import get_logger
 from forgather.ml.strategy.base import Strategy
 from forgather.ml.strategy.deepspeed_config import second_schedule, written_settings, zero_config
 from forgather.ml.strategy.deepspeed_settings import AUTO, ZeroConfig
-from forgather.ml.strategy.registry import make_strategy
+from forgather.ml.strategy.registry import DDP, DEEPSPEED, entry_of, make_strategy
 from forgather.ml.trainer import argument_checks
 from forgather.ml.trainer.accelerate_words import refuse_other_processes
 from forgather.ml.trainer.argument_checks import SettingError
@@ -74,6 +74,7 @@ class AccelTrainer(Trainer):
         args = self.args
         refuse_other_processes(args.accelerate_config, environment.world_size)
         settings = accelerator_settings(args.accelerator_args)
+        report_unused_handlers(settings, entry_of(args).engine)
         environment = with_group_settings(environment, settings, use_cpu=args.use_cpu)
         if args.deepspeed_replaced is not None:
             # DeepSpeed's config must be one that DeepSpeed itself would take here.
@@ -86,6 +87,32 @@ class AccelTrainer(Trainer):
         return make_strategy(
             environment, args, scaling=settings.scaling, sync_each_batch=settings.sync_each_batch, ddp=ddp
         )
+
+
+def report_unused_handlers(settings: AcceleratorSettings, engine: str) -> None:
+    """Logs which settings of `accelerator_args` the engine does not have, and refuses those that change numbers.
+
+    Args:
+        settings: the settings that were read from `accelerator_args`.
+        engine: the name of the engine.
+
+    Raises:
+        SettingError: FG723 if there are settings of the loss scaler, and DeepSpeed scales the loss.
+    """
+    if settings.scaling and engine == DEEPSPEED:
+        raise SettingError(
+            "accelerator_args.kwargs_handlers has a GradScalerKwargs, and DeepSpeed scales the loss itself",
+            code="FG723",
+            hint="write its numbers into the fp16 section of deepspeed: initial_scale_power, loss_scale_window",
+        ).about("args.accelerator_args")
+    if engine == DDP:
+        return
+    for name, is_given in (
+        ("kwargs_handlers: DistributedDataParallelKwargs", settings.ddp is not None),
+        ("gradient_accumulation_plugin.sync_each_batch", settings.sync_each_batch),
+    ):
+        if is_given:
+            _log.warning("accelerator_args.%s has no effect: %s trains, without DistributedDataParallel", name, engine)
 
 
 def with_group_settings(

@@ -145,6 +145,9 @@ def _of_file(words: dict[str, Any]) -> Iterator[Translation]:
 def _translated(owner: str, words: Mapping[str, Any]) -> Translation:
     sizes = _parallel_sizes(words) if owner == "ParallelismConfig" else {}
     rest = {word: value for word, value in words.items() if not sizes or not word.startswith("dp_")}
+    # Accelerate's names of backends are those of torch in capitals.
+    if isinstance(backend := rest.get("backend"), str) and owner == "TorchDynamoPlugin":
+        rest["backend"] = backend.lower()
     found = translate_inside(owner, rest, tool=_TOOL)
     found.settings.update(sizes)
     found.origins.update(dict.fromkeys(sizes, "dp_replicate_size x dp_shard_size"))

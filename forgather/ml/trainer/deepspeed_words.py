@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,20 +18,18 @@ from torch.optim import Optimizer
 
 from forgather.errors import TrainingError
 from forgather.ml.log import get_logger
-from forgather.ml.strategy.deepspeed_config import offloads, written_settings
-from forgather.ml.strategy.deepspeed_settings import ABSENT, AUTO, ZERO, value_of
+from forgather.ml.strategy.deepspeed_config import (
+    implied_settings,
+    offloads,
+    optimizer_section,
+    readable_settings,
+    written_settings,
+)
+from forgather.ml.strategy.deepspeed_settings import AUTO, ZERO
 from forgather.ml.trainer.deepspeed_schedules import SCHEDULES, DeepSpeedSchedule
 
 _log = get_logger(__name__)
 
-# The keys of the config, and the training argument that has the same meaning.
-_SHARED = {
-    ("train_micro_batch_size_per_gpu",): "per_device_train_batch_size",
-    ("gradient_accumulation_steps",): "gradient_accumulation_steps",
-    ("gradient_clipping",): "max_grad_norm",
-    ("bf16", "enabled"): "bf16",
-    ("fp16", "enabled"): "fp16",
-}
 _OPTIMIZERS: dict[str, type[Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -49,52 +47,10 @@ def with_deepspeed_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         given: the training arguments as the user wrote them.
     """
     settings = dict(given)
-    for path, name, value in _implied(settings):
-        if settings.get(name) is None:
-            settings[name] = value
-            _log.warning("deepspeed: %s was taken as %s: %s", path, name, json.dumps(value))
+    for path, name, value in implied_settings(given):
+        settings[name] = value
+        _log.warning("deepspeed: %s was taken as %s: %s", path, name, json.dumps(value))
     return settings
-
-
-def _implied(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yields the key of the DeepSpeed config, the training argument and its value."""
-    config = _config_of(settings.get("deepspeed"))
-    for keys, name in _SHARED.items():
-        value = value_of(config, keys)
-        if value not in (ABSENT, AUTO, None) and isinstance(value, int | float):
-            yield ".".join(keys), name, value
-    both = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    total = config.get("train_batch_size")
-    # Of the three numbers, the missing one follows; if no one is missing, the strategy compares them.
-    if isinstance(total, int) and not isinstance(settings.get("deepspeed"), Mapping) and not all(map(config.get, both)):
-        yield "train_batch_size", "global_batch_size", total
-    kind, params = _optimizer_section(config)
-    if kind is None:
-        return
-    # The defaults are those of DeepSpeed's own optimizers, or of torch's where these are asked for.
-    decays = params.get("torch_adam") and kind == "adamw"
-    defaults = {"lr": 1e-3, "weight_decay": 0.01 if decays else 0.0}
-    for key, name in (("lr", "learning_rate"), ("weight_decay", "weight_decay")):
-        value = params.get(key, defaults[key])
-        if value != AUTO:
-            yield f"optimizer.params.{key}", name, value
-
-
-def _config_of(asked: Any) -> dict[str, Any]:
-    """Returns the config under current names; an empty one if it cannot be read, which the strategy reports."""
-    if asked is None or asked == AUTO:
-        return {}
-    try:
-        return written_settings(asked)
-    except TrainingError:
-        return {}
-
-
-def _optimizer_section(config: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    section = config.get("optimizer")
-    kind = section.get("type") if isinstance(section, Mapping) else None
-    params = section.get("params") if isinstance(section, Mapping) else None
-    return (kind.lower() if isinstance(kind, str) else None), dict(params) if isinstance(params, Mapping) else {}
 
 
 def optimizer_factory(asked: Any) -> Callable[..., Optimizer] | None:
@@ -108,7 +64,7 @@ def optimizer_factory(asked: Any) -> Callable[..., Optimizer] | None:
     Raises:
         TrainingError: FG744 if the optimizer is not one that the trainer can make.
     """
-    kind, params = _optimizer_section(_config_of(asked))
+    kind, params = optimizer_section(readable_settings(asked))
     if kind is None:
         return None
     if kind not in _OPTIMIZERS or params.get("bias_correction") is False:
@@ -137,7 +93,7 @@ def schedule_factory(asked: Any, args: Any) -> Callable[..., DeepSpeedSchedule] 
     Raises:
         TrainingError: FG744 if the schedule is not one that the trainer can make.
     """
-    section = _config_of(asked).get("scheduler")
+    section = readable_settings(asked).get("scheduler")
     if not section:
         return None
     kind = section.get("type") if isinstance(section, Mapping) else section
