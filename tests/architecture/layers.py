@@ -250,7 +250,7 @@ strategies:
 trainers:
     trainer trainer.argument_checks trainer.checkpoint_parts trainer.collation trainer.data_rng trainer.meter trainer.rate_change trainer.rate_scale trainer.utilization
     trainer.step_clock
-    trainer.rewind trainer.save_function
+    trainer.read_retries trainer.rewind trainer.save_function
     trainer.length_groups
     trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
     trainer.synchronization

@@ -40,6 +40,7 @@ def test_every_default_is_that_of_transformers():
         "allow_missing",
         "allow_changed",
         "control",
+        "data_retries",
         "async_save",
         "eval_full_logits",
         "predict_with_generate",

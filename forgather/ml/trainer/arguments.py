@@ -128,6 +128,8 @@ class TrainingArguments:
         dataloader_pin_memory: whether batches are copied to page-locked host memory if the run trains on CUDA.
         dataloader_persistent_workers: whether worker processes are kept from one epoch to the next.
         dataloader_prefetch_factor: the number of batches that each worker prepares in advance; None is torch's default.
+        data_retries: how often a read of rows is repeated that failed with an error of the file system or the network,
+            after pauses of 0.5, 1, 2, ... seconds. A stream goes on only if it can say its position.
         remove_unused_columns: whether to drop columns of the data that are not arguments of the model's `forward`.
         train_sampling_strategy: the order of the training rows: "random", "sequential" or "group_by_length". The last
             one is a random order in which rows of similar length follow one another, so that batches need less padding.
@@ -233,6 +235,7 @@ class TrainingArguments:
     dataloader_pin_memory: bool = True
     dataloader_persistent_workers: bool = False
     dataloader_prefetch_factor: int | None = None
+    data_retries: int = 0
     remove_unused_columns: bool = True
     train_sampling_strategy: str = "random"
     resume_from_checkpoint: bool | str | None = None

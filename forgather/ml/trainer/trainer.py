@@ -422,6 +422,8 @@ class Trainer(WithOwnLoss):
         # A stop request that came during the last save must not be lost: the caller expects KeyboardInterrupt.
         run.stop_if_asked(now=True)
         metrics = run.meter.summary()
+        if self.args.data_retries:
+            metrics["data_retries"] = int(collectives.all_sum(float(run.data.num_retries)))
         self._session.log(metrics)
         if self.args.load_best_model_at_end and run.saver.best_folder is not None:
             _log.info("loading the best model, of step %s", self.state.best_global_step)
