@@ -89,7 +89,6 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
     [
         ("fp16", True),
         ("deepspeed", {"stage": 2}),
-        ("push_to_hub", True),
         ("neftune_noise_alpha", 5.0),
         ("fsdp", "full"),
     ],

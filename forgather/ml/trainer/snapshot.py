@@ -65,6 +65,13 @@ _PLACES = (
     "allow_missing",
     "allow_changed",
     "data_retries",
+    "push_to_hub",
+    "hub_model_id",
+    "hub_strategy",
+    "hub_token",
+    "hub_private_repo",
+    "hub_always_push",
+    "hub_revision",
 )
 
 

@@ -51,6 +51,7 @@ from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.data_fingerprint import refuse_other_data
 from forgather.ml.trainer.data_loader import RankBatches, TrainBatches, check_size, is_iterable
 from forgather.ml.trainer.evaluation import eval_batches, evaluate, metrics_of_answers, predict, refuse_large_logits
+from forgather.ml.trainer.hub_upload import HubUpload
 from forgather.ml.trainer.loop import train_loop
 from forgather.ml.trainer.metric_functions import MetricFunctions
 from forgather.ml.trainer.model_setup import model_key, preparation
@@ -212,7 +213,8 @@ class Trainer(WithOwnLoss):
             "eval_dataloader": None,
         }
         trackers = tracker_callbacks(self.args.report_to, callbacks or ())
-        dispatcher = CallbackDispatcher([*trackers, *run_start.profilers(self.args)], scene)
+        uploads = [HubUpload(self.args)] if self.args.push_to_hub else []
+        dispatcher = CallbackDispatcher([*trackers, *run_start.profilers(self.args), *uploads], scene)
         for position, callback in enumerate(callbacks or ()):
             try:
                 dispatcher.add(callback)
