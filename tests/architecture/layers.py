@@ -259,11 +259,11 @@ strategies:
 trainers:
     trainer trainer.argument_checks trainer.checkpoint_parts trainer.deepspeed_schedules trainer.collation trainer.data_rng trainer.meter trainer.rate_change trainer.rate_scale trainer.utilization
     trainer.freezing trainer.parameter_groups trainer.accelerate_words trainer.deepspeed_words trainer.step_clock
-    trainer.rewind trainer.save_function trainer.unknown_keywords
+    trainer.read_retries trainer.rewind trainer.save_function trainer.unknown_keywords
     trainer.length_groups
     trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
     trainer.synchronization
-    trainer.control trainer.data_loader trainer.optimizers trainer.predictions
+    trainer.control trainer.data_loader trainer.hub_upload trainer.optimizers trainer.predictions
     trainer.metric_functions
     trainer.divergence trainer.model_setup trainer.parallel_arguments trainer.reference trainer.step_guard
     trainer.transformers_hooks

@@ -40,6 +40,7 @@ def test_every_default_is_that_of_transformers():
         "allow_missing",
         "allow_changed",
         "control",
+        "data_retries",
         "async_save",
         "eval_full_logits",
         "predict_with_generate",
@@ -88,7 +89,6 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
     [
         ("fp16", True),
         ("deepspeed", {"stage": 2}),
-        ("push_to_hub", True),
         ("neftune_noise_alpha", 5.0),
         ("fsdp", "full"),
     ],

@@ -41,6 +41,7 @@ from forgather.ml.trainer.collation import has_new_boundaries
 from forgather.ml.trainer.data_fingerprint import Fingerprint, FirstRows, fingerprint, refuse_other_data
 from forgather.ml.trainer.data_rng import SeededDataset, SeededStream, already_collated
 from forgather.ml.trainer.length_groups import LengthGroups, no_lengths, row_lengths
+from forgather.ml.trainer.read_retries import RetriedDataset, Retries, retried_rows
 from forgather.ml.trainer.rewind import RowRange
 from forgather.ml.types import PaddingBatch, Topology, Window
 
@@ -87,12 +88,14 @@ class RankBatches:
     ) -> None:
         self.argument = argument
         self.dataset = dataset
+        options = dict(options)
         self.share = share
         self.workers: int = options["num_workers"]
         self._generator = torch.Generator().manual_seed(0)
         self._sampler: RankBatchSampler | None = None
         self._stream: SeededStream | None = None
         self._first_rows = FirstRows(in_workers=self.workers > 0)
+        self.retries = Retries(options.pop("retries", 0))
         self._options = dict(options)
         self._known: frozenset[str] | None = getattr(collate, "known", None)
         if is_iterable(dataset):
@@ -109,6 +112,7 @@ class RankBatches:
                 replica=share.rank,
                 in_workers=self.workers > 0,
                 note=self._first_rows.noted,
+                read=functools.partial(retried_rows, retries=self.retries) if self.retries.limit else iter,
             )
             options |= {"batch_size": share.all_rows, "drop_last": drop_last, "collate_fn": stream.collated}
             self.loader: DataLoader[Any] = DataLoader(stream, generator=self._generator, **options)
@@ -122,6 +126,7 @@ class RankBatches:
             )
             options |= {"batch_sampler": self._sampler, "collate_fn": already_collated if apart else collate}
             read = SeededDataset(dataset, collate) if apart else dataset
+            read = RetriedDataset(read, self.retries) if self.retries.limit else read
             self.loader = DataLoader(read, generator=self._generator, **options)
 
     @property
@@ -294,6 +299,11 @@ class TrainBatches:
     def share(self) -> RankShare:
         """The slice of each micro-batch that this rank computes."""
         return self._own.share
+
+    @property
+    def num_retries(self) -> int:
+        """The number of reads that failed and were repeated, on this process and its workers."""
+        return self._own.retries.count
 
     @property
     def rows_left_out(self) -> int:
@@ -519,13 +529,14 @@ def check_size(rows: int, share: RankShare) -> None:
 
 
 def loader_options(args: TrainingArguments, topology: Topology) -> dict[str, Any]:
-    """Returns the `DataLoader` options that training and evaluation have in common.
+    """Returns the `DataLoader` options, and the number of `retries`, that training and evaluation have in common.
 
     Args:
         args: the training arguments, whose `dataloader_*` settings are read.
         topology: the topology of this process. Batches are copied to page-locked memory only if its device is CUDA.
     """
     options: dict[str, Any] = {
+        "retries": args.data_retries,
         "num_workers": args.dataloader_num_workers,
         "pin_memory": args.dataloader_pin_memory and topology.device.type == "cuda",
     }

@@ -54,7 +54,7 @@ from forgather.ml.trainer.optimizers import optimizer_bytes
 from forgather.ml.vocabulary import save_settings
 from forgather.redaction import hidden, hide_known, holds_hidden, known_hidden
 
-# Folders and names: they do not influence what is computed.
+# Folders, names and patience: they do not influence what is computed.
 _PLACES = (
     "output_dir",
     "logging_dir",
@@ -64,6 +64,14 @@ _PLACES = (
     "resume_from_checkpoint",
     "allow_missing",
     "allow_changed",
+    "data_retries",
+    "push_to_hub",
+    "hub_model_id",
+    "hub_strategy",
+    "hub_token",
+    "hub_private_repo",
+    "hub_always_push",
+    "hub_revision",
 )
 
 

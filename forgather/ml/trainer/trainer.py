@@ -52,6 +52,7 @@ from forgather.ml.trainer.data_fingerprint import refuse_other_data
 from forgather.ml.trainer.data_loader import RankBatches, TrainBatches, check_size, is_iterable
 from forgather.ml.trainer.evaluation import eval_batches, evaluate, metrics_of_answers, predict, refuse_large_logits
 from forgather.ml.trainer.freezing import Freezing
+from forgather.ml.trainer.hub_upload import HubUpload
 from forgather.ml.trainer.loop import train_loop
 from forgather.ml.trainer.metric_functions import MetricFunctions
 from forgather.ml.trainer.model_setup import model_key, preparation
@@ -235,7 +236,8 @@ class Trainer(WithOwnLoss):
             "eval_dataloader": None,
         }
         trackers = tracker_callbacks(self.args.report_to, callbacks or ())
-        dispatcher = CallbackDispatcher([*trackers, *run_start.profilers(self.args)], scene)
+        uploads = [HubUpload(self.args)] if self.args.push_to_hub else []
+        dispatcher = CallbackDispatcher([*trackers, *run_start.profilers(self.args), *uploads], scene)
         for position, callback in enumerate(callbacks or ()):
             try:
                 dispatcher.add(callback)
@@ -455,6 +457,8 @@ class Trainer(WithOwnLoss):
         # A stop request that came during the last save must not be lost: the caller expects KeyboardInterrupt.
         run.stop_if_asked(now=True)
         metrics = run.meter.summary()
+        if self.args.data_retries:
+            metrics["data_retries"] = int(collectives.all_sum(float(run.data.num_retries)))
         self._session.log(metrics)
         if self.args.load_best_model_at_end and run.saver.best_folder is not None:
             _log.info("loading the best model, of step %s", self.state.best_global_step)
