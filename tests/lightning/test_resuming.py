@@ -8,7 +8,6 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import forgather.lightning as L
-import forgather.lightning.trainer
 from forgather.errors import CheckpointError, ForgatherError
 from tests.lightning import scripts
 from tests.ml.distributed.gang import run_ranks
