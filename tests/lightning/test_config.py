@@ -1,9 +1,11 @@
 """A config with the words of Lightning's Trainer: what `fgcli check` says of them, and a run of it."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -143,3 +145,21 @@ def test_a_module_of_a_config_trains_and_resumes_from_a_link(tmp_path, monkeypat
     plan = plan_run(Project("main", tmp_path, trust=True, resume_from_checkpoint=str(folder / "last.ckpt")))
     assert 0 == run(plan, prepare_run(plan, ["train"])).status
     assert ["checkpoint-12", "checkpoint-8"] == sorted(one.name for one in folder.glob("checkpoint-*"))
+
+
+def test_the_script_of_the_page_trains(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs/coming-from/lightning.md").read_text(encoding="utf-8")
+    script = re.search("```python\n(.*?)```", page, re.DOTALL)[1]
+    monkeypatch.chdir(tmp_path)
+    # The seed of a script stays that of its process.
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(name, "0")
+    exec(compile(script, "page", "exec"), {"__name__": "page"})
+    assert 3 == len(list((tmp_path / "checkpoints").glob("model-epoch=*.ckpt")))
+
+
+def test_the_config_of_the_page_has_no_findings(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/coming-from/lightning.md").read_text(encoding="utf-8")
+    text = re.search("```yaml\n(.*?)```", page, re.DOTALL)[1]
+    folder = make_project(tmp_path, {"templates/configs/main.yaml": text, "line.py": MODULE})
+    assert () == check_project(Project("main", folder, trust=True), reserved=OWN_NAMES).findings
