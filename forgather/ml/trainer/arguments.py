@@ -141,8 +141,9 @@ class TrainingArguments:
         remove_unused_columns: whether to drop columns of the data that are not arguments of the model's `forward`.
         train_sampling_strategy: the order of the training rows: "random", "sequential" or "group_by_length". The last
             one is a random order in which rows of similar length follow one another, so that batches need less padding.
+            "transformers_random" is the order that transformers' `Trainer` makes of the same seed, for comparisons.
         resume_from_checkpoint: the checkpoint to resume from: true or "auto" for the newest verified checkpoint, or a
-            folder.
+            folder, which may be a checkpoint of transformers' `Trainer`.
         allow_missing: the parts that may be missing from the checkpoint and are then initialized as at the start of a
             run: "optimizer", "schedule", "data", "rng", "meter", "progress". Any other missing part is an error.
         allow_changed: what may have changed since the checkpoint was written: "data" (rows), "tokenizer", "labels"

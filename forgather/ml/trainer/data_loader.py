@@ -284,6 +284,8 @@ class TrainBatches:
             draws_apart=False,  # saving and restoring generators would cost each step 0.06 ms
         )
         self.loader = self._own.loader
+        self._order_seed = self.seed if args.train_sampling_strategy == "transformers_random" else None
+        self._own.take_order_of_transformers(self._order_seed)
 
     @property
     def num_batches(self) -> int | None:
@@ -443,8 +445,9 @@ class TrainBatches:
             CheckpointError: FG610 if the data changed since the checkpoint was written and must not change. Changed
                 rows of an iterable data set are detected later, when the first rows are read.
         """
-        # Set, not compared: the config of a run does not say that it was begun with transformers.
-        self._own.take_order_of_transformers(None if self._group_rows else state.get("transformers_seed"))
+        # A run that was begun with transformers keeps its order, of which its config says nothing.
+        order_seed = None if self._group_rows else state.get("transformers_seed")
+        self._own.take_order_of_transformers(order_seed)
         now = self._facts()
         # Facts that an earlier release did not store count as unchanged.
         before = {**now, "group_rows": 0, "accumulation": None, **state}
@@ -456,6 +459,9 @@ class TrainBatches:
         self._last = digest if last == self._own.share.facts else None
         known = Fingerprint.from_state(state["fingerprint"]) if "fingerprint" in state else None
         changed = order_changes(before, now)
+        if self._order_seed not in (None, order_seed):
+            changed.append(f"the order is that of the seed {order_seed} and not transformers_random")
+            self._own.take_order_of_transformers(self._order_seed)
         if self.num_rows is None:
             self._expected = known if known is not None and known.num_rows is None else None
         elif known is None:

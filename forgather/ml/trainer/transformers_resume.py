@@ -370,8 +370,10 @@ def _set_position(
     epoch, batch = divmod(round(done), batches)
     is_grouped = args.train_sampling_strategy == "group_by_length"
     data.continue_at(epoch, batch * rows, order_seed=None if is_grouped else seed)
+    theirs_order = f"in the order of transformers with the seed {seed}"
     order = {
-        "random": f"in the order of transformers with the seed {seed}",
+        "random": theirs_order,
+        "transformers_random": theirs_order,
         "sequential": "in the order of the data",
         "group_by_length": "by length in an order of our own, as that of transformers is not repeated: rows may be "
         "met twice or not at all in this epoch",
