@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from forgather.lightning.hooks import Hooks
 from forgather.lightning.logged import LoggedValues, Metrics
-from forgather.lightning.meaning import Limits
+from forgather.lightning.trainer_words import Limits
 from forgather.ml.strategy.base import Strategy
 
 _PER_STAGE = {"train": "train", "validate": "val", "test": "test", "predict": "predict"}

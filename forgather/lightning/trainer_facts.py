@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,11 +12,11 @@ from torch import Tensor
 from forgather.lightning.evaluation import num_batches
 from forgather.lightning.fitting import ModuleLoop
 from forgather.lightning.hooks import unsupported
-from forgather.lightning.meaning import Limits, TrainerWords
 from forgather.lightning.scene import Scene
 from forgather.lightning.schedules import ScheduleConfig
 from forgather.lightning.stage_data import StageData
 from forgather.lightning.steps import ModuleSteps
+from forgather.lightning.trainer_words import Limits, TrainerWords
 from forgather.ml.distributed import collectives
 from forgather.ml.distributed.env import process_facts
 
@@ -199,10 +200,16 @@ class TrainerFacts:
             [torch.as_tensor(one).to(data.device) for one in collectives.all_gather(data.detach().cpu())]
         )
 
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Prints on the main process."""
+    def print(self, *args: Any, sep: str = " ", end: str = "\n") -> None:
+        """Writes values to the standard output of the main process.
+
+        Args:
+            *args: the values.
+            sep: what is written between them.
+            end: what is written after them.
+        """
         if self.is_global_zero:
-            print(*args, **kwargs)  # noqa: T201 - this is what the caller asked for
+            sys.stdout.write(sep.join(map(str, args)) + end)
 
     def log_value(self, name: str, value: Any, **options: Any) -> None:
         """Logs a value in the hook that is being called; see `forgather.lightning.logged.LoggedValues.log`.
