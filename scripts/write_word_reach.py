@@ -20,14 +20,17 @@ PAGE = ROOT / "docs" / "coming-from" / "index.md"
 WORDS, SEEDS, LIGHTNING, ML = "tests/words/", "tests/seeds/", "tests/lightning/", "tests/ml/"
 PIECES = {
     "words": f"{WORDS}test_word_pages.py {WORDS}test_word_values.py {WORDS}test_word_meanings.py tests/test_aliases.py "
-    f"tests/test_translation.py {LIGHTNING}test_words.py",
+    f"tests/test_translation.py {LIGHTNING}test_words.py {ML}test_accelerate_words.py {ML}test_deepspeed_config.py",
     "rows": f"{WORDS}test_rows.py",
     "scripts": f"{SEEDS}test_scripts.py {SEEDS}test_script_snippets.py {SEEDS}test_hardware_selection.py",
     "call": f"{WORDS}test_one_call.py {WORDS}test_script_checkpoints.py {WORDS}test_script_trainer.py",
-    "lightning": f"{LIGHTNING}test_against_lightning.py",
-    "resume": f"{ML}numerics/test_transformers_resume.py {ML}numerics/test_rate_change.py "
-    f"{ML}distributed/test_transformers_resume.py",
-    "settings": f"{ML}test_parameter_settings.py {ML}test_unknown_keywords.py",
+    "lightning": f"{LIGHTNING}test_against_lightning.py {LIGHTNING}test_callbacks.py {LIGHTNING}test_config.py "
+    f"{LIGHTNING}test_refusals.py {LIGHTNING}test_resuming.py {LIGHTNING}test_several_processes.py",
+    "ported": f"{ML}distributed/test_tool_scripts.py",
+    "transformers": f"{ML}numerics/test_transformers_resume.py {ML}numerics/test_transformers_words.py "
+    f"{ML}numerics/test_rate_change.py {ML}distributed/test_transformers_resume.py",
+    "settings": f"{ML}test_parameter_settings.py {ML}test_unknown_keywords.py {ML}test_read_retries.py "
+    f"{ML}test_hub_upload.py",
 }
 """What runs in one go: a few minutes on an idle machine of two cores."""
 HEAD = "| what | reach | measured | cases | tests |\n|---|---|---|---|---|"
@@ -56,7 +59,11 @@ ROWS = (
         "90 rows that guides on distributed training ask for, and 11 mistakes in them: each runs, or is answered at its "
         "line",
         "101 of 101",
-        (f"{WORDS}test_rows.py::test_a_config", f"{WORDS}test_rows.py::test_a_script", f"{WORDS}test_rows.py::test_a_test"),
+        (
+            f"{WORDS}test_rows.py::test_a_config",
+            f"{WORDS}test_rows.py::test_a_script",
+            f"{WORDS}test_rows.py::test_a_test",
+        ),
         "rows",
         "{:.0f} of 101",
     ),
@@ -87,6 +94,12 @@ ROWS = (
         "Losses of modules against Lightning's own on one process",
         "<= 1e-6",
         (f"{LIGHTNING}test_against_lightning.py::",),
+    ),
+    Row(
+        "An Accelerate script's loop and a DeepSpeed script's config, with their own words, against the tool on one "
+        "process",
+        "<= 1e-6",
+        (f"{ML}distributed/test_tool_scripts.py::",),
     ),
     Row(
         "A run that continues a checkpoint of transformers' Trainer",

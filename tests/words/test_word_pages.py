@@ -12,9 +12,11 @@ PLACES = [(tool, place) for tool in write_words.TITLES for place in write_words.
 
 
 @pytest.mark.parametrize(("tool", "place"), PLACES)
-def test_every_word_of_a_place_is_answered(tool, place):
+def test_every_word_of_a_place_is_answered(tool, place, record_property):
     """A word that is refused says what to do, and one with another name says which."""
     found = write_words.answers(tool)[place]
+    every = sum(len(words) for tool in write_words.TITLES for words in write_words.WORDS[tool]["words"].values())
+    record_property("words", every)
     assert {} == {word: one for word, one in found.items() if one.outcome not in write_words.OUTCOMES}
     silent = {word for word, one in found.items() if one.outcome in ("refused", "no effect") and not one.text}
     assert set() == silent - {word for word, one in found.items() if one.ours}
