@@ -56,8 +56,8 @@ class Row(NamedTuple):
 
 ROWS = (
     Row(
-        "90 rows that guides on distributed training ask for, and 11 mistakes in them: each runs, or is answered at its "
-        "line",
+        "90 rows that guides on distributed training ask for, and 11 mistakes in them: each runs, or is answered at "
+        "its line",
         "101 of 101",
         (
             f"{WORDS}test_rows.py::test_a_config",

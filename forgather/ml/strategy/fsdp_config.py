@@ -7,12 +7,11 @@ of FSDP1 that FSDP2 does not need or does not have logs a warning.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from enum import Enum
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
 from forgather.errors import DistributedError, nearest
 from forgather.ml.log import get_logger
@@ -59,31 +58,6 @@ _IGNORED = {
     "state_dict_type": "checkpoints do not depend on the layout of the processes",
     "version": "FSDP2 is used",
 }
-
-
-def without_objects(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `fsdp_config` with torch's objects as the words of a config: dtypes, enumerations and settings of FSDP.
-
-    Args:
-        config: the training argument, with values such as `ShardingStrategy.FULL_SHARD`, `torch.bfloat16`,
-            `MixedPrecision(param_dtype=torch.bfloat16)` or `CPUOffload(offload_params=True)`.
-    """
-    return {key: _in_words(value) for key, value in config.items()}
-
-
-def _in_words(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.name
-    if isinstance(value, torch.dtype):
-        return str(value).removeprefix("torch.")
-    if isinstance(value, CPUOffload | CPUOffloadPolicy):
-        return getattr(value, "offload_params", True)
-    if is_dataclass(value) and not isinstance(value, type):
-        # What has its default is left out: FSDP2 lacks settings that FSDP1 has.
-        given = {field.name: getattr(value, field.name) for field in fields(value)}
-        defaults = {field.name: field.default for field in fields(value)}
-        return {name: _in_words(of) for name, of in given.items() if of != defaults[name]}
-    return value
 
 
 def shards_weights(fsdp: bool | str | None, config: Mapping[str, Any] | None) -> bool:

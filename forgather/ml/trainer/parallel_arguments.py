@@ -16,7 +16,7 @@ from accelerate.utils import DistributedDataParallelKwargs, GradScalerKwargs, In
 
 from forgather.aliases import suggest
 from forgather.ml.log import get_logger
-from forgather.ml.strategy.fsdp_config import without_objects
+from forgather.ml.strategy.fsdp_objects import without_objects
 from forgather.ml.trainer import argument_checks
 from forgather.ml.trainer.accelerate_words import with_accelerate_words
 from forgather.ml.trainer.argument_checks import SettingError
