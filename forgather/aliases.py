@@ -70,8 +70,8 @@ class Alias(NamedTuple):
     @property
     def hint(self) -> str:
         """The hint that a message gives for this name."""
-        # Where a word means a setting inside a mapping, the reason says what else the mapping needs; of a name that tools
-        # use differently, it says what each of them means.
+        # Where a word means a setting inside a mapping, the reason says what else the mapping needs. Of a name that
+        # tools use differently, it says what each of them means.
         is_plain = self.verdict == "same" and not (self.to.startswith("inner:") and self.why)
         is_plain &= not (self.tools_that_differ and self.why)
         return f"did you mean {self.name!r}?" if is_plain else self.why

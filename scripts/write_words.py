@@ -19,7 +19,8 @@ from forgather.aliases import Alias, alias_of, keyword_for  # noqa: E402
 from forgather.errors import Severity  # noqa: E402
 from forgather.lightning.meaning import meaning_of  # noqa: E402
 from forgather.ml.strategy.deepspeed_settings import ELSEWHERE, SECTIONS, unknown_keys  # noqa: E402
-from forgather.rules import UNKNOWN, Violation, shipped_rules  # noqa: E402
+from forgather.rule_conditions import UNKNOWN  # noqa: E402
+from forgather.rules import Violation, shipped_rules  # noqa: E402
 from forgather.signatures import Reader  # noqa: E402
 from forgather.signatures.results import Callee  # noqa: E402
 from forgather.spelling import begin_document  # noqa: E402

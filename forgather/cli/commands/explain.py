@@ -25,7 +25,8 @@ from forgather.cli.palette import (
 from forgather.errors import ProjectError, Severity, nearest
 from forgather.project.locations import error_pages_dir
 from forgather.project.reference import setting_page, settings, template_page, templates
-from forgather.rules import UNKNOWN, shipped_rules
+from forgather.rule_conditions import UNKNOWN
+from forgather.rules import shipped_rules
 
 DESCRIPTION = """Explain an error code (what it means, an example that leads to it, how to fix it), a setting of the
 trainer (type, default, meaning, which trainers take it, where it is read), a template of the library (what it is for,
