@@ -119,12 +119,10 @@ class ScriptParts:
         words = self.words
         if self.monitor is not None:
             texts["monitor"], variables["monitor"] = "!var monitor", self.monitor
-        elif words.save_logs:
-            log_dir = "./logs" if words.log_dir is None else os.fspath(words.log_dir)
-            interval = words.settings.get("logging_steps", 10)
-            texts["monitor"] = (
-                f"!singleton:{_MONITOR} {{log_interval: {interval}, log_dir: {yaml_text(log_dir, 'log_dir')}}}"
-            )
+        # A monitor that writes its own file says the same, unless the config names another folder.
+        if words.save_logs and (words.log_dir is not None or not getattr(self.monitor, "save_logs", False)):
+            given = {"log_interval": words.settings.get("logging_steps", 10), "log_dir": words.log_dir or "./logs"}
+            texts["logs"] = f"!singleton:{_MONITOR} {yaml_text(given, 'log_dir')}"
         for position, callback in enumerate(words.objects.get(_CALLBACKS, ())):
             name = f"callback_{position}"
             texts[name], variables[name] = f"!var {name}", callback

@@ -226,7 +226,7 @@ class DistributedTrainer:
                 hint="call enable_fault_tolerance() before train(), and "
                 + launch_line(process_facts(os.environ).local_world_size, "--max-restarts 3"),
             )
-        found = os.fspath(path) if path is not None else self._newest()
+        found: str | None = self._newest() if path is None else str(path)
         if found is None:
             raise CheckpointError(
                 f"{self._output_dir!r} has no intact checkpoint",
@@ -238,6 +238,8 @@ class DistributedTrainer:
 
     def reset(self, *, discard_checkpoints: bool = False) -> None:
         """Lets the next call of `train` start from the beginning, with the initial weights.
+
+        For this, a copy of the initial weights of a module is kept in host memory from the first call of `train` on.
 
         Args:
             discard_checkpoints: whether the checkpoints in `save_dir` may be removed, and a trained model be lost.
@@ -263,7 +265,7 @@ class DistributedTrainer:
 
     @property
     def _output_dir(self) -> str:
-        return os.path.expanduser(os.fspath(self._config()[0].settings["output_dir"]))
+        return os.path.expanduser(str(self._config()[0].settings["output_dir"]))
 
     def _newest(self) -> str | None:
         found, _ = import_module("forgather.ml.checkpoint.lineage").newest_verified(Path(self._output_dir))

@@ -301,3 +301,19 @@ def test_text_of_a_value_is_no_template():
 def test_a_setting_that_no_config_can_contain_is_refused():
     with pytest.raises(ForgatherError, match="which a config cannot contain"):
         setup_distributed_training(parts.Classifier, {**CONFIG, "lr_scheduler_kwargs": {"x": object()}}).to_config()
+
+
+def test_a_monitor_and_logs_are_both_kept(folder):
+    from forgather.distributed.monitor import TrainingMonitor
+
+    quiet, saving = TrainingMonitor(save_logs=False), TrainingMonitor(log_dir="mine")
+    for monitor, words, expected in (
+        (None, {"save_logs": True}, ["logs"]),
+        (quiet, {"save_logs": True}, ["monitor", "logs"]),
+        (saving, {"save_logs": True}, ["monitor"]),
+        (saving, {"save_logs": True, "log_dir": "other"}, ["monitor", "logs"]),
+        (quiet, {}, ["monitor"]),
+    ):
+        text = DistributedTrainer(parts.Classifier, None, monitor, {**CONFIG, **words}).to_config()
+        assert expected == [name for name in ("monitor", "logs") if f"    {name}: " in text]
+    saving.close()
