@@ -8,7 +8,8 @@ Each record has one of four verdicts. "same": only the name differs. "near": a d
 value is written in another form. "elsewhere": a block, a template or an option takes the place of the setting. "none":
 Forgather has no counterpart, and the reason says what to do.
 
-A record may have further entries. `accepted`: a trainer's arguments take the name, with a note; only the name differs.
+A record may have further entries. `accepted`: a trainer's arguments take the name, with a note; only the name differs,
+or the place, where `to` is the path of a setting inside a mapping (`inner:deepspeed.zero_optimization.stage`).
 `values`: our settings for each value of the other tool, or the reason why a value has no counterpart. `by_tool`: the
 entries that replace those of the record where one tool uses the name differently.
 """
@@ -65,7 +66,9 @@ class Alias(NamedTuple):
     @property
     def hint(self) -> str:
         """The hint that a message gives for this name."""
-        return f"did you mean {self.name!r}?" if self.verdict == "same" else self.why
+        # Where a word means a setting inside a mapping, the reason says what else the mapping needs.
+        is_plain = self.verdict == "same" and not (self.to.startswith("inner:") and self.why)
+        return f"did you mean {self.name!r}?" if is_plain else self.why
 
 
 @cache

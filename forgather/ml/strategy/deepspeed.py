@@ -78,7 +78,7 @@ def import_deepspeed(device_type: str) -> Any:
         raise DistributedError(
             "the training arguments ask for deepspeed, and it is not installed",
             code="FG740",
-            hint="pip install 'forgather[deepspeed]'",
+            hint="pip install 'forgather[deepspeed]', or set strict: false, with which FSDP2 takes its place",
         ) from None
     # On a CPU DeepSpeed compiles a shared-memory operation at the first start, in every process at once. If that start
     # is killed, it leaves a lock that all later ones wait for forever. gloo does not need the operation.
@@ -212,8 +212,9 @@ class DeepSpeedZero:
         _refuse_whole_tensor_optimizer(ours)
         refuse_differences(self.config, list(optimizer_settings(type(ours).__name__, ours.defaults)), "the trainer")
         self.config = self.config.filled_for_model(_hidden_size(self.model))
-        # The engine gets the trainer's optimizer; DeepSpeed would make another one from this section.
-        settings = {name: value for name, value in self.config.config.items() if name != "optimizer"}
+        # The engine gets the trainer's optimizer, and the trainer steps the schedule; DeepSpeed would make others.
+        ours_alone = ("optimizer", "scheduler")
+        settings = {name: value for name, value in self.config.config.items() if name not in ours_alone}
         self._check_schema(settings)
         self._record(settings)
         names = names_of(self.model)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,15 @@ from forgather.source import Span
 DEFAULT_STAGE = 2
 
 _MOST_BYTES = 1_000_000
+# The keys of the config, and the training argument that has the same meaning.
+_ARGUMENTS = {
+    ("train_micro_batch_size_per_gpu",): "per_device_train_batch_size",
+    ("gradient_accumulation_steps",): "gradient_accumulation_steps",
+    ("gradient_clipping",): "max_grad_norm",
+    ("bf16", "enabled"): "bf16",
+    ("fp16", "enabled"): "fp16",
+}
+_SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps", "global_batch_size")
 _RENAMED = {
     "allgather_base_size": "allgather_bucket_size",
     "allgather_size": "allgather_bucket_size",
@@ -45,12 +54,6 @@ _RENAMED = {
     "param_persistence_threshold": "stage3_param_persistence_threshold",
     "max_live_parameters": "stage3_max_live_parameters",
     "max_reuse_distance": "stage3_max_reuse_distance",
-}
-# DeepSpeed's schedules, with the schedule of transformers that has the same curve.
-_SCHEDULES = {
-    "WarmupLR": "constant_with_warmup",
-    "WarmupDecayLR": "linear",
-    "WarmupCosineLR": "cosine",
 }
 
 
@@ -65,8 +68,8 @@ def zero_config(asked: Any, args: Any, *, processes: int, on_cpu: bool) -> ZeroC
 
     Raises:
         TrainingError: FG741 if the config cannot be read or has an unknown key, FG742 if a setting differs from the
-            training arguments, FG743 if the config has a learning rate schedule, FG744 if it requests a feature that
-            this trainer does not have.
+            training arguments, FG743 if the arguments name another learning rate schedule, FG744 if the config
+            requests a feature that this trainer does not have.
     """
     found = _with_current_names(_read(asked))
     _refuse_unknown(found)
@@ -86,6 +89,73 @@ def written_settings(asked: Any) -> dict[str, Any]:
         TrainingError: FG741 if the config cannot be read.
     """
     return dict(_with_current_names(_read(asked)).config)
+
+
+def readable_settings(asked: Any) -> dict[str, Any]:
+    """Returns the same as `written_settings`; an empty config if there is none, or if it cannot be read.
+
+    The strategy reports a config that cannot be read.
+
+    Args:
+        asked: the value of the training argument `deepspeed`.
+    """
+    if asked is None or asked == AUTO:
+        return {}
+    try:
+        return written_settings(asked)
+    except TrainingError:
+        return {}
+
+
+def implied_settings(given: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Yields the training arguments that follow from a DeepSpeed config, and that the user does not give.
+
+    Args:
+        given: the training arguments as the user wrote them. None means "not given".
+
+    Yields:
+        The key of the config, the name of the training argument, and its value.
+    """
+    for path, name, value in _arguments_in(given.get("deepspeed")):
+        # With a batch size in the arguments, theirs are compared with those of the config.
+        is_sized = any(given.get(one) is not None for one in ("global_batch_size", "accumulate_grad_batches"))
+        if given.get(name) is None and not (is_sized and name in _SIZES):
+            yield path, name, value
+
+
+def _arguments_in(asked: Any) -> Iterator[tuple[str, str, Any]]:
+    config = readable_settings(asked)
+    for keys, name in _ARGUMENTS.items():
+        value = value_of(config, keys)
+        if value not in (ABSENT, AUTO, None) and isinstance(value, int | float):
+            yield ".".join(keys), name, value
+    both = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    total = config.get("train_batch_size")
+    # Of the three numbers, the missing one follows; if none is missing, the strategy compares them. The batch size of
+    # a mapping is read by `forgather.batch_triangle`.
+    if isinstance(total, int) and not isinstance(asked, Mapping) and not all(map(config.get, both)):
+        yield "train_batch_size", "global_batch_size", total
+    kind, params = optimizer_section(config)
+    if kind is None:
+        return
+    # The defaults are those of DeepSpeed's own optimizers, or of torch's where these are asked for.
+    decays = params.get("torch_adam") and kind == "adamw"
+    defaults = {"lr": 1e-3, "weight_decay": 0.01 if decays else 0.0}
+    for key, name in (("lr", "learning_rate"), ("weight_decay", "weight_decay")):
+        if (value := params.get(key, defaults[key])) != AUTO:
+            yield f"optimizer.params.{key}", name, value
+
+
+def optimizer_section(config: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """Returns the type of the optimizer in lower case, and its parameters; None and no parameters without one.
+
+    Args:
+        config: the DeepSpeed config.
+    """
+    section = config.get("optimizer")
+    kind = section.get("type") if isinstance(section, Mapping) else None
+    params = section.get("params") if isinstance(section, Mapping) else None
+    return (kind.lower() if isinstance(kind, str) else None), dict(params) if isinstance(params, Mapping) else {}
 
 
 def unknown_settings(asked: Any) -> list[Diagnostic]:
@@ -170,6 +240,9 @@ def _with_current_names(found: ZeroConfig) -> ZeroConfig:
         if isinstance(config[ZERO], dict):
             config[ZERO].setdefault("stage", stage)
         notes.append(f"zero_stage is read as zero_optimization.stage: {stage!r}")
+    if "bfloat16" in config and "bf16" not in config:
+        config["bf16"] = config.pop("bfloat16")
+        notes.append("bfloat16 is read as bf16")
     zero = config.get(ZERO, {})
     if isinstance(zero, bool) or zero == AUTO:
         # Old configs switch ZeRO on and off by a boolean.
@@ -184,8 +257,20 @@ def _with_current_names(found: ZeroConfig) -> ZeroConfig:
                 zero[new] = holder.pop(old)
                 notes.append(f"{old} is read as {new} of zero_optimization")
     _offload(zero, notes)
+    _adam_of(config, notes)
     config[ZERO] = {"stage": DEFAULT_STAGE, **zero} if zero.get("stage") != AUTO else {**zero, "stage": DEFAULT_STAGE}
     return dataclasses.replace(found, config=config, notes=(*found.notes, *notes))
+
+
+def _adam_of(config: dict[str, Any], notes: list[str]) -> None:
+    """Names the optimizer "Adam" AdamW, which it is in DeepSpeed unless the config says otherwise."""
+    section = config.get("optimizer")
+    if not isinstance(section, Mapping) or str(section.get("type")).lower() != "adam":
+        return
+    params = section.get("params")
+    if not isinstance(params, Mapping) or params.get("adam_w_mode", True):
+        config["optimizer"] = {**section, "type": "AdamW"}
+        notes.append("optimizer Adam is AdamW in DeepSpeed, unless adam_w_mode is false")
 
 
 def _offload(zero: dict[str, Any], notes: list[str]) -> None:
@@ -262,8 +347,9 @@ def _refuse_elsewhere(found: ZeroConfig, args: Any, *, on_cpu: bool) -> None:
             del config[key]
         elif section:
             raise _not_available(f"{key} of DeepSpeed", instead, found.line_of(key))
-    if config.get("scheduler"):
-        raise _second_schedule(found, args)
+    given = getattr(args, "explicit", ())
+    if config.get("scheduler") and not {"lr_scheduler_type", "lr_scheduler_kwargs"}.isdisjoint(given):
+        raise second_schedule(found, f"lr_scheduler_type: {args.lr_scheduler_type}")
     if zero["stage"] == 0:
         raise _not_available(
             "ZeRO stage 0, which is plain data parallelism,", "leave deepspeed out", found.line_of(ZERO, "stage")
@@ -274,6 +360,10 @@ def _refuse_elsewhere(found: ZeroConfig, args: Any, *, on_cpu: bool) -> None:
             "set stage: 3, or leave offload_param out",
             found.line_of("offload_param"),
         )
+    for name in ("offload_optimizer", "offload_param"):
+        section = zero.get(name)
+        if isinstance(section, dict) and section.get("device") == "nvme":
+            raise _not_available(f"{name} to a disk (nvme)", "write device: cpu", found.line_of(name, "device"))
     for name in ("zenflow", "super_offload"):
         if zero.get(name):
             raise _not_available(f"{name} of zero_optimization", "leave it out", found.line_of(name))
@@ -295,24 +385,21 @@ def _not_available(what: str, instead: str, span: Span | None) -> TrainingError:
     return TrainingError(f"{what} is not available under this trainer", code="FG744", span=span, hint=instead)
 
 
-def _second_schedule(found: ZeroConfig, args: Any) -> TrainingError:
+def second_schedule(found: ZeroConfig, other: str) -> TrainingError:
+    """Returns the error about a run that has two learning rate schedules.
+
+    Args:
+        found: the DeepSpeed config, which has one.
+        other: what asks for the other one.
+    """
     section = found.config["scheduler"]
     kind = section.get("type") if isinstance(section, Mapping) else None
-    params = section.get("params") or {} if isinstance(section, Mapping) else {}
-    same = {
-        "lr_scheduler_type": _SCHEDULES.get(kind) if isinstance(kind, str) else None,
-        "warmup_steps": params.get("warmup_num_steps"),
-        "learning_rate": params.get("warmup_max_lr"),
-        "max_steps": params.get("total_num_steps"),
-    }
-    shown = ", ".join(f"{name}: {value}" for name, value in same.items() if value not in (None, AUTO))
     return TrainingError(
-        f"scheduler {kind!r} of DeepSpeed conflicts with the trainer's own (lr_scheduler_type: "
-        f"{getattr(args, 'lr_scheduler_type', 'linear')}): a run has one learning rate schedule",
+        f"scheduler {kind!r} of DeepSpeed conflicts with the trainer's own ({other}): a run has one learning rate "
+        "schedule",
         code="FG743",
         span=found.line_of("scheduler"),
-        hint="leave it out of DeepSpeed's config"
-        + (f", and set in the training arguments: {shown}" if shown else "; the trainer steps its own once per update"),
+        hint=f"remove one of them: without lr_scheduler_type, {kind} of DeepSpeed is used, with the same rates",
     )
 
 

@@ -147,12 +147,12 @@ class Trainer(WithOwnLoss):
         self.args = self.ARGUMENTS() if args is None else args
         # Made in the constructor: the launcher's request is known only while the config is built.
         self._start = RunStart()
+        optimizer_factory, lr_scheduler_factory = self.factories(optimizer_factory, lr_scheduler_factory)
         adapter = as_adapter(adapter)
         given = {"data_collator": data_collator, "optimizer_factory": optimizer_factory}
         refuse_combination(self.RULES, self.args, **given, adapter=adapter, model=model)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.data_collator = data_collator or default_collate(processing_class)
-        self.processing_class = processing_class
+        self.data_collator, self.processing_class = data_collator or default_collate(processing_class), processing_class
         self.lr_scheduler: Any = None
         self.saved_to: Path | None = None
         self.storage: Storage = LocalStorage() if storage is None else storage
@@ -175,6 +175,15 @@ class Trainer(WithOwnLoss):
         self._reference = reference_scores(self.strategy, self.args, self.data_collator, loss_fn)
         self._session = self._make_session(callbacks)
         self._session.send("on_init_end")
+
+    def factories(self, optimizer_factory: Any, lr_scheduler_factory: Any) -> tuple[Any, Any]:
+        """Returns the factories of the optimizer and of the schedule. Subclasses override this method.
+
+        Args:
+            optimizer_factory: the optimizer factory as it was given to the constructor.
+            lr_scheduler_factory: the factory of the schedule as it was given to the constructor.
+        """
+        return optimizer_factory, lr_scheduler_factory
 
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
         """Returns the strategy that does the optimizer steps. Subclasses override this method.
