@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,6 @@ class ScriptConfig:
         blocks: the YAML text of each block that differs from an empty one, by name.
         callbacks: the YAML text of each further callback, by name.
         arguments: the YAML text of each further argument of the trainer, by name.
-        notes: the lines of the comment at the top.
     """
 
     name: str
@@ -56,13 +55,11 @@ class ScriptConfig:
     blocks: Mapping[str, str] = field(default_factory=dict)
     callbacks: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, str] = field(default_factory=dict)
-    notes: Sequence[str] = ()
 
     @property
     def text(self) -> str:
         """The text of the config."""
-        parts = [f"## {note}" for note in self.notes]
-        parts += [f"-- extends 'trainers/{self.template}.yaml'", ""]
+        parts = [f"-- extends 'trainers/{self.template}.yaml'", ""]
         parts += _block("config_metadata", f"-- set ns.config_name = {json.dumps(self.name)}", own=True)
         parts += [f"    -- set ns.nproc_per_node = {self.processes}"]
         if self.meta:
@@ -75,6 +72,13 @@ class ScriptConfig:
         if self.arguments:
             parts += _extended("trainer", self.arguments)
         return "\n".join(parts) + "\n"
+
+    @property
+    def is_replicated(self) -> bool:
+        """True if every process holds whole weights, in the module that the script gave."""
+        splits = ("fsdp", "deepspeed", "pipeline_parallel_size")
+        tensor = self.settings.get("tensor_parallel_size", 1)
+        return tensor in (None, 1) and not any(self.settings.get(name) for name in splits)
 
     def open(self, folder: str) -> Project:
         """Returns the project that reads this config from a folder, into which its text is written.

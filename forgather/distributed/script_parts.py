@@ -15,7 +15,7 @@ from typing import Any
 
 from forgather.distributed.data_loader import ScriptData
 from forgather.distributed.engine import Engine
-from forgather.distributed.optimizer import has_deepspeed, optimizer_parts, zero_settings
+from forgather.distributed.optimizer import ScriptOptimizer, without_stage_0
 from forgather.distributed.script_config import ScriptConfig, yaml_text
 from forgather.distributed.words import ScriptWords, with_defaults
 from forgather.errors import TrainingError
@@ -33,7 +33,7 @@ class ScriptParts:
     Args:
         engine: what is trained.
         words: the mapping of the script.
-        optimizer: an optimizer of torch, or None for the default one.
+        optimizer: the optimizer of the script, or None for the default one.
         monitor: a callback, or None.
         data: the training data, or None as long as it is not known.
         epochs: the number of passes over the data; None for that of the words.
@@ -42,7 +42,7 @@ class ScriptParts:
 
     engine: Engine
     words: ScriptWords
-    optimizer: Any = None
+    optimizer: ScriptOptimizer | None = None
     monitor: Any = None
     data: ScriptData | None = None
     epochs: float | None = None
@@ -55,19 +55,14 @@ class ScriptParts:
         if data is not None:
             settings = _without_contradiction(words, data.settings, data.loader) | settings
         settings |= words.settings
-        if self.optimizer is not None and "lr" in getattr(self.optimizer, "defaults", {}):
-            settings.setdefault("learning_rate", self.optimizer.defaults["lr"])
+        if self.optimizer is not None and self.optimizer.learning_rate is not None:
+            settings.setdefault("learning_rate", self.optimizer.learning_rate)
         if self.epochs is not None:
             settings["num_train_epochs"] = self.epochs
         if self.tolerance is not None and self.tolerance.checkpoint_interval is not None:
             settings["save_steps"] = self.tolerance.checkpoint_interval
-        settings, notes = zero_settings(
-            with_defaults(settings),
-            strict=words.strict,
-            processes=process_facts(os.environ).world_size,
-            installed=has_deepspeed(),
-        )
-        meta: dict[str, Any] = {"notes": notes} if notes else {}
+        settings = without_stage_0(with_defaults(settings))
+        meta: dict[str, Any] = {}
         if self.tolerance is not None:
             meta["fault_tolerance"] = {
                 "auto_resume": self.tolerance.auto_resume,
@@ -88,7 +83,6 @@ class ScriptParts:
             blocks=blocks,
             callbacks=callbacks,
             arguments=arguments,
-            notes=notes,
         )
         return config, variables
 
@@ -110,8 +104,8 @@ class ScriptParts:
         if self.optimizer is not None:
             if "optimizer" in words.objects:
                 raise _twice("optimizer", "config['optimizer_factory']")
-            blocks["optimizer"], more = optimizer_parts(self.optimizer, words.settings, self.engine.model)
-            variables |= more
+            blocks["optimizer"] = self.optimizer.text
+            variables |= self.optimizer.variables
         return blocks, variables
 
     def _callback_texts(self, variables: dict[str, Any]) -> dict[str, str]:
@@ -119,12 +113,10 @@ class ScriptParts:
         words = self.words
         if self.monitor is not None:
             texts["monitor"], variables["monitor"] = "!var monitor", self.monitor
-        elif words.save_logs:
-            log_dir = "./logs" if words.log_dir is None else os.fspath(words.log_dir)
-            interval = words.settings.get("logging_steps", 10)
-            texts["monitor"] = (
-                f"!singleton:{_MONITOR} {{log_interval: {interval}, log_dir: {yaml_text(log_dir, 'log_dir')}}}"
-            )
+        # A monitor that writes its own file says the same, unless the config names another folder.
+        if words.save_logs and (words.log_dir is not None or not getattr(self.monitor, "save_logs", False)):
+            given = {"log_interval": words.settings.get("logging_steps", 10), "log_dir": words.log_dir or "./logs"}
+            texts["logs"] = f"!singleton:{_MONITOR} {yaml_text(given, 'log_dir')}"
         for position, callback in enumerate(words.objects.get(_CALLBACKS, ())):
             name = f"callback_{position}"
             texts[name], variables[name] = f"!var {name}", callback

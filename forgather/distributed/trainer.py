@@ -7,6 +7,7 @@ folder as one of `fgcli train` is.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import shutil
@@ -22,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from forgather.distributed.data_loader import read_data
-from forgather.distributed.engine import Engine, launch_line, read_engine
+from forgather.distributed.engine import MODEL_VARIABLE, Engine, launch_line, read_engine
+from forgather.distributed.optimizer import read_optimizer
 from forgather.distributed.script_config import ScriptConfig
 from forgather.distributed.script_parts import ScriptParts
-from forgather.distributed.words import read_words
+from forgather.distributed.words import merged_words, read_words
 from forgather.errors import CheckpointError, TrainingError
 from forgather.heartbeat import Heartbeat
 from forgather.launch.restart import resumes_after_restart
@@ -67,25 +69,26 @@ class DistributedTrainer:
     Raises:
         TrainingError: FG801 if there is no model; FG810 to FG813 if a word or its value cannot be used; FG819 if the
             optimizer cannot be used.
-        DistributedError: FG740 if `strict` is True and DeepSpeed is missing.
     """
 
     def __init__(
         self, engine: Any, optimizer: Any = None, monitor: Any = None, config: Mapping[str, Any] | None = None
     ) -> None:
         found = read_engine(engine)
-        words = read_words(_merged(found.words, config))
+        words = read_words(merged_words(found.words, config))
+        optimizer = found.optimizer if optimizer is None else optimizer
         given = words.objects.get("train_dataset")
         self._parts = ScriptParts(
             engine=found,
             words=words,
-            optimizer=found.optimizer if optimizer is None else optimizer,
+            # Once: a strategy may replace the weights of the module, by which groups are found.
+            optimizer=None if optimizer is None else read_optimizer(optimizer, words.settings, found.model),
             monitor=monitor,
             data=None if given is None else read_data(given),
         )
         self._resume: str | None = None
         self._ended: str = ""
-        self._initial: dict[str, Any] | None = None
+        self._initial: Any = None
         self._trainer: Any = None
         self._built: tuple[str, dict[str, Any]] | None = None
         self._folder = ""
@@ -163,6 +166,8 @@ class DistributedTrainer:
                 _log.warning("%s: %s; trying again, %s", type(error).__name__, error, _start(resume))
                 if resume is None:
                     self._restore_initial()
+                else:
+                    self._forget_trainer()
         raise AssertionError("the last attempt returns or raises")
 
     def enable_fault_tolerance(
@@ -226,25 +231,29 @@ class DistributedTrainer:
                 hint="call enable_fault_tolerance() before train(), and "
                 + launch_line(process_facts(os.environ).local_world_size, "--max-restarts 3"),
             )
-        found = os.fspath(path) if path is not None else self._newest()
+        found: str | None = self._newest() if path is None else str(path)
         if found is None:
             raise CheckpointError(
                 f"{self._output_dir!r} has no intact checkpoint",
                 code="FG601",
                 hint="call reset() to start from the beginning",
             )
+        if self._ended == "failed":
+            self._forget_trainer()
         self._resume = found
         return found
 
     def reset(self, *, discard_checkpoints: bool = False) -> None:
         """Lets the next call of `train` start from the beginning, with the initial weights.
 
+        For this, a copy of the module or of its weights is kept from the first call of `train` on. If the strategy
+        splits the model, `model` is another module afterwards.
+
         Args:
             discard_checkpoints: whether the checkpoints in `save_dir` may be removed, and a trained model be lost.
 
         Raises:
-            TrainingError: FG859 if there is something to lose, and `discard_checkpoints` is False; FG811 if the initial
-                weights of the module are gone.
+            TrainingError: FG859 if there is something to lose, and `discard_checkpoints` is False.
         """
         found = [folder for _, folder in self._checkpoints()]
         if (found or self._ended == "finished") and not discard_checkpoints:
@@ -263,7 +272,7 @@ class DistributedTrainer:
 
     @property
     def _output_dir(self) -> str:
-        return os.path.expanduser(os.fspath(self._config()[0].settings["output_dir"]))
+        return os.path.expanduser(str(self._config()[0].settings["output_dir"]))
 
     def _newest(self) -> str | None:
         found, _ = import_module("forgather.ml.checkpoint.lineage").newest_verified(Path(self._output_dir))
@@ -320,12 +329,10 @@ class DistributedTrainer:
         is_same = self._built is not None and self._built[0] == config.text
         if is_same and self._built is not None and _are_same(self._built[1], variables):
             return self._trainer
-        if self._trainer is not None and not self._parts.engine.is_constructor and not _is_replicated(config):
-            raise TrainingError(
-                "the model is split for the last run, and cannot be trained by another config in this process",
-                code="FG811",
-                hint="give the model as a class or functools.partial, which makes it again",
-            ).about("engine")
+        if self._trainer is not None:
+            self._forget_trainer()
+            config, variables = self._config()
+        self._keep_initial(config)
         if not self._folder:
             self._folder = tempfile.mkdtemp(prefix="forgather-script-")
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -337,8 +344,6 @@ class DistributedTrainer:
             output_dir = os.path.abspath(self._output_dir)
             self._run_dir = make_run_folder(output_dir, f"{config.name}.yaml", started)
             write_record(self._run_dir, project, command=[sys.executable, *sys.argv], started=started)
-        for note in config.notes:
-            _log.warning("%s", note)
         try:
             trainer = project("main", run_dir=self._run_dir, **variables)
         except BaseException:
@@ -346,37 +351,36 @@ class DistributedTrainer:
                 remove_unused_record(self._run_dir)
             raise
         self._trainer, self._built = trainer, (config.text, variables)
-        if self._initial is None and not self._parts.engine.is_constructor and _is_replicated(config):
-            # On the host: the weights of the module change from here on, and `reset` puts these back.
+        return trainer
+
+    def _keep_initial(self, config: ScriptConfig) -> None:
+        """Keeps what `reset` and a recovery need of a module, before a strategy changes it."""
+        if self._initial is not None or self._parts.engine.is_constructor:
+            return
+        if config.is_replicated:
             weights = self._parts.engine.model.state_dict()
             self._initial = {name: weight.detach().to("cpu", copy=True) for name, weight in weights.items()}
-        return trainer
+        else:
+            # The strategy replaces the weights of the module, which cannot be trained by another trainer then.
+            self._initial = copy.deepcopy(self._parts.engine.model)
 
     def _restore_initial(self) -> None:
         if self._trainer is None:
             return
-        if self._parts.engine.is_constructor:
-            self._trainer, self._built = None, None
-        elif self._initial is not None:
+        if isinstance(self._initial, dict):
             self._parts.engine.model.load_state_dict(self._initial)
         else:
-            raise TrainingError(
-                "the model is split for the last run, and its initial weights are gone",
-                code="FG811",
-                hint="give the model as a class or functools.partial, which makes it again",
-            ).about("engine")
+            self._forget_trainer()
 
-
-def _merged(own: Mapping[str, Any], config: Mapping[str, Any] | None) -> dict[str, Any]:
-    given = dict(config or {})
-    for name, value in own.items():
-        if name in given and given[name] != value:
-            raise TrainingError(
-                f"{name} is {given[name]!r:.60} in the config, and {value!r:.60} in the engine",
-                code="FG812",
-                hint="keep one of them",
-            ).about(name)
-    return {**own, **given}
+    def _forget_trainer(self) -> None:
+        """Forgets a trainer whose model is split, so that the next one gets the module as it was."""
+        if isinstance(self._initial, dict):
+            return
+        self._trainer, self._built = None, None
+        if self._initial is not None:
+            model = copy.deepcopy(self._initial)
+            engine = replace(self._parts.engine, model=model, variables={MODEL_VARIABLE: model})
+            self._parts = replace(self._parts, engine=engine)
 
 
 def _world_size() -> int:
@@ -389,10 +393,3 @@ def _start(resume: str | None) -> str:
 
 def _are_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
-
-
-def _is_replicated(config: ScriptConfig) -> bool:
-    """Returns whether every process holds whole weights, in the module that the script gave."""
-    splits = ("fsdp", "deepspeed", "pipeline_parallel_size")
-    tensor = config.settings.get("tensor_parallel_size", 1)
-    return tensor in (None, 1) and not any(config.settings.get(name) for name in splits)

@@ -45,7 +45,7 @@ DEFAULTS = {
 }
 """The settings that a script does not give; those of precision and ZeRO depend on other words."""
 DEFAULT_STAGE = 2
-_CHECKPOINTING, _SAVE_LOGS, _LOG_DIR, _STRICT = "activation_checkpointing", "save_logs", "log_dir", "strict"
+_CHECKPOINTING, _SAVE_LOGS, _LOG_DIR = "activation_checkpointing", "save_logs", "log_dir"
 _ROWS, _MICRO_BATCHES, _ALL_ROWS = "per_device_train_batch_size", "gradient_accumulation_steps", "global_batch_size"
 
 
@@ -59,7 +59,6 @@ class ScriptWords:
         objects: the objects, by the block or argument that holds them.
         save_logs: whether a `TrainingMonitor` writes the metrics.
         log_dir: the folder of its file; None for the default.
-        strict: whether a library that is missing is an error.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -67,7 +66,6 @@ class ScriptWords:
     objects: Mapping[str, Any] = field(default_factory=dict)
     save_logs: bool = False
     log_dir: str | None = None
-    strict: bool = False
 
 
 def read_words(config: Mapping[str, Any] | None) -> ScriptWords:
@@ -81,8 +79,8 @@ def read_words(config: Mapping[str, Any] | None) -> ScriptWords:
             FG813 if a value is not allowed.
     """
     given = {name: value for name, value in dict(config or {}).items() if value is not None}
-    flags = {name: _flag(given, name) for name in (_SAVE_LOGS, _STRICT)}
-    log_dir = given.pop(_LOG_DIR, None) if flags[_SAVE_LOGS] else None
+    save_logs = _flag(given, _SAVE_LOGS)
+    log_dir = given.pop(_LOG_DIR, None) if save_logs else None
     objects: dict[str, Any] = {}
     for name in [name for name in given if name in OBJECTS]:
         block = OBJECTS[name]
@@ -101,10 +99,30 @@ def read_words(config: Mapping[str, Any] | None) -> ScriptWords:
         settings=settings,
         origins={name.split(".")[0]: word for name, word in found.origins.items()},
         objects=objects,
-        save_logs=flags[_SAVE_LOGS],
+        save_logs=save_logs,
         log_dir=log_dir,
-        strict=flags[_STRICT],
     )
+
+
+def merged_words(own: Mapping[str, Any], config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the mapping of a script, with the words that its engine brings.
+
+    Args:
+        own: the words of the engine.
+        config: the mapping of the script; None for an empty one.
+
+    Raises:
+        TrainingError: FG812 if both give a word different values.
+    """
+    given = dict(config or {})
+    for name, value in own.items():
+        if name in given and given[name] != value:
+            raise TrainingError(
+                f"{name} is {given[name]!r:.60} in the config, and {value!r:.60} in the engine",
+                code="FG812",
+                hint="keep one of them",
+            ).about(name)
+    return {**own, **given}
 
 
 def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,6 +144,9 @@ def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     if not any(given.get(name) not in (None, False, 1) for name in splits):
         defaults["deepspeed"] = {"zero_optimization": {"stage": DEFAULT_STAGE}}
     settings = {**defaults, **given}
+    # A script falls back to torch where DeepSpeed is missing; a config does not unless it says so.
+    if settings.get("deepspeed") is not None:
+        settings.setdefault("strict", False)
     deepspeed = settings.get("deepspeed")
     if isinstance(deepspeed, Mapping) and "zero_stage" not in deepspeed:
         zero = deepspeed.get("zero_optimization", {})
@@ -142,7 +163,7 @@ def _known_settings() -> set[str]:
 def _own_words() -> set[str]:
     """Returns the words that a script may use in addition to our settings."""
     translated = {word for word, record in read_aliases()["setting"].items() if TOOL in record["tools"]}
-    return {*translated, *OBJECTS, _SAVE_LOGS, _LOG_DIR, _STRICT}
+    return {*translated, *OBJECTS, _SAVE_LOGS, _LOG_DIR}
 
 
 def _put(settings: dict[str, Any], path: list[str], value: Any) -> None:

@@ -32,8 +32,10 @@ from forgather.ml.checkpoint.rng import capture_rng, restore_rng
 from forgather.ml.checkpoint.state import read_state, write_state
 from forgather.ml.checkpoint.storage import LocalStorage
 from forgather.ml.distributed import collectives
+from forgather.ml.log import get_logger
 from forgather.ml.trainer.save_function import SaveFunction, Scratch, run_save_function
 
+_log = get_logger(__name__)
 STATE = "loop_state"
 """The stem of the files with the state of a loop."""
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -129,6 +131,8 @@ class LoopCheckpoints:
             self._write(step, tree, scratch)
         except Exception as error:  # noqa: BLE001 - worker top: `wait` raises it in the caller's thread
             self._error = error
+            # A script may end without another call that would raise it.
+            _log.error("the checkpoint of step %d is not written: %s", step, error)
 
     def _write(self, step: int, tree: Any, scratch: Scratch | None) -> None:
         storage = LocalStorage()

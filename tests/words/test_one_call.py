@@ -6,7 +6,9 @@ config is trained as any other. Losses, weights and checkpoints are compared exa
 
 import contextlib
 import functools
+import hashlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -197,3 +199,61 @@ def test_another_text_gives_other_bits(tmp_path):
     changed = text.replace("lr: 0.003", "lr: 0.0031")
     assert text != changed
     assert by_call["weights"] != by_config(str(tmp_path / "config"), case, changed)["weights"]
+
+
+SCRIPT = """\
+import functools
+import hashlib
+from forgather.distributed import setup_distributed_training
+from tests.words import script_parts as parts
+
+config = {"fp16": False, "use_cpu": True, "save_dir": "out", "log_interval": 1, "batch_size": 2, "zero_stage": 0}
+model = functools.partial(parts.make_llama, layers=2)
+setup_distributed_training(model, {**config, "learning_rate": 1e-2}).train(1, parts.token_rows())
+"""
+
+
+@pytest.mark.matrix
+def test_a_script_under_torchrun_is_the_same_run(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    by_ranks, _ = run_ranks(2, called, str(tmp_path / "ranks"), CALLS["ddp"])[0]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=200, check=False)
+    assert 0 == ended.returncode, ended.stderr
+    digest = hashlib.sha256((tmp_path / "out" / "model.safetensors").read_bytes()).hexdigest()
+    assert by_ranks["weights"] == digest
+
+
+def by_hand(make_optimizer, epochs):
+    """Trains as the tutorials of torch do: the loader's order, clipping at 1.0, a linear schedule."""
+    torch.manual_seed(11)
+    module = parts.Classifier()
+    optimizer = make_optimizer(module)
+    batches, losses = list(loader(shuffle=False)), []
+    steps = epochs * len(batches)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    for x, y in batches * epochs:
+        loss = torch.nn.functional.cross_entropy(module(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    return losses, module
+
+
+@pytest.mark.parametrize("make_optimizer", [adamw, two_groups])
+def test_a_call_is_the_loop_that_its_arguments_describe(make_optimizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    losses, module = by_hand(make_optimizer, 2)
+    torch.manual_seed(11)
+    own = parts.Classifier()
+    words = {**BASE, "loss_fn": torch.nn.CrossEntropyLoss(), "batch_size": 4}
+    trainer = DistributedTrainer(own, make_optimizer(own), config=words)
+    trainer.train(2, loader(shuffle=False))
+    found = [line["loss"] for line in trainer.trainer.state.log_history if "loss" in line]
+    assert losses == pytest.approx(found, abs=1e-6)
+    for one, other in zip(module.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Weig
 
 from forgather.distributed import DistributedDataLoader, DistributedTrainer, setup_distributed_training  # noqa: E402
 from forgather.distributed.engine import constructor_text, read_engine  # noqa: E402
-from forgather.distributed.optimizer import zero_settings  # noqa: E402
+from forgather.distributed.optimizer import without_stage_0  # noqa: E402
 from forgather.distributed.script_config import yaml_text  # noqa: E402
 from forgather.distributed.words import read_words, with_defaults  # noqa: E402
 from forgather.errors import DistributedError, ForgatherError, TrainingError  # noqa: E402
@@ -74,6 +74,22 @@ def test_a_run_that_recovers_ends_as_one_that_does_not_fail(uninterrupted):
     assert trainer.restore_from_checkpoint().endswith("checkpoint-6")
     trainer.train(2)
     assert uninterrupted["weights"] == parts.result_of(trainer.trainer, "out")["weights"]
+
+
+@pytest.mark.matrix
+def test_a_run_whose_model_is_split_recovers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    config = {**CONFIG, "zero_stage": 3}
+    weights = []
+    for at in (0, 8):
+        FailingAt.calls, FailingAt.at = 0, at
+        trainer = DistributedTrainer(
+            model := module(FailingAt), optimizer_of(model), config={**config, "save_dir": f"{at}"}
+        )
+        trainer.enable_fault_tolerance(max_retry_attempts=1)
+        trainer.train(2, parts.numbers())
+        weights.append(parts.result_of(trainer.trainer, f"{at}")["weights"])
+    assert weights[0] == weights[1]
 
 
 def test_attempts_of_one_process_end_as_one_that_does_not_fail(uninterrupted, caplog):
@@ -179,7 +195,7 @@ WORDS = {
     "twice": ({"log_interval": 3, "steps_per_print": 4}, "FG812", "both set 'logging_steps'"),
     "offload": ({"activation_checkpointing": {"cpu_checkpointing": True}}, "FG811", "cpu_checkpointing is True"),
     "recompute": ({"activation_checkpointing": "yes"}, "FG813", "activation_checkpointing is 'yes'"),
-    "flag": ({"strict": "no"}, "FG813", "strict is 'no'"),
+    "flag": ({"save_logs": "no"}, "FG813", "save_logs is 'no'"),
     "tokenizer": ({"tokenizer": 1, "processing_class": 2}, "FG812", "both set 'tokenizer'"),
     "zero": ({"deepspeed": "auto", "zero_stage": 2}, "FG812", "deepspeed"),
 }
@@ -217,21 +233,21 @@ def test_the_defaults_are_those_of_the_table():
     assert with_defaults({}) == written
 
 
-ZERO = {"deepspeed": {"zero_optimization": {"stage": 3, "offload_param": True}}}
+def test_stage_0_needs_no_deepspeed():
+    asked = {"deepspeed": {"zero_optimization": {"stage": 0, "offload_param": False}}, "strict": False, "seed": 1}
+    assert {"seed": 1} == without_stage_0(asked)
+    assert {"deepspeed": "zero.json"} == without_stage_0({"deepspeed": "zero.json"})
+    with pytest.raises(TrainingError, match="communication_data_type is 'fp16', and zero_stage is 0") as raised:
+        setup_distributed_training(parts.Classifier, {**CONFIG, "communication_data_type": "fp16"})
+    assert "FG811" == raised.value.code
 
 
-def test_zero_without_deepspeed_is_said():
-    settings, notes = zero_settings(ZERO, strict=False, processes=4, installed=False)
-    assert {"fsdp": "full_shard"} == settings
-    assert ["full_shard of torch shards" in notes[0], "offload_param is left out" in notes[1]] == [True, True]
-    assert ({}, []) == zero_settings(
-        {"deepspeed": {"zero_optimization": {"stage": 0}}}, strict=True, processes=1, installed=True
-    )
-    with pytest.raises(DistributedError, match="stage 3, and deepspeed is not installed"):
-        zero_settings(ZERO, strict=True, processes=4, installed=False)
-    scaled = {"deepspeed": {"zero_optimization": {"stage": 2}, "fp16": {"loss_scale": 8}}}
-    with pytest.raises(DistributedError, match="fp16 is .*, and deepspeed is not installed"):
-        zero_settings(scaled, strict=False, processes=1, installed=False)
+def test_a_strict_script_needs_deepspeed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    trainer = setup_distributed_training(parts.Classifier, {**CONFIG, "zero_stage": 2, "strict": True})
+    with pytest.raises(DistributedError, match="deepspeed, and it is not installed") as raised:
+        trainer.train(1, parts.numbers())
+    assert "FG740" == raised.value.code
 
 
 def stepped():
@@ -301,3 +317,19 @@ def test_text_of_a_value_is_no_template():
 def test_a_setting_that_no_config_can_contain_is_refused():
     with pytest.raises(ForgatherError, match="which a config cannot contain"):
         setup_distributed_training(parts.Classifier, {**CONFIG, "lr_scheduler_kwargs": {"x": object()}}).to_config()
+
+
+def test_a_monitor_and_logs_are_both_kept(folder):
+    from forgather.distributed.monitor import TrainingMonitor
+
+    quiet, saving = TrainingMonitor(save_logs=False), TrainingMonitor(log_dir="mine")
+    for monitor, words, expected in (
+        (None, {"save_logs": True}, ["logs"]),
+        (quiet, {"save_logs": True}, ["monitor", "logs"]),
+        (saving, {"save_logs": True}, ["monitor"]),
+        (saving, {"save_logs": True, "log_dir": "other"}, ["monitor", "logs"]),
+        (quiet, {}, ["monitor"]),
+    ):
+        text = DistributedTrainer(parts.Classifier, None, monitor, {**CONFIG, **words}).to_config()
+        assert expected == [name for name in ("monitor", "logs") if f"    {name}: " in text]
+    saving.close()
