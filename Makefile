@@ -129,6 +129,8 @@ oracles: $(STAMP)
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/bitsandbytes_optimizers.py
 	$(BIN)/python scripts/oracles/gguf_exports.py
 	DS_ACCELERATOR=cpu $(BIN)/python scripts/oracles/memory_estimates.py
+	$(BIN)/pip install -q --no-deps -t build/oracles/lightning -c constraints.txt lightning lightning-utilities torchmetrics
+	DS_ACCELERATOR=cpu PYTHONPATH=build/oracles/lightning $(BIN)/python scripts/oracles/lightning_words.py
 	$(BIN)/pip install -q --no-deps -t build/oracles/seqeval seqeval
 	PYTHONPATH=build/oracles/seqeval $(BIN)/python scripts/oracles/entity_metrics.py
 	$(BIN)/python scripts/oracles/launch_schemas.py files build/oracles/launch

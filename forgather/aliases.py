@@ -8,7 +8,9 @@ Each record has one of four verdicts. "same": only the name differs. "near": a d
 value is written in another form. "elsewhere": a block, a template or an option takes the place of the setting. "none":
 Forgather has no counterpart, and the reason says what to do.
 
-A record may have further entries. `accepted`: a trainer's arguments take the name, with a note; only the name differs.
+A record may have further entries. `accepted`: a trainer's arguments take the name, with a note; only the name differs,
+or the place, where `to` is the path of a setting inside a mapping (`inner:deepspeed.zero_optimization.stage`), or
+`values` says what each value sets.
 `values`: our settings for each value of the other tool, or the reason why a value has no counterpart. `by_tool`: the
 entries that replace those of the record where one tool uses the name differently.
 """
@@ -68,7 +70,10 @@ class Alias(NamedTuple):
     @property
     def hint(self) -> str:
         """The hint that a message gives for this name."""
-        return f"did you mean {self.name!r}?" if self.verdict == "same" else self.why
+        # Where a word means a setting inside a mapping, the reason says what else the mapping needs; of a name that tools
+        # use differently, it says what each of them means.
+        is_plain = self.verdict == "same" and not (self.to.startswith("inner:") and self.why)
+        return f"did you mean {self.name!r}?" if is_plain and not self.tools_that_differ else self.why
 
 
 @cache
@@ -105,7 +110,7 @@ def aliases_of(word: str, tool: str | None = None) -> list[Alias]:
         tool: the tool whose meaning counts where tools differ; None for what holds for all of them.
     """
     found = [alias for kind in KINDS if (alias := alias_of(kind, word, tool))]
-    inside = (path for path in read_aliases()["inner"] if path.partition(".")[2] == word)
+    inside = (path for path in read_aliases()["inner"] if path.rpartition(".")[2] == word)
     found += [alias for path in inside if (alias := alias_of("inner", path, tool))]
     for group in _groups(word):
         # The first name of a group is the one that our constructors use.
@@ -131,7 +136,7 @@ def suggest(kind: str, word: str, candidates: Sequence[str], *, owner: str = "")
         owner: the constructor that has the candidates as parameters; "" if there is no constructor.
 
     Example:
-        >>> suggest("setting", "batch_size", ["per_device_train_batch_size", "eval_batch"])
+        >>> suggest("setting", "micro_batch_size", ["per_device_train_batch_size", "eval_batch"])
         "did you mean 'per_device_train_batch_size'?"
         >>> suggest("setting", "learnign_rate", ["learning_rate"])
         "did you mean 'learning_rate'?"

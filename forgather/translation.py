@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from forgather.aliases import Alias, alias_of, read_aliases, suggest
+from forgather.errors import nearest
 from forgather.rules import Violation
 
 
@@ -71,6 +72,46 @@ def translate(words: Mapping[str, Any], *, tool: str, known: Collection[str]) ->
                 found.violations.append(Violation("FG812", message, word, "keep one of them"))
             found.settings[name] = of
             found.origins[name] = word
+    return found
+
+
+def translate_inside(owner: str, words: Mapping[str, Any], *, tool: str) -> Translation:
+    """Returns our settings for the arguments of a class of another tool, or for the keys of one of its files.
+
+    A word that says how processes start becomes a note: it is an option of the launch, and no setting.
+
+    Args:
+        owner: the name of the class, as in the records: "DeepSpeedPlugin".
+        words: the arguments by name. None means "not given", and so does an empty list or mapping.
+        tool: the tool that has the class.
+
+    Returns:
+        The settings are named by their paths, as in `fsdp_config.cpu_offload`.
+
+    Example:
+        >>> translate_inside("DeepSpeedPlugin", {"zero_stage": 3}, tool="accelerate").settings
+        {'deepspeed.zero_optimization.stage': 3}
+    """
+    found = Translation({}, [], [], {})
+    known = {name.partition(".")[2] for name in read_aliases()["inner"] if name.startswith(f"{owner}.")}
+    of_launch: dict[str, list[str]] = {}
+    for word, value in words.items():
+        if value is None or value in ([], {}, ""):
+            continue
+        alias = alias_of("inner", f"{owner}.{word}", tool)
+        if alias is None:
+            hint = nearest(word, sorted(known))
+            found.violations.append(Violation("FG810", f"{owner} of {tool} has no {word!r}", word, hint))
+        elif alias.to.startswith("option:"):
+            of_launch.setdefault(alias.why, []).append(f"{word}={value!r}")
+        else:
+            meant = _settings_of(alias, word, value, tool)
+            if isinstance(meant, Violation):
+                found.violations.append(meant)
+                continue
+            found.settings.update(meant)
+            found.origins.update(dict.fromkeys(meant, word))
+    found.notes.extend(f"{', '.join(named)}: {why}" for why, named in of_launch.items())
     return found
 
 

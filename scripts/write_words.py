@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 from forgather.aliases import Alias, alias_of, keyword_for  # noqa: E402
 from forgather.errors import Severity  # noqa: E402
+from forgather.lightning.meaning import meaning_of  # noqa: E402
 from forgather.ml.strategy.deepspeed_settings import ELSEWHERE, SECTIONS, unknown_keys  # noqa: E402
 from forgather.rules import UNKNOWN, Violation, shipped_rules  # noqa: E402
 from forgather.signatures import Reader  # noqa: E402
@@ -30,6 +31,7 @@ TITLES = {
     "transformers": "transformers' Trainer",
     "accelerate": "Accelerate",
     "deepspeed": "DeepSpeed",
+    "lightning": "Lightning",
 }
 INSIDE = {
     ("accelerate", "Accelerator"): "accelerator_args",
@@ -39,6 +41,8 @@ INSIDE = {
     ("accelerate", "config file, fsdp_config"): "fsdp_config",
 }
 """The mapping inside of which the words of a place are written. Those of other places are settings."""
+CLASSES = {"config file": "ClusterConfig", "config file, deepspeed_config": "DeepSpeedPlugin"}
+"""The class whose fields the words of a place are, where its name differs."""
 OBJECTS = {
     "DeepSpeedPlugin": "deepspeed_plugin",
     "ParallelismConfig": "parallelism_config",
@@ -54,9 +58,26 @@ OUTCOMES = {
     "same": "same",
     "renamed": "taken, with a note",
     "by value": "by its value",
+    "other form": "in another form",
     "no effect": "no effect, with a note",
     "refused": "refused",
 }
+
+
+TRIED = {
+    **{"accelerator": "cpu", "strategy": "fsdp", "devices": 2, "num_nodes": 2, "precision": "bf16-mixed"},
+    **{"logger": False, "callbacks": [], "plugins": ["a plugin"], "profiler": "simple", "max_time": "00:01:00:00"},
+    **{"fast_dev_run": 2, "max_epochs": 3, "min_epochs": 2, "max_steps": 10, "min_steps": 5, "barebones": True},
+    **{"limit_train_batches": 0.5, "limit_val_batches": 2, "limit_test_batches": 2, "limit_predict_batches": 2},
+    **{"overfit_batches": 3, "val_check_interval": 0.5, "check_val_every_n_epoch": 2, "num_sanity_val_steps": 0},
+    **{"log_every_n_steps": 7, "enable_checkpointing": False, "enable_progress_bar": False},
+    **{"enable_model_summary": False, "accumulate_grad_batches": 4, "gradient_clip_val": 0.5},
+    **{"gradient_clip_algorithm": "value", "deterministic": True, "benchmark": True, "inference_mode": False},
+    **{"use_distributed_sampler": False, "detect_anomaly": True, "sync_batchnorm": True},
+    **{"reload_dataloaders_every_n_epochs": 1, "default_root_dir": "runs", "enable_autolog_hparams": False},
+    "model_registry": "models",
+}
+"""A value of each word of Lightning's `Trainer` that is not its default."""
 
 
 class Answer(NamedTuple):
@@ -79,11 +100,13 @@ def answer(tool: str, place: str, word: str) -> Answer:
     begin_document()
     if tool == "deepspeed":
         return _of_config(place, word)
+    if tool == "lightning":
+        return _of_lightning(place, word)
     if (tool, place) == ("transformers", "Trainer"):
         return _of_keyword(word)
     if place in HANDLERS:
         return _of_handler(place, word)
-    alias = alias_of("inner", f"{place}.{word}", tool)
+    alias = alias_of("inner", f"{CLASSES.get(place, place)}.{word}", tool)
     if alias is not None:
         return _of_record(alias)
     inside = INSIDE.get((tool, place))
@@ -95,6 +118,24 @@ def answer(tool: str, place: str, word: str) -> Answer:
     if found.outcome == "unknown" and place in OBJECTS:
         return _inside("accelerator_args", OBJECTS[place]) or found
     return found
+
+
+def _of_lightning(place: str, word: str) -> Answer:
+    alias = alias_of("inner", f"{place}.{word}", "lightning") or alias_of("setting", word, "lightning")
+    if place == "Trainer":
+        # On two processes, where more is refused than on one.
+        found, refused = meaning_of({"devices": 2, word: TRIED[word]}, lambda _: 2)
+        if refused:
+            return Answer("refused", "", refused[0].hint or "")
+        if alias is None or alias.verdict == "none":
+            notes = [note.partition(" is ")[2] or note for note in found.notes if note.startswith(f"{word}=")]
+            return Answer("other form", "", notes[0]) if notes else Answer("unknown")
+    if alias is None:
+        return Answer("unknown")
+    if alias.values or alias.verdict == "none":
+        return _of_record(alias)
+    # `forgather.lightning` reads these words itself.
+    return Answer("renamed" if alias.verdict == "same" else "other form", alias.name, alias.why)
 
 
 def _of_keyword(word: str) -> Answer:

@@ -61,6 +61,16 @@ def _read_log_interval(reading: Reading, word: str, value: Any) -> None:
     reading.set(word, {"logging_strategy": "no"} if value == 0 else {"logging_steps": value})
 
 
+def _read_clip_algorithm(reading: Reading, word: str, value: Any) -> None:
+    if value not in ("norm", "value"):
+        reading.refuse(word, 'expected "norm" or "value"', code="FG813", message=f"{word} is {value!r}")
+    if value == "value" and (limit := reading.words.get("gradient_clip_val")):
+        # Clipping by the norm is off; the loop of the module clips each number.
+        reading.settings["max_grad_norm"] = 0.0
+        reading.rest["clip_value"] = float(limit)
+        reading.notes.append(f"gradient_clip_val={limit!r} is the largest absolute value of a number in the gradients")
+
+
 def _read_limit(reading: Reading, word: str, value: Any) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if word == "val_check_interval" and not is_number:
@@ -367,6 +377,7 @@ def _add_defaults(reading: Reading) -> None:
 _READERS: Mapping[str, Callable[[Reading, str, Any], None]] = {
     "accumulate_grad_batches": _read_accumulation,
     "log_every_n_steps": _read_log_interval,
+    "gradient_clip_algorithm": _read_clip_algorithm,
     **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches"), _read_limit),
     **dict.fromkeys(("limit_predict_batches", "overfit_batches", "val_check_interval"), _read_limit),
     "num_sanity_val_steps": _read_limit,

@@ -33,7 +33,7 @@ class ModuleRun:
         train_dataloaders: the loader of the training data; by default the module's or the data module's.
         val_dataloaders: the loader or loaders of the validation data.
         datamodule: the `LightningDataModule`, in place of loaders.
-        ckpt_path: the checkpoint to resume from: "last", "best", or a folder; "auto" is "last" if there is a checkpoint.
+        ckpt_path: the checkpoint to resume from: "last" or "auto" for the newest one, "best", or a folder.
     """
 
     def __init__(

@@ -48,14 +48,13 @@ class Trainer(TrainerFacts):
     """
 
     def __init__(self, **words: Any) -> None:
-        clip = _value_clipping(words)
         self.words = read_words(**words)
         names_strategy = words.get("strategy") not in (None, "auto")
         self._seeds_again = process_facts().world_size > 1 or (names_strategy and self.words.strategy != "single")
         limits = effective(self.words.limits)
         if words.get("check_val_every_n_epoch", 1) is None:
             limits = dataclasses.replace(limits, check_val_every_n_epoch=None)
-        self._limits, self._clip_value = limits, clip
+        self._limits, self._clip_value = limits, self.words.clip_value
         self._given = self.words.callbacks
         self._has_fitted = False
         self._requested: list[Path] = []
@@ -319,14 +318,3 @@ class Trainer(TrainerFacts):
         if self._data.datamodule is not None and overridden(self._data.datamodule, "teardown"):
             self._data.datamodule.teardown(stage)
         self._scene.hooks.call("teardown", stage)
-
-
-def _value_clipping(words: dict[str, Any]) -> float | None:
-    """Takes the clipping of gradients by value out of the words: our trainers clip by norm alone."""
-    if words.get("gradient_clip_algorithm") != "value":
-        return None
-    del words["gradient_clip_algorithm"]
-    limit = words.pop("gradient_clip_val", None)
-    if limit is not None and (not isinstance(limit, int | float) or isinstance(limit, bool) or limit < 0):
-        raise unsupported(f"gradient_clip_val is {limit!r}", "give a number")
-    return float(limit) if limit else None

@@ -86,6 +86,7 @@ class TrainerWords:
         switches: torch's switches for the time of the run: `deterministic`, `benchmark`, `detect_anomaly`.
         max_seconds: the time after which the run ends, in seconds; None for no limit.
         shows_progress: whether progress is shown.
+        clip_value: the largest absolute value of a number in the gradients; None for no such limit.
     """
 
     settings: dict[str, Any]
@@ -101,6 +102,7 @@ class TrainerWords:
     switches: dict[str, Any] = field(default_factory=dict)
     max_seconds: float | None = None
     shows_progress: bool = True
+    clip_value: float | None = None
 
 
 class Reading:

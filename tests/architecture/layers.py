@@ -11,7 +11,7 @@ foundation:
     accumulation bounded folder_lock json_text pipeline_schedules replaced_file rule_conditions secret_names source spelling trainer_hooks
     whole_rows cache_file errors parallel_sizes shown_secrets
     aliases batch_triangle compatibility launcher_env process_limits redaction run_status
-    heartbeat interrupt requirements rules
+    heartbeat interrupt parameter_settings requirements rules
     lightning.durations lightning.strategies run_control translation
     lightning.strategy_words lightning.trainer_words
     lightning.callback_words
@@ -151,6 +151,10 @@ sweeps:
     sweeps.journal sweeps.progress sweeps.slots sweeps.stopping sweeps.trials
     sweeps.best_config sweeps.driver sweeps.plan sweeps.result sweeps.search sweeps.slurm
     sweeps.queue sweeps.request
+scripts:
+    distributed.notebook distributed.script_config
+    distributed.checkpoint distributed.data_loader distributed.engine distributed.optimizer distributed.words
+    distributed.parallel distributed.trainer
 doctor:
     doctor doctor.result
     doctor.config_needs doctor.devices doctor.folders doctor.libraries doctor.network doctor.system doctor.traffic
@@ -203,7 +207,7 @@ data:
     generation.batch
 losses and models:
     vocabulary
-    activation_checkpointing batch_dependence bitsandbytes_optim documents label_kind loss_reduction models optim
+    activation_checkpointing batch_dependence bitsandbytes_optim documents label_kind loss_reduction models name_patterns optim
     classifiers model_inputs reward_function rewards
     losses preference_metrics
     entity_metrics label_metrics preference_rules task text_metrics
@@ -219,7 +223,7 @@ checkpoints:
     checkpoint.checkpoint_dir
     checkpoint.lineage checkpoint.model_folder checkpoint.state
     checkpoint.export_folder checkpoint.hf_layout checkpoint.inspect checkpoint.reader checkpoint.save_plan
-    checkpoint.export checkpoint.retention checkpoint.saved_model
+    checkpoint.export checkpoint.retention checkpoint.saved_model checkpoint.transformers_folder
 adapters:
     adapter_base adapter_names gguf_layout gguf_tokenizer output_comparison
     adapters gguf_export
@@ -252,8 +256,8 @@ strategies:
     strategy.pipeline.strategy
     strategy.pipeline.idle
 trainers:
-    trainer trainer.argument_checks trainer.checkpoint_parts trainer.collation trainer.data_rng trainer.meter trainer.rate_scale trainer.utilization
-    trainer.step_clock
+    trainer trainer.argument_checks trainer.checkpoint_parts trainer.deepspeed_schedules trainer.collation trainer.data_rng trainer.meter trainer.rate_change trainer.rate_scale trainer.utilization
+    trainer.freezing trainer.parameter_groups trainer.accelerate_words trainer.deepspeed_words trainer.step_clock
     trainer.rewind trainer.save_function
     trainer.length_groups
     trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
@@ -265,12 +269,14 @@ trainers:
     trainer.snapshot
     trainer.adapter_export trainer.checkpoint_writer trainer.model_export
     trainer.control_requests trainer.resume trainer.save_policy
+    trainer.transformers_resume
     trainer.run trainer.run_start
     trainer.answers
     trainer.evaluation trainer.loop
     trainer.transformers_run
     trainer.hf trainer.rl trainer.trainer
     trainer.accel trainer.pipeline trainer.saved_evaluation
+    layer_placement loader_facts loop_checkpoint rank_loader rebuilt_optimizer
 text-to-image models:
     diffusion diffusion.denoising_loss diffusion.images diffusion.noising
     diffusion.rows
@@ -330,6 +336,8 @@ FACADES = {
     "forgather.project": "`forgather.project:from_project` in configs",
     "forgather.signatures": "`from forgather.signatures import Reader` without loading the engine",
     "forgather.lightning": "`import forgather.lightning as L` in scripts, and `fgcli check`, without torch",
+    "forgather.distributed": "`from forgather.distributed import DistributedTrainer` without torch and the stages",
+    "forgather.distributed.monitor": "`from forgather.distributed.monitor import TrainingMonitor` in scripts",
     "forgather.ml": "`forgather.ml:Trainer` in configs, without torch at import",
     "forgather.ml.callbacks": "`forgather.ml.callbacks:ProgressCallback` in configs; rich and tensorboard only when named",
     "forgather.ml.checkpoint": "`forgather.ml.checkpoint:Storage` in configs, and verification without torch",

@@ -60,7 +60,7 @@ VALUES = {
     **dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), [True, False]),
     "accumulate_grad_batches": [4, {0: 8, 5: 4}],
     "gradient_clip_val": [0, 0.5],
-    "gradient_clip_algorithm": ["norm", "value"],
+    "gradient_clip_algorithm": ["norm", "value", "mean"],
     "deterministic": [True, False, "warn", "x"],
     **dict.fromkeys(("benchmark", "inference_mode", "detect_anomaly", "use_distributed_sampler"), [True, False, "x"]),
     "profiler": ["pytorch", "simple", "advanced", "x"],
@@ -96,7 +96,7 @@ def test_every_word_of_the_trainer_is_answered(word):
                 if getattr(found, name) != getattr(plain, name)
             ]
             default = RECORDED["defaults"][word]
-            quiet = value in (True, False, [], 1, -1, "auto", default)
+            quiet = value in (True, False, [], 1, -1, "auto", "norm", "value", default)
             # The number of the machine's devices, and the number that None stands for.
             quiet |= count == 2 and value in ([0, 1], "2", "0,1", 2)
             quiet |= (word, value) == ("num_sanity_val_steps", 2)
@@ -107,7 +107,7 @@ def test_a_value_that_is_refused_says_so():
     assert [("FG811", "precision")] == refused({"precision": "bf16-true"})
     assert [("FG811", "precision")] == refused({"precision": "transformer-engine"})
     assert [("FG811", "precision")] == refused({"precision": 64})
-    assert [("FG811", "gradient_clip_algorithm")] == refused({"gradient_clip_algorithm": "value"})
+    assert [("FG813", "gradient_clip_algorithm")] == refused({"gradient_clip_algorithm": "mean"})
     assert [("FG810", "max_epoch")] == refused({"max_epoch": 3})
     assert [("FG811", "strategy")] == refused({"strategy": "ddp_spawn"})
     assert "torchrun" in meaning_of({"strategy": "ddp_notebook"})[1][0].hint
@@ -116,6 +116,13 @@ def test_a_value_that_is_refused_says_so():
     assert [("FG811", "max_epochs")] == refused({"max_epochs": -1})
     assert [("FG811", "use_distributed_sampler")] == refused({"use_distributed_sampler": False, "devices": 2})
     assert [] == refused({"use_distributed_sampler": False, "devices": 1})
+
+
+def test_gradients_are_clipped_by_their_norm_or_number_by_number():
+    by_value = one({"gradient_clip_algorithm": "value", "gradient_clip_val": 0.5})
+    assert (0.5, 0.0) == (by_value.clip_value, by_value.settings["max_grad_norm"])
+    by_norm = one({"gradient_clip_algorithm": "norm", "gradient_clip_val": 0.5})
+    assert (None, 0.5) == (by_norm.clip_value, by_norm.settings["max_grad_norm"])
 
 
 def test_mixed_precision_is_that_of_both_spellings():

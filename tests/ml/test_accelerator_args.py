@@ -130,7 +130,7 @@ def test_one_setting_in_two_places_is_refused(tmp_path, accelerator_args, settin
     [
         ({"mixed_precison": "bf16"}, "no setting 'mixed_precison'", "mixed_precision"),
         ({"dataloader_config": {"num_worker": 2}}, "dataloader_config has no setting 'num_worker'", "num_workers"),
-        ({"fsdp_plugin": object()}, "no setting 'fsdp_plugin'", "set fsdp and fsdp_config"),
+        ({"fsdp_plugin": object()}, "fsdp_plugin is <object", "a mapping of its arguments, or fsdp and fsdp_config"),
         ({"mixed_precision": "fp8"}, "mixed_precision is 'fp8'", "expected one of: no, fp16, bf16"),
         ({"cpu": "yes"}, "cpu is 'yes'", "true or false"),
     ],

@@ -61,6 +61,14 @@ class TrainingArguments:
         loraplus_lr_ratio: the learning rate of the weights B of a LoRA, as a multiple of the learning rate (LoRA+);
             None for one learning rate.
         loraplus_lr_embedding: the learning rate of the adapters of embeddings under LoRA+.
+        parameter_groups: a list of mappings that give some of the parameters another `learning_rate`, another
+            `weight_decay` or both. `pattern` says which: a name or a part of one, such as "embed_tokens", "layers.0" or
+            "layers.[0-3].*|lm_head". The first pattern that matches a name counts.
+        layer_lr_decay: the factor between the learning rates of a block and of the one before it. The last block has
+            the learning rate times this factor; what comes after the blocks has the learning rate itself.
+        freeze: the parameters that are not trained: a list of patterns as in `parameter_groups`. A mapping of `pattern`
+            and `until` freezes parameters for the first steps only (`until: 100`), or for the first epochs (`until:
+            "2ep"`). Their gradients are not computed, and no weight decay changes them.
         lr_scheduler_type: the name of a learning rate schedule of transformers.
         lr_scheduler_kwargs: further arguments of the learning rate schedule.
         warmup_steps: the number of warm-up steps; a value below 1 is a fraction of all optimizer steps.
@@ -137,6 +145,8 @@ class TrainingArguments:
             run: "optimizer", "schedule", "data", "rng", "meter", "progress". Any other missing part is an error.
         allow_changed: what may have changed since the checkpoint was written: "data" (rows), "tokenizer", "labels"
             (names of classes), "model" (settings that the weights depend on). Any other such change is an error.
+            "learning_rate" lets the resumed run take the learning rate of its config, from the step of the checkpoint
+            on; otherwise that of the checkpoint is kept, with a warning.
         control: whether the run takes requests of `fgcli control`, "on" or "off".
         report_to: the trackers to report to ("tensorboard", "wandb", "mlflow", "trackio", "aim", "comet_ml"), one name
             or a list; "all" for those that are installed.
@@ -175,6 +185,9 @@ class TrainingArguments:
     optim: str = "adamw_torch_fused"
     loraplus_lr_ratio: float | None = None
     loraplus_lr_embedding: float = 1e-6
+    parameter_groups: Sequence[Mapping[str, Any]] | None = None
+    layer_lr_decay: float | None = None
+    freeze: Sequence[str | Mapping[str, Any]] | None = None
     lr_scheduler_type: str = "linear"
     lr_scheduler_kwargs: Mapping[str, Any] | None = None
     warmup_steps: float = 0

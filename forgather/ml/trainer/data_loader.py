@@ -143,6 +143,20 @@ class RankBatches:
         """True if the rows of an epoch are shuffled."""
         return self._sampler is not None and self._sampler.order is not None
 
+    @property
+    def transformers_seed(self) -> int | None:
+        """The seed of the order of rows that transformers made, if the run goes on with it; otherwise None."""
+        return None if self._sampler is None else self._sampler.transformers_seed
+
+    def take_order_of_transformers(self, seed: int | None) -> None:
+        """Reads the rows in the order of transformers, in a run that was begun there; None returns to our own order.
+
+        Args:
+            seed: the seed with which transformers shuffled.
+        """
+        if self._sampler is not None:
+            self._sampler.transformers_seed = seed
+
     def batches_left(self, start: int) -> int | None:
         """Returns the number of micro-batches of an epoch that follow the first `start` rows; None if it is unknown."""
         return None if self._sampler is None else self._sampler.batches_left(start)
@@ -167,6 +181,9 @@ class RankBatches:
         # The loader draws the base seed of its workers from this generator, instead of from the global one.
         self._generator.manual_seed(epoch_seed(seed, epoch) + self.share.rank)
         if self._sampler is not None:
+            if self.transformers_seed is not None and not start:
+                # The loader of transformers draws the seed of its workers from the global generator once an epoch.
+                torch.empty((), dtype=torch.int64).random_()
             self._sampler.set_position(seed=seed, epoch=epoch, start=start)
             return self._ready(iter(self.loader), rule, start, epoch)
         assert self._stream is not None, "rows have positions, or are a stream"  # noqa: S101
@@ -362,6 +379,17 @@ class TrainBatches:
         else:
             self.row = min(self.row, self.num_rows)
 
+    def continue_at(self, epoch: int, row: int, *, order_seed: int | None = None) -> None:
+        """Sets the position of a run that was begun with transformers' `Trainer`.
+
+        Args:
+            epoch: the number of the epoch, counted from 0.
+            row: the number of rows of the epoch that were trained on.
+            order_seed: the seed with which transformers shuffled, whose order this run keeps; None for our own order.
+        """
+        self.epoch, self.row = epoch, min(row, self.num_rows or row)
+        self._own.take_order_of_transformers(order_seed)
+
     def next_epoch(self) -> None:
         """Moves the position to the start of the next epoch."""
         self.epoch += 1
@@ -391,6 +419,8 @@ class TrainBatches:
         if self.accumulation.changes:
             facts["accumulation"] = str(self.accumulation)
         facts["group_rows"] = self._group_rows
+        if own.transformers_seed is not None:
+            facts["transformers_seed"] = own.transformers_seed
         return facts | ({"workers": own.workers} if own.num_rows is None else {"shuffled": own.is_shuffled})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -403,6 +433,8 @@ class TrainBatches:
             CheckpointError: FG610 if the data changed since the checkpoint was written and must not change. Changed
                 rows of an iterable data set are detected later, when the first rows are read.
         """
+        # Set, not compared: the config of a run does not say that it was begun with transformers.
+        self._own.take_order_of_transformers(None if self._group_rows else state.get("transformers_seed"))
         now = self._facts()
         # Facts that an earlier release did not store count as unchanged.
         before = {**now, "group_rows": 0, "accumulation": None, **state}

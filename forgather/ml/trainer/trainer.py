@@ -51,10 +51,12 @@ from forgather.ml.trainer.control import Session
 from forgather.ml.trainer.data_fingerprint import refuse_other_data
 from forgather.ml.trainer.data_loader import RankBatches, TrainBatches, check_size, is_iterable
 from forgather.ml.trainer.evaluation import eval_batches, evaluate, metrics_of_answers, predict, refuse_large_logits
+from forgather.ml.trainer.freezing import Freezing
 from forgather.ml.trainer.loop import train_loop
 from forgather.ml.trainer.metric_functions import MetricFunctions
 from forgather.ml.trainer.model_setup import model_key, preparation
 from forgather.ml.trainer.optimizers import make_optimizer, make_schedule, refuse_uncallable
+from forgather.ml.trainer.parameter_groups import ParameterGroups
 from forgather.ml.trainer.reference import reference_scores
 from forgather.ml.trainer.run import Run
 from forgather.ml.trainer.run_start import RunStart, refuse_another_engine, refuse_combination
@@ -147,12 +149,12 @@ class Trainer(WithOwnLoss):
         self.args = self.ARGUMENTS() if args is None else args
         # Made in the constructor: the launcher's request is known only while the config is built.
         self._start = RunStart()
+        optimizer_factory, lr_scheduler_factory = self.factories(optimizer_factory, lr_scheduler_factory)
         adapter = as_adapter(adapter)
         given = {"data_collator": data_collator, "optimizer_factory": optimizer_factory}
         refuse_combination(self.RULES, self.args, **given, adapter=adapter, model=model)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.data_collator = data_collator or default_collate(processing_class)
-        self.processing_class = processing_class
+        self.data_collator, self.processing_class = data_collator or default_collate(processing_class), processing_class
         self.lr_scheduler: Any = None
         self.saved_to: Path | None = None
         self.storage: Storage = LocalStorage() if storage is None else storage
@@ -176,6 +178,15 @@ class Trainer(WithOwnLoss):
         self._session = self._make_session(callbacks)
         self._session.send("on_init_end")
 
+    def factories(self, optimizer_factory: Any, lr_scheduler_factory: Any) -> tuple[Any, Any]:
+        """Returns the factories of the optimizer and of the schedule. Subclasses override this method.
+
+        Args:
+            optimizer_factory: the optimizer factory as it was given to the constructor.
+            lr_scheduler_factory: the factory of the schedule as it was given to the constructor.
+        """
+        return optimizer_factory, lr_scheduler_factory
+
     def choose_strategy(self, environment: DistributedEnvironment) -> Strategy:
         """Returns the strategy that does the optimizer steps. Subclasses override this method.
 
@@ -186,10 +197,20 @@ class Trainer(WithOwnLoss):
 
     def _recipe(self, model: Any, model_init: Any, adapter: Adapter | None, loss_fn: Any, factory: Any) -> Recipe:
         args = self.args
+        groups = ParameterGroups(args.parameter_groups, args.layer_lr_decay)
+        self._freezing = Freezing(
+            args.freeze, args.gradient_checkpointing_kwargs if args.gradient_checkpointing else None
+        )
+
+        def choose(made: nn.Module) -> None:
+            """Freezes parameters of the model, and reads the names of the others."""
+            self._freezing.freeze(made)
+            groups.read(made)
+
         return Recipe(
-            make_model=model_setup.model_maker(model, model_init, args.seed, adapter, args),
+            make_model=model_setup.model_maker(model, model_init, args.seed, adapter, args, choose),
             make_rule=functools.partial(self.make_rule, loss_fn=loss_fn),
-            make_optimizer=functools.partial(make_optimizer, args=args, factory=factory),
+            make_optimizer=functools.partial(make_optimizer, args=args, factory=factory, groups=groups),
             prepare=preparation(args),
             autocast=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
             model_is_made_anew=model_setup.is_made_anew(model_init if model is None else model),
@@ -360,6 +381,7 @@ class Trainer(WithOwnLoss):
         )
         refuse_other_data("the training data", data.fingerprint)
         phase.set_phase("run")
+        self._freezing.release(self.strategy)
         optimizer = self.strategy.optimizer if self._reference is not None else None
         optimizer = optimizer or self.strategy.build_optimizer()
         self.lr_scheduler = make_schedule(optimizer, self.args, steps, self._scheduler_factory)
@@ -403,6 +425,7 @@ class Trainer(WithOwnLoss):
             interrupt=interrupt,
             storage=self.storage,
             save_function=self.save_function,
+            freezing=self._freezing,
         )
 
     def _train_batches(self) -> TrainBatches:
