@@ -19,6 +19,7 @@ from torch import nn
 from forgather.errors import CheckpointError
 from forgather.lightning.hooks import unsupported
 from forgather.ml.checkpoint.checkpoint_dir import list_checkpoints
+from forgather.ml.checkpoint.lineage import checkpoints_in_order
 from forgather.ml.checkpoint.manifest import MANIFEST, verify
 from forgather.ml.checkpoint.reader import CheckpointReader
 from forgather.ml.log import get_logger
@@ -84,8 +85,8 @@ def resume_folder(ckpt_path: Any, output_dir: str) -> Any:
 
 def inner_folder(path: Path) -> Path:
     """Returns the checkpoint in a folder that `save_checkpoint` made, or the folder itself."""
-    inside = [] if (path / MANIFEST).exists() else list_checkpoints(path)
-    return inside[-1][1] if inside else path
+    inside = [] if (path / MANIFEST).exists() else checkpoints_in_order(path)
+    return inside[-1][0] if inside else path
 
 
 def best_folder(output_dir: str) -> Path:

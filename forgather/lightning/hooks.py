@@ -129,7 +129,7 @@ def refuse_unsupported(module: nn.Module, callbacks: Sequence[Any] = (), data: A
                 raise unsupported(f"{type(callback).__name__} defines {name!r}, which would never be called", hint)
 
 
-def unsupported(message: str, hint: str) -> TrainingError:
+def unsupported(message: str, hint: str | None) -> TrainingError:
     """Returns the FG865 error: something of a `LightningModule` that our trainers do not run.
 
     Args:

@@ -71,7 +71,7 @@ class HyperParameters:
         chosen = {name: value for name, value in kept.items() if name not in skipped}
         # As in Lightning: in place, so that the hyper-parameters of a base class are kept, too.
         self.__dict__["_hparams"] = AttributeDict({**(self._hparams or {}), **chosen})
-        self.__dict__["_hparams_initial"] = AttributeDict(copy.copy(self._hparams))
+        self.__dict__["_hparams_initial"] = AttributeDict(copy.copy(self.hparams))
 
     @property
     def hparams(self) -> AttributeDict:

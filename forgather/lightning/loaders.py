@@ -68,11 +68,11 @@ def prepared(loader: Any, stage: str, topology: Topology, *, replaces: bool = Tr
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return loader
     if overfits and not isinstance(loader.sampler, SequentialSampler):
-        loader = _with_sampler(loader, SequentialSampler(loader.dataset))
+        loader = _with_sampler(loader, SequentialSampler(_sized(loader)))
     if topology.dp_size == 1 or not replaces or isinstance(loader.sampler, DistributedSampler):
         return loader
     if stage == "predict":
-        return _with_sampler(loader, Unrepeated(len(loader.dataset), topology.dp_rank, topology.dp_size))
+        return _with_sampler(loader, Unrepeated(len(_sized(loader)), topology.dp_rank, topology.dp_size))
     if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
         raise unsupported(
             f"the loader has the sampler {type(loader.sampler).__name__}, and {topology.dp_size} ranks share its rows",
@@ -87,6 +87,10 @@ def prepared(loader: Any, stage: str, topology: Topology, *, replaces: bool = Tr
         seed=int(os.environ.get("PL_GLOBAL_SEED", 0)),  # where `seed_everything` of both libraries keeps it
     )
     return _with_sampler(loader, sampler)
+
+
+def _sized(loader: DataLoader[Any]) -> Any:
+    return loader.dataset
 
 
 def _with_sampler(loader: DataLoader[Any], sampler: Sampler[Any]) -> DataLoader[Any]:
@@ -119,6 +123,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
     """
     inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
     told: list[Any] = []
+    sampler: Any
     for sampler in (getattr(loader, "sampler", None), inner):
         if callable(getattr(sampler, "set_epoch", None)) and not any(sampler is one for one in told):
             sampler.set_epoch(epoch)

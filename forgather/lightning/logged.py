@@ -19,8 +19,56 @@ from forgather.errors import nearest
 from forgather.lightning.hooks import LOGGED, unsupported
 
 _REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min": "min"}
+_COMBINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
 Reduce = Callable[[Tensor, str], Tensor]
 """A function of a tensor and "sum", "max" or "min", which returns that of all ranks."""
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """The options of `self.log`, with Lightning's names and defaults.
+
+    Args:
+        prog_bar: whether the progress bar shows the value.
+        logger: whether trackers get it; they do by default.
+        on_step: whether the value of each step is a metric; the hook has a default.
+        on_epoch: whether the value of the epoch is a metric; the hook has a default.
+        reduce_fx: how the values of an epoch become one: "mean", "sum", "max" or "min", or torch's functions.
+        enable_graph: must be false: logged values have no gradients.
+        sync_dist: whether the value is that of all ranks.
+        sync_dist_group: must be None.
+        add_dataloader_idx: whether the name says which of several loaders it comes from.
+        batch_size: the rows of the batch, by which a mean is weighted; by default those of its first tensor.
+        metric_attribute: not needed: the metric itself is kept.
+        rank_zero_only: whether only the main process logs it; then it is not that of all ranks.
+    """
+
+    prog_bar: bool = False
+    logger: bool | None = None
+    on_step: bool | None = None
+    on_epoch: bool | None = None
+    reduce_fx: Any = "mean"
+    enable_graph: bool = False
+    sync_dist: bool = False
+    sync_dist_group: Any = None
+    add_dataloader_idx: bool = True
+    batch_size: int | None = None
+    metric_attribute: str | None = None
+    rank_zero_only: bool = False
+
+
+def _read_options(name: str, options: Mapping[str, Any]) -> LogOptions:
+    known = [part.name for part in dataclasses.fields(LogOptions)]
+    if unknown := [option for option in options if option not in known]:
+        raise unsupported(f"self.log({name!r}, {unknown[0]}=...)", nearest(unknown[0], known))
+    found = LogOptions(**options)
+    if found.enable_graph or found.sync_dist_group is not None:
+        raise unsupported(f"self.log({name!r}) with enable_graph or sync_dist_group", "remove both")
+    return found
 
 
 @dataclass
@@ -116,70 +164,40 @@ class LoggedValues:
         """Metrics are those of the epoch from now on."""
         self.within_batches = False
 
-    def log(
-        self,
-        hook: str,
-        name: str,
-        value: Any,
-        *,
-        prog_bar: bool = False,
-        logger: bool | None = None,
-        on_step: bool | None = None,
-        on_epoch: bool | None = None,
-        reduce_fx: Any = "mean",
-        enable_graph: bool = False,
-        sync_dist: bool = False,
-        sync_dist_group: Any = None,
-        add_dataloader_idx: bool = True,
-        batch_size: int | None = None,
-        metric_attribute: str | None = None,
-        rank_zero_only: bool = False,
-    ) -> None:
+    def log(self, hook: str, name: str, value: Any, **options: Any) -> None:
         """Adds a value.
 
         Args:
             hook: the hook that logs it.
             name: its name.
             value: a number, a tensor with one element, or a metric of torchmetrics.
-            prog_bar: whether the progress bar shows it.
-            logger: whether trackers get it; they do by default.
-            on_step: whether the value of each step is a metric; the hook has a default.
-            on_epoch: whether the value of the epoch is a metric; the hook has a default.
-            reduce_fx: how the values of an epoch become one: "mean", "sum", "max" or "min", or torch's functions.
-            enable_graph: must be false: logged values have no gradients.
-            sync_dist: whether the value is that of all ranks.
-            sync_dist_group: must be None.
-            add_dataloader_idx: whether the name says which of several loaders it comes from.
-            batch_size: the rows of the batch, by which a mean is weighted; by default those of its first tensor.
-            metric_attribute: not needed: the metric itself is kept.
-            rank_zero_only: whether only the main process logs it; then it is not that of all ranks.
+            **options: see `LogOptions`.
 
         Raises:
             TrainingError: FG865 if the value cannot be logged in this way.
         """
-        if enable_graph or sync_dist_group is not None:
-            raise unsupported(f"self.log({name!r}) with enable_graph or sync_dist_group", "remove both")
-        on_step, on_epoch = _levels(hook, name, on_step, on_epoch)
+        given = _read_options(name, options)
+        on_step, on_epoch = _levels(hook, name, given.on_step, given.on_epoch)
         made = _Logged(
             name,
             hook,
             on_step,
             on_epoch,
-            prog_bar,
-            logger is not False,
-            _reduction(reduce_fx, name),
-            sync_dist and not rank_zero_only,
+            given.prog_bar,
+            given.logger is not False,
+            _reduction(given.reduce_fx, name),
+            given.sync_dist and not given.rank_zero_only,
             self.loader,
-            add_dataloader_idx,
+            given.add_dataloader_idx,
         )
-        known = self._values.setdefault((hook, name, self.loader if add_dataloader_idx else None), made)
+        known = self._values.setdefault((hook, name, self.loader if given.add_dataloader_idx else None), made)
         if known.settings() != made.settings():
             raise unsupported(f"self.log({name!r}) is called twice in {hook} with other options", "give both the same")
         known.done = None
         if hasattr(value, "compute") and hasattr(value, "reset"):
             known.metric, known.newest = value, getattr(value, "_forward_cache", None)
             return
-        self._add(known, _as_tensor(value, name), batch_size)
+        self._add(known, _as_tensor(value, name), given.batch_size)
 
     def _add(self, known: _Logged, value: Tensor, batch_size: int | None) -> None:
         if known.on_step:
@@ -193,9 +211,7 @@ class LoggedValues:
         elif known.total is None:
             known.total = value.clone()
         else:
-            known.total = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}[known.reduction](
-                known.total, value
-            )
+            known.total = _COMBINED[known.reduction](known.total, value)
 
     def _rows_of_batch(self) -> int:
         if self._rows is None:
@@ -272,7 +288,8 @@ def _reduction(given: Any, name: str) -> str:
     found = given.lower() if isinstance(given, str) else getattr(given, "__name__", "")
     if found not in _REDUCTIONS:
         raise unsupported(
-            f"self.log({name!r}, reduce_fx={given!r})", f"one of mean, sum, max, min; {nearest(found, _REDUCTIONS)}"
+            f"self.log({name!r}, reduce_fx={given!r})",
+            f"one of mean, sum, max, min; {nearest(found, list(_REDUCTIONS))}",
         )
     return _REDUCTIONS[found]
 

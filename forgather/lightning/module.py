@@ -140,7 +140,7 @@ class LightningModule(HyperParameters, nn.Module):
         return None if not found else found[0] if len(found) == 1 else found
 
     def log(self, name: str, value: Any, prog_bar: bool = False, **options: Any) -> None:
-        """Logs a value; see `forgather.lightning.logged.LoggedValues.log` for the options.
+        """Logs a value; see `forgather.lightning.logged.LogOptions`.
 
         Args:
             name: the name of the value.
@@ -157,10 +157,9 @@ class LightningModule(HyperParameters, nn.Module):
         for name, value in dictionary.items():
             self.log(name, value, prog_bar=prog_bar, **options)
 
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Prints on the main process."""
-        if self._trainer is None or self._trainer.is_global_zero:
-            print(*args, **kwargs)  # noqa: T201 - this is what the caller asked for
+    def print(self, *args: Any, sep: str = " ", end: str = "\n") -> None:
+        """Writes values to the standard output of the main process; see `print` of the trainer."""
+        self.trainer.print(*args, sep=sep, end=end)
 
     def all_gather(self, data: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Returns a tensor of all processes, stacked, or the tensor itself in a single process.

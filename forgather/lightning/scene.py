@@ -1,7 +1,7 @@
 """What the loops of a module share: the module, its hooks, its logged values, the limits, and where the run is.
 
-`Scene` is made for each call of `fit`, `validate`, `test` or `predict`. `Limits` say how many batches are read, and when
-validation runs; they have no counterpart among our settings.
+`Scene` is made for each module. `Limits` say how many batches are read, and when validation runs; they have no
+counterpart among our settings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from forgather.lightning.hooks import Hooks
 from forgather.lightning.logged import LoggedValues, Metrics
-from forgather.lightning.meaning import Limits
+from forgather.lightning.trainer_words import Limits
 from forgather.ml.strategy.base import Strategy
 
 _PER_STAGE = {"train": "train", "validate": "val", "test": "test", "predict": "predict"}

@@ -135,8 +135,8 @@ class ModuleSchedules:
                 continue
             if metrics is None:
                 config.scheduler.step()
-            elif config.monitor in metrics:
-                config.scheduler.step(metrics[config.monitor])
+            elif (name := str(config.monitor)) in metrics:
+                config.scheduler.step(metrics[name])
             elif config.strict:
                 raise unsupported(
                     f"the learning rate follows {config.monitor!r}, which was not logged",

@@ -262,7 +262,7 @@ trainers:
     trainer.length_groups
     trainer.arguments trainer.batch_sampler trainer.data_fingerprint trainer.resume_checks
     trainer.synchronization
-    trainer.control trainer.data_loader trainer.optimizers trainer.predictions
+    trainer.control trainer.data_loader trainer.optimizers trainer.predictions trainer.save_clock
     trainer.metric_functions
     trainer.divergence trainer.model_setup trainer.parallel_arguments trainer.reference trainer.step_guard
     trainer.transformers_hooks
@@ -316,13 +316,15 @@ benchmark:
 
 SCRIPTS = """
 Lightning:
-    lightning.callbacks lightning.hooks lightning.run_limits lightning.seeds
-    lightning.checkpoint_names lightning.checkpoints lightning.foreign lightning.hyperparameters lightning.loaders
-    lightning.logged lightning.schedules
+    lightning.callbacks lightning.run_limits lightning.seeds
+    lightning.checkpoint_names lightning.foreign lightning.hooks
+    lightning.checkpoints lightning.hyperparameters lightning.loaders lightning.logged lightning.schedules
     lightning.module lightning.scene lightning.train_data lightning.words
-    lightning.redirection
+    lightning.redirection lightning.stage_data
     lightning.evaluation
+    lightning.steps
     lightning.fitting
+    lightning.trainer_facts
     lightning.trainer
     lightning.module_run
 """
