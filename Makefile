@@ -131,6 +131,8 @@ oracles: $(STAMP)
 	$(BIN)/pip install -q --no-deps -t build/oracles/trl -c constraints.txt trl
 	PYTHONPATH=build/oracles/trl $(BIN)/python scripts/oracles/preference_losses.py
 	PYTHONPATH=build/oracles/trl $(BIN)/python scripts/oracles/rewarded_runs.py
+	$(BIN)/pip install -q --no-deps -t build/oracles/lightning -c constraints.txt lightning lightning-utilities torchmetrics
+	PYTHONPATH=build/oracles/lightning $(BIN)/python scripts/oracles/lightning_runs.py
 	$(BIN)/pip install -q --no-deps -t build/oracles/quant -c constraints.txt bitsandbytes torchao
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/quantized_models.py
 	PYTHONPATH=build/oracles/quant $(BIN)/python scripts/oracles/bitsandbytes_optimizers.py

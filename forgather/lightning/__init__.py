@@ -24,6 +24,7 @@ _LAZY = {
     "Timer": "callbacks",
     "Trainer": "trainer",
     "TrainerWords": "trainer_words",
+    "load_from_checkpoint": "checkpoints",
     "read_words": "words",
     "seed_everything": "seeds",
 }

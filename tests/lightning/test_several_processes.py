@@ -8,7 +8,8 @@ import pytest
 import forgather.lightning as L
 from forgather.errors import ForgatherError
 from tests.lightning import scripts
-from tests.lightning.test_against_lightning import RECORDED, differences
+from tests.lightning.comparison import differences
+from tests.lightning.test_against_lightning import RECORDED
 from tests.ml.distributed.gang import run_ranks
 
 STRATEGIES = {"ddp": L.DDPStrategy, "fsdp": L.FSDPStrategy}
