@@ -240,6 +240,11 @@ def _with_current_names(found: ZeroConfig) -> ZeroConfig:
         if isinstance(config[ZERO], dict):
             config[ZERO].setdefault("stage", stage)
         notes.append(f"zero_stage is read as zero_optimization.stage: {stage!r}")
+    section = config.get("activation_checkpointing")
+    if isinstance(section, Mapping) and "enabled" in section:
+        # A key of configs that other tools wrote; DeepSpeed ignores it.
+        config["activation_checkpointing"] = {key: value for key, value in section.items() if key != "enabled"}
+        notes.append("activation_checkpointing.enabled has no effect in DeepSpeed: set gradient_checkpointing")
     if "bfloat16" in config and "bf16" not in config:
         config["bf16"] = config.pop("bfloat16")
         notes.append("bfloat16 is read as bf16")
