@@ -11,7 +11,7 @@ import transformers
 
 from forgather.errors import CheckpointError
 from forgather.ml import Trainer
-from forgather.ml.trainer.transformers_resume import optimizer_by_name
+from forgather.ml.trainer.transformers_reader import optimizer_by_name
 from tests.matrix import thinned
 from tests.ml.fixtures import assert_same_weights, rows, tiny_llama, weights
 
