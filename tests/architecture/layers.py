@@ -270,7 +270,7 @@ trainers:
     trainer.transformers_hooks
     trainer.snapshot
     trainer.adapter_export trainer.checkpoint_writer trainer.model_export
-    trainer.control_requests trainer.resume trainer.save_policy
+    trainer.control_requests trainer.resume trainer.save_policy trainer.transformers_reader
     trainer.transformers_resume
     trainer.run trainer.run_start
     trainer.answers

@@ -15,7 +15,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented, and not listed
 
 from forgather.errors import TrainingError, first_line
 from forgather.ml.callbacks.base import TrainerCallback, TrainerControl, TrainerState
@@ -61,14 +61,12 @@ class HubUpload(TrainerCallback):
         if args.hub_token is not None:
             remember(args.hub_token, "hub_token")
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """Says where the model will be uploaded."""
         kind = {True: "private", False: "public", None: "as the default of its owner"}[self._args.hub_private_repo]
         _log.warning("hub        the model is uploaded to %s (%s), %s", self.repo_id, kind, self._args.hub_strategy)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """Begins to upload a checkpoint in the background, unless an upload is still going on."""
         if self._args.hub_strategy == "end" or not state.is_world_process_zero:
             return
@@ -84,9 +82,7 @@ class HubUpload(TrainerCallback):
         self._finish()
         self._running = self._client.run_as_future(self._upload_checkpoint, folder, message)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """Uploads the final model, and waits for it. A run that failed uploads no model."""
         if not state.is_world_process_zero:
             return

@@ -162,7 +162,7 @@ def warn_of_overridden(configured: dict[str, list[Any]], restored: dict[str, lis
             "resuming with the settings of the checkpoint: %s; to change them, begin a new run from its model "
             "('fgcli ckpt export' writes it)%s",
             ", ".join(lost),
-            "; a learning rate is changed by allow_changed: [learning_rate]"
+            "; allow_changed: [learning_rate] takes the learning rate of the config"
             if any(one.startswith("lr ") for one in lost)
             else "",
         )

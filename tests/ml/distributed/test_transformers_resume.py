@@ -88,7 +88,7 @@ def part(folder, checkpoint, base, layout, adapter):
 
 
 CELLS = [(layout, adapter) for layout in LAYOUTS for adapter in (False, True)]
-QUICK = [("one", True), ("shards", False), ("stages", False)]
+QUICK = [("shards", False)]
 
 
 @pytest.mark.parametrize(("layout", "adapter"), thinned(CELLS, lambda *cell: cell in QUICK))

@@ -112,6 +112,7 @@ def test_without_the_word_the_earlier_rate_is_kept_and_the_word_is_said(settings
     assert "allow_changed: [learning_rate]" in caplog.text
 
 
+@pytest.mark.matrix
 def test_a_product_of_torch_is_scaled_and_any_other_schedule_is_refused(settings):
     halving = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.5)
     trainer(settings, StopAt(STOP), schedule=halving).train()
