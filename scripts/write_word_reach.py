@@ -22,7 +22,8 @@ PIECES = {
     "words": f"{WORDS}test_word_pages.py {WORDS}test_word_values.py {WORDS}test_word_meanings.py tests/test_aliases.py "
     f"tests/test_translation.py {LIGHTNING}test_words.py {ML}test_accelerate_words.py {ML}test_deepspeed_config.py",
     "rows": f"{WORDS}test_rows.py",
-    "scripts": f"{SEEDS}test_scripts.py {SEEDS}test_script_snippets.py {SEEDS}test_hardware_selection.py",
+    "scripts": f"{SEEDS}test_scripts.py {SEEDS}test_script_snippets.py {SEEDS}test_hardware_selection.py "
+    f"{SEEDS}test_lightning_scripts.py",
     "call": f"{WORDS}test_one_call.py {WORDS}test_script_checkpoints.py {WORDS}test_script_trainer.py",
     "lightning": f"{LIGHTNING}test_against_lightning.py {LIGHTNING}test_callbacks.py {LIGHTNING}test_config.py "
     f"{LIGHTNING}test_refusals.py {LIGHTNING}test_resuming.py {LIGHTNING}test_several_processes.py "
@@ -71,7 +72,12 @@ ROWS = (
     Row(
         "Scripts of five guides, as they are printed, on stand-in hardware",
         "all run, or are answered at their line",
-        (f"{SEEDS}test_scripts.py::", f"{SEEDS}test_script_snippets.py::", f"{SEEDS}test_hardware_selection.py::"),
+        (
+            f"{SEEDS}test_scripts.py::",
+            f"{SEEDS}test_script_snippets.py::",
+            f"{SEEDS}test_hardware_selection.py::",
+            f"{SEEDS}test_lightning_scripts.py::",
+        ),
     ),
     Row(
         "Public words of transformers, Accelerate, DeepSpeed and Lightning: each means, translates, or is refused with "

@@ -66,7 +66,8 @@ def outcome(caplog, tmp_path):
     ("kind", "word"),
     thinned(
         [(kind, word) for kind in KINDS for word in WORDS["transformers"]["words"]["TrainingArguments"]],
-        lambda kind, word: kind == "AccelTrainingArguments",
+        # A third of the words, whatever their order.
+        lambda kind, word: kind == "AccelTrainingArguments" and len(word) % 3 == 0,
     ),
 )
 def test_a_setting_of_transformers_is_not_dropped(kind, word, outcome, tmp_path):
